@@ -1,0 +1,85 @@
+"""Configuration: frozen values, read once, here and nowhere else. Each field is required or says why its default is what it is.
+
+Every variable begins with SCHEMALESS_; units stand last in a name. Secrets are not in here: they are in the
+topology file, which only its owner can read, or in SCHEMALESS_TOKEN.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class StackSettings(BaseSettings):
+    """Where the embedded stack keeps everything."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore")
+
+    home: Path = Path(".schemaless")  # one folder under the checkout: removed with it
+    cache: Path = Path("~/.cache/schemaless")  # server programs, shared by all checkouts of a user
+
+
+class ServiceSettings(BaseSettings):
+    """What every server process needs."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore")
+
+    topology: Path  # required: the topology file
+    kafka: str  # required: bootstrap servers, host:port[,host:port]
+    log_level: str = "info"
+    connect_timeout_s: float = 1.0  # a server on a healthy network answers in milliseconds
+    statement_timeout_s: float = 10.0  # long enough for a batch of 16 MiB
+    connections_max: int = 16  # for each node and process
+
+
+class ApiSettings(ServiceSettings):
+    """The write/read tier."""
+
+    host: str = "127.0.0.1"  # loopback unless told
+    port: int = 8000
+    home_timeout_s: float = 1.5  # a put is answered within 3 s also when its home hangs: buffer first, then this
+    buffer_timeout_s: float = 1.0  # the secondary's share of the same 3 s
+    min_copies: int = Field(default=1, ge=1, le=2)  # 2: no secondary reachable in time is a 503 (I5)
+    breaker_open_s: float = 1.0  # how long a failing node is left alone before the next try
+    body_bytes_max: int = 1 << 20  # as sent
+    batch_bytes_max: int = 16 << 20
+
+
+class CleanerSettings(ServiceSettings):
+    """The buffer cleaners."""
+
+    turn_s: float = 0.2  # pause after a turn that found nothing to do
+    grace_s: float = 1.0  # a younger buffer row may still be under way to its home
+    batch_rows_max: int = 1000
+
+
+class TailerSettings(ServiceSettings):
+    """The tailers."""
+
+    poll_s: float = 0.005  # one small query per server and turn; see docs for what an idle turn costs
+    idle_poll_s: float = 0.02  # after a second without news
+    batch_cells_max: int = 2000  # cells of one Kafka transaction: 2000 and 5000 drain alike
+    batch_bytes_max: int = 8 << 20  # bounds memory when bodies are large
+    transaction_timeout_s: float = 5.0  # a killed tailer's open transaction hides its partition this long
+    session_timeout_s: float = 6.0  # Kafka's least by default
+
+
+class ConsumerSettings(ServiceSettings):
+    """Indexers and trigger programs."""
+
+    batch_cells_max: int = 500
+    attempts_max: int = 8  # of one call of a trigger; then its shard stops and `status` says why
+    retry_delay_s: float = 0.1  # doubled from attempt to attempt
+    retry_delay_max_s: float = 10.0
+
+
+class ClientSettings(BaseSettings):
+    """Defaults of `Client()` and of the command line."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore")
+
+    hosts: Annotated[tuple[str, ...], NoDecode] = ()  # comma-separated
+    token: SecretStr | None = None

@@ -1,0 +1,144 @@
+"""Which clusters, nodes and datastores there are, and which cluster is home to a shard. Keeps the shard's half of I2.
+
+A topology is data: a JSON file with a version, written by whoever runs the servers (`schemaless up`, or an operator):
+
+    {"version": 1, "clusters": {"a": {"master": NODE, "minions": [NODE, ...]}, ...}}
+    NODE = {"name": "a-master", "host": "127.0.0.1", "port": 3306, "socket": "/path" or null,
+            "user": "...", "password": "..."}
+
+Other keys of a node are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from schemaless.errors import Misconfigured
+
+TOPOLOGY_VERSION = 1
+
+
+class Role(StrEnum):
+    MASTER = "master"
+    MINION = "minion"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One MySQL server. `password` never appears in a repr."""
+
+    name: str
+    cluster: str
+    role: Role
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    socket: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCluster:
+    """One master and its minions, which replicate asynchronously."""
+
+    name: str
+    master: Node
+    minions: tuple[Node, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.master, *self.minions)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    clusters: Mapping[str, StorageCluster]
+
+    def cluster(self, name: str) -> StorageCluster:
+        try:
+            return self.clusters[name]
+        except KeyError:
+            raise Misconfigured(f"the topology has no storage cluster {name!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Datastore:
+    """A named instance. Shard count, partition count and placement are fixed at creation.
+
+    `placement` lists cluster names; shard n lives on placement[n mod len(placement)].
+    """
+
+    name: str
+    shards: int
+    partitions: int
+    placement: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.shards < 1 or self.partitions < 1 or self.shards % self.partitions:
+            raise Misconfigured(
+                f"datastore {self.name}: {self.partitions} partitions do not divide {self.shards} shards"
+            )
+
+    def home(self, shard: int) -> str:
+        """Name of the primary cluster of a shard."""
+        return self.placement[shard % len(self.placement)]
+
+    def partition(self, shard: int) -> int:
+        """The one topic partition that holds a shard (I8)."""
+        return shard % self.partitions
+
+    def shards_of_partition(self, partition: int) -> range:
+        return range(partition, self.shards, self.partitions)
+
+    def database(self, shard: int) -> str:
+        """MySQL database of a shard."""
+        return f"{self.name}_{shard:04d}"
+
+    @property
+    def topic(self) -> str:
+        return f"schemaless.{self.name}.cells"
+
+    @property
+    def progress_topic(self) -> str:
+        return f"schemaless.{self.name}.progress"
+
+
+def parse_topology(document: Mapping[str, Any]) -> Topology:
+    """Raises Misconfigured for a version that is not known or a document that doesn't fit."""
+    if document.get("version") != TOPOLOGY_VERSION:
+        raise Misconfigured(f"topology version {document.get('version')!r} is not known to this program")
+    try:
+        return Topology({name: _cluster(name, entry) for name, entry in document["clusters"].items()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Misconfigured(f"the topology does not fit its format: {error!r}") from error
+
+
+def load_topology(path: Path) -> Topology:
+    """Raises Misconfigured when the file is missing or is no topology."""
+    try:
+        return parse_topology(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"no topology can be read from {path}: {error}") from error
+
+
+def _cluster(name: str, entry: Mapping[str, Any]) -> StorageCluster:
+    minions = tuple(_node(name, Role.MINION, node) for node in entry["minions"])
+    return StorageCluster(name, _node(name, Role.MASTER, entry["master"]), minions)
+
+
+def _node(cluster: str, role: Role, entry: Mapping[str, Any]) -> Node:
+    return Node(
+        name=entry["name"],
+        cluster=cluster,
+        role=role,
+        host=entry["host"],
+        port=entry["port"],
+        user=entry["user"],
+        password=entry["password"],
+        socket=entry.get("socket"),
+    )
