@@ -1,0 +1,130 @@
+"""The cell: its key, before insertion (`Cell`) and after (`StoredCell`). Keeps I1's idea that a cell is a value.
+
+A body travels as the stored bytes (zlib over MessagePack, schemaless/codec.py); only whoever needs a field decodes it.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+from schemaless.errors import Invalid
+
+RowKey = NewType("RowKey", bytes)
+"""The 16 bytes of a UUID."""
+ColumnName = NewType("ColumnName", str)
+RefKey = NewType("RefKey", int)
+
+REF_KEY_MAX = 2**63 - 1
+_COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_REF_KEY = re.compile(r"[0-9]{1,19}")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class CellKey(msgspec.Struct, frozen=True, gc=False, order=True):
+    """Names a cell for ever."""
+
+    row_key: RowKey
+    column_name: ColumnName
+    ref_key: RefKey
+
+    def __str__(self) -> str:
+        return f"{row_key_text(self.row_key)}/{self.column_name}/{self.ref_key}"
+
+
+class Cell(msgspec.Struct, frozen=True, gc=False):
+    """A cell that is to be written. `body` is the stored form, not JSON."""
+
+    key: CellKey
+    body: bytes
+
+
+class StoredCell(msgspec.Struct, frozen=True, gc=False):
+    """A cell that stands in its entity table. `created_at` is in microseconds since the epoch, UTC."""
+
+    row_key: RowKey
+    column_name: ColumnName
+    ref_key: RefKey
+    shard: int
+    generation: int
+    added_id: int
+    created_at: int
+    body: bytes
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey(self.row_key, self.column_name, self.ref_key)
+
+
+class PutStatus(StrEnum):
+    """What came of one put."""
+
+    STORED = "stored"
+    ALREADY_STORED = "already_stored"
+    BUFFERED = "buffered"
+    CONFLICT = "conflict"
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """Where the home of a put cell holds it. For CONFLICT it is the place of the cell that stands there."""
+
+    status: PutStatus
+    shard: int
+    generation: int
+    added_id: int
+    created_at: int
+
+
+def parse_row_key(text: str) -> RowKey:
+    """A hyphenated UUID in any case. Raises Invalid."""
+    if not isinstance(text, str) or not _UUID.fullmatch(text):
+        raise Invalid("row_key", "must be a hyphenated UUID")
+    return RowKey(bytes.fromhex(text.replace("-", "")))
+
+
+def row_key_text(row_key: bytes) -> str:
+    """Canonical 36-character text: what is hashed (I2), and the key of a Kafka record."""
+    h = row_key.hex()
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def row_key_of(value: uuid.UUID | str) -> RowKey:
+    return RowKey(value.bytes) if isinstance(value, uuid.UUID) else parse_row_key(value)
+
+
+def parse_column_name(text: str, field: str = "column_name") -> ColumnName:
+    """Raises Invalid."""
+    if not isinstance(text, str) or not _COLUMN_NAME.fullmatch(text):
+        raise Invalid(field, "must match [A-Za-z_][A-Za-z0-9_.-]{0,63}")
+    return ColumnName(text)
+
+
+def parse_ref_key(value: int | str, field: str = "ref_key") -> RefKey:
+    """An int, or its decimal text, from 0 to 2^63-1. Raises Invalid."""
+    if isinstance(value, str) and _REF_KEY.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= REF_KEY_MAX:
+        raise Invalid(field, "must be an integer from 0 to 2^63-1")
+    return RefKey(value)
+
+
+def created_at_text(microseconds: int) -> str:
+    """RFC 3339, UTC, six digits, Z."""
+    return (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str, field: str = "since") -> int:
+    """Microseconds since the epoch of an RFC 3339 time. Raises Invalid."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        raise Invalid(field, "must be an RFC 3339 time") from None
+    if moment.tzinfo is None or "T" not in text.upper():
+        raise Invalid(field, "must be an RFC 3339 time with a zone, as in 2026-01-31T00:00:00Z")
+    return (moment - _EPOCH) // timedelta(microseconds=1)

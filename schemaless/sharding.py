@@ -1,0 +1,40 @@
+"""shard_of: which shard a key lies in, for ever (I2). The hash is Kafka's default partitioner's, so that any Kafka
+client that partitions by key co-partitions with us (I8). Golden vectors: tests/unit/test_sharding.py.
+
+Source: org.apache.kafka.common.utils.Utils.murmur2 and toPositive.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from schemaless.cell import row_key_text
+
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+_SEED = 0x9747B28C
+_POSITIVE = 0x7FFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """32-bit murmur2 as Kafka's Java client computes it, unsigned."""
+    length = len(data)
+    h = _SEED ^ length
+    words = length & ~3
+    for (k,) in struct.iter_unpack("<I", data[:words]):
+        k = k * _M & _MASK  # noqa: PLW2901
+        h = (h * _M & _MASK) ^ ((k ^ (k >> 24)) * _M & _MASK)
+    if tail := data[words:]:
+        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
+    h = (h ^ (h >> 13)) * _M & _MASK
+    return h ^ (h >> 15)
+
+
+def shard_of_text(text: str, shards: int) -> int:
+    """Shard of any text: how an index entry is placed by its shard field."""
+    return (murmur2(text.encode()) & _POSITIVE) % shards
+
+
+def shard_of(row_key: bytes, shards: int) -> int:
+    """Shard of a row key given as its 16 bytes."""
+    return shard_of_text(row_key_text(row_key), shards)

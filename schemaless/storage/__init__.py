@@ -1,0 +1,1 @@
+"""MySQL: the only importer of PyMySQL and asyncmy. ARCHITECTURE.md, "Storage", tells how the files hang together."""

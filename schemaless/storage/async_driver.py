@@ -1,0 +1,146 @@
+"""Runs operations by asyncmy: the API's and the tailer's hot paths. One pool a node, bounded in connections and time (I14)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, TypeVar
+
+import asyncmy
+import stamina
+from asyncmy.constants.CLIENT import FOUND_ROWS, MULTI_STATEMENTS
+
+from schemaless.errors import Busy, StorageUnavailable
+from schemaless.storage.operation import ATTEMPTS_MAX, Operation, Result, Start
+from schemaless.storage.session import SESSION
+from schemaless.storage.sql import Script
+from schemaless.storage.translation import DRIVER_ERRORS, translate, translated
+from schemaless.topology import Node, Topology
+
+T = TypeVar("T")
+
+
+class AsyncNode:
+    """One MySQL server, reached through at most `connections_max` connections."""
+
+    def __init__(
+        self, node: Node, *, connections_max: int = 16, connect_timeout_s: float = 1.0, timeout_s: float = 10.0
+    ) -> None:
+        self.node = node
+        self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = timeout_s
+        self._idle: list[Any] = []
+        self._slots = asyncio.BoundedSemaphore(connections_max)
+
+    async def run(self, start: Start[T], *, timeout_s: float | None = None) -> T:
+        """Runs an operation within `timeout_s`, again from its start after Busy or a lost connection.
+
+        Raises StorageUnavailable (also when the time is over: the outcome is then unknown), Busy, Misconfigured, or
+        what the operation raises.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._run_with_retries(start)
+        except TimeoutError as error:
+            raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().ensure_closed()
+
+    async def _run_with_retries(self, start: Start[T]) -> T:
+        async for attempt in stamina.retry_context(
+            on=(Busy, StorageUnavailable), attempts=ATTEMPTS_MAX, timeout=None, wait_initial=0.01, wait_max=0.2
+        ):
+            with attempt:
+                return await self._run_once(start)
+        raise AssertionError("stamina returns or raises")
+
+    async def _run_once(self, start: Start[T]) -> T:
+        async with self._slots:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                value = await _drive(connection, start(), self.node.name)
+            except BaseException:  # cancelled or failed: it may be in any state
+                connection.close()
+                raise
+            self._idle.append(connection)
+            return value
+
+    async def _connect(self) -> Any:
+        node = self.node
+        with translated(node.name):
+            connection = await asyncmy.connect(
+                host=node.host,
+                port=node.port,
+                unix_socket=node.socket,
+                user=node.user,
+                password=node.password,
+                charset="utf8mb4",
+                autocommit=True,
+                client_flag=MULTI_STATEMENTS | FOUND_ROWS,
+                connect_timeout=self._connect_timeout_s,
+            )
+            await _execute(connection, SESSION)
+            return connection
+
+
+class AsyncStorage:
+    """All nodes of a topology, by name."""
+
+    def __init__(self, topology: Topology, *, connections_max: int = 16, timeout_s: float = 10.0) -> None:
+        self.topology = topology
+        self.nodes = {
+            node.name: AsyncNode(node, connections_max=connections_max, timeout_s=timeout_s)
+            for cluster in topology.clusters.values()
+            for node in cluster.nodes
+        }
+
+    def master(self, cluster: str) -> AsyncNode:
+        return self.nodes[self.topology.cluster(cluster).master.name]
+
+    def minions(self, cluster: str) -> list[AsyncNode]:
+        return [self.nodes[node.name] for node in self.topology.cluster(cluster).minions]
+
+    async def __aenter__(self) -> AsyncStorage:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes.values():
+            await node.close()
+
+
+async def _drive(connection: Any, operation: Operation[T], node: str) -> T:
+    try:
+        script = next(operation)
+        while True:
+            try:
+                results = await _execute(connection, script)
+            except (*DRIVER_ERRORS, OSError, EOFError) as error:
+                script = await _refused(connection, operation, error, node)
+            else:
+                script = operation.send(results)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+async def _refused(connection: Any, operation: Operation[T], error: Exception, node: str) -> Script:
+    """Tells the operation of a failed script. A server that answered can roll back; a lost one has."""
+    ours = translate(error, node) if isinstance(error, DRIVER_ERRORS) else StorageUnavailable(f"{node}: {error}")
+    ours.__cause__ = error
+    if not isinstance(ours, StorageUnavailable):
+        with translated(node):
+            await _execute(connection, "ROLLBACK")
+    return operation.throw(ours)
+
+
+async def _execute(connection: Any, script: Script) -> list[Result]:
+    async with connection.cursor() as cursor:
+        await cursor.execute(script)
+        results = [Result(await cursor.fetchall() or (), cursor.rowcount)]
+        while await cursor.nextset():
+            results.append(Result(await cursor.fetchall() or (), cursor.rowcount))
+        return results

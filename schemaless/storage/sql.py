@@ -1,0 +1,62 @@
+"""SQL text with its values in it. Owns the one way in which a value becomes a literal.
+
+Several statements in one round trip can't carry parameters in MySQL's protocol, so values are written into the text.
+Bytes and strings go as hexadecimal literals, numbers as digits: nothing that a caller sends can end a literal.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Script = str
+"""One statement, or several with ';' between them: one round trip."""
+
+
+
+class Name(msgspec.Struct, frozen=True):
+    """An identifier, quoted when rendered."""
+
+    text: str
+
+
+class Time(msgspec.Struct, frozen=True):
+    """A DATETIME(6) in UTC, from microseconds since the epoch."""
+
+    microseconds: int
+
+
+def sql(template: str, *values: object) -> Script:
+    """`template` with each %s replaced by a literal. Raises TypeError for a kind of value that has no literal."""
+    return template % tuple(map(literal, values))
+
+
+def literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return f"_utf8mb4 x'{value.encode().hex()}'"
+    return _rare_literal(value)
+
+
+def _rare_literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Time):
+        return "'" + (_EPOCH + timedelta(microseconds=value.microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
+    if isinstance(value, Name):
+        return "`" + value.text.replace("`", "``") + "`"
+    raise TypeError(f"no SQL literal for {type(value).__name__}")
+
+
+def commas(rendered: list[str]) -> str:
+    return ",".join(rendered)
