@@ -6,12 +6,12 @@ msgspec and isal write it here because they are two to four times faster; `msgpa
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from isal import isal_zlib
+from isal.igzip_lib import IsalError
 
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
@@ -70,7 +70,7 @@ def decode_body(stored: bytes) -> dict[str, Any]:
         if inflate.unconsumed_tail:
             raise Corrupt("a stored body inflates beyond its bound")
         value = _decode_msgpack(packed)
-    except (isal_zlib.error, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (IsalError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a stored body can't be decoded: {error}") from error
     if not isinstance(value, dict):
         raise Corrupt("a stored body is not an object")

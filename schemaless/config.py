@@ -1,4 +1,4 @@
-"""Configuration: frozen values, read once, here and nowhere else. Each field is required or says why its default is what it is.
+"""Configuration: frozen values, read once, here and nowhere else. Each field is required or tells why its default is so.
 
 Every variable begins with SCHEMALESS_; units stand last in a name. Secrets are not in here: they are in the
 topology file, which only its owner can read, or in SCHEMALESS_TOKEN.

@@ -1,23 +1,23 @@
 """The one tree of errors. Foreign errors are translated into it where an adapter meets them, cause kept (I15).
 
-    SchemalessError
-    ├── InvalidRequest          the caller sent something that can never succeed
-    │   ├── Malformed           the payload can't be parsed at all
-    │   ├── Invalid             parsed, but a field is wrong
-    │   └── TooLarge            over a limit on bytes
-    ├── NotFound                no such datastore, shard, index or cell
-    ├── Conflict                another body stands under that key (I1)
-    ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
-    ├── NotReady                exists, but can't answer yet (an index that is building)
-    ├── NotBuilt                in the contract, not built yet
-    ├── Unavailable             something needed is away; try again
-    │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
-    │   └── BusUnavailable      Kafka can't be reached
-    ├── Busy                    MySQL gave way to another transaction; the same transaction may be run again
-    ├── DuplicateKey            a unique key stood in the way of an INSERT; stays inside the storage adapter
-    ├── Fenced                  another process has taken over; this one must let go (I7, I10)
-    ├── Misconfigured           an operator has to act: formats, counts, settings that don't fit
-    └── Corrupt                 stored data contradicts a promise; stop, never guess
+SchemalessError
+├── InvalidRequest          the caller sent something that can never succeed
+│   ├── Malformed           the payload can't be parsed at all
+│   ├── Invalid             parsed, but a field is wrong
+│   └── TooLarge            over a limit on bytes
+├── NotFound                no such datastore, shard, index or cell
+├── Conflict                another body stands under that key (I1)
+├── LocationGone            past the head, superseded, or of an unknown generation (I13)
+├── NotReady                exists, but can't answer yet (an index that is building)
+├── NotBuilt                in the contract, not built yet
+├── Unavailable             something needed is away; try again
+│   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
+│   └── BusUnavailable      Kafka can't be reached
+├── Busy                    MySQL gave way to another transaction; the same transaction may be run again
+├── DuplicateKey            a unique key stood in the way of an INSERT; stays inside the storage adapter
+├── Fenced                  another process has taken over; this one must let go (I7, I10)
+├── Misconfigured           an operator has to act: formats, counts, settings that don't fit
+└── Corrupt                 stored data contradicts a promise; stop, never guess
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Location: a point in one shard's history, (generation, added_id). Keeps I13's rule for which locations are superseded."""
+"""Location: a point in one shard's history, (generation, added_id), and its text forms (I13)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ Script = str
 """One statement, or several with ';' between them: one round trip."""
 
 
-
 class Name(msgspec.Struct, frozen=True):
     """An identifier, quoted when rendered."""
 

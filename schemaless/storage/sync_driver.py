@@ -39,7 +39,11 @@ class SyncNode:
         Raises StorageUnavailable, Busy, Misconfigured, or what the operation raises.
         """
         for attempt in stamina.retry_context(
-            on=(Busy, StorageUnavailable), attempts=ATTEMPTS_MAX, timeout=self._timeout_s, wait_initial=0.01, wait_max=0.2
+            on=(Busy, StorageUnavailable),
+            attempts=ATTEMPTS_MAX,
+            timeout=self._timeout_s,
+            wait_initial=0.01,
+            wait_max=0.2,
         ):
             with attempt:
                 return self._run_once(start)
@@ -61,7 +65,7 @@ class SyncNode:
             return value
         finally:
             if connection is not None:  # an error may have left it in any state
-                connection._force_close()
+                connection._force_close()  # type: ignore[attr-defined]  # close() would wait for the server
             self._slots.release()
 
     def _take(self) -> pymysql.Connection:
@@ -73,7 +77,7 @@ class SyncNode:
     def _connect(self) -> pymysql.Connection:
         node = self.node
         with translated(node.name):
-            return pymysql.connect(
+            connection = pymysql.connect(
                 host=node.host,
                 port=node.port,
                 unix_socket=node.socket,
@@ -85,9 +89,10 @@ class SyncNode:
                 connect_timeout=max(1, round(self._connect_timeout_s)),
                 read_timeout=self._timeout_s,
                 write_timeout=self._timeout_s,
-                init_command=SESSION,
                 ssl_disabled=True,
             )
+            _execute(connection, SESSION)
+            return connection
 
 
 class SyncStorage:
@@ -96,7 +101,9 @@ class SyncStorage:
     def __init__(self, topology: Topology, *, timeout_s: float = 10.0) -> None:
         self.topology = topology
         self.nodes = {
-            node.name: SyncNode(node, timeout_s=timeout_s) for cluster in topology.clusters.values() for node in cluster.nodes
+            node.name: SyncNode(node, timeout_s=timeout_s)
+            for cluster in topology.clusters.values()
+            for node in cluster.nodes
         }
 
     def master(self, cluster: str) -> SyncNode:
@@ -108,7 +115,9 @@ class SyncStorage:
     def __enter__(self) -> SyncStorage:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for node in self.nodes.values():
             node.close()
 

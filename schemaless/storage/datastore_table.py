@@ -1,0 +1,38 @@
+"""datastore: which datastores there are. Written to every cluster, so that any one of them can tell."""
+
+from __future__ import annotations
+
+import json
+
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.sql import sql
+from schemaless.topology import Datastore
+
+
+def insert(datastore: Datastore) -> Operation[None]:
+    """Does nothing when it is there already: whoever creates compares what `all_of` then says."""
+    yield sql(
+        "INSERT IGNORE INTO schemaless.datastore VALUES (%s, %s, %s, %s, 0, UTC_TIMESTAMP(6))",
+        datastore.name,
+        datastore.shards,
+        datastore.partitions,
+        json.dumps(datastore.placement),
+    )
+
+
+def set_ready(name: str) -> Operation[None]:
+    yield sql("UPDATE schemaless.datastore SET ready = 1 WHERE name = %s", name)
+
+
+def all_of(*, ready: bool = True) -> Operation[dict[str, Datastore]]:
+    """Datastores by name; with ready=False also those whose shards are still being made."""
+    rows = yield from query(
+        sql(
+            "SELECT name, shards, partitions, placement FROM schemaless.datastore WHERE ready >= %s ORDER BY name",
+            ready,
+        )
+    )
+    return {
+        name: Datastore(name, shards, partitions, tuple(json.loads(placement)))
+        for name, shards, partitions, placement in rows
+    }

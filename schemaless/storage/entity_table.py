@@ -1,0 +1,246 @@
+"""The entity table: cells of a shard. Owns the only code that inserts a cell (I1, I3, I4) and the reads of cells.
+
+A put is optimistic: it inserts at once, and only when a unique key stands in the way does it look which cells exist.
+Cells of one shard take one round trip, cells of several take two. Nothing that exists is ever written again, so
+running a put twice is the same as running it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import structlog
+
+from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
+from schemaless.codec import same_body
+from schemaless.errors import DuplicateKey
+from schemaless.storage import shard_head
+from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.shard_head import MICROSECONDS, Head
+from schemaless.storage.sql import Name, Script, Time, commas, sql
+from schemaless.topology import Datastore
+
+log = structlog.get_logger()
+
+CLOCK_BEHIND_MAX_US = 60_000_000
+"""A master's clock further behind the last created_at than this is a loud warning (I4)."""
+
+_COLUMNS = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, body"
+_INSERT = "INSERT INTO {}.entity (added_id, generation, row_key, column_name, ref_key, body, created_at) VALUES "
+
+
+class ShardCell(Cell, frozen=True, gc=False):
+    """A cell and the shard that its row key names."""
+
+    shard: int
+
+
+def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
+    """Puts cells whose shards all live on this cluster, in one transaction; one outcome for each, in order.
+
+    A key that comes twice counts in order: the later one is ALREADY_STORED or CONFLICT.
+    """
+    first: dict[CellKey, int] = {}
+    for position, cell in enumerate(cells):
+        first.setdefault(cell.key, position)
+    distinct = [cells[position] for position in first.values()]
+    try:
+        placed = yield from _insert_all(datastore, distinct)
+    except DuplicateKey:
+        placed = yield from _insert_missing(datastore, distinct)
+    outcomes = dict(zip(first.values(), placed, strict=True))
+    repeats = [position for position in range(len(cells)) if position not in outcomes]
+    if repeats:  # their keys exist by now: they are only compared
+        compared = yield from _insert_missing(datastore, [cells[position] for position in repeats])
+        outcomes.update(zip(repeats, compared, strict=True))
+    return [outcomes[position] for position in range(len(cells))]
+
+
+def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[StoredCell | None]]:
+    """The cells under (shard, key), in order; at least one key."""
+    results = yield ";".join(
+        _select(datastore, shard, "WHERE row_key = %s AND column_name = %s AND ref_key = %s", *_key(key))
+        for shard, key in keys
+    )
+    return [_one(result.rows, shard) for result, (shard, _) in zip(results, keys, strict=True)]
+
+
+def newest(
+    datastore: Datastore, columns: Sequence[tuple[int, RowKey, ColumnName]]
+) -> Operation[list[StoredCell | None]]:
+    """The cell with the highest ref_key of each (shard, row key, column), in order; at least one."""
+    tail = "WHERE row_key = %s AND column_name = %s ORDER BY ref_key DESC LIMIT 1"
+    results = yield ";".join(
+        _select(datastore, shard, tail, row_key, column_name.encode()) for shard, row_key, column_name in columns
+    )
+    return [_one(result.rows, shard) for result, (shard, _, _) in zip(results, columns, strict=True)]
+
+
+def row(datastore: Datastore, shard: int, row_key: RowKey) -> Operation[list[StoredCell]]:
+    """The newest version of every column of a row, by column name."""
+    table = sql("%s.entity", Name(datastore.database(shard)))
+    tail = (
+        f"JOIN (SELECT column_name, MAX(ref_key) AS ref_key FROM {table} WHERE row_key = %s GROUP BY column_name)"
+        " AS newest USING (column_name, ref_key) WHERE row_key = %s ORDER BY column_name"
+    )
+    rows = yield from query(_select(datastore, shard, tail, row_key, row_key))
+    return [_stored(found, shard) for found in rows]
+
+
+def versions(
+    datastore: Datastore,
+    shard: int,
+    column: tuple[RowKey, ColumnName],
+    *,
+    ref_keys: tuple[int, int],
+    descending: bool,
+    limit: int,
+) -> Operation[list[StoredCell]]:
+    """Versions of one column with a ref_key from the first of `ref_keys` to the second, both included."""
+    tail = (
+        "WHERE row_key = %s AND column_name = %s AND ref_key BETWEEN %s AND %s "
+        f"ORDER BY ref_key {'DESC' if descending else 'ASC'} LIMIT %s"
+    )
+    row_key, column_name = column
+    rows = yield from query(_select(datastore, shard, tail, row_key, column_name.encode(), *ref_keys, limit))
+    return [_stored(found, shard) for found in rows]
+
+
+def read_after(
+    datastore: Datastore, shard: int, after: int, limit: int, columns: Iterable[str] = ()
+) -> Operation[list[StoredCell]]:
+    """At most `limit` cells with an added_id above `after`, in added_id order; only of `columns` if any are named."""
+    names = commas([sql("%s", name.encode()) for name in columns])
+    only = f"AND column_name IN ({names}) " if names else ""
+    tail = f"WHERE added_id > %s {only}ORDER BY added_id LIMIT %s"
+    rows = yield from query(_select(datastore, shard, tail, after, limit))
+    return [_stored(found, shard) for found in rows]
+
+
+def first_since(datastore: Datastore, shard: int, created_at: int, head: int) -> Operation[int]:
+    """Lowest added_id up to `head` whose created_at (microseconds) is not earlier; head + 1 if there is none.
+
+    A binary search: created_at never decreases along added_id (I4), and added_ids are dense (I3).
+    """
+    low, high = 1, head + 1
+    table = Name(datastore.database(shard))
+    while low < high:
+        middle = (low + high) // 2
+        select = f"SELECT {MICROSECONDS.format('created_at')} FROM %s.entity WHERE added_id = %s"
+        ((moment,),) = yield from query(sql(select, table, middle))
+        low, high = (low, middle) if moment >= created_at else (middle + 1, high)
+    return low
+
+
+def _insert_all(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
+    """Inserts cells of which none exists; raises DuplicateKey, with nothing written, when one does."""
+    shard = cells[0].shard
+    if all(cell.shard == shard for cell in cells):
+        return (yield from _insert_in_one_trip(datastore, shard, cells))
+    heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
+    return (yield from _append(datastore, heads, now, cells))
+
+
+def _insert_in_one_trip(datastore: Datastore, shard: int, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
+    """The whole transaction as one script: the head travels in user variables instead of to us and back."""
+    rows = commas(
+        [f"(@head + {n}, @generation, {_row_values(cell)}, @created_at)" for n, cell in enumerate(cells, start=1)]
+    )
+    where = sql("WHERE datastore = %s AND shard = %s", datastore.name, shard)
+    results = yield (
+        "SET @generation = NULL, @head = NULL, @last = NULL; BEGIN;"
+        f"SELECT generation, head, last_created_at INTO @generation, @head, @last FROM schemaless.shard_head {where}"
+        " FOR UPDATE;"
+        "SET @clock = UTC_TIMESTAMP(6), @created_at = GREATEST(CAST(@last AS DATETIME(6)), UTC_TIMESTAMP(6));"
+        f"{_INSERT.format(sql('%s', Name(datastore.database(shard))))}{rows};"
+        f"UPDATE schemaless.shard_head SET head = @head + {len(cells)}, last_created_at = @created_at {where};"
+        "COMMIT;"
+        f"SELECT @generation, @head, {MICROSECONDS.format('@created_at')}, {MICROSECONDS.format('@clock')}"
+    )
+    generation, head, created_at, clock = map(int, results[-1].rows[0])
+    _warn_if_behind(datastore, shard, clock=clock, created_at=created_at)
+    return [Placed(PutStatus.STORED, shard, generation, head + n, created_at) for n in range(1, len(cells) + 1)]
+
+
+def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
+    """Under the locks: finds which cells exist, inserts the others."""
+    heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
+    existing = yield from get(datastore, [(cell.shard, cell.key) for cell in cells])
+    missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
+    if missing:
+        inserted = iter((yield from _append(datastore, heads, now, missing)))
+    else:
+        yield "COMMIT"
+        inserted = iter(())
+    return [
+        next(inserted) if found is None else _compared(cell, found) for cell, found in zip(cells, existing, strict=True)
+    ]
+
+
+def _append(
+    datastore: Datastore, heads: Mapping[int, Head], now: int, cells: Sequence[ShardCell]
+) -> Operation[list[Placed]]:
+    """Inserts the cells behind the locked heads, moves the heads and commits: one round trip."""
+    counts: dict[int, int] = {}
+    rows: dict[int, list[str]] = {}
+    placed = []
+    for cell in cells:
+        head = heads[cell.shard]
+        count = counts[cell.shard] = counts.get(cell.shard, 0) + 1
+        created_at = max(now, head.last_created_at)
+        placed.append(Placed(PutStatus.STORED, cell.shard, head.generation, head.added_id + count, created_at))
+        rows.setdefault(cell.shard, []).append(
+            f"({head.added_id + count}, {head.generation}, {_row_values(cell)}, {sql('%s', Time(created_at))})"
+        )
+    moved = {
+        shard: Head(
+            shard,
+            heads[shard].generation,
+            heads[shard].added_id + count,
+            max(now, heads[shard].last_created_at),
+        )
+        for shard, count in counts.items()
+    }
+    for shard, head in moved.items():
+        _warn_if_behind(datastore, shard, clock=now, created_at=head.last_created_at)
+    inserts = [_INSERT.format(sql("%s", Name(datastore.database(n)))) + commas(values) for n, values in rows.items()]
+    yield ";".join([*inserts, shard_head.move(datastore.name, moved), "COMMIT"])
+    return placed
+
+
+def _row_values(cell: ShardCell) -> Script:
+    row_key, column_name, ref_key = _key(cell.key)
+    return f"x'{row_key.hex()}', x'{column_name.hex()}', {ref_key}, x'{cell.body.hex()}'"
+
+
+def _key(key: CellKey) -> tuple[bytes, bytes, int]:
+    """As literals that compare bytewise: column names are ASCII, their collation is binary."""
+    return key.row_key, key.column_name.encode(), key.ref_key
+
+
+def _compared(cell: ShardCell, found: StoredCell) -> Placed:
+    status = PutStatus.ALREADY_STORED if same_body(cell.body, found.body) else PutStatus.CONFLICT
+    return Placed(status, found.shard, found.generation, found.added_id, found.created_at)
+
+
+def _select(datastore: Datastore, shard: int, tail: str, *values: object) -> Script:
+    return sql(f"SELECT {_COLUMNS} FROM %s.entity {tail}", Name(datastore.database(shard)), *values)
+
+
+def _one(rows: Sequence[Row], shard: int) -> StoredCell | None:
+    return _stored(rows[0], shard) if rows else None
+
+
+def _stored(found: Row, shard: int) -> StoredCell:
+    row_key, column_name, ref_key, generation, added_id, created_at, body = found
+    return StoredCell(row_key, column_name, ref_key, shard, generation, added_id, created_at, body)
+
+
+def _warn_if_behind(datastore: Datastore, shard: int, *, clock: int, created_at: int) -> None:
+    if created_at - clock > CLOCK_BEHIND_MAX_US:
+        log.warning(
+            "the master's clock is behind the last created_at of a shard",
+            datastore=datastore.name,
+            shard=shard,
+            behind_s=(created_at - clock) / 1e6,
+        )

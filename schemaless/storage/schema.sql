@@ -1,0 +1,121 @@
+-- Tables of the database `schemaless`, one on every server, and of each shard's own database.
+-- A statement ends with ';' at the end of a line. %(…)s are filled in by schemaless/storage/schema.py.
+
+-- name: server
+CREATE DATABASE IF NOT EXISTS schemaless CHARACTER SET utf8mb4;
+
+CREATE TABLE IF NOT EXISTS schemaless.format (
+    version INT UNSIGNED NOT NULL PRIMARY KEY
+) ENGINE=InnoDB;
+
+CREATE TABLE IF NOT EXISTS schemaless.datastore (
+    name VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    shards INT UNSIGNED NOT NULL,
+    partitions INT UNSIGNED NOT NULL,
+    placement TEXT NOT NULL COMMENT 'JSON list of cluster names: shard n lives on the (n mod length)th',
+    ready TINYINT NOT NULL COMMENT '0 while its shard databases are being made',
+    created_at DATETIME(6) NOT NULL
+) ENGINE=InnoDB;
+
+-- One row for each shard whose home is this cluster. Its lock orders the inserts of the shard (I3, I4).
+CREATE TABLE IF NOT EXISTS schemaless.shard_head (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    generation INT UNSIGNED NOT NULL,
+    head BIGINT UNSIGNED NOT NULL,
+    last_created_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, shard)
+) ENGINE=InnoDB;
+
+-- Where each generation of a shard begins (I13). Generation 1 begins at 1.
+CREATE TABLE IF NOT EXISTS schemaless.shard_generation (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    generation INT UNSIGNED NOT NULL,
+    starts_at BIGINT UNSIGNED NOT NULL,
+    opened_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, shard, generation)
+) ENGINE=InnoDB;
+
+-- Cells that await confirmation on a minion of their home (I6). `claim` names the put that relies on the row last.
+CREATE TABLE IF NOT EXISTS schemaless.buffer (
+    buffer_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    home VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref_key BIGINT NOT NULL,
+    body MEDIUMBLOB NOT NULL,
+    claim BIGINT UNSIGNED NOT NULL,
+    buffered_at DATETIME(6) NOT NULL,
+    UNIQUE KEY cell (datastore, row_key, column_name, ref_key),
+    KEY home (home, buffer_id)
+) ENGINE=InnoDB;
+
+-- Buffered cells that met another body at home (I6). Written in the transaction that deletes the buffer row.
+CREATE TABLE IF NOT EXISTS schemaless.conflict (
+    conflict_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref_key BIGINT NOT NULL,
+    stored_body MEDIUMBLOB NOT NULL,
+    buffered_body MEDIUMBLOB NOT NULL,
+    detected_at DATETIME(6) NOT NULL,
+    KEY datastore (datastore, conflict_id)
+) ENGINE=InnoDB;
+
+-- Answers of POST with an Idempotency-Key, on the home of the shard, written with the cell.
+CREATE TABLE IF NOT EXISTS schemaless.idempotency (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    idempotency_key VARBINARY(800) NOT NULL,
+    ref_key BIGINT NOT NULL,
+    created_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, row_key, column_name, idempotency_key),
+    KEY created_at (created_at)
+) ENGINE=InnoDB;
+
+-- How far a consumer has finished a shard: added_id is the last one finished (I9, I10).
+-- A trigger program keeps it on the shard's home; an index on every cluster, in its entries' own transactions.
+CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    generation INT UNSIGNED NOT NULL,
+    added_id BIGINT UNSIGNED NOT NULL,
+    state VARCHAR(16) CHARACTER SET ascii NOT NULL DEFAULT 'running',
+    reason TEXT NULL COMMENT 'why the shard stopped',
+    updated_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, consumer, shard)
+) ENGINE=InnoDB;
+
+CREATE TABLE IF NOT EXISTS schemaless.index_definition (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    definition MEDIUMTEXT NOT NULL COMMENT 'JSON, as CONTRACT.md has it',
+    state VARCHAR(16) CHARACTER SET ascii NOT NULL,
+    build_until MEDIUMTEXT NOT NULL COMMENT 'JSON {shard: added_id}: active once every checkpoint has reached it',
+    created_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, name)
+) ENGINE=InnoDB;
+
+-- name: shard
+CREATE DATABASE IF NOT EXISTS %(database)s CHARACTER SET utf8mb4;
+
+CREATE TABLE IF NOT EXISTS %(database)s.entity (
+    added_id BIGINT UNSIGNED NOT NULL PRIMARY KEY COMMENT 'dense, given under the shard_head lock',
+    generation INT UNSIGNED NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref_key BIGINT NOT NULL,
+    body MEDIUMBLOB NOT NULL COMMENT 'zlib over MessagePack',
+    created_at DATETIME(6) NOT NULL,
+    UNIQUE KEY cell (row_key, column_name, ref_key)
+) ENGINE=InnoDB;
+
+INSERT IGNORE INTO schemaless.shard_head VALUES (%(datastore)s, %(shard)s, 1, 0, '1970-01-01');
+
+INSERT IGNORE INTO schemaless.shard_generation VALUES (%(datastore)s, %(shard)s, 1, 1, UTC_TIMESTAMP(6));
