@@ -1,0 +1,72 @@
+"""Administrator's connections to the storage servers, by their sockets: the stack's one place with a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymysql
+from pymysql.cursors import DictCursor
+
+from schemaless.errors import StorageUnavailable
+
+TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where and as whom to connect."""
+
+    socket: str
+    user: str
+    password: str = field(repr=False)
+
+
+class Session:
+    """One open connection, autocommit."""
+
+    def __init__(self, connection: pymysql.Connection[DictCursor]) -> None:
+        self._connection = connection
+
+    def query(self, statement: str) -> list[dict[str, Any]]:
+        """Run one statement; its rows by column name, none for a statement that gives none."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+
+@contextmanager
+def session(address: ServerAddress) -> Iterator[Session]:
+    """Raises StorageUnavailable when the server can't be reached or refuses a statement."""
+    try:
+        connection = _connect(address)
+        try:
+            yield Session(connection)
+        finally:
+            connection.close()
+    except pymysql.MySQLError as error:
+        raise StorageUnavailable(f"server at {address.socket}: {error}") from error
+
+
+def answers(address: ServerAddress) -> bool:
+    """Whether the server takes connections and queries now."""
+    try:
+        with session(address) as connected:
+            return bool(connected.query("SELECT 1"))
+    except StorageUnavailable:
+        return False
+
+
+def _connect(address: ServerAddress) -> pymysql.Connection[DictCursor]:
+    return pymysql.connect(
+        unix_socket=address.socket,
+        user=address.user,
+        password=address.password,
+        autocommit=True,
+        cursorclass=DictCursor,
+        connect_timeout=2,
+        read_timeout=TIMEOUT_S,
+        write_timeout=TIMEOUT_S,
+    )

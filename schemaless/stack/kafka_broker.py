@@ -1,0 +1,160 @@
+"""One Kafka broker on this machine (KRaft, broker and controller in one): its folder and command line.
+
+Owns the settings that the log needs of a broker: nothing expires, topics are made on purpose only, a dead
+tailer's transaction ends soon (I7), messages are as large as the largest body.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from schemaless.errors import BusUnavailable
+from schemaless.stack.programs import find_kafka_jars, find_program
+
+FORMAT_TIMEOUT_S = 60
+READY_TIMEOUT_S = 60.0
+
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+inter.broker.listener.name=PLAINTEXT
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={data}
+# One node: every internal topic has one copy, and few partitions start sooner.
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+# History is kept; a topic that wants less says so itself.
+log.retention.ms=-1
+log.retention.bytes=-1
+log.segment.bytes=268435456
+log.cleaner.dedupe.buffer.size=33554432
+auto.create.topics.enable=false
+# A body is 1 MiB at most; the rest is room for a batch's envelope.
+message.max.bytes=4194304
+replica.fetch.max.bytes=4194304
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+# How often it looks for transactions of dead producers, which hide their partitions: 10 s by default.
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
+"""
+
+LOGGING = """\
+status=error
+appender.console.type=Console
+appender.console.name=console
+appender.console.layout.type=PatternLayout
+appender.console.layout.pattern=%d{ISO8601} %p %m (%c)%n
+rootLogger.level=info
+rootLogger.appenderRef.console.ref=console
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaBroker:
+    """Description of the broker. `folder` holds everything of it."""
+
+    folder: Path
+    port: int
+    controller_port: int
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def properties(self) -> Path:
+        return self.folder / "server.properties"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    def argv(self) -> list[str]:
+        """Command line that runs the broker in the foreground, its log on stdout."""
+        return [
+            *_java(self.folder, "-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
+            "kafka.Kafka",
+            str(self.properties),
+        ]
+
+
+def prepare(broker: KafkaBroker) -> None:
+    """Make folder, settings and formatted storage. Cut-off storage carries another name and is made again."""
+    broker.folder.mkdir(parents=True, exist_ok=True)
+    (broker.folder / "log4j2.properties").write_text(LOGGING)
+    if not broker.data.is_dir():
+        fresh = broker.folder / "data.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        _write_properties(broker, fresh)
+        _format(broker)
+        fresh.rename(broker.data)
+    _write_properties(broker, broker.data)
+
+
+def wait_ready(
+    broker: KafkaBroker, *, alive: Callable[[], bool] = lambda: True, timeout_s: float = READY_TIMEOUT_S
+) -> None:
+    """Return once the broker calls itself alive. Raises BusUnavailable when it has ended or is late."""
+    deadline = time.monotonic() + timeout_s
+    while not answers(broker.bootstrap):
+        if not alive():
+            raise BusUnavailable(f"the Kafka broker ended while starting; its log: {broker.log}")
+        if time.monotonic() > deadline:
+            raise BusUnavailable(f"the Kafka broker does not answer after {timeout_s:.0f} s: {broker.log}")
+        time.sleep(0.1)
+
+
+def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
+    """Whether a broker can be reached there and takes part in its cluster."""
+    # Refused connections while it starts are expected: no log lines about them.
+    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
+    try:
+        return bool(client.list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return False
+
+
+def _write_properties(broker: KafkaBroker, data: Path) -> None:
+    text = PROPERTIES.format(port=broker.port, controller_port=broker.controller_port, data=data)
+    broker.properties.write_text(text)
+
+
+def _format(broker: KafkaBroker) -> None:
+    cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "A")  # no option-like id
+    argv = [*_java(broker.folder, "-Xmx128m", "-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", "format"]
+    argv += ["--cluster-id", cluster_id, "--config", str(broker.properties)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise BusUnavailable(f"Kafka's storage could not be formatted: {lines[-1] if lines else done.returncode}")
+
+
+def _java(folder: Path, *options: str) -> list[str]:
+    logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
+    return [find_program("java"), *options, logging, "-cp", f"{find_kafka_jars()}/*"]

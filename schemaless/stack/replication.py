@@ -1,0 +1,119 @@
+"""Replication of one minion from its master, by GTIDs, from the very beginning of the master's log.
+
+A minion starts empty and reads the log from its first transaction, so it must be attached before the first log
+file expires. Either side may be killed and started again at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from schemaless.errors import StorageUnavailable
+from schemaless.stack.accounts import REPLICATION_USER, Accounts
+from schemaless.stack.admin import Session, session
+from schemaless.stack.mysql_server import MySQLServer
+from schemaless.stack.programs import Flavour
+
+HEALTHY_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """What a minion says about itself. `lag_s` is None while it isn't connected."""
+
+    receiving: bool
+    applying: bool
+    lag_s: int | None
+    error: str
+
+    @property
+    def healthy(self) -> bool:
+        return self.receiving and self.applying
+
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    attach: str
+    start: str
+    show: str
+    receiving: str
+    applying: str
+    lag: str
+
+
+_DIALECTS = {
+    Flavour.MARIADB: _Dialect(
+        attach="CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={port}, MASTER_USER='{user}', "
+        "MASTER_PASSWORD='{password}', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1, "
+        "MASTER_HEARTBEAT_PERIOD=2",
+        start="START SLAVE",
+        show="SHOW SLAVE STATUS",
+        receiving="Slave_IO_Running",
+        applying="Slave_SQL_Running",
+        lag="Seconds_Behind_Master",
+    ),
+    Flavour.MYSQL: _Dialect(
+        attach="CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={port}, "
+        "SOURCE_USER='{user}', SOURCE_PASSWORD='{password}', SOURCE_AUTO_POSITION=1, "
+        "SOURCE_CONNECT_RETRY=1, SOURCE_RETRY_COUNT=0, SOURCE_HEARTBEAT_PERIOD=2, GET_SOURCE_PUBLIC_KEY=1",
+        start="START REPLICA",
+        show="SHOW REPLICA STATUS",
+        receiving="Replica_IO_Running",
+        applying="Replica_SQL_Running",
+        lag="Seconds_Behind_Source",
+    ),
+}
+
+# MariaDB commits a DDL statement and its replication position one after the other. Killed in between, a minion
+# would get the statement again and stop. Its own log knows better what it has executed, so that one wins if later.
+RESUME_MARIADB = (
+    "BEGIN NOT ATOMIC IF CAST(SUBSTRING_INDEX(@@global.gtid_binlog_pos, '-', -1) AS UNSIGNED) > "
+    "CAST(SUBSTRING_INDEX(@@global.gtid_slave_pos, '-', -1) AS UNSIGNED) "
+    "THEN SET GLOBAL gtid_slave_pos = @@global.gtid_binlog_pos; END IF; END;\n"
+    "START SLAVE;\n"
+)
+
+
+def attach(minion: MySQLServer, master: MySQLServer, accounts: Accounts) -> None:
+    """Point a minion at its master and wait until both halves run. Attached before: only waits."""
+    dialect = _DIALECTS[minion.flavour]
+    with session(minion.address(accounts)) as connected:
+        if _status(connected, dialect) is None:
+            connected.query(
+                dialect.attach.format(port=master.port, user=REPLICATION_USER, password=accounts.replication_password)
+            )
+        if minion.flavour is Flavour.MARIADB:
+            minion.init_file.write_text(RESUME_MARIADB)
+        connected.query(dialect.start)  # runs already: a note, no error
+        _wait_healthy(minion, connected, dialect)
+
+
+def replication_status(minion: MySQLServer, accounts: Accounts) -> ReplicationStatus | None:
+    """None: never attached. Raises StorageUnavailable."""
+    with session(minion.address(accounts)) as connected:
+        return _status(connected, _DIALECTS[minion.flavour])
+
+
+def _wait_healthy(minion: MySQLServer, connected: Session, dialect: _Dialect) -> None:
+    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+    while True:
+        status = _status(connected, dialect)
+        if status is not None and status.healthy:
+            return
+        if time.monotonic() > deadline:
+            raise StorageUnavailable(f"minion {minion.name} does not replicate: {status and status.error}")
+        time.sleep(0.05)
+
+
+def _status(connected: Session, dialect: _Dialect) -> ReplicationStatus | None:
+    rows = connected.query(dialect.show)
+    if not rows:
+        return None
+    row = rows[0]
+    return ReplicationStatus(
+        receiving=row[dialect.receiving] == "Yes",
+        applying=row[dialect.applying] == "Yes",
+        lag_s=row[dialect.lag],
+        error=row["Last_IO_Error"] or row["Last_SQL_Error"],
+    )
