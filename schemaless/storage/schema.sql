@@ -116,6 +116,7 @@ CREATE TABLE IF NOT EXISTS %(database)s.entity (
     UNIQUE KEY cell (row_key, column_name, ref_key)
 ) ENGINE=InnoDB;
 
-INSERT IGNORE INTO schemaless.shard_head VALUES (%(datastore)s, %(shard)s, 1, 0, '1970-01-01');
-
 INSERT IGNORE INTO schemaless.shard_generation VALUES (%(datastore)s, %(shard)s, 1, 1, UTC_TIMESTAMP(6));
+
+-- Last: a head means that the shard is whole.
+INSERT IGNORE INTO schemaless.shard_head VALUES (%(datastore)s, %(shard)s, 1, 0, '1970-01-01');

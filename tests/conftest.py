@@ -1,0 +1,68 @@
+"""Servers for the tests: real ones, started once a session.
+
+SCHEMALESS_TEST_BACKEND=auto|docker|local chooses between containers and plain processes; auto takes containers when
+an engine answers and already has the images. SCHEMALESS_MYSQL_FLAVOUR=mariadb|mysql chooses the kind of server.
+What is missing fails the tests that need it; nothing is skipped.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from schemaless.datastores import create_shards
+from schemaless.stack.local import RunningTopology, running_broker, running_topology
+from schemaless.stack.programs import Flavour
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.sync_driver import SyncStorage
+from schemaless.topology import Datastore, Topology
+
+FLAVOUR = Flavour(os.environ.get("SCHEMALESS_MYSQL_FLAVOUR", "mariadb"))
+
+MakeDatastore = Callable[..., Datastore]
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTopology]:
+    """Clusters a and b, one minion each, with handles of their processes. A test that harms one heals it."""
+    with running_topology(tmp_path_factory.mktemp("mysql"), flavour=FLAVOUR) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def topology(running: RunningTopology) -> Topology:
+    return running.topology
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Bootstrap address of a broker."""
+    with running_broker(tmp_path_factory.mktemp("kafka")) as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture(scope="session")
+def storage(topology: Topology) -> Iterator[SyncStorage]:
+    with SyncStorage(topology) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def async_storage(topology: Topology):
+    async with AsyncStorage(topology) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def make_datastore(storage: SyncStorage) -> MakeDatastore:
+    """Makes a fresh datastore of its own name on the masters, ready, without topics.
+
+    make_datastore(shards=4, partitions=2, placement=("a", "b")) -> Datastore
+    """
+
+    def make(shards: int = 4, partitions: int = 2, placement: tuple[str, ...] = ("a", "b")) -> Datastore:
+        datastore = Datastore(f"t{uuid.uuid4().hex[:12]}", shards, partitions, placement)
+        return create_shards(storage, datastore, lambda done, total: None)
+
+    return make
