@@ -7,7 +7,7 @@ topology file, which only its owner can read, or in SCHEMALESS_TOKEN.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -20,6 +20,8 @@ class StackSettings(BaseSettings):
 
     home: Path = Path(".schemaless")  # one folder under the checkout: removed with it
     cache: Path = Path("~/.cache/schemaless")  # server programs, shared by all checkouts of a user
+    mysql_flavour: Literal["mariadb", "mysql"] | None = None  # a new stack takes mariadb: Debian has it in its packages
+    first_port: int | None = None  # None: free ports are picked at the first start, and kept
 
 
 class ServiceSettings(BaseSettings):

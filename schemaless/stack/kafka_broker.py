@@ -78,6 +78,7 @@ class KafkaBroker:
     folder: Path
     port: int
     controller_port: int
+    log: Path
 
     @property
     def bootstrap(self) -> str:
@@ -90,10 +91,6 @@ class KafkaBroker:
     @property
     def properties(self) -> Path:
         return self.folder / "server.properties"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
 
     def argv(self) -> list[str]:
         """Command line that runs the broker in the foreground, its log on stdout."""

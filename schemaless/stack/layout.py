@@ -21,18 +21,19 @@ class ServerRole:
     server_id: int
     cluster_id: int
 
-    def server(self, folder: Path, port: int, sockets: Path, flavour: Flavour) -> MySQLServer:
-        """`folder` holds all servers; `sockets` their sockets."""
+    def server(self, folder: Path, port: int, sockets: Path, flavour: Flavour, log: Path) -> MySQLServer:
+        """`folder` is the server's own; `sockets` holds the sockets of all."""
         return MySQLServer(
             name=self.name,
             cluster=self.cluster,
             role=self.role,
             flavour=flavour,
-            folder=folder / self.name,
+            folder=folder,
             port=port,
             server_id=self.server_id,
             socket=sockets / f"{self.name}.sock",
             cluster_id=self.cluster_id,
+            log=log,
         )
 
 

@@ -123,7 +123,8 @@ def running_broker(folder: Path) -> Iterator[str]:
 @contextmanager
 def running_kafka(folder: Path) -> Iterator[tuple[str, LocalServer]]:
     """As `running_broker`, with the handle of its process."""
-    broker = KafkaBroker(folder, *free_ports(2))
+    port, controller_port = free_ports(2)
+    broker = KafkaBroker(folder, port, controller_port, folder / "server.log")
     kafka_broker.prepare(broker)
     server = LocalServer("kafka", broker.argv(), broker.log, lambda me: kafka_broker.wait_ready(broker, alive=me.alive))
     with ExitStack() as stack:
@@ -142,7 +143,7 @@ def _describe(folder: Path, clusters: Sequence[str], minions: int, flavour: Flav
     roles = server_roles(clusters, minions)
     sockets = mysql_server.socket_folder(folder.resolve() / "run")
     return [
-        role.server(folder.resolve(), port, sockets, flavour)
+        role.server(own := folder.resolve() / role.name, port, sockets, flavour, own / "server.log")
         for role, port in zip(roles, free_ports(len(roles)), strict=True)
     ]
 

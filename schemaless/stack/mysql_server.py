@@ -40,7 +40,8 @@ class MySQLServer:
     port: int
     server_id: int
     socket: Path
-    cluster_id: int = 1  # MariaDB's GTID domain: one for each cluster
+    cluster_id: int  # MariaDB's GTID domain: one for each cluster
+    log: Path
 
     @property
     def data(self) -> Path:
@@ -54,10 +55,6 @@ class MySQLServer:
     def init_file(self) -> Path:
         """SQL that the server runs at each start."""
         return self.folder / "start.sql"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
 
     def argv(self) -> list[str]:
         """Command line that runs the server in the foreground, its log on stderr."""

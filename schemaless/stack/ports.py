@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections.abc import Mapping
 
 from schemaless.errors import Misconfigured
 
@@ -41,7 +42,7 @@ def free_ports(count: int) -> list[int]:
     raise PortInUse(f"no {count} free ports found between {PORTS.start} and {PORTS.stop}")
 
 
-def require_free(ports: dict[str, int]) -> None:
+def require_free(ports: Mapping[str, int]) -> None:
     """Raises PortInUse naming the first port that somebody else has; `ports` says what each is for."""
     for purpose, port in ports.items():
         if not is_free(port):

@@ -1,0 +1,53 @@
+# Every command of the README. A bare Debian machine is enough: each target installs what it misses.
+.DEFAULT_GOAL := help
+.PHONY: help venv servers servers-mysql up down demo test test-mysql check bench faults lock
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
+
+venv: .venv/installed ## Python packages, by their hashes
+
+.venv/installed: requirements.lock pyproject.toml deploy/install-venv
+	@PYTHON=$(PYTHON) deploy/install-venv
+	@touch $@
+
+servers: ## MariaDB, Java and Kafka, where missing
+	@deploy/install-servers
+
+servers-mysql:
+	@deploy/install-servers mysql
+
+up: venv servers ## start the embedded stack and wait until it is ready
+	@$(BIN)/schemaless up
+
+down: venv ## stop it in order; the data stays
+	@$(BIN)/schemaless down
+
+demo: venv servers ## load real data, audit it, leave the stack running
+	@$(BIN)/schemaless demo
+
+test: venv servers ## the whole default suite, on real servers that it starts itself
+	$(BIN)/pytest
+
+test-mysql: venv servers-mysql ## what touches storage or the log, on MySQL 9.7
+	SCHEMALESS_MYSQL_FLAVOUR=mysql $(BIN)/pytest -m storage
+
+check: venv ## format, lint, types, import contracts: no servers
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@for script in tests/check_*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+
+bench: venv servers ## the benchmark report
+	$(BIN)/python -m bench
+
+faults: venv servers ## the long run that kills and stops processes
+	SCHEMALESS_FAULTS_LONG=1 $(BIN)/pytest -m faults --timeout 3600
+
+lock: ## requirements.lock anew from pyproject.toml
+	uv pip compile pyproject.toml --extra server --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --exclude-newer 2026-11-14 -o requirements.lock

@@ -1,0 +1,25 @@
+"""The command `schemaless`. Owns the list of its parts and how an error is told: one line, exit code 1."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from schemaless.errors import SchemalessError
+from schemaless.stack import commands as stack_commands
+
+PARTS = [stack_commands]  # each has `register(app)` and adds its own commands
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for part in PARTS:
+    part.register(app)
+
+
+def main() -> None:
+    try:
+        app()
+    except SchemalessError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"error: {error}{hint}", file=sys.stderr)
+        sys.exit(1)

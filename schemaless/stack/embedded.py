@@ -1,0 +1,234 @@
+"""Starting and stopping the whole stack in order: storage, replication, Kafka, datastore, services, and back.
+
+Every step may be run again: `up` on a running stack changes nothing, and one that was cut off is finished by the next.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from schemaless.config import StackSettings
+from schemaless.errors import Misconfigured, Unavailable
+from schemaless.stack import kafka_broker, mysql_server
+from schemaless.stack.default_datastore import create_default_datastore
+from schemaless.stack.endpoints import refresh_endpoints, remove_endpoints
+from schemaless.stack.local import minions_with_masters
+from schemaless.stack.mysql_server import MySQLServer
+from schemaless.stack.plan import StackPlan, home_folder, load_or_make_plan, load_plan
+from schemaless.stack.ports import PortInUse, require_free
+from schemaless.stack.program import ProcessRole, Program, save_program
+from schemaless.stack.replication import attach
+from schemaless.stack.services import server_programs, service_programs
+from schemaless.stack.supervision import (
+    ProcessState,
+    ProcessStatus,
+    is_up,
+    processes,
+    start,
+    start_supervisor,
+    stop_all,
+    stop_supervisor,
+    wait_for,
+)
+from schemaless.stack.topology_file import topology_document, write_private_json
+from schemaless.topology import Role, load_topology
+
+READY_TIMEOUT_S = 60.0
+ORPHANS_TIMEOUT_S = 30.0
+FIRST_START_BYTES = 2 << 30  # six data folders with their redo logs
+START_BYTES = 256 << 20
+
+Say = Callable[[str], None]
+
+
+class DiskFull(Misconfigured):
+    hint = "make room, or choose another SCHEMALESS_HOME; nothing was lost"
+
+
+def up(
+    settings: StackSettings,
+    *,
+    say: Say = lambda line: None,
+    services: Callable[[StackPlan], list[Program]] = service_programs,
+) -> dict[str, Any]:
+    """Start what isn't running, wait until all is ready, and return what endpoints.json says.
+
+    Processes that are held down stay down. Raises Misconfigured or Unavailable, each saying what stands in the way.
+    """
+    home = home_folder(settings)
+    with _disk_full_said(home), _one_at_a_time(home, say):
+        plan = load_or_make_plan(settings)
+        if not is_up(plan):
+            _prepare(plan, services(plan), say)
+            start_supervisor(plan)
+        _start_storage(plan, say)
+        _start_kafka(plan, say)
+        create_default_datastore(load_topology(plan.topology_file), plan.broker().bootstrap)
+        _start_services(plan, say)
+        return refresh_endpoints(home)
+
+
+def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
+    """Stop everything in order; data stays. Not running: nothing to do."""
+    home = home_folder(settings)
+    plan = load_plan(home)
+    if plan is None:
+        say(f"there is no stack in {home}")
+        return
+    with _one_at_a_time(home, say):
+        if is_up(plan):
+            _stop_in_order(plan, say)
+            stop_supervisor(plan)
+        else:
+            say("not running")
+        remove_endpoints(plan)
+
+
+def _prepare(plan: StackPlan, services: Sequence[Program], say: Say) -> None:
+    """Everything on disk that a start needs, while nothing runs."""
+    servers = plan.servers()
+    new = [server for server in servers if not server.data.is_dir()]
+    _require_room(plan.home, FIRST_START_BYTES if new else START_BYTES)
+    _await_ports(plan)
+    plan.programs_folder.mkdir(parents=True, exist_ok=True)
+    for program in [*server_programs(plan), *services]:
+        save_program(plan.programs_folder, program, log=plan.log(program.name))
+    if new:
+        say(f"initialising {len(new)} {plan.flavour} servers")
+    with ThreadPoolExecutor() as pool:
+        broker = pool.submit(kafka_broker.prepare, plan.broker())
+        _prepare_servers(plan, servers, new)
+        broker.result()
+
+
+def _prepare_servers(plan: StackPlan, servers: Sequence[MySQLServer], new: Sequence[MySQLServer]) -> None:
+    template = plan.home / "mysql" / ".template"
+    if new:
+        mysql_server.make_template(template, plan.flavour, plan.accounts)
+    for server in servers:
+        mysql_server.prepare(server, template)
+    shutil.rmtree(template, ignore_errors=True)
+
+
+def _start_storage(plan: StackPlan, say: Say) -> None:
+    say("starting the storage servers")
+    servers = plan.servers()
+    running = _start(plan, [server.name for server in servers])
+    awaited = [server for server in servers if server.name in running]
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(lambda server: mysql_server.wait_ready(server, plan.accounts), awaited))
+        list(pool.map(lambda pair: attach(pair[0], pair[1], plan.accounts), minions_with_masters(awaited)))
+    write_private_json(plan.topology_file, topology_document(servers, plan.accounts))
+
+
+def _start_kafka(plan: StackPlan, say: Say) -> None:
+    say("starting Kafka")
+    if _start(plan, ["kafka"]):
+        kafka_broker.wait_ready(plan.broker())
+
+
+def _start_services(plan: StackPlan, say: Say) -> None:
+    say("starting the services")
+    running = _start(plan, [process.name for process in processes(plan.home) if _is_service(process)])
+    wait_for(plan.home, running, {ProcessState.RUNNING}, timeout_s=READY_TIMEOUT_S)
+    for process in processes(plan.home):
+        if process.name in running and process.role is ProcessRole.API:
+            _await_api(plan, process)
+
+
+def _start(plan: StackPlan, names: Sequence[str]) -> set[str]:
+    """Start those that were never started; return those that are not held down."""
+    wanted = [process for process in processes(plan.home) if process.name in names and not process.held_down]
+    for process in wanted:
+        if not process.started:
+            start(plan.home, process.name)
+    return {process.name for process in wanted}
+
+
+def _await_api(plan: StackPlan, process: ProcessStatus) -> None:
+    url = f"http://127.0.0.1:{plan.ports[process.name]}/readyz"
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not _is_ready(url):
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{process.name} is not ready after {READY_TIMEOUT_S:.0f} s; its log: {process.log}")
+        time.sleep(0.1)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2.0).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _stop_in_order(plan: StackPlan, say: Say) -> None:
+    """Whoever uses a server stops before it; minions before the masters that they read from."""
+    everything = processes(plan.home)
+    masters = {server.name for server in plan.servers() if server.role is Role.MASTER}
+    mysql = {process.name for process in everything if process.role is ProcessRole.MYSQL}
+    stages = {
+        "services": {process.name for process in everything if _is_service(process)},
+        "Kafka": {"kafka"},
+        "minions": mysql - masters,
+        "masters": masters,
+    }
+    for stage, names in stages.items():
+        say(f"stopping {stage}")
+        stop_all(plan.home, names)
+
+
+def _is_service(process: ProcessStatus) -> bool:
+    return process.role not in (ProcessRole.MYSQL, ProcessRole.KAFKA)
+
+
+def _require_room(home: Path, needed: int) -> None:
+    free = shutil.disk_usage(home).free
+    if free < needed:
+        raise DiskFull(f"the disk under {home} is full: {free >> 20} MiB free, {needed >> 20} MiB needed to start")
+
+
+def _await_ports(plan: StackPlan) -> None:
+    """The kept ports must be free. After a killed supervisor its processes may still be on their way out."""
+    deadline = time.monotonic() + (ORPHANS_TIMEOUT_S if plan.supervisor_pid_file.exists() else 0)
+    while True:
+        try:
+            require_free(plan.ports)
+        except PortInUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+@contextmanager
+def _one_at_a_time(home: Path, say: Say) -> Iterator[None]:
+    """Of two commands on the same folder one waits for the other."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another command is at work on this stack; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _disk_full_said(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(f"the disk under {home} is full: {error}") from error

@@ -1,0 +1,35 @@
+"""Writes endpoints.json anew whenever a supervised process changes its state: `python -m … HOME`, run by supervisord.
+
+Speaks supervisord's event protocol on stdin and stdout. An event whose file can't be written is told on stderr and
+passed over: the next one writes the whole file again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from supervisor import childutils
+
+from schemaless.errors import SchemalessError
+from schemaless.stack.endpoints import refresh_endpoints
+
+
+def step(home: Path) -> None:
+    """One event."""
+    childutils.listener.wait(sys.stdin, sys.stdout)
+    try:
+        refresh_endpoints(home)
+    except (SchemalessError, OSError) as error:
+        print(f"endpoints.json was not written: {error}", file=sys.stderr, flush=True)
+    childutils.listener.ok(sys.stdout)
+
+
+def main() -> None:
+    home = Path(sys.argv[1])
+    while True:
+        step(home)
+
+
+if __name__ == "__main__":
+    main()
