@@ -4,7 +4,8 @@ SchemalessError
 ├── InvalidRequest          the caller sent something that can never succeed
 │   ├── Malformed           the payload can't be parsed at all
 │   ├── Invalid             parsed, but a field is wrong
-│   └── TooLarge            over a limit on bytes
+│   ├── TooLarge            over a limit on bytes
+│   └── UnsupportedMedia    in a media type that isn't read here
 ├── NotFound                no such datastore, shard, index or cell
 ├── Conflict                another body stands under that key (I1)
 ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
@@ -53,6 +54,10 @@ class Invalid(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
+    pass
+
+
+class UnsupportedMedia(InvalidRequest):
     pass
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemaless.errors import Invalid
+from schemaless.errors import Invalid, LocationGone
 
 FIRST_GENERATION = 1
-_ADDED_ID_MAX = 2**63 - 1
+ADDED_ID_MAX = 2**63 - 1
 _TEXT = re.compile(r"(?:(?P<generation>[0-9]{1,10}):)?(?P<added_id>[0-9]{1,19})")
 _SHARD_TEXT = re.compile(r"(?P<shard>[0-9]{1,9}):(?P<generation>[0-9]{1,10}):(?P<added_id>[0-9]{1,19})")
 
@@ -49,7 +50,7 @@ BEGINNING = Location(FIRST_GENERATION, 0)
 def parse_location(text: str, field: str = "after") -> tuple[int | None, int]:
     """(generation or None, added_id) of ADDED_ID or GENERATION:ADDED_ID. Raises Invalid."""
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
-    if match is None or int(match["added_id"]) > _ADDED_ID_MAX:
+    if match is None or int(match["added_id"]) > ADDED_ID_MAX:
         raise Invalid(field, "must be ADDED_ID or GENERATION:ADDED_ID")
     generation = match["generation"]
     return (None if generation is None else int(generation)), int(match["added_id"])
@@ -58,6 +59,34 @@ def parse_location(text: str, field: str = "after") -> tuple[int | None, int]:
 def parse_shard_location(text: str, field: str = "after") -> ShardLocation:
     """SHARD:GENERATION:ADDED_ID, as a put's answer has it. Raises Invalid."""
     match = _SHARD_TEXT.fullmatch(text) if isinstance(text, str) else None
-    if match is None or int(match["added_id"]) > _ADDED_ID_MAX:
+    if match is None or int(match["added_id"]) > ADDED_ID_MAX:
         raise Invalid(field, "must be SHARD:GENERATION:ADDED_ID")
     return ShardLocation(int(match["shard"]), Location(int(match["generation"]), int(match["added_id"])))
+
+
+def generation_at(added_id: int, starts: Sequence[GenerationStart]) -> int:
+    """Generation of the cell that stands at an added_id: a later generation hides what an earlier one had there."""
+    return max((start.generation for start in starts if start.starts_at <= added_id), default=FIRST_GENERATION)
+
+
+def resume(generation: int | None, added_id: int, starts: Sequence[GenerationStart], head: int) -> int:
+    """The added_id to read after, for a reader that stands at a location (I13). No generation: the present one.
+
+    Raises LocationGone for a location that is superseded, past the head, or of an unknown generation; its
+    `resume_at` is the last added_id up to which the reader's history and this one surely agree.
+    """
+    newest = max(starts, key=lambda start: start.generation)
+    if generation is not None:
+        if generation not in {start.generation for start in starts}:
+            agreed = min(added_id, newest.starts_at - 1)
+            raise _gone(f"generation {generation} is not known here", head, agreed, newest)
+        later = [start.starts_at for start in starts if start.generation > generation]
+        if later and added_id >= min(later):
+            raise _gone(f"{generation}:{added_id} is superseded", head, min(later) - 1, newest)
+    if added_id > head:
+        raise _gone(f"{added_id} is past the head, {head}", head, head, newest)
+    return added_id
+
+
+def _gone(why: str, head: int, resume_at: int, newest: GenerationStart) -> LocationGone:
+    return LocationGone(why, head=head, resume_at=resume_at, generation=newest.generation)

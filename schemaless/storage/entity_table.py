@@ -14,6 +14,7 @@ import structlog
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
 from schemaless.errors import DuplicateKey
+from schemaless.location import ADDED_ID_MAX
 from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS, Head
@@ -107,13 +108,16 @@ def versions(
 
 
 def read_after(
-    datastore: Datastore, shard: int, after: int, limit: int, columns: Iterable[str] = ()
+    datastore: Datastore, shard: int, after: int, limit: int, columns: Iterable[str] = (), until: int = ADDED_ID_MAX
 ) -> Operation[list[StoredCell]]:
-    """At most `limit` cells with an added_id above `after`, in added_id order; only of `columns` if any are named."""
+    """At most `limit` cells with an added_id above `after`, in added_id order; only of `columns` if any are named.
+
+    `until`, the last added_id to look at, bounds what a search for rare columns examines.
+    """
     names = commas([sql("%s", name.encode()) for name in columns])
     only = f"AND column_name IN ({names}) " if names else ""
-    tail = f"WHERE added_id > %s {only}ORDER BY added_id LIMIT %s"
-    rows = yield from query(_select(datastore, shard, tail, after, limit))
+    tail = f"WHERE added_id > %s AND added_id <= %s {only}ORDER BY added_id LIMIT %s"
+    rows = yield from query(_select(datastore, shard, tail, after, until, limit))
     return [_stored(found, shard) for found in rows]
 
 

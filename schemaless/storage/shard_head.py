@@ -73,6 +73,18 @@ def generations(datastore: str, shard: int) -> Operation[list[GenerationStart]]:
     return [GenerationStart(*row) for row in rows]
 
 
+def history(datastore: str, shard: int) -> Operation[tuple[Head, list[GenerationStart]]]:
+    """Head and generations of one shard as this server shows them. Raises Misconfigured: it doesn't live here."""
+    where = sql("WHERE datastore = %s AND shard = %s", datastore, shard)
+    found, starts = yield (
+        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head {where};"
+        f"SELECT generation, starts_at FROM schemaless.shard_generation {where} ORDER BY generation"
+    )
+    if not found.rows:
+        raise Misconfigured(f"datastore {datastore}: shard {shard} does not live on this cluster")
+    return Head(*found.rows[0]), [GenerationStart(*row) for row in starts.rows]
+
+
 def lock(datastore: str, shards: Iterable[int]) -> Operation[tuple[dict[int, Head], int]]:
     """Begins a transaction and locks the heads, in shard order. Returns them and the master's clock under the lock."""
     wanted = sorted(set(shards))
