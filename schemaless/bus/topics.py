@@ -1,0 +1,101 @@
+"""The two topics of a datastore: makes them, and refuses ones that don't fit (I8).
+
+The cells topic keeps history for ever and takes the largest body; the progress topic is compacted and kept without
+end, so that a shard's progress outlives every consumer group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
+from confluent_kafka.cimpl import NewTopic
+
+from schemaless.bus.translation import translate, translated
+from schemaless.errors import BusUnavailable, Misconfigured
+from schemaless.topology import Datastore
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Of one record. A body is 1 MiB as sent; the rest is room for one that grows in its stored form."""
+
+_REPLICAS = 3
+_INT64_MAX = 2**63 - 1
+_CELLS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "max.message.bytes": str(MESSAGE_BYTES_MAX),
+    # Timestamps are created_at: a master's clock may be ahead of the broker's by any amount.
+    "message.timestamp.after.max.ms": str(_INT64_MAX),
+}
+_PROGRESS = {
+    "cleanup.policy": "compact",
+    "retention.ms": "-1",
+    # Read from its beginning whenever a partition changes hands, so old segments are compacted early.
+    "segment.bytes": str(16 << 20),
+    "segment.ms": str(3_600_000),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+_POLL_S = 0.1
+
+
+def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
+    """Both topics exist with the datastore's partition count when this returns. Idempotent.
+
+    Raises Misconfigured for a topic with another partition count, BusUnavailable after `timeout_s` at the latest.
+    """
+    deadline = time.monotonic() + timeout_s
+    # A broker that is away is reported by the error, not by log lines.
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
+    wanted = {datastore.topic: _CELLS, datastore.progress_topic: _PROGRESS}
+    cluster = _cluster(admin, timeout_s)
+    missing = {topic: config for topic, config in wanted.items() if topic not in cluster.topics}
+    if missing:
+        _create(
+            admin, missing, datastore.partitions, replicas=min(_REPLICAS, len(cluster.brokers)), timeout_s=timeout_s
+        )
+    while not _all_fit(_cluster(admin, timeout_s).topics, wanted, datastore):
+        if time.monotonic() > deadline:
+            raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
+        time.sleep(_POLL_S)
+
+
+def _cluster(admin: AdminClient, timeout_s: float) -> ClusterMetadata:
+    with translated("asking Kafka for its topics"):
+        return admin.list_topics(timeout=timeout_s)
+
+
+def _create(
+    admin: AdminClient, missing: Mapping[str, Mapping[str, str]], partitions: int, *, replicas: int, timeout_s: float
+) -> None:
+    durable = {"min.insync.replicas": "2"} if replicas == _REPLICAS else {}
+    topics = [NewTopic(topic, partitions, replicas, config={**config, **durable}) for topic, config in missing.items()]
+    made = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
+    for topic, future in made.items():
+        _wait(topic, future)
+
+
+def _wait(topic: str, future: Future[None]) -> None:
+    try:
+        future.result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another process was faster
+            raise translate(error.args[0], f"creating topic {topic}") from error
+
+
+def _all_fit(found: Mapping[str, TopicMetadata], wanted: Mapping[str, object], datastore: Datastore) -> bool:
+    """Whether every topic is there with leaders. Raises Misconfigured for another partition count."""
+    for topic in wanted:
+        partitions = found[topic].partitions if topic in found else {}
+        if not partitions or any(partition.leader < 0 for partition in partitions.values()):
+            return False
+        if len(partitions) != datastore.partitions:
+            raise Misconfigured(
+                f"topic {topic} has {len(partitions)} partitions, datastore {datastore.name} needs"
+                f" {datastore.partitions}: delete the topic, or create the datastore with the topic's count"
+            )
+    return True
