@@ -121,9 +121,8 @@ def _prepare_servers(plan: StackPlan, servers: Sequence[MySQLServer], new: Seque
 
 
 def _start_storage(plan: StackPlan, say: Say) -> None:
-    say("starting the storage servers")
     servers = plan.servers()
-    running = _start(plan, [server.name for server in servers])
+    running = _start(plan, [server.name for server in servers], "the storage servers", say)
     awaited = [server for server in servers if server.name in running]
     with ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(lambda server: mysql_server.wait_ready(server, plan.accounts), awaited))
@@ -132,26 +131,27 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
 
 
 def _start_kafka(plan: StackPlan, say: Say) -> None:
-    say("starting Kafka")
-    if _start(plan, ["kafka"]):
+    if _start(plan, ["kafka"], "Kafka", say):
         kafka_broker.wait_ready(plan.broker())
 
 
 def _start_services(plan: StackPlan, say: Say) -> None:
-    say("starting the services")
-    running = _start(plan, [process.name for process in processes(plan.home) if _is_service(process)])
+    services = [process.name for process in processes(plan.home) if _is_service(process)]
+    running = _start(plan, services, "the services", say)
     wait_for(plan.home, running, {ProcessState.RUNNING}, timeout_s=READY_TIMEOUT_S)
     for process in processes(plan.home):
         if process.name in running and process.role is ProcessRole.API:
             _await_api(plan, process)
 
 
-def _start(plan: StackPlan, names: Sequence[str]) -> set[str]:
+def _start(plan: StackPlan, names: Sequence[str], what: str, say: Say) -> set[str]:
     """Start those that were never started; return those that are not held down."""
     wanted = [process for process in processes(plan.home) if process.name in names and not process.held_down]
-    for process in wanted:
-        if not process.started:
-            start(plan.home, process.name)
+    new = [process for process in wanted if not process.started]
+    if new:
+        say(f"starting {what}")
+    for process in new:
+        start(plan.home, process.name)
     return {process.name for process in wanted}
 
 

@@ -6,16 +6,20 @@ Owns how a process is started, restarted and stopped: it is started again for ev
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from schemaless.errors import Misconfigured
 from schemaless.stack.topology_file import write_private_json
 
 RESTARTS_MAX = 10**9  # a supervisor that gives up is of no use at night
 STARTED_AFTER_S = 1  # alive that long: started; dead earlier: tried again, a second later each time
+
+_BEGINS_COMMENT = re.compile(r"[\r\n]|\s[;#]")
 
 
 class ProcessRole(StrEnum):
@@ -41,9 +45,9 @@ class Program:
 
 
 def save_program(folder: Path, program: Program, *, log: Path) -> None:
-    """Write the description and, from it, supervisord's section."""
-    write_private_json(folder / f"{program.name}.json", asdict(program))
+    """Write the description and, from it, supervisord's section. Raises Misconfigured for words it can't take."""
     section = _section(program, log)
+    write_private_json(folder / f"{program.name}.json", asdict(program))
     (folder / f"{program.name}.conf").write_text(section)
 
 
@@ -63,10 +67,12 @@ def _load(path: Path) -> Program:
 
 
 def _section(program: Program, log: Path) -> str:
+    # supervisord's own `environment=` can't take every value; env(1) can.
+    variables = [f"{name}={value}" for name, value in program.env.items()]
+    argv = ending_with_supervisor(["/usr/bin/env", *variables, *program.argv])
     lines = {
-        "command": " ".join(_quoted(word) for word in ending_with_supervisor(program.argv)),
+        "command": " ".join(_quoted(word) for word in argv),
         "directory": _escaped(program.directory),
-        "environment": ",".join(f"{name}={_quoted(value)}" for name, value in program.env.items()),
         "autostart": "false",
         "autorestart": "true",
         "startsecs": STARTED_AFTER_S,
@@ -78,7 +84,7 @@ def _section(program: Program, log: Path) -> str:
         "stdout_logfile_maxbytes": "20MB",
         "stdout_logfile_backups": 3,
     }
-    return f"[program:{program.name}]\n" + "".join(f"{key}={value}\n" for key, value in lines.items() if value != "")
+    return f"[program:{program.name}]\n" + "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
 def ending_with_supervisor(argv: Sequence[str]) -> list[str]:
@@ -92,4 +98,6 @@ def _quoted(word: str) -> str:
 
 
 def _escaped(word: str) -> str:
+    if _BEGINS_COMMENT.search(word):
+        raise Misconfigured(f"supervisord's file can't hold {word!r}: a line break, or ; or # after a blank")
     return word.replace("%", "%%")  # supervisord expands %(name)s
