@@ -1,7 +1,7 @@
-"""Configuration: frozen values, read once, here and nowhere else. Each field is required or tells why its default is so.
+"""Configuration: frozen values, read once, here and nowhere else. Each field is required or says why its default is so.
 
-Every variable begins with SCHEMALESS_; units stand last in a name. Secrets are not in here: they are in the
-topology file, which only its owner can read, or in SCHEMALESS_TOKEN.
+Every variable begins with SCHEMALESS_; units stand last in a name. Services find their secrets in the topology file,
+which only its owner can read, or in SCHEMALESS_TOKEN.
 """
 
 from __future__ import annotations
@@ -22,6 +22,19 @@ class StackSettings(BaseSettings):
     cache: Path = Path("~/.cache/schemaless")  # server programs, shared by all checkouts of a user
     mysql_flavour: Literal["mariadb", "mysql"] | None = None  # a new stack takes mariadb: Debian has it in its packages
     first_port: int | None = None  # None: free ports are picked at the first start, and kept
+
+
+class ContainerSettings(BaseSettings):
+    """What sets up a stack in containers, once: docker-compose.yml passes it from .env."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore")
+
+    topology: Path  # required: where the topology file is written for the services
+    kafka: str  # required: bootstrap servers
+    root_password: SecretStr  # required: what the MySQL image gave to root; of no use afterwards
+    service_password: SecretStr  # required, as the next two: kept by whoever runs the stack
+    reader_password: SecretStr
+    replication_password: SecretStr
 
 
 class ServiceSettings(BaseSettings):

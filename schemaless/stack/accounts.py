@@ -36,19 +36,19 @@ _MONITOR = {
 _NOBODY_ELSE = {
     # Under --bootstrap the grant tables are not loaded yet: rows first, then FLUSH.
     Flavour.MARIADB: ("DELETE FROM mysql.global_priv WHERE User IN ('', 'root')", "FLUSH PRIVILEGES"),
-    Flavour.MYSQL: ("DROP USER 'root'@'localhost'",),
+    Flavour.MYSQL: ("DROP USER IF EXISTS 'root'@'localhost', 'root'@'%'",),
 }
 
 
 def account_statements(flavour: Flavour, accounts: Accounts) -> tuple[str, ...]:
-    """SQL that leaves exactly our three accounts on a new server."""
+    """SQL that leaves exactly our three accounts on a new server. On MySQL it may be run again after a cut."""
     return (
         *(_NOBODY_ELSE[flavour] if flavour is Flavour.MARIADB else ()),
-        f"CREATE USER '{SERVICE_USER}'@'%' IDENTIFIED BY '{accounts.service_password}'",
+        f"CREATE USER IF NOT EXISTS '{SERVICE_USER}'@'%' IDENTIFIED BY '{accounts.service_password}'",
         f"GRANT ALL PRIVILEGES ON *.* TO '{SERVICE_USER}'@'%' WITH GRANT OPTION",
-        f"CREATE USER '{READER_USER}'@'%' IDENTIFIED BY '{accounts.reader_password}'",
+        f"CREATE USER IF NOT EXISTS '{READER_USER}'@'%' IDENTIFIED BY '{accounts.reader_password}'",
         f"GRANT SELECT, PROCESS, SHOW DATABASES, {_MONITOR[flavour]} ON *.* TO '{READER_USER}'@'%'",
-        f"CREATE USER '{REPLICATION_USER}'@'%' IDENTIFIED BY '{accounts.replication_password}'",
+        f"CREATE USER IF NOT EXISTS '{REPLICATION_USER}'@'%' IDENTIFIED BY '{accounts.replication_password}'",
         f"GRANT REPLICATION SLAVE ON *.* TO '{REPLICATION_USER}'@'%'",
         *(_NOBODY_ELSE[flavour] if flavour is Flavour.MYSQL else ()),
     )

@@ -44,7 +44,7 @@ class _Dialect:
 
 _DIALECTS = {
     Flavour.MARIADB: _Dialect(
-        attach="CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={port}, MASTER_USER='{user}', "
+        attach="CHANGE MASTER TO MASTER_HOST='{host}', MASTER_PORT={port}, MASTER_USER='{user}', "
         "MASTER_PASSWORD='{password}', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1, "
         "MASTER_HEARTBEAT_PERIOD=2",
         start="START SLAVE",
@@ -54,7 +54,7 @@ _DIALECTS = {
         lag="Seconds_Behind_Master",
     ),
     Flavour.MYSQL: _Dialect(
-        attach="CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={port}, "
+        attach="CHANGE REPLICATION SOURCE TO SOURCE_HOST='{host}', SOURCE_PORT={port}, "
         "SOURCE_USER='{user}', SOURCE_PASSWORD='{password}', SOURCE_AUTO_POSITION=1, "
         "SOURCE_CONNECT_RETRY=1, SOURCE_RETRY_COUNT=0, SOURCE_HEARTBEAT_PERIOD=2, GET_SOURCE_PUBLIC_KEY=1",
         start="START REPLICA",
@@ -77,16 +77,32 @@ RESUME_MARIADB = (
 
 def attach(minion: MySQLServer, master: MySQLServer, accounts: Accounts) -> None:
     """Point a minion at its master and wait until both halves run. Attached before: only waits."""
-    dialect = _DIALECTS[minion.flavour]
     with session(minion.address(accounts)) as connected:
-        if _status(connected, dialect) is None:
-            connected.query(
-                dialect.attach.format(port=master.port, user=REPLICATION_USER, password=accounts.replication_password)
-            )
+        if not is_attached(connected, minion.flavour):
+            name_master(connected, minion.flavour, "127.0.0.1", master.port, accounts)
         if minion.flavour is Flavour.MARIADB:
             minion.init_file.write_text(RESUME_MARIADB)
-        connected.query(dialect.start)  # runs already: a note, no error
-        _wait_healthy(minion, connected, dialect)
+        start(connected, minion.flavour, minion.name)
+
+
+def is_attached(connected: Session, flavour: Flavour) -> bool:
+    """Whether the minion was ever told of a master."""
+    return _status(connected, _DIALECTS[flavour]) is not None
+
+
+def name_master(connected: Session, flavour: Flavour, host: str, port: int, accounts: Accounts) -> None:
+    """Tell a minion where its master is. Nothing moves before `start`."""
+    connected.query(
+        _DIALECTS[flavour].attach.format(
+            host=host, port=port, user=REPLICATION_USER, password=accounts.replication_password
+        )
+    )
+
+
+def start(connected: Session, flavour: Flavour, name: str) -> None:
+    """Start both halves and wait until they run. Raises StorageUnavailable, saying what stands in the way."""
+    connected.query(_DIALECTS[flavour].start)  # runs already: a note, no error
+    _wait_healthy(name, connected, _DIALECTS[flavour])
 
 
 def replication_status(minion: MySQLServer, accounts: Accounts) -> ReplicationStatus | None:
@@ -95,14 +111,14 @@ def replication_status(minion: MySQLServer, accounts: Accounts) -> ReplicationSt
         return _status(connected, _DIALECTS[minion.flavour])
 
 
-def _wait_healthy(minion: MySQLServer, connected: Session, dialect: _Dialect) -> None:
+def _wait_healthy(name: str, connected: Session, dialect: _Dialect) -> None:
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while True:
         status = _status(connected, dialect)
         if status is not None and status.healthy:
             return
         if time.monotonic() > deadline:
-            raise StorageUnavailable(f"minion {minion.name} does not replicate: {status and status.error}")
+            raise StorageUnavailable(f"minion {name} does not replicate: {status and status.error}")
         time.sleep(0.05)
 
 

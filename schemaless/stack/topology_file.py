@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemaless.stack.accounts import SERVICE_USER, Accounts
+from schemaless.stack.accounts import Accounts
 from schemaless.stack.mysql_server import MySQLServer
-from schemaless.topology import TOPOLOGY_VERSION, Role
+from schemaless.topology import TOPOLOGY_VERSION, Node, Role
 
 
 def topology_document(servers: Sequence[MySQLServer], accounts: Accounts) -> dict[str, Any]:
-    """The format of schemaless/topology.py, with the services' account."""
+    """The topology of a stack's own servers, with the services' account."""
+    return nodes_document(server.node(accounts) for server in servers)
+
+
+def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
+    """The format of schemaless/topology.py."""
     clusters: dict[str, Any] = {}
-    for server in servers:
-        cluster = clusters.setdefault(server.cluster, {"master": None, "minions": []})
-        if server.role is Role.MASTER:
-            cluster["master"] = _node(server, accounts)
+    for node in nodes:
+        cluster = clusters.setdefault(node.cluster, {"master": None, "minions": []})
+        if node.role is Role.MASTER:
+            cluster["master"] = _entry(node)
         else:
-            cluster["minions"].append(_node(server, accounts))
+            cluster["minions"].append(_entry(node))
     return {"version": TOPOLOGY_VERSION, "clusters": clusters}
 
 
@@ -38,12 +43,12 @@ def write_private_json(path: Path, document: Any) -> None:
     fresh.replace(path)
 
 
-def _node(server: MySQLServer, accounts: Accounts) -> dict[str, Any]:
+def _entry(node: Node) -> dict[str, Any]:
     return {
-        "name": server.name,
-        "host": "127.0.0.1",
-        "port": server.port,
-        "socket": str(server.socket),
-        "user": SERVICE_USER,
-        "password": accounts.service_password,
+        "name": node.name,
+        "host": node.host,
+        "port": node.port,
+        "socket": node.socket,
+        "user": node.user,
+        "password": node.password,
     }
