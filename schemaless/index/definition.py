@@ -1,0 +1,252 @@
+"""IndexDefinition: a declared index, parsed and validated from CONTRACT.md's object. Nothing invalid gets past here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, TypeVar
+
+import yaml
+
+from schemaless.cell import ColumnName, parse_column_name
+from schemaless.errors import Invalid, Malformed, NotBuilt
+from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Op, Value, from_json, to_json
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+LENGTH_DEFAULT = 255
+LENGTH_MAX = 768  # code points; 3072 bytes, what a key of MySQL holds
+KEYED_MAX = 15  # a key of MySQL has 16 columns, and the row key is one
+STORED_MAX = 48
+CONDITIONS_MAX = 16
+_KEY_BYTES_MAX = 3072
+_PATH_CHARACTERS_MAX = 256
+_TEXT_CHARACTERS_MAX = 64 << 10
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_PATH = re.compile(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*")
+RESERVED = frozenset(
+    {"order", "desc", "limit", "cursor", "fields", "include", "verify", "after", "wait", "read_from"}
+    | {"row_key", "source_generation", "source_added_id", "live"}
+)
+"""Query parameters and the table's own columns: a field of such a name could not be asked for."""
+
+_BYTES = {FieldType.UUID: 16, FieldType.DECIMAL: 18, FieldType.BOOL: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`length`: code points of a string, bytes of bytes, 0 for other types."""
+
+    name: str
+    column: ColumnName
+    path: tuple[str, ...]
+    type: FieldType
+    length: int = 0
+
+    @property
+    def bytes_max(self) -> int:
+        """In an index table's row: strings are kept as UTF-8."""
+        if self.type is FieldType.STRING:
+            return 4 * self.length
+        return self.length if self.type is FieldType.BYTES else _BYTES.get(self.type, 8)
+
+    def convert(self, found: Any) -> Value | None:
+        return from_json(self.type, self.length, found)
+
+    def document(self) -> dict[str, Any]:
+        described = {"name": self.name, "column": self.column, "path": ".".join(self.path), "type": str(self.type)}
+        return {**described, "length": self.length} if self.length else described
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One comparison that must hold for a row to be in the index. `value` is of the field's type."""
+
+    field: str
+    op: Op
+    value: Value
+
+
+@dataclass(frozen=True)
+class IndexDefinition:
+    """`keyed[0]` is the shard field. `fields` is the order of an entry's values."""
+
+    name: str
+    keyed: tuple[Field, ...]
+    stored: tuple[Field, ...] = ()
+    where: tuple[Condition, ...] = ()
+
+    @property
+    def shard_field(self) -> Field:
+        return self.keyed[0]
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        return self.keyed + self.stored
+
+    @cached_property
+    def columns(self) -> frozenset[ColumnName]:
+        """The source columns: only their cells can change an entry."""
+        return frozenset(field.column for field in self.fields)
+
+    def field(self, name: str) -> Field:
+        """Raises Invalid."""
+        for field in self.fields:
+            if field.name == name:
+                return field
+        raise Invalid(name, f"is no field of the index {self.name}")
+
+    def document(self) -> dict[str, Any]:
+        """The object that `parse_definition` reads, in its one canonical form."""
+        shown: dict[str, Any] = {
+            "name": self.name,
+            "shard_field": self.shard_field.name,
+            "fields": [field.document() for field in self.keyed],
+        }
+        if self.stored:
+            shown["stored"] = [field.document() for field in self.stored]
+        if self.where:
+            shown["where"] = [self._condition_document(condition) for condition in self.where]
+        return shown
+
+    def _condition_document(self, condition: Condition) -> dict[str, Any]:
+        kind = self.field(condition.field).type
+        return {"field": condition.field, "op": str(condition.op), "value": to_json(kind, condition.value)}
+
+
+def load_definition(text: str) -> IndexDefinition:
+    """From YAML or JSON. Raises Malformed, Invalid or NotBuilt."""
+    if len(text) > _TEXT_CHARACTERS_MAX:
+        raise Malformed(f"an index definition has at most {_TEXT_CHARACTERS_MAX} characters")
+    try:
+        return parse_definition(yaml.safe_load(text))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise Malformed(f"neither YAML nor JSON: {error}") from error
+
+
+def dump_definition(definition: IndexDefinition) -> str:
+    """As JSON: how definitions are kept."""
+    return json.dumps(definition.document(), ensure_ascii=True)
+
+
+def parse_definition(document: Any) -> IndexDefinition:
+    """Raises Invalid, which names the member that is wrong, or NotBuilt."""
+    members = _members(document, "definition", {"name", "shard_field", "fields"}, {"stored", "where"})
+    name = _name(members["name"], "name")
+    keyed = _fields(members["fields"], "fields", KEYED_MAX)
+    stored = _fields(members.get("stored", []), "stored", STORED_MAX)
+    _check_names(keyed + stored)
+    _check_shard_field(members["shard_field"], keyed)
+    _check_key_size(keyed)
+    bare = IndexDefinition(name, keyed, stored)
+    return IndexDefinition(name, keyed, stored, _conditions(members.get("where", []), bare))
+
+
+def _members(document: Any, at: str, required: set[str], optional: set[str]) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise Invalid(at, "must be an object")
+    for member in document:
+        if member not in required | optional:
+            raise Invalid(f"{at}.{member}", "is not a member of it")
+    for member in sorted(required):
+        if member not in document:
+            raise Invalid(f"{at}.{member}", "is missing")
+    return document
+
+
+def _items(value: Any, at: str, most: int) -> Sequence[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise Invalid(at, f"must be a list of at most {most} objects")
+    return value
+
+
+def _name(value: Any, at: str) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise Invalid(at, "must match [a-z][a-z0-9_]{0,47}")
+    return value
+
+
+def parse_index_name(text: str) -> str:
+    """Raises Invalid."""
+    return _name(text, "name")
+
+
+def _fields(value: Any, at: str, most: int) -> tuple[Field, ...]:
+    return tuple(_field(item, f"{at}[{n}]") for n, item in enumerate(_items(value, at, most)))
+
+
+def _field(value: Any, at: str) -> Field:
+    members = _members(value, at, {"name", "column", "path", "type"}, {"length"})
+    name = _name(members["name"], f"{at}.name")
+    if name in RESERVED:
+        raise Invalid(f"{at}.name", f"{name!r} is a word of the query language")
+    kind = _one_of(FieldType, members["type"], f"{at}.type")
+    column = parse_column_name(members["column"], f"{at}.column")
+    return Field(name, column, _path(members["path"], f"{at}.path"), kind, _length(members.get("length"), kind, at))
+
+
+def _path(value: Any, at: str) -> tuple[str, ...]:
+    if isinstance(value, str) and "[]" in value:
+        raise NotBuilt(f"{at}: multi-valued fields ([]) are not built yet")
+    if not isinstance(value, str) or not _PATH.fullmatch(value) or len(value) > _PATH_CHARACTERS_MAX:
+        raise Invalid(at, "must be member names with dots between them")
+    return tuple(value.split("."))
+
+
+def _length(value: Any, kind: FieldType, at: str) -> int:
+    if kind not in (FieldType.STRING, FieldType.BYTES):
+        if value is not None:
+            raise Invalid(f"{at}.length", "belongs to string and bytes only")
+        return 0
+    if value is None:
+        return LENGTH_DEFAULT
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LENGTH_MAX:
+        raise Invalid(f"{at}.length", f"must be an integer from 1 to {LENGTH_MAX}")
+    return value
+
+
+def _one_of(kind: type[Choice], value: Any, at: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise Invalid(at, "must be one of " + ", ".join(kind)) from None
+
+
+def _check_names(fields: Sequence[Field]) -> None:
+    names = [field.name for field in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise Invalid("fields", f"{name} is there twice")
+
+
+def _check_shard_field(name: Any, keyed: Sequence[Field]) -> None:
+    if not keyed or keyed[0].name != name:
+        raise Invalid("shard_field", "must be the name of the first of fields")
+    if keyed[0].type not in SHARD_FIELD_TYPES:
+        raise Invalid("shard_field", "must be of type " + ", ".join(sorted(SHARD_FIELD_TYPES)))
+
+
+def _check_key_size(keyed: Sequence[Field]) -> None:
+    size = sum(field.bytes_max + 2 for field in keyed) + 16
+    if size > _KEY_BYTES_MAX:
+        raise Invalid("fields", f"keyed fields take {size} bytes at most, MySQL's limit is {_KEY_BYTES_MAX}")
+
+
+def _conditions(value: Any, bare: IndexDefinition) -> tuple[Condition, ...]:
+    return tuple(_condition(item, f"where[{n}]", bare) for n, item in enumerate(_items(value, "where", CONDITIONS_MAX)))
+
+
+def _condition(value: Any, at: str, bare: IndexDefinition) -> Condition:
+    members = _members(value, at, {"field", "op", "value"}, set())
+    if not isinstance(members["field"], str):
+        raise Invalid(f"{at}.field", "must be the name of a field")
+    field = bare.field(members["field"])
+    typed = field.convert(members["value"])
+    if typed is None:
+        raise Invalid(f"{at}.value", f"is no {field.type}")
+    return Condition(field.name, _one_of(Op, members["op"], f"{at}.op"), typed)

@@ -1,0 +1,209 @@
+"""Field values: the types of CONTRACT.md, and each type's forms.
+
+A value that came from a cell is converted to its type or becomes null (None); it never fails. Values that a person
+wrote, in a definition or in a query, raise Invalid instead.
+
+    type      in Python                            in JSON
+    uuid      bytes (16)                           canonical text
+    string    str, at most `length` code points    text
+    int       int, signed 64 bits                  number
+    float     float (an int is taken too)          number
+    decimal   Decimal, 29 digits before the point, 9 after it, from text or a number   text
+    bool      bool                                 true, false
+    datetime  int, microseconds since the epoch    RFC 3339, UTC, six digits, Z
+    bytes     bytes, at most `length`              base64
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import operator
+from collections.abc import Callable, Mapping
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from enum import StrEnum
+from typing import Any
+
+from schemaless.cell import created_at_text, parse_row_key, parse_time, row_key_text
+from schemaless.errors import Invalid
+
+Value = bytes | str | int | float | Decimal | bool
+
+DECIMAL_DIGITS = 38
+DECIMAL_PLACES = 9
+_EXACT = Context(prec=DECIMAL_DIGITS, traps=[Inexact, InvalidOperation])
+_DECIMAL_LIMIT = Decimal(10) ** (DECIMAL_DIGITS - DECIMAL_PLACES)
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
+_DATETIME_MIN_US = parse_time("1000-01-01T00:00:00Z")  # what MySQL's DATETIME is defined for
+_DATETIME_MAX_US = parse_time("9999-12-31T23:59:59.499999Z")
+
+
+class FieldType(StrEnum):
+    UUID = "uuid"
+    STRING = "string"
+    INT = "int"
+    FLOAT = "float"
+    DECIMAL = "decimal"
+    BOOL = "bool"
+    DATETIME = "datetime"
+    BYTES = "bytes"
+
+
+class Op(StrEnum):
+    """Comparisons of `where` and of queries. With a null on either side none of them holds."""
+
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LTE = "lte"
+    GT = "gt"
+    GTE = "gte"
+
+    def holds(self, left: Value | None, right: Value | None) -> bool:
+        return left is not None and right is not None and bool(_COMPARISONS[self](left, right))
+
+
+_COMPARISONS: Mapping[Op, Callable[[Any, Any], bool]] = {
+    Op.EQ: operator.eq,
+    Op.NE: operator.ne,
+    Op.LT: operator.lt,
+    Op.LTE: operator.le,
+    Op.GT: operator.gt,
+    Op.GTE: operator.ge,
+}
+
+
+def from_json(kind: FieldType, length: int, found: Any) -> Value | None:
+    """The typed value of what a body holds; None when it is missing or doesn't fit."""
+    try:
+        return _FROM_JSON[kind](found, length)
+    except (Invalid, ValueError, ArithmeticError):
+        return None
+
+
+def from_text(kind: FieldType, length: int, text: str, field: str) -> Value:
+    """The typed value of a query parameter. Raises Invalid."""
+    value = from_json(kind, length, _READ_TEXT.get(kind, str)(text))
+    if value is None:
+        raise Invalid(field, f"is no {kind} of this index")
+    return value
+
+
+def to_json(kind: FieldType, value: Value | None) -> Any:
+    return None if value is None else _TO_JSON.get(kind, _same)(value)
+
+
+def shard_text(kind: FieldType, value: Value) -> str:
+    """The text whose hash places an entry: fixed by CONTRACT.md for every type that may be a shard field."""
+    return _SHARD_TEXT[kind](value)
+
+
+def _uuid(found: Any, _length: int) -> Value | None:
+    return parse_row_key(found)
+
+
+def _string(found: Any, length: int) -> Value | None:
+    return found if isinstance(found, str) and len(found) <= length else None
+
+
+def _int(found: Any, _length: int) -> Value | None:
+    fits = isinstance(found, int) and not isinstance(found, bool) and _INT_MIN <= found <= _INT_MAX
+    return found if fits else None
+
+
+def _float(found: Any, _length: int) -> Value | None:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    value = float(found)
+    return value if math.isfinite(value) else None
+
+
+def _decimal(found: Any, _length: int) -> Value | None:
+    if isinstance(found, bool) or not isinstance(found, str | int | float):
+        return None
+    value = Decimal(str(found))
+    if not value.is_finite() or abs(value) >= _DECIMAL_LIMIT:
+        return None
+    exact = value.normalize(_EXACT)
+    exponent = exact.as_tuple().exponent
+    return (exact or Decimal(0)) if isinstance(exponent, int) and -exponent <= DECIMAL_PLACES else None
+
+
+def _bool(found: Any, _length: int) -> Value | None:
+    return found if isinstance(found, bool) else None
+
+
+def _datetime(found: Any, _length: int) -> Value | None:
+    moment = parse_time(found)
+    return moment if _DATETIME_MIN_US <= moment <= _DATETIME_MAX_US else None
+
+
+def _bytes(found: Any, length: int) -> Value | None:
+    if not isinstance(found, str):
+        return None
+    try:
+        value = base64.b64decode(found, validate=True)
+    except binascii.Error:
+        return None
+    return value if len(value) <= length else None
+
+
+_FROM_JSON: Mapping[FieldType, Callable[[Any, int], Value | None]] = {
+    FieldType.UUID: _uuid,
+    FieldType.STRING: _string,
+    FieldType.INT: _int,
+    FieldType.FLOAT: _float,
+    FieldType.DECIMAL: _decimal,
+    FieldType.BOOL: _bool,
+    FieldType.DATETIME: _datetime,
+    FieldType.BYTES: _bytes,
+}
+
+
+def _int_of_text(text: str) -> Any:
+    return int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 20 else None
+
+
+def _float_of_text(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+_READ_TEXT: Mapping[FieldType, Callable[[str], Any]] = {
+    FieldType.INT: _int_of_text,
+    FieldType.FLOAT: _float_of_text,
+    FieldType.BOOL: {"true": True, "false": False}.get,
+}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _decimal_text(value: Any) -> str:
+    return format(value.normalize(_EXACT), "f")
+
+
+def _base64_text(value: Any) -> str:
+    return base64.b64encode(value).decode()
+
+
+_TO_JSON: Mapping[FieldType, Callable[[Any], Any]] = {
+    FieldType.UUID: row_key_text,
+    FieldType.DECIMAL: _decimal_text,
+    FieldType.DATETIME: created_at_text,
+    FieldType.BYTES: _base64_text,
+}
+
+_SHARD_TEXT: Mapping[FieldType, Callable[[Any], str]] = {
+    FieldType.UUID: row_key_text,
+    FieldType.STRING: _same,
+    FieldType.INT: str,
+    FieldType.BOOL: {True: "true", False: "false"}.__getitem__,
+    FieldType.DATETIME: created_at_text,
+}
+
+SHARD_FIELD_TYPES = frozenset(_SHARD_TEXT)
