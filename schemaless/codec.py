@@ -88,21 +88,11 @@ def same_body(left: bytes, right: bytes) -> bool:
 
 
 def encode_record(cell: StoredCell) -> bytes:
-    """Value of a cell's Kafka record: a MessagePack map, the body as it is stored (CONTRACT.md, "Kafka")."""
-    return bytes(
-        _encode_msgpack(
-            {
-                "row_key": cell.row_key,
-                "column_name": cell.column_name,
-                "ref_key": cell.ref_key,
-                "shard": cell.shard,
-                "generation": cell.generation,
-                "added_id": cell.added_id,
-                "created_at": cell.created_at,
-                "body": cell.body,
-            }
-        )
-    )
+    """Value of a cell's Kafka record: a MessagePack map, the body as it is stored (CONTRACT.md, "Kafka").
+
+    The fields of StoredCell are the members of the map, by name and in order.
+    """
+    return _encode_msgpack(cell)
 
 
 class _Record(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,178 @@
+"""One partition of the cells topic as its only writer sees it: transactions of cells and progress (I7).
+
+The transactional.id names the partition. Opening fences the predecessor and ends its transaction, and only then is
+progress read; so whoever could open the log knows exactly what was published, and a process that lost the partition
+can't publish any more, however late it wakes up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from threading import Lock
+
+import msgspec
+from confluent_kafka import KafkaException, Producer
+
+from schemaless.bus.progress import Progress, progress_key, progress_value, read_progress
+from schemaless.bus.reader import PartitionReader
+from schemaless.bus.topics import MESSAGE_BYTES_MAX
+from schemaless.bus.translation import translate, translated
+from schemaless.cell import StoredCell, row_key_text
+from schemaless.codec import encode_record
+from schemaless.errors import BusUnavailable
+from schemaless.location import GenerationStart, Location
+from schemaless.topology import Datastore
+
+_QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
+_PRODUCING = Lock()
+"""Filling a transaction is all Python: threads that take turns at it are faster than threads that fight for the
+interpreter. Waiting for the broker, which takes longer, overlaps."""
+
+Headers = list[tuple[str, str | bytes | None]]
+_VERSION = ("v", b"1")
+_GENERATION_HEADERS: Headers = [_VERSION, ("kind", b"generation")]
+
+
+class PartitionLog:
+    """Publishes to one partition. One thread at a time.
+
+    After an error look at `usable`: False means that the log must be opened anew, and only by whom the group names.
+    """
+
+    def __init__(
+        self, bootstrap: str, datastore: Datastore, partition: int, *, transaction_timeout_s: float = 5.0
+    ) -> None:
+        self.usable = True
+        self._bootstrap = bootstrap
+        self._datastore = datastore
+        self._partition = partition
+        self._timeout_s = transaction_timeout_s
+        self._headers: dict[str, Headers] = {}
+        self._name = f"{datastore.topic} [{partition}]"
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "transactional.id": f"{datastore.topic}.{partition}",
+                "transaction.timeout.ms": round(transaction_timeout_s * 1000),
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "message.max.bytes": MESSAGE_BYTES_MAX,
+                "queue.buffering.max.kbytes": _QUEUE_KBYTES,
+                "delivery.report.only.error": True,
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 0,  # errors are raised to us, and told once
+            }
+        )
+
+    def open(self) -> Progress:
+        """Fences the predecessor, then reads how far it came.
+
+        Raises BusUnavailable, Fenced, or Misconfigured when progress can't be told.
+        """
+        try:
+            with translated(f"opening {self._name}"):
+                self._producer.init_transactions(self._timeout_s * 2)  # the predecessor's may have to run out first
+            with PartitionReader(self._bootstrap) as reader:
+                progress = read_progress(reader, self._datastore, self._partition)
+            if progress.rebuilt:
+                self.record(progress.locations)
+        except BaseException:
+            self.usable = False
+            raise
+        return progress
+
+    def publish(self, cells: Sequence[StoredCell]) -> dict[int, Location]:
+        """All of the cells, or none, with the progress they make: the locations returned.
+
+        Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic doesn't take.
+        """
+        last = {cell.shard: cell for cell in cells}
+        reached = {shard: Location(cell.generation, cell.added_id) for shard, cell in last.items()}
+        with self._transaction(), _PRODUCING:
+            self._produce(cells)
+            self._produce_progress(reached)
+        return reached
+
+    def announce(self, shard: int, start: GenerationStart) -> Location:
+        """A generation of a shard begins (I13). Progress moves with it, so it is announced once."""
+        reached = Location(start.generation, start.starts_at - 1)
+        opening = {"shard": shard, "generation": start.generation, "starts_at": start.starts_at}
+        with self._transaction():
+            self._producer.produce(
+                self._datastore.topic,
+                msgspec.msgpack.encode(opening),
+                partition=self._partition,
+                headers=_GENERATION_HEADERS,
+            )
+            self._produce_progress({shard: reached})
+        return reached
+
+    def record(self, locations: Mapping[int, Location]) -> None:
+        """Writes progress alone: after it was rebuilt, or when an operator says where to go on."""
+        if locations:
+            with self._transaction():
+                self._produce_progress(locations)
+
+    def close(self) -> None:
+        """Frees the client. An open transaction is left to the next owner, who ends it."""
+        self._producer.purge()
+        self._producer.flush(0)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Begins, flushes and commits. After any failure nothing is published, or the log is not `usable`."""
+        try:
+            with translated(f"publishing to {self._name}"):
+                self._producer.begin_transaction()
+                yield
+                self._flush()
+        except BaseException:
+            self._abort()
+            raise
+        self._commit()
+
+    def _flush(self) -> None:
+        if left := self._producer.flush(self._timeout_s):
+            raise BusUnavailable(f"{left} records to {self._name} were not taken within {self._timeout_s} s")
+
+    def _commit(self) -> None:
+        try:
+            self._producer.commit_transaction(self._timeout_s)
+        except KafkaException as error:
+            if error.args[0].txn_requires_abort():
+                self._abort()
+            else:
+                self.usable = False  # fenced, or nobody knows whether it was committed
+            raise translate(error.args[0], f"committing to {self._name}") from error
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(self._timeout_s)
+        except KafkaException:
+            self.usable = False
+
+    def _produce(self, cells: Iterable[StoredCell]) -> None:
+        produce, topic, partition = self._producer.produce, self._datastore.topic, self._partition
+        headers = self._headers
+        for cell in cells:
+            name = cell.column_name
+            if name not in headers:
+                headers[name] = [_VERSION, ("kind", b"cell"), ("column", name.encode())]
+            produce(
+                topic,
+                encode_record(cell),
+                row_key_text(cell.row_key),
+                partition,
+                timestamp=cell.created_at // 1000,
+                headers=headers[name],
+            )
+
+    def _produce_progress(self, locations: Mapping[int, Location]) -> None:
+        for shard, location in locations.items():
+            self._producer.produce(
+                self._datastore.progress_topic,
+                progress_value(shard, location),
+                progress_key(shard),
+                self._partition,
+            )

@@ -1,0 +1,149 @@
+"""Reads a partition between two offsets: committed records only, no group, bounded memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import cast
+
+import msgspec
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from schemaless.bus.translation import translate, translated
+from schemaless.errors import BusUnavailable
+
+_BATCH = 1000
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_POLL_S = 0.02  # consume() waits for a full batch or for this long
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as it lies in the topic, nothing of it trusted yet."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes
+    headers: dict[str, bytes]
+
+    @property
+    def kind(self) -> bytes:
+        return self.headers.get("kind", b"")
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What a partition holds: offsets from `low` up to, not including, `high`."""
+
+    low: int
+    high: int
+
+
+class PartitionReader:
+    """A consumer that belongs to no group. One thread at a time."""
+
+    def __init__(self, bootstrap: str, *, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+        client: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": bootstrap,
+            "log_level": 0,
+            "reconnect.backoff.max.ms": 500,
+        }
+        self._admin = AdminClient(client)
+        self._consumer = Consumer(
+            {
+                **client,
+                "group.id": "schemaless.reader",  # the client wants one; nothing joins or commits
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # the end of the partition is told after an empty fetch
+                "queued.max.messages.kbytes": 16 << 10,
+            }
+        )
+
+    def span(self, topic: str, partition: int) -> Span:
+        """Up to the high watermark: open transactions included."""
+        return self._span(topic, partition, IsolationLevel.READ_UNCOMMITTED)
+
+    def committed_span(self, topic: str, partition: int) -> Span:
+        """Up to the last stable offset: what can be read now."""
+        return self._span(topic, partition, IsolationLevel.READ_COMMITTED)
+
+    def read(self, topic: str, partition: int, span: Span) -> Iterator[list[Record]]:
+        """Committed records of the span, in order, at most a thousand at a time.
+
+        Raises BusUnavailable when nothing comes for `timeout_s`: the broker is away, or a transaction stays open.
+        """
+        if span.low >= span.high:
+            return
+        self._consumer.assign([TopicPartition(topic, partition, span.low)])
+        deadline = time.monotonic() + self._timeout_s
+        position = span.low
+        while position < span.high:
+            with translated(f"reading {topic} [{partition}]"):
+                messages = self._consumer.consume(_BATCH, _POLL_S)
+            if messages:
+                position = _position(messages[-1])
+                deadline = time.monotonic() + self._timeout_s
+                if records := [_record(m) for m in messages if not m.error() and _offset(m) < span.high]:
+                    yield records
+            elif time.monotonic() > deadline:
+                raise BusUnavailable(f"{topic} [{partition}] can't be read past offset {position}")
+        self._consumer.unassign()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def __enter__(self) -> PartitionReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _span(self, topic: str, partition: int, isolation: IsolationLevel) -> Span:
+        return Span(
+            self._ask(topic, partition, _EARLIEST, isolation),
+            self._ask(topic, partition, _LATEST, isolation),
+        )
+
+    def _ask(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:
+        asked = TopicPartition(topic, partition)
+        with translated(f"asking for the offsets of {topic} [{partition}]"):
+            (future,) = self._admin.list_offsets(
+                {asked: spec}, isolation_level=isolation, request_timeout=self._timeout_s
+            ).values()
+            return int(future.result().offset)
+
+
+def _position(message: Message) -> int:
+    """Offset to go on from. The end of a partition is told with the offset behind its last record or marker."""
+    error = message.error()
+    if error is None:
+        return _offset(message) + 1
+    if error.code() == KafkaError._PARTITION_EOF:
+        return _offset(message)
+    raise translate(error, f"reading {message.topic()} [{message.partition()}]")
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None, "a consumed message has an offset"
+    return offset
+
+
+def _record(message: Message) -> Record:
+    headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    return Record(
+        offset=_offset(message),
+        timestamp_ms=message.timestamp()[1],
+        key=message.key(),
+        value=message.value() or b"",
+        headers={name: value or b"" for name, value in headers},
+    )
