@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from pydantic import ValidationError
 
 from schemaless.errors import SchemalessError
 from schemaless.stack import commands as stack_commands
@@ -22,4 +23,9 @@ def main() -> None:
     except SchemalessError as error:
         hint = f" ({error.hint})" if error.hint else ""
         print(f"error: {error}{hint}", file=sys.stderr)
+        sys.exit(1)
+    except ValidationError as error:  # a setting: an argument of a command would have been refused by Typer
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        print(f"error: SCHEMALESS_{name}: {first['msg']} (correct the environment)", file=sys.stderr)
         sys.exit(1)

@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 from xmlrpc.client import Fault, ServerProxy
-
-from supervisor.xmlrpc import Faults, SupervisorTransport
 
 from schemaless.errors import Misconfigured, NotFound, Unavailable
 from schemaless.stack.plan import StackPlan, require_plan
@@ -27,6 +25,15 @@ from schemaless.stack.supervisor_config import render_config
 
 SUPERVISOR_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 90.0  # above every program's own, after which it is killed
+
+
+class _Faults(IntEnum):
+    """Those of supervisor.xmlrpc.Faults that are met here."""
+
+    SHUTDOWN_STATE = 6
+    BAD_NAME = 10
+    ALREADY_STARTED = 60
+    NOT_RUNNING = 70
 
 
 class StackDown(Unavailable):
@@ -88,7 +95,7 @@ def is_up(plan: StackPlan) -> bool:
 
 def start(home: Path, name: str) -> None:
     """Let a process run; returns at once. Raises NotFound, StackDown. Running: nothing to do."""
-    _accepting(home, name, "startProcess", Faults.ALREADY_STARTED)
+    _accepting(home, name, "startProcess", _Faults.ALREADY_STARTED)
 
 
 def stop(home: Path, name: str) -> None:
@@ -114,7 +121,7 @@ def _begin_stop(home: Path, name: str) -> None:
     plan = require_plan(home)
     with suppress(Fault):  # a process that hangs (SIGSTOP) takes no SIGTERM; one that is down takes no signal
         _call(plan, "signalProcess", name, "CONT")
-    _accepting(home, name, "stopProcess", Faults.NOT_RUNNING)
+    _accepting(home, name, "stopProcess", _Faults.NOT_RUNNING)
 
 
 def wait_for(
@@ -206,20 +213,22 @@ def _accepting(home: Path, name: str, method: str, harmless: int) -> None:
     try:
         _call(require_plan(home), method, name, False)  # False: don't wait
     except Fault as fault:
-        if fault.faultCode == Faults.BAD_NAME:
+        if fault.faultCode == _Faults.BAD_NAME:
             raise NotFound(f"no supervised process is called {name!r}") from fault
         if fault.faultCode != harmless:
             raise
 
 
 def _call(plan: StackPlan, method: str, *arguments: Any) -> Any:
+    from supervisor.xmlrpc import SupervisorTransport  # not in the wheel's own dependencies
+
     transport = SupervisorTransport(None, None, f"unix://{plan.supervisor_socket}")
     try:
         # The address is never used: supervisor's transport goes to its socket.
         proxy = ServerProxy("http://127.0.0.1", transport=transport)
         return getattr(proxy.supervisor, method)(*arguments)
     except Fault as fault:
-        if fault.faultCode == Faults.SHUTDOWN_STATE:
+        if fault.faultCode == _Faults.SHUTDOWN_STATE:
             raise StackDown(f"the stack in {plan.home} is going down") from fault
         raise
     except (OSError, http.client.HTTPException) as error:
