@@ -1,0 +1,84 @@
+"""Reads a datastore's topics as any committed reader would, to time what the tailer does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from bench.raw_kafka import Record
+from schemaless.bus.topics import ensure_topics
+from schemaless.topology import Datastore
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What was seen of a tailer at work, from the first progress to the last."""
+
+    cells: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.cells / self.seconds
+
+
+def renew_topics(bootstrap: str, datastore: Datastore) -> None:
+    """Empties the log: with its progress gone a tailer begins at every shard's first cell."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = {datastore.topic, datastore.progress_topic}
+    there = wanted & admin.list_topics(timeout=10).topics.keys()
+    for deleted in admin.delete_topics(sorted(there)).values() if there else ():
+        deleted.result(10)
+    while wanted & admin.list_topics(timeout=10).topics.keys():
+        time.sleep(0.1)
+    ensure_topics(bootstrap, datastore)
+
+
+def watch_drain(bootstrap: str, datastore: Datastore, cells: int) -> Drain:
+    """Follows the progress topic until its shards add up to `cells`. Raises TimeoutError."""
+    deadline = time.monotonic() + TIMEOUT_S
+    reached: dict[int, int] = {}
+    first: tuple[float, int] | None = None
+    with committed_reader(bootstrap, datastore.progress_topic, datastore.partitions) as reader:
+        while time.monotonic() < deadline:
+            message = reader.poll(0.1)
+            if message is None or message.error():
+                continue
+            progress = msgspec.msgpack.decode(message.value() or b"")
+            reached[progress["shard"]] = progress["added_id"]
+            published = sum(reached.values())
+            first = first or (time.monotonic(), published)
+            if published >= cells:
+                started, before = first
+                return Drain(published - before, time.monotonic() - started)
+    raise TimeoutError(f"{sum(reached.values())} of {cells} cells were published in {TIMEOUT_S:.0f} s")
+
+
+def read_records(bootstrap: str, datastore: Datastore, cells: int) -> list[Record]:
+    """Every record of the cells topic. Raises AssertionError when there are more or fewer than `cells`."""
+    records: list[Record] = []
+    with committed_reader(bootstrap, datastore.topic, datastore.partitions) as reader:
+        while messages := reader.consume(10_000, 3.0):
+            records += [(m.partition(), m.key(), m.value(), m.timestamp()[1]) for m in messages]  # type: ignore[misc]
+    assert len(records) == cells, f"{cells} cells in MySQL, {len(records)} records in the topic"
+    return records
+
+
+def committed_reader(bootstrap: str, topic: str, partitions: int) -> Consumer:
+    """Reads all partitions from their beginning, committed records only."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
+    reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
+    return reader

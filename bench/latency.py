@@ -1,0 +1,130 @@
+"""From a put's acknowledgement to its effects, at 200 puts a second: in the topic, in an index, at a trigger.
+
+All moments are of the machine's monotonic clock, taken by whoever saw the effect. The index is asked right after
+each acknowledgement with `after` = the put's location, so its figure is the time until that query answers.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.cells_log import committed_reader
+from bench.figures import Figure, Floor, Values, at_most, percentile
+from bench.paced import Put, put_paced
+from bench.scale import Scale
+from bench.servers import DATASTORE, BenchStack, our_api, service
+from bench.trips import TripMaker
+
+PUTS_PER_S = 200
+WARM_UP_S = 3.0
+SETTLE_TIMEOUT_S = 30.0
+P50_FLOOR = at_most(50.0)
+INDEX = "by_driver"
+DEFINITION = {
+    "name": INDEX,
+    "shard_field": "driver_uuid",
+    "fields": [
+        {"name": "driver_uuid", "column": "BASE", "path": "driver_uuid", "type": "uuid"},
+        {"name": "requested_at", "column": "BASE", "path": "requested_at", "type": "datetime"},
+    ],
+}
+
+
+def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
+    trips = TripMaker(seed=5)
+    with our_api(stack) as port, _effects(stack, port) as (records, trigger_log):
+        put_paced(port, trips.make(round(WARM_UP_S * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
+        puts = put_paced(port, trips.make(round(scale.latency_s * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
+        calls = _settled(lambda: _calls(trigger_log), puts)
+        visible = _settled(lambda: records, puts)
+    return [
+        *_figures("put → acknowledged", [put.acknowledged - put.sent for put in puts]),
+        *_figures("acknowledged → record visible", _since_acknowledged(puts, visible), P50_FLOOR),
+        *_figures("acknowledged → index query answers", [put.indexed - put.acknowledged for put in puts], P50_FLOOR),
+        *_figures("acknowledged → trigger called", _since_acknowledged(puts, calls), P50_FLOOR),
+    ]
+
+
+@contextmanager
+def _effects(stack: BenchStack, port: int) -> Iterator[tuple[Mapping[str, float], Path]]:
+    """Everything downstream of a put, running; gives the moments of records by key, and the trigger's log."""
+    hosts = {"SCHEMALESS_HOSTS": f"http://127.0.0.1:{port}"}
+    _define_index(port)
+    with (
+        service(stack, "tailer", ["tailer"]),
+        service(stack, "indexer", ["indexer"]),
+        service(
+            stack, "consumers", ["consumers", "bench.stamp_trigger", "--datastore", stack.datastore.name], hosts
+        ) as consumers,
+        _visible_records(stack) as records,
+    ):
+        yield records, consumers.log
+
+
+def _define_index(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {"Content-Type": "application/json"}
+    connection.request("PUT", f"/v1/{DATASTORE}/indexes/{INDEX}", json.dumps(DEFINITION), headers)
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    assert response.status in {200, 201, 202}, f"{response.status} {text!r}"
+
+
+@contextmanager
+def _visible_records(stack: BenchStack) -> Iterator[Mapping[str, float]]:
+    """Moments at which a committed reader got each record, by key."""
+    seen: dict[str, float] = {}
+    stopping = threading.Event()
+
+    def read() -> None:
+        with committed_reader(stack.kafka, stack.datastore.topic, stack.datastore.partitions) as reader:
+            while not stopping.is_set():
+                message = reader.poll(0.1)
+                key = message.key() if message is not None and not message.error() else None
+                if key:
+                    seen.setdefault(key.decode(), time.monotonic())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def _settled(moments: Callable[[], Mapping[str, float]], puts: Sequence[Put]) -> Mapping[str, float]:
+    """The moments once there is one for every put. Raises TimeoutError."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while missing := {put.row_key for put in puts} - moments().keys():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(missing)} of {len(puts)} puts had no effect after {SETTLE_TIMEOUT_S:.0f} s")
+        time.sleep(0.5)
+    return moments()
+
+
+def _calls(log: Path) -> Mapping[str, float]:
+    """First call for each row, from what the trigger program printed."""
+    calls: dict[str, float] = {}
+    for line in log.read_text().splitlines():
+        match line.split():
+            case ["called", row_key, moment]:
+                calls.setdefault(row_key, float(moment))
+    return calls
+
+
+def _since_acknowledged(puts: Sequence[Put], moments: Mapping[str, float]) -> list[float]:
+    """An effect may be seen before the acknowledgement arrives: then no time has passed since."""
+    return [max(0.0, moments[put.row_key] - put.acknowledged) for put in puts]
+
+
+def _figures(what: str, seconds: Sequence[float], floor: Floor | None = None) -> list[Figure]:
+    p50, p99 = (Values((percentile(seconds, percent) * 1000,)) for percent in (50, 99))
+    return [Figure(f"{what}: p50", "ms", p50, floor), Figure(f"{what}: p99", "ms", p99)]

@@ -1,0 +1,24 @@
+"""How long the benchmark takes: every count and time that a run is bounded by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`rounds` of `round_s` each, for ours and for the comparator in turn."""
+
+    rounds: int
+    round_s: float
+    rows_read: int
+    cells_drained: int
+    drains: int
+    latency_s: float
+
+
+QUICK = Scale(rounds=3, round_s=1.0, rows_read=5_000, cells_drained=60_000, drains=2, latency_s=4.0)
+FULL = Scale(rounds=5, round_s=4.0, rows_read=20_000, cells_drained=500_000, drains=3, latency_s=15.0)
+
+SHARDS = 64
+PARTITIONS = 8

@@ -1,0 +1,76 @@
+"""The suites of the benchmark by name: which servers each needs, what it measures there, what the report says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench import batches, drain, latency, puts, reads
+from bench.report import Section
+from bench.scale import Scale
+from bench.servers import service, storage_stack
+from schemaless.stack.local import running_broker
+
+Suite = Callable[[Path, Scale], list[Section]]
+
+_PUTS = (
+    "Single puts over HTTP, bodies of about 300 bytes, one API process, masters durable at commit. Beside it: a plain "
+    "FastAPI + PyMySQL tier (`bench/plain_tier.py`) under the same uvicorn settings and the same load. Batches: beside "
+    "raw multi-row INSERTs by PyMySQL, no HTTP."
+)
+
+
+def one_copy(folder: Path, scale: Scale) -> list[Section]:
+    with storage_stack(folder, ("a",)) as stack:
+        rows = [*puts.measure(stack, scale, floors=True), *batches.measure(stack, scale, floors=True)]
+        read = reads.measure(stack, scale, floors=True)
+    return [
+        Section("Writes without secondaries", f"One master. {_PUTS}", rows),
+        Section("Reads", "Newest version of a column over HTTP, beside the plain tier's SELECT of it.", read),
+    ]
+
+
+def two_copies(folder: Path, scale: Scale) -> list[Section]:
+    with storage_stack(folder, ("a", "b")) as stack:
+        rows = [*puts.measure(stack, scale, floors=True), *batches.measure(stack, scale, floors=True)]
+    return [Section("Writes with one secondary", f"Two masters, both sides write durably to both. {_PUTS}", rows)]
+
+
+def with_minions(folder: Path, scale: Scale) -> list[Section]:
+    with storage_stack(folder, ("a", "b"), minions=1) as stack, service(stack, "cleaner", ["api.cleaner"]):
+        rows = [
+            *puts.measure(stack, scale, floors=False),
+            *batches.measure(stack, scale, floors=False),
+            *reads.measure(stack, scale, floors=False),
+        ]
+    notes = "The same with a minion for each master and the buffer cleaner at work, all on this machine: no floors."
+    return [Section("With minions", notes, rows)]
+
+
+def tail_drain(folder: Path, scale: Scale) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
+        drained = drain.measure(stack, scale)
+    notes = (
+        f"{scale.cells_drained:,} cells, stored bodies of about 300 bytes, already in MySQL (two masters, 64 shards, 8 "
+        "partitions). Beside it: PyMySQL reads those rows and drops them; librdkafka produces those records."
+    )
+    return [Section("Tail drain", notes, drained)]
+
+
+def effects(folder: Path, scale: Scale) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
+        rows = latency.measure(stack, scale)
+    notes = (
+        f"{latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s and as many index queries; API, tailer, "
+        "indexer, one trigger program, broker and two masters on this machine."
+    )
+    return [Section("From a put to its effects", notes, rows)]
+
+
+SUITES: Mapping[str, Suite] = {
+    "one-copy": one_copy,
+    "two-copies": two_copies,
+    "drain": tail_drain,
+    "latency": effects,
+    "with-minions": with_minions,
+}
