@@ -1,0 +1,152 @@
+"""What a stack decides once and keeps, and what it writes for its supervisor and servers. No process is started."""
+
+import configparser
+import json
+import shlex
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from schemaless.config import StackSettings
+from schemaless.errors import Misconfigured
+from schemaless.stack import services
+from schemaless.stack.accounts import account_statements, new_accounts
+from schemaless.stack.layout import server_roles
+from schemaless.stack.mysql_server import SOCKET_PATH_BYTES_MAX, socket_folder
+from schemaless.stack.plan import UnknownFormat, load_or_make_plan, load_plan
+from schemaless.stack.ports import PortInUse, free_ports, require_free
+from schemaless.stack.program import ProcessRole, Program, forget_program, load_programs, save_program
+from schemaless.stack.programs import Flavour, MySQLProgram
+from schemaless.stack.server_options import render_options
+from schemaless.stack.topology_file import topology_document, write_private_json
+from schemaless.topology import Role, parse_topology
+
+
+def settings(home: Path, **more: object) -> StackSettings:
+    return StackSettings(home=home, **more)
+
+
+def test_plan_is_kept(tmp_path: Path) -> None:
+    """Ports, flavour and passwords are the same at every later start."""
+    made = load_or_make_plan(settings(tmp_path))
+    assert load_or_make_plan(settings(tmp_path)) == made
+    assert stat.S_IMODE((tmp_path / "stack.json").stat().st_mode) == 0o600
+    assert len(set(made.ports.values())) == len(made.ports) == 10
+
+
+def test_told_ports_are_taken(tmp_path: Path) -> None:
+    made = load_or_make_plan(settings(tmp_path, first_port=31000))
+    assert sorted(made.ports.values()) == list(range(31000, 31010))
+
+
+def test_other_flavour_than_the_data_is_refused(tmp_path: Path) -> None:
+    load_or_make_plan(settings(tmp_path, mysql_flavour="mariadb"))
+    with pytest.raises(Misconfigured, match="mariadb's"):
+        load_or_make_plan(settings(tmp_path, mysql_flavour="mysql"))
+
+
+def test_unknown_format_and_damage_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "stack.json"
+    path.write_text('{"format": 2}')
+    with pytest.raises(UnknownFormat, match="format version 2"):
+        load_plan(tmp_path)
+    path.write_text('{"format": 1, "flavour"')
+    with pytest.raises(Misconfigured, match="damaged"):
+        load_plan(tmp_path)
+
+
+def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:
+    plan = load_or_make_plan(settings(tmp_path))
+    assert plan.accounts.service_password not in repr(plan)
+    assert all(plan.accounts.service_password not in repr(server.address(plan.accounts)) for server in plan.servers())
+
+
+def test_topology_names_every_server(tmp_path: Path) -> None:
+    plan = load_or_make_plan(settings(tmp_path))
+    topology = parse_topology(topology_document(plan.servers(), plan.accounts))
+    assert [node.name for node in topology.cluster("b").nodes] == ["b-master", "b-minion-1", "b-minion-2"]
+
+
+def test_server_ids_are_unique() -> None:
+    roles = server_roles(("a", "b", "c"), 5)
+    assert len({role.server_id for role in roles}) == len(roles) == 18
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_only_masters_are_durable_and_only_minions_refuse_writes(tmp_path: Path, flavour: Flavour) -> None:
+    for server in load_or_make_plan(settings(tmp_path, mysql_flavour=flavour.value)).servers():
+        options = render_options(server, MySQLProgram(flavour, ("mysqld",)))
+        is_master = server.role is Role.MASTER
+        assert ("innodb-flush-log-at-trx-commit=1\nsync-binlog=1\n" in options) is is_master
+        assert ("read-only=ON" in options) is not is_master
+
+
+@pytest.mark.parametrize("flavour", Flavour)
+def test_nobody_can_log_in_without_a_password(flavour: Flavour) -> None:
+    statements = account_statements(flavour, new_accounts())
+    assert all("IDENTIFIED BY" in statement for statement in statements if statement.startswith("CREATE USER"))
+    assert any("'root'" in statement for statement in statements if statement.startswith(("DELETE", "DROP")))
+
+
+def test_long_home_gets_short_sockets(tmp_path: Path) -> None:
+    """The kernel allows 108 bytes; a checkout may lie deeper."""
+    deep = tmp_path / ("d" * 100) / "run"
+    assert len(str(socket_folder(deep) / "a-minion-10.sock")) <= SOCKET_PATH_BYTES_MAX
+    assert stat.S_IMODE(socket_folder(deep).stat().st_mode) == 0o700
+    assert socket_folder(Path("/short/run")) == Path("/short/run")
+
+
+def test_taken_port_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} \\(kafka\\)"):
+            require_free({"kafka": port})
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_program_survives_its_file(tmp_path: Path) -> None:
+    program = Program("x-0", ProcessRole.CONSUMERS, ("a b", 'c"%"', "\\d"), "/", {"K": "v w"}, 5)
+    save_program(tmp_path, program, log=tmp_path / "x.log")
+    loaded = load_programs(tmp_path)["x-0"]
+    assert (loaded.role, list(loaded.argv), loaded.env) == (ProcessRole.CONSUMERS, ["a b", 'c"%"', "\\d"], {"K": "v w"})
+    forget_program(tmp_path, "x-0")
+    assert load_programs(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_supervisor_reads_the_words_that_were_written(tmp_path: Path) -> None:
+    """Blanks, quotes, percent signs and backslashes reach the program as they are."""
+    argv = ("python", "a b", 'c"%"', "\\d", "it's")
+    save_program(tmp_path, Program("x-0", ProcessRole.TAILER, argv, "/", {"K": "v % w"}), log=tmp_path / "x.log")
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"))  # as supervisord does
+    parser.read(tmp_path / "x-0.conf")
+    command = shlex.split(parser["program:x-0"]["command"] % {})
+    assert command[-6:] == ["K=v % w", *argv]
+
+
+@pytest.mark.parametrize("word", ["a\nb", "a ;b", "a #b"])
+def test_word_that_supervisor_would_cut_is_refused(tmp_path: Path, word: str) -> None:
+    with pytest.raises(Misconfigured, match="supervisord"):
+        save_program(tmp_path, Program("x-0", ProcessRole.TAILER, (word,), "/"), log=tmp_path / "x.log")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_private_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_private_json(path, {"a": 1})
+    write_private_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_wheel_alone_says_that_it_has_no_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(services.NoCheckout, match="not part of the installed package"):
+        services.checkout_folder()
