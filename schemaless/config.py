@@ -59,6 +59,11 @@ class ApiSettings(ServiceSettings):
     buffer_timeout_s: float = 1.0  # the secondary's share of the same 3 s
     min_copies: int = Field(default=1, ge=1, le=2)  # 2: no secondary reachable in time is a 503 (I5)
     breaker_open_s: float = 1.0  # how long a failing node is left alone before the next try
+    read_timeout_s: float = 2.0  # of one node; then the breaker opens and the next node is asked
+    probe_timeout_s: float = 1.0  # of the questions that tell whether a node answers
+    calls_max: int = 1000  # in hand at once; more get 503, so memory stays bounded
+    log_examined_max: int = 20_000  # added_ids that one page of a log looks at when few columns are asked for
+    answer_bytes_max: int = 16 << 20  # a page ends before it; what can't be paged is a 413
     body_bytes_max: int = 1 << 20  # as sent
     batch_bytes_max: int = 16 << 20
 
