@@ -1,0 +1,49 @@
+"""Schemaless: an append-only store of immutable JSON cells whose change log is on Kafka.
+
+Public names are loaded when they are first used: importing the core loads neither httpx nor Faust.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemaless.client.async_client import AsyncClient
+    from schemaless.client.attempts import Limits
+    from schemaless.client.client import Client
+    from schemaless.client.client import Client as SchemalessClient
+    from schemaless.client.put_batch import NewCell
+    from schemaless.errors import SchemalessError
+    from schemaless.location import Location
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Limits",
+    "Location",
+    "NewCell",
+    "SchemalessClient",
+    "SchemalessError",
+]
+
+_HOMES = {
+    "AsyncClient": ("schemaless.client.async_client", "AsyncClient"),
+    "Client": ("schemaless.client.client", "Client"),
+    "Limits": ("schemaless.client.attempts", "Limits"),
+    "Location": ("schemaless.location", "Location"),
+    "NewCell": ("schemaless.client.put_batch", "NewCell"),
+    "SchemalessClient": ("schemaless.client.client", "Client"),
+    "SchemalessError": ("schemaless.errors", "SchemalessError"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

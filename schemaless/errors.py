@@ -6,7 +6,8 @@ SchemalessError
 │   ├── Invalid             parsed, but a field is wrong
 │   ├── TooLarge            over a limit on bytes
 │   └── UnsupportedMedia    in a media type that isn't read here
-├── NotFound                no such datastore, shard, index or cell
+├── NotFound                no such datastore, shard or index
+│   └── CellMissing         an empty place, which may be what the caller wants to know
 ├── Conflict                another body stands under that key (I1)
 ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
 ├── NotReady                exists, but can't answer yet (an index that is building)
@@ -63,6 +64,10 @@ class UnsupportedMedia(InvalidRequest):
 
 class NotFound(SchemalessError):
     hint = "check the name; nothing of that name exists here"
+
+
+class CellMissing(NotFound):
+    hint = "nothing was written there yet"
 
 
 class Conflict(SchemalessError):

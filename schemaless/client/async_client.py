@@ -1,0 +1,163 @@
+"""AsyncClient: the asyncio driver of the client's core. The calls are those of `Client`, to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
+
+import httpx
+
+from schemaless.client.answers import (
+    EntriesPage,
+    FoundCell,
+    LogPage,
+    PutAnswer,
+    PutResult,
+    ReadCell,
+    VersionsPage,
+)
+from schemaless.client.attempts import Attempts, Limits
+from schemaless.client.call import Answer, Call, Flow
+from schemaless.client.hosts import Hosts
+from schemaless.client.index_query import query_index
+from schemaless.client.put_batch import NewCell, put_cells
+from schemaless.client.requests import (
+    Body,
+    CellName,
+    Key,
+    LogLocation,
+    LogOptions,
+    ReadFrom,
+    Requests,
+    VersionsOptions,
+)
+from schemaless.client.transport import answer_of, arguments_of, http_options, settings_of
+from schemaless.errors import SchemalessError
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Reads and writes cells of one datastore over HTTP, as `Client` does; tasks of one event loop may share it."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str] = (),
+        *,
+        datastore: str,
+        token: str | None = None,
+        limits: Limits | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        settings = settings_of(hosts, token)
+        self._requests = Requests(datastore)
+        self._hosts = Hosts(settings.hosts)
+        self._limits = limits or Limits()
+        self._http = httpx.AsyncClient(transport=transport, **http_options(settings, self._limits))
+
+    async def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> PutAnswer:
+        """Write one cell. Raises Conflict when another body stands there (I1)."""
+        return await self._run(self._requests.put_cell(row_key, column, ref_key, body))
+
+    async def put(self, row_key: Key, column: str, body: Body, *, idempotency_key: str | None = None) -> PutAnswer:
+        """Write the next version: the server gives the ref_key, one above the highest."""
+        return await self._run(self._requests.put(row_key, column, body, idempotency_key))
+
+    async def put_cells(self, cells: Iterable[NewCell | tuple[Key, str, int, Body]]) -> list[PutResult]:
+        """Write many; a result for each, in order: a PutAnswer, or a PutFailure, which is false."""
+        return await self._run(put_cells(self._requests.base, cells))
+
+    async def get_cell(self, row_key: Key, column: str, ref_key: int, *, read_from: ReadFrom = None) -> ReadCell:
+        return await self._run(self._requests.get_cell(row_key, column, ref_key, read_from))
+
+    async def get_cell_latest(self, row_key: Key, column: str, *, read_from: ReadFrom = None) -> ReadCell:
+        """The version with the highest ref_key."""
+        return await self._run(self._requests.get_cell_latest(row_key, column, read_from))
+
+    async def get_cells(self, names: Sequence[CellName], *, read_from: ReadFrom = None) -> list[ReadCell]:
+        """Many at once, in order, each named by (row_key, column) or (row_key, column, ref_key)."""
+        return await self._run(self._requests.get_cells(names, read_from))
+
+    async def get_row(self, row_key: Key, *, read_from: ReadFrom = None) -> dict[str, FoundCell]:
+        """The newest version of every column, by column; empty when there is none."""
+        return await self._run(self._requests.get_row(row_key, read_from))
+
+    async def get_versions(self, row_key: Key, column: str, **options: Unpack[VersionsOptions]) -> VersionsPage:
+        """Versions of a column, lowest and highest ref_key included."""
+        return await self._run(self._requests.get_versions(row_key, column, options))
+
+    async def get_cells_for_shard(
+        self, shard: int, location: LogLocation = None, limit: int = 100, **options: Unpack[LogOptions]
+    ) -> LogPage:
+        """A page of a shard's log after a location, or since a time.
+
+        Raises LocationGone for a location past the head, or of a superseded or unknown generation.
+        """
+        return await self._run(self._requests.get_cells_for_shard(shard, location, limit, options))
+
+    async def get_cells_for_shards(
+        self, locations: Mapping[int, LogLocation], limit: int = 100, *, read_from: ReadFrom = None
+    ) -> dict[int, LogPage | SchemalessError]:
+        """A page of each shard; a shard that can't be read has its error in place of a page."""
+        return await self._run(self._requests.get_cells_for_shards(locations, limit, read_from))
+
+    def index(self, name: str) -> AsyncIndex:
+        return AsyncIndex(self, name)
+
+    async def document(self, path: str, **params: Any) -> dict[str, Any]:
+        """What the datastore shows under /shards, /status, /conflicts, /indexes or /topology."""
+        return await self._run(self._requests.get_json(path, params))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, flow: Flow[T]) -> T:
+        call = next(flow)
+        while True:
+            try:
+                call = flow.send(await self._exchange(call))
+            except StopIteration as done:
+                result: T = done.value
+                return result
+
+    async def _exchange(self, call: Call) -> Answer:
+        await asyncio.sleep(call.delay_s)
+        attempts = Attempts(self._hosts, self._limits, time.monotonic())
+        while True:
+            attempt = attempts.begin(time.monotonic())
+            arguments = arguments_of(call, attempt.url, attempt.timeout_s, self._limits)
+            try:
+                answer = answer_of(await self._http.request(**arguments))
+            except httpx.TransportError as error:
+                pause_s = attempts.broken(attempt, repr(error), time.monotonic())
+            else:
+                pause = attempts.answered(attempt, answer, time.monotonic())
+                if pause is None:
+                    return answer
+                pause_s = pause
+            finally:
+                attempts.end(attempt)
+            await asyncio.sleep(pause_s)
+
+
+class AsyncIndex:
+    """One index of a client's datastore."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    async def query(self, **terms: Any) -> EntriesPage:
+        """Entries: `field=value` (the shard field is required), `field__gte=value` (ne, lt, lte, gt, gte), and the
+        options of schemaless/client/index_query.py: order, desc, limit, cursor, fields, include, after, wait, …
+        """
+        client = self._client
+        return await client._run(query_index(client._requests.base, self._name, terms))
