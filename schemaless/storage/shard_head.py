@@ -29,25 +29,28 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class Movement(msgspec.Struct, frozen=True, gc=False):
-    """Changes whenever any head of a datastore on a server moves; cheap to read."""
+    """Changes whenever any head of a datastore on a server moves; cheap to read.
+
+    Within its generation a head only grows, and a generation only grows: no two moves cancel out.
+    """
 
     heads_sum: int
-    generation_max: int
+    generations_sum: int
 
 
 _HEAD_COLUMNS = f"shard, generation, head, {MICROSECONDS.format('last_created_at')}"
 
 
 def movement(datastore: str) -> Operation[Movement]:
-    """What a tailer asks each server in a turn, whatever the number of its shards."""
-    ((total, generation),) = yield from query(
-        sql(
-            "SELECT COALESCE(SUM(head), 0), COALESCE(MAX(generation), 0) FROM schemaless.shard_head"
-            " WHERE datastore = %s",
-            datastore,
-        )
+    return (yield from movements()).get(datastore, Movement(0, 0))
+
+
+def movements() -> Operation[dict[str, Movement]]:
+    """What a tailer asks each server in a turn, whatever the number of its shards and datastores."""
+    rows = yield from query(
+        "SELECT datastore, SUM(head), SUM(generation) FROM schemaless.shard_head GROUP BY datastore"
     )
-    return Movement(int(total), int(generation))
+    return {name: Movement(int(heads), int(generations)) for name, heads, generations in rows}
 
 
 def heads(datastore: str) -> Operation[list[Head]]:
@@ -114,3 +117,19 @@ def move(datastore: str, moved: Mapping[int, Head]) -> Script:
         + commas(rows)
         + " ON DUPLICATE KEY UPDATE head = VALUES(head), last_created_at = VALUES(last_created_at)"
     )
+
+
+class Position(msgspec.Struct, frozen=True, gc=False):
+    """How far a server has come, all datastores together. `last_created_at` in microseconds since the epoch."""
+
+    heads_sum: int
+    last_created_at: int
+
+
+def position() -> Operation[Position]:
+    """Comparing a minion's with its master's tells whether it lags, also where replication can't be asked."""
+    ((total, moment),) = yield from query(
+        f"SELECT COALESCE(SUM(head), 0), COALESCE(MAX({MICROSECONDS.format('last_created_at')}), 0)"
+        " FROM schemaless.shard_head"
+    )
+    return Position(int(total), int(moment))

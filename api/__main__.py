@@ -1,0 +1,29 @@
+"""`python -m api`: one API process. On SIGTERM it stops taking calls, finishes those in hand, closes its pools."""
+
+from __future__ import annotations
+
+import uvicorn
+
+from api.app import create_app
+from schemaless.config import ApiSettings
+
+STOP_TIMEOUT_S = 10
+
+
+def main() -> None:
+    settings = ApiSettings()  # type: ignore[call-arg]  # from the environment
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_level=settings.log_level,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""LogReader: pages of a shard's log, for anybody who follows it without Kafka. What a page says is in CONTRACT.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from schemaless.cell import StoredCell
+from schemaless.location import GenerationStart, Location, generation_at, resume
+from schemaless.storage import entity_table, shard_head
+from schemaless.storage.operation import Operation
+from schemaless.topology import Datastore
+
+READ_CHUNK_CELLS = 100  # of a megabyte at most: bounds what is held before the page's own bound is noticed
+
+
+class Since(msgspec.Struct, frozen=True):
+    """A time in microseconds since the epoch: the first cell that is not older, or the head."""
+
+    created_at: int
+
+
+class After(msgspec.Struct, frozen=True):
+    """No generation: the present one."""
+
+    generation: int | None
+    added_id: int
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What one page is asked for; no columns: all of them."""
+
+    start: After | Since
+    limit: int
+    columns: tuple[str, ...] = ()
+
+
+class Page(msgspec.Struct, frozen=True):
+    """`examined` is the last added_id looked at, whether or not its cell is among `cells`."""
+
+    cells: Sequence[StoredCell]
+    examined: int
+    head: int
+    starts: Sequence[GenerationStart]
+
+    def cut(self, count: int) -> Page:
+        """The page with its first `count` cells only: they are all that was examined, then."""
+        if count == len(self.cells):
+            return self
+        return Page(self.cells[:count], self.cells[count].added_id - 1, self.head, self.starts)
+
+    @property
+    def next(self) -> Location:
+        return Location(generation_at(self.examined, self.starts), self.examined)
+
+    @property
+    def pending(self) -> int:
+        return self.head - self.examined
+
+
+def read_page(
+    datastore: Datastore, shard: int, wanted: Wanted, *, examined_max: int, bytes_max: int
+) -> Operation[Page]:
+    """A page as one node shows it. Raises LocationGone."""
+    head, starts = yield from shard_head.history(datastore.name, shard)
+    after = yield from _resolve(datastore, shard, wanted.start, starts, head.added_id)
+    until = min(head.added_id, after + examined_max)
+    cells: list[StoredCell] = []
+    for limit in _chunks(wanted.limit):
+        reached = cells[-1].added_id if cells else after
+        if reached >= until or _stored_bytes(cells) >= bytes_max:
+            break
+        chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
+        cells += chunk
+        if len(chunk) < limit:
+            return Page(cells, until, head.added_id, starts)
+    return Page(cells, cells[-1].added_id if cells else after, head.added_id, starts)
+
+
+def _resolve(
+    datastore: Datastore, shard: int, start: After | Since, starts: Sequence[GenerationStart], head: int
+) -> Operation[int]:
+    if isinstance(start, After):
+        return resume(start.generation, start.added_id, starts, head)
+    first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
+    return first - 1
+
+
+def _chunks(limit: int) -> Iterator[int]:
+    while limit > 0:
+        yield min(limit, READ_CHUNK_CELLS)
+        limit -= READ_CHUNK_CELLS
+
+
+def _stored_bytes(cells: Sequence[StoredCell]) -> int:
+    return sum(len(cell.body) for cell in cells)

@@ -1,0 +1,74 @@
+"""Metrics of one process, for Prometheus: calls by name and status, cells put by outcome, nodes and their lag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from api.health import NodeHealth
+from api.lag import LagMeter
+from schemaless.storage.async_driver import AsyncStorage
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """Children are kept by label values: looking them up costs more than counting."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        calls = Counter("schemaless_api_calls", "Calls answered.", ["call", "status"], registry=self.registry)
+        seconds = Histogram(
+            "schemaless_api_call_seconds", "Time to answer.", ["call"], buckets=_SECONDS, registry=self.registry
+        )
+        puts = Counter(
+            "schemaless_api_cells_put", "Cells put, by outcome.", ["status", "copies"], registry=self.registry
+        )
+        self._calls, self._seconds, self._puts = calls, seconds, puts
+        self._call_children: dict[tuple[str, int], Counter] = {}
+        self._second_children: dict[str, Histogram] = {}
+        self._put_children: dict[tuple[str, int], Counter] = {}
+
+    def called(self, name: str, status: int, seconds: float) -> None:
+        counter = self._call_children.get((name, status))
+        if counter is None:
+            counter = self._call_children[name, status] = self._calls.labels(name, str(status))
+        histogram = self._second_children.get(name)
+        if histogram is None:
+            histogram = self._second_children[name] = self._seconds.labels(name)
+        counter.inc()
+        histogram.observe(seconds)
+
+    def put(self, status: str, copies: int) -> None:
+        counter = self._put_children.get((status, copies))
+        if counter is None:
+            counter = self._put_children[status, copies] = self._puts.labels(status, str(copies))
+        counter.inc()
+
+    def watch_nodes(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter) -> None:
+        self.registry.register(_Nodes(storage, health, lag))
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Nodes(Collector):
+    """Read when asked: nothing to keep up to date."""
+
+    def __init__(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter) -> None:
+        self._storage = storage
+        self._health = health
+        self._lag = lag
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["cluster", "node", "role"]
+        up = GaugeMetricFamily("schemaless_api_node_up", "Whether a MySQL server answered last time.", labels=labels)
+        lag = GaugeMetricFamily("schemaless_api_node_lag_seconds", "How far it is behind its master.", labels=labels)
+        for node in self._storage.nodes.values():
+            named = [node.node.cluster, node.node.name, node.node.role.value]
+            up.add_metric(named, 1.0 if self._health.answers(node) else 0.0)
+            lag.add_metric(named, self._lag.lag_s(node))
+        return (up, lag)

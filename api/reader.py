@@ -1,0 +1,80 @@
+"""Reader: which node a read goes to, and what the answer says about it.
+
+Without a wish the master answers (a caller reads its own writes), or a minion when the master can't be reached.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from api.answer import Header
+from api.health import NodeHealth
+from api.lag import LagMeter
+from schemaless.errors import StorageUnavailable
+from schemaless.storage.async_driver import AsyncNode, AsyncStorage
+from schemaless.storage.operation import Start
+from schemaless.topology import Role
+
+T = TypeVar("T")
+
+
+class Served(msgspec.Struct, frozen=True, gc=False):
+    """Who answered, and how many seconds its answer may be behind."""
+
+    role: Role
+    cluster: str
+    lag_s: float
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        return (
+            (b"schemaless-served-by", self.role.encode()),
+            (b"schemaless-cluster", self.cluster.encode()),
+            (b"schemaless-lag", b"0" if self.lag_s == 0 else b"%.3f" % self.lag_s),
+        )
+
+
+class Reader:
+    def __init__(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter, *, timeout_s: float) -> None:
+        self._storage = storage
+        self._health = health
+        self._lag = lag
+        self._timeout_s = timeout_s
+        self._turn = itertools.count()
+
+    async def read(self, cluster: str, start: Start[T], wish: Role | None = None) -> tuple[T, Served]:
+        """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
+        failure: StorageUnavailable | None = None
+        for node in self._candidates(cluster, wish):
+            try:
+                value = await node.run(start, timeout_s=self._timeout_s)
+            except StorageUnavailable as error:
+                self._health.mark(node.node.name, answered=False)
+                failure = error
+            else:
+                return value, Served(node.node.role, cluster, self._lag.lag_s(node))
+        raise failure or StorageUnavailable(f"cluster {cluster}: no {wish or 'node'} answers at the moment")
+
+    def _candidates(self, cluster: str, wish: Role | None) -> Iterable[AsyncNode]:
+        """Those that answered last time, in the order in which they are to be asked; looked at one by one."""
+        if wish is not Role.MINION:
+            yield from self._health.answering([self._storage.master(cluster)])
+        if wish is not Role.MASTER:
+            minions = self._health.answering(self._storage.minions(cluster))
+            first = next(self._turn) % len(minions) if minions else 0
+            yield from minions[first:] + minions[:first]
+
+
+def served_together(parts: Sequence[Served]) -> Served:
+    """Of an answer that several clusters had a part in: the worst of all."""
+    roles = {part.role for part in parts}
+    clusters = sorted({part.cluster for part in parts})
+    return Served(
+        Role.MINION if Role.MINION in roles else Role.MASTER,
+        ",".join(clusters),
+        max((part.lag_s for part in parts), default=0.0),
+    )

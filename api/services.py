@@ -1,0 +1,69 @@
+"""Services: what the handlers of one process share, opened before the first call and closed after the last."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from api.health import NodeHealth
+from api.lag import LagMeter
+from api.metrics import Metrics
+from api.reader import Reader
+from schemaless.config import ApiSettings
+from schemaless.datastores import Catalogue
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.topology import load_topology
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: ApiSettings
+    storage: AsyncStorage
+    catalogue: Catalogue
+    reader: Reader
+    health: NodeHealth
+    lag: LagMeter
+    metrics: Metrics
+
+
+@asynccontextmanager
+async def opened_services(settings: ApiSettings) -> AsyncIterator[Services]:
+    """Raises Misconfigured when the topology can't be read; servers that are away don't keep it from opening."""
+    topology = load_topology(settings.topology)
+    async with AsyncStorage(
+        topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
+    ) as storage:
+        health = NodeHealth()
+        lag = LagMeter(storage, timeout_s=settings.probe_timeout_s, on_sample=health.mark)
+        reader = Reader(storage, health, lag, timeout_s=settings.read_timeout_s)
+        metrics = Metrics()
+        metrics.watch_nodes(storage, health, lag)
+        await lag.step()
+        async with _in_background(lag):
+            yield Services(settings, storage, Catalogue(storage), reader, health, lag, metrics)
+
+
+@asynccontextmanager
+async def _in_background(lag: LagMeter) -> AsyncIterator[None]:
+    task = asyncio.create_task(lag.run())
+    task.add_done_callback(_end_process_if_failed)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _end_process_if_failed(task: asyncio.Task[None]) -> None:
+    """Without samples the breaker never closes: better to end, and to be started again by the supervisor."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the sampler of nodes failed; the process ends and is started again", exc_info=task.exception())
+        signal.raise_signal(signal.SIGTERM)
