@@ -87,7 +87,7 @@ def attach(minion: MySQLServer, master: MySQLServer, accounts: Accounts) -> None
 
 def is_attached(connected: Session, flavour: Flavour) -> bool:
     """Whether the minion was ever told of a master."""
-    return _status(connected, _DIALECTS[flavour]) is not None
+    return status(connected, flavour) is not None
 
 
 def name_master(connected: Session, flavour: Flavour, host: str, port: int, accounts: Accounts) -> None:
@@ -108,17 +108,22 @@ def start(connected: Session, flavour: Flavour, name: str) -> None:
 def replication_status(minion: MySQLServer, accounts: Accounts) -> ReplicationStatus | None:
     """None: never attached. Raises StorageUnavailable."""
     with session(minion.address(accounts)) as connected:
-        return _status(connected, _DIALECTS[minion.flavour])
+        return status(connected, minion.flavour)
+
+
+def status(connected: Session, flavour: Flavour) -> ReplicationStatus | None:
+    """As `replication_status`, by a connection that is open."""
+    return _status(connected, _DIALECTS[flavour])
 
 
 def _wait_healthy(name: str, connected: Session, dialect: _Dialect) -> None:
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while True:
-        status = _status(connected, dialect)
-        if status is not None and status.healthy:
+        said = _status(connected, dialect)
+        if said is not None and said.healthy:
             return
         if time.monotonic() > deadline:
-            raise StorageUnavailable(f"minion {name} does not replicate: {status and status.error}")
+            raise StorageUnavailable(f"minion {name} does not replicate: {said and said.error}")
         time.sleep(0.05)
 
 

@@ -1,0 +1,60 @@
+"""Settings files of the servers in containers: the embedded stack's settings, with a container's addresses.
+
+They are kept under deploy/docker, so that docker-compose.yml needs no Python; run this module after a change of
+server_options.py or kafka_broker.py. A test compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from schemaless.stack.kafka_broker import PROPERTIES
+from schemaless.stack.server_options import COMMON, MASTER, MINION, MYSQL
+
+HEADING = "# Made by `python -m schemaless.stack.container_files deploy/docker`: change it there.\n"
+
+# Of two equal options the later one counts.
+CONTAINER = """\
+# Other containers connect; nothing is published to other machines.
+bind-address=*
+# Nobody has files to import or export in a container.
+secure-file-priv=NULL
+"""
+
+KAFKA_LISTENERS = """\
+controller.quorum.voters=1@localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://localhost:9093
+advertised.listeners=PLAINTEXT://kafka:9092
+log.dirs=/var/lib/kafka/data
+"""
+
+
+def settings_files() -> dict[str, str]:
+    """Content by path under deploy/docker."""
+    return {
+        "mysql/master.cnf": _option_file(MASTER, redo_log="256M"),
+        "mysql/minion.cnf": _option_file(MINION, redo_log="128M"),
+        "kafka/server.properties": _kafka_properties(),
+    }
+
+
+def _option_file(role_options: str, redo_log: str) -> str:
+    return f"{HEADING}[mysqld]\n{COMMON}{MYSQL.format(redo_log=redo_log)}{role_options}{CONTAINER}"
+
+
+def _kafka_properties() -> str:
+    """Everything but the addresses and the data folder is the embedded broker's."""
+    own = {line.split("=")[0] for line in KAFKA_LISTENERS.splitlines()}
+    shared = [line for line in PROPERTIES.splitlines() if line.split("=")[0] not in own]
+    return HEADING + "".join(f"{line}\n" for line in shared) + KAFKA_LISTENERS
+
+
+def main(folder: Path) -> None:
+    for path, content in settings_files().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
