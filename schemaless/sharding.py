@@ -7,6 +7,8 @@ Source: org.apache.kafka.common.utils.Utils.murmur2 and toPositive.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from hashlib import blake2b
 
 from schemaless.cell import row_key_text
 
@@ -38,3 +40,12 @@ def shard_of_text(text: str, shards: int) -> int:
 def shard_of(row_key: bytes, shards: int) -> int:
     """Shard of a row key given as its 16 bytes."""
     return shard_of_text(row_key_text(row_key), shards)
+
+
+def by_rendezvous(row_key: bytes, clusters: Sequence[str]) -> Sequence[str]:
+    """The clusters in the order in which a row prefers them as its secondary: as evenly spread as a random choice,
+    but whoever knows the row key knows where to look (highest random weight, Thaler and Ravishankar 1998).
+    """
+    if len(clusters) < 2:
+        return clusters
+    return sorted(clusters, key=lambda name: blake2b(row_key, key=name.encode(), digest_size=8).digest())

@@ -10,8 +10,8 @@ import asyncmy
 import stamina
 from asyncmy.constants.CLIENT import FOUND_ROWS, MULTI_STATEMENTS
 
-from schemaless.errors import Busy, StorageUnavailable
-from schemaless.storage.operation import ATTEMPTS_MAX, Operation, Result, Start
+from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
 from schemaless.storage.session import SESSION
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import DRIVER_ERRORS, translate, translated
@@ -37,8 +37,13 @@ class AsyncNode:
         self._idle: list[Any] = []
         self._slots = asyncio.BoundedSemaphore(connections_max)
 
-    async def run(self, start: Start[T], *, timeout_s: float | None = None) -> T:
+    async def run(
+        self, start: Start[T], *, timeout_s: float | None = None, again_on: tuple[type[SchemalessError], ...] = AGAIN_ON
+    ) -> T:
         """Runs an operation within `timeout_s`, again from its start after Busy or a lost connection.
+
+        An operation that isn't idempotent gives `again_on=(Busy,)`: what MySQL rolled back may be run again, what was
+        lost with the outcome unknown may not.
 
         Raises StorageUnavailable (also when the time is over: the outcome is then unknown), Busy, Misconfigured, or
         what the operation raises.
@@ -46,7 +51,7 @@ class AsyncNode:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._run_with_retries(start)
+                return await self._run_with_retries(start, again_on)
         except TimeoutError as error:
             raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
 
@@ -54,13 +59,13 @@ class AsyncNode:
         while self._idle:
             await self._idle.pop().ensure_closed()
 
-    async def _run_with_retries(self, start: Start[T]) -> T:
+    async def _run_with_retries(self, start: Start[T], again_on: tuple[type[SchemalessError], ...]) -> T:
         try:
             return await self._run_once(start)  # the usual case pays nothing for the retries
-        except (Busy, StorageUnavailable):
+        except again_on:
             pass
         async for attempt in stamina.retry_context(
-            on=(Busy, StorageUnavailable),
+            on=again_on,
             attempts=ATTEMPTS_MAX - 1,
             timeout=None,
             wait_initial=0.01,
@@ -75,11 +80,18 @@ class AsyncNode:
             connection = self._idle.pop() if self._idle else await self._connect()
             try:
                 value = await _drive(connection, start(), self.node.name)
-            except BaseException:  # cancelled or failed: it may be in any state
+            except BaseException as error:  # cancelled or failed: it may be in any state
                 connection.close()
+                if isinstance(error, StorageUnavailable):
+                    self._drop_idle()
                 raise
             self._idle.append(connection)
             return value
+
+    def _drop_idle(self) -> None:
+        """Where one connection was lost, the others were: a server that came back must not fail once for each."""
+        while self._idle:
+            self._idle.pop().close()
 
     async def _connect(self) -> Any:
         node = self.node

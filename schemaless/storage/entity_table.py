@@ -18,7 +18,7 @@ from schemaless.location import ADDED_ID_MAX
 from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS, Head
-from schemaless.storage.sql import Name, Script, Time, commas, sql
+from schemaless.storage.sql import Name, Script, Time, commas, literal, sql
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -26,6 +26,7 @@ log = structlog.get_logger()
 CLOCK_BEHIND_MAX_US = 60_000_000
 """A master's clock further behind the last created_at than this is a loud warning (I4)."""
 
+DIGEST = "UNHEX(SHA2(body, 256))"
 _COLUMNS = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, body"
 _INSERT = "INSERT INTO {}.entity (added_id, generation, row_key, column_name, ref_key, body, created_at) VALUES "
 
@@ -57,6 +58,32 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
     return [outcomes[position] for position in range(len(cells))]
 
 
+def append(
+    datastore: Datastore, heads: Mapping[int, Head], now: int, cells: Sequence[ShardCell], also: Sequence[Script] = ()
+) -> Operation[list[Placed]]:
+    """Inserts cells behind locked heads, runs `also`, moves the heads and commits: one round trip.
+
+    `heads` and `now` are what shard_head.lock gave in this transaction. Raises DuplicateKey when a cell exists.
+    """
+    moved = dict(heads)
+    rows: dict[int, list[Script]] = {}
+    placed = []
+    for cell in cells:
+        last = moved[cell.shard]
+        head = Head(cell.shard, last.generation, last.added_id + 1, max(now, last.last_created_at))
+        moved[cell.shard] = head
+        placed.append(Placed(PutStatus.STORED, cell.shard, head.generation, head.added_id, head.last_created_at))
+        rows.setdefault(cell.shard, []).append(
+            f"({head.added_id},{head.generation},{_row_values(cell)},{literal(Time(head.last_created_at))})"
+        )
+    for shard in rows:
+        _warn_if_behind(datastore, shard, clock=now, created_at=moved[shard].last_created_at)
+    inserts = [_INSERT.format(sql("%s", Name(datastore.database(n)))) + commas(values) for n, values in rows.items()]
+    heads_moved = shard_head.move(datastore.name, {shard: moved[shard] for shard in rows})
+    yield ";".join([*inserts, *also, heads_moved, "COMMIT"])
+    return placed
+
+
 def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[StoredCell | None]]:
     """The cells under (shard, key), in order; at least one key."""
     results = yield ";".join(
@@ -64,6 +91,19 @@ def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[
         for shard, key in keys
     )
     return [_one(result.rows, shard) for result, (shard, _) in zip(results, keys, strict=True)]
+
+
+def digests(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[bytes | None]]:
+    """SHA-256 of the stored bodies under (shard, key), in order: tells equal bytes without moving them."""
+    results = yield ";".join(
+        sql(
+            f"SELECT {DIGEST} FROM %s.entity WHERE row_key = %s AND column_name = %s AND ref_key = %s",
+            Name(datastore.database(shard)),
+            *_key(key),
+        )
+        for shard, key in keys
+    )
+    return [result.rows[0][0] if result.rows else None for result in results]
 
 
 def newest(
@@ -75,6 +115,30 @@ def newest(
         _select(datastore, shard, tail, row_key, column_name.encode()) for shard, row_key, column_name in columns
     )
     return [_one(result.rows, shard) for result, (shard, _, _) in zip(results, columns, strict=True)]
+
+
+def newest_until(
+    datastore: Datastore, rows: Mapping[int, tuple[int, Sequence[RowKey]]], columns: Iterable[str]
+) -> Operation[list[StoredCell]]:
+    """The newest cells of rows as the log makes them up to an added_id, and no further.
+
+    `rows`: by shard, that added_id and at least one row key; at least one shard and one column.
+    """
+    names = commas([sql("%s", name.encode()) for name in sorted(columns)])
+    results = yield ";".join(
+        _select(
+            datastore,
+            shard,
+            "JOIN (SELECT row_key, column_name, MAX(ref_key) AS ref_key FROM %s.entity"
+            f" WHERE row_key IN ({commas([sql('%s', row_key) for row_key in row_keys])})"
+            f" AND column_name IN ({names}) AND added_id <= %s GROUP BY row_key, column_name)"
+            " AS newest USING (row_key, column_name, ref_key)",
+            Name(datastore.database(shard)),
+            until,
+        )
+        for shard, (until, row_keys) in rows.items()
+    )
+    return [_stored(found, shard) for result, shard in zip(results, rows, strict=True) for found in result.rows]
 
 
 def row(datastore: Datastore, shard: int, row_key: RowKey) -> Operation[list[StoredCell]]:
@@ -142,7 +206,7 @@ def _insert_all(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[l
     if all(cell.shard == shard for cell in cells):
         return (yield from _insert_in_one_trip(datastore, shard, cells))
     heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
-    return (yield from _append(datastore, heads, now, cells))
+    return (yield from append(datastore, heads, now, cells))
 
 
 def _insert_in_one_trip(datastore: Datastore, shard: int, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
@@ -172,44 +236,13 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operati
     existing = yield from get(datastore, [(cell.shard, cell.key) for cell in cells])
     missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
     if missing:
-        inserted = iter((yield from _append(datastore, heads, now, missing)))
+        inserted = iter((yield from append(datastore, heads, now, missing)))
     else:
         yield "COMMIT"
         inserted = iter(())
     return [
         next(inserted) if found is None else _compared(cell, found) for cell, found in zip(cells, existing, strict=True)
     ]
-
-
-def _append(
-    datastore: Datastore, heads: Mapping[int, Head], now: int, cells: Sequence[ShardCell]
-) -> Operation[list[Placed]]:
-    """Inserts the cells behind the locked heads, moves the heads and commits: one round trip."""
-    counts: dict[int, int] = {}
-    rows: dict[int, list[str]] = {}
-    placed = []
-    for cell in cells:
-        head = heads[cell.shard]
-        count = counts[cell.shard] = counts.get(cell.shard, 0) + 1
-        created_at = max(now, head.last_created_at)
-        placed.append(Placed(PutStatus.STORED, cell.shard, head.generation, head.added_id + count, created_at))
-        rows.setdefault(cell.shard, []).append(
-            f"({head.added_id + count}, {head.generation}, {_row_values(cell)}, {sql('%s', Time(created_at))})"
-        )
-    moved = {
-        shard: Head(
-            shard,
-            heads[shard].generation,
-            heads[shard].added_id + count,
-            max(now, heads[shard].last_created_at),
-        )
-        for shard, count in counts.items()
-    }
-    for shard, head in moved.items():
-        _warn_if_behind(datastore, shard, clock=now, created_at=head.last_created_at)
-    inserts = [_INSERT.format(sql("%s", Name(datastore.database(n)))) + commas(values) for n, values in rows.items()]
-    yield ";".join([*inserts, shard_head.move(datastore.name, moved), "COMMIT"])
-    return placed
 
 
 def _row_values(cell: ShardCell) -> Script:

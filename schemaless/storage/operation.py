@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from schemaless.errors import Busy, SchemalessError, StorageUnavailable
 from schemaless.storage.sql import Script
 
 T = TypeVar("T")
@@ -33,6 +34,9 @@ Operation = Generator[Script, list[Result], T]
 
 Start = Callable[[], Operation[T]]
 """Begins an operation afresh: what a runner is given, because it may run it again."""
+
+AGAIN_ON: tuple[type[SchemalessError], ...] = (Busy, StorageUnavailable)
+"""After which errors an idempotent operation is run again."""
 
 ATTEMPTS_MAX = 4
 """Of one operation, all reasons taken together."""

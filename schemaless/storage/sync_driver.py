@@ -11,8 +11,8 @@ import pymysql
 import stamina
 from pymysql.constants import CLIENT
 
-from schemaless.errors import Busy, StorageUnavailable
-from schemaless.storage.operation import ATTEMPTS_MAX, Operation, Result, Start
+from schemaless.errors import StorageUnavailable
+from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
 from schemaless.storage.session import SESSION
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import DRIVER_ERRORS, translate, translated
@@ -39,7 +39,7 @@ class SyncNode:
         Raises StorageUnavailable, Busy, Misconfigured, or what the operation raises.
         """
         for attempt in stamina.retry_context(
-            on=(Busy, StorageUnavailable),
+            on=AGAIN_ON,
             attempts=ATTEMPTS_MAX,
             timeout=self._timeout_s,
             wait_initial=0.01,

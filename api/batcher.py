@@ -1,0 +1,138 @@
+"""Batcher: gathers what arrives while a flush is under way into the next one, without waiting ("natural batching").
+
+An idle batcher flushes at once, so a single item never waits for company. Bounded in all directions (I14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from schemaless.errors import SchemalessError, Unavailable
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+Flush = Callable[[list[Item]], Awaitable[Sequence[Outcome]]]
+"""One outcome for each item, in order, or an error for all of them."""
+
+
+_NO_OUTCOME = Unavailable("the flush ended without an outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """`lanes`: flushes under way at once. `queued_bytes_max`: of what waits; more is turned away."""
+
+    lanes: int = 1
+    items_max: int = 1000
+    bytes_max: int = 4 << 20
+    queued_bytes_max: int = 64 << 20
+    queued_units_max: int = 20_000
+
+
+class _Unit(Generic[Item, Outcome]):
+    """What one caller submitted: never split, so the order of its items holds."""
+
+    __slots__ = ("future", "items", "size_bytes")
+
+    def __init__(self, items: Sequence[Item], size_bytes: int, future: asyncio.Future[Sequence[Outcome]]) -> None:
+        self.items = items
+        self.size_bytes = size_bytes
+        self.future = future
+
+    def resolve(self, outcomes: Sequence[Outcome]) -> None:
+        if not self.future.done():  # its caller may have gone away
+            self.future.set_result(outcomes)
+
+    def fail(self, error: SchemalessError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Batcher(Generic[Item, Outcome]):
+    """Lives on one event loop."""
+
+    def __init__(self, flush: Flush[Item, Outcome], limits: BatchLimits) -> None:
+        self._flush = flush
+        self._limits = limits
+        self._queue: deque[_Unit[Item, Outcome]] = deque()
+        self._queued_bytes = 0
+        self._lanes: set[asyncio.Task[None]] = set()
+
+    @property
+    def full(self) -> bool:
+        return self._queued_bytes >= self._limits.queued_bytes_max or len(self._queue) >= self._limits.queued_units_max
+
+    def submit(self, items: Sequence[Item], size_bytes: int) -> asyncio.Future[Sequence[Outcome]]:
+        """The outcomes of `items`, in order. They are flushed together, in one batch with others.
+
+        Raises Unavailable when too much waits already. Cancelling the future takes the items out if they still wait.
+        """
+        if self.full:
+            raise Unavailable("too much waits to be written already")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
+        self._queue.append(_Unit(items, size_bytes, future))
+        self._queued_bytes += size_bytes
+        if len(self._lanes) < self._limits.lanes:
+            lane = loop.create_task(self._run_lane())
+            self._lanes.add(lane)
+            lane.add_done_callback(self._lanes.discard)
+        return future
+
+    async def drain(self) -> None:
+        """Returns when all that was submitted has its outcome."""
+        while self._lanes:
+            await asyncio.wait(self._lanes)
+
+    async def _run_lane(self) -> None:
+        while batch := self._take():
+            await self._settle(batch)
+
+    def _take(self) -> list[_Unit[Item, Outcome]]:
+        """The oldest units that fit into one flush; a unit above the limits goes alone."""
+        batch: list[_Unit[Item, Outcome]] = []
+        items = size_bytes = 0
+        while self._queue:
+            unit = self._queue[0]
+            items += len(unit.items)
+            size_bytes += unit.size_bytes
+            if batch and (items > self._limits.items_max or size_bytes > self._limits.bytes_max):
+                break
+            self._queue.popleft()
+            self._queued_bytes -= unit.size_bytes
+            if unit.future.cancelled():
+                items -= len(unit.items)
+                size_bytes -= unit.size_bytes
+            else:
+                batch.append(unit)
+        return batch
+
+    async def _settle(self, batch: list[_Unit[Item, Outcome]]) -> None:
+        try:
+            outcomes = await self._flush([item for unit in batch for item in unit.items])
+            start = 0
+            for unit in batch:
+                end = start + len(unit.items)
+                unit.resolve(outcomes[start:end])
+                start = end
+        except Unavailable as error:
+            for unit in batch:
+                unit.fail(error)
+        except SchemalessError as error:
+            await self._settle_one_by_one(batch, error)
+        finally:
+            for unit in batch:  # whatever ended the flush, nobody waits for ever
+                unit.fail(_NO_OUTCOME)
+
+    async def _settle_one_by_one(self, batch: list[_Unit[Item, Outcome]], error: SchemalessError) -> None:
+        """The batch was refused for the sake of one unit: only the guilty one fails."""
+        if len(batch) == 1:
+            batch[0].fail(error)
+            return
+        for unit in batch:
+            await self._settle([unit])

@@ -1,0 +1,211 @@
+"""The buffer table: cells on a secondary that await confirmation on a minion of their home (I5, I6).
+
+Each row carries a `claim`, a random number of the put that relies on it last. Who may remove a row:
+
+- the put that inserted it, when it met another body at home, and only while its own claim stands: a put that came
+  later with the same body took the claim over and may have told its caller "buffered";
+- the cleaner, after a minion showed the same body, or in the transaction that records a conflict.
+
+A put that took a claim over never removes the row, because the one before may have told its caller "buffered".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from schemaless.cell import CellKey
+from schemaless.codec import same_body
+from schemaless.errors import Busy, DuplicateKey
+from schemaless.storage.entity_table import DIGEST, ShardCell
+from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.sql import Script, commas, sql
+from schemaless.topology import Datastore
+
+
+class BufferRow(ShardCell, frozen=True, gc=False):
+    """What a put writes. `claim` is a random 63-bit number of its own."""
+
+    home: str
+    claim: int
+
+
+class BufferOutcome(StrEnum):
+    """INSERTED: the row is this put's. SHARED: the same body stood there. CONFLICT: another body stands there."""
+
+    INSERTED = "inserted"
+    SHARED = "shared"
+    CONFLICT = "conflict"
+
+
+class Buffered(msgspec.Struct, frozen=True, gc=False):
+    """A row as the cleaner sees it, with the SHA-256 of its body instead of the body."""
+
+    buffer_id: int
+    datastore: str
+    shard: int
+    key: CellKey
+    claim: int
+    digest: bytes
+
+
+_INSERT = (
+    "INSERT INTO schemaless.buffer"
+    " (datastore, home, shard, row_key, column_name, ref_key, body, claim, buffered_at) VALUES "
+)
+_KEY = "datastore = %s AND row_key = %s AND column_name = %s AND ref_key = %s"
+
+
+def insert(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:
+    """Puts rows into the buffer, in one transaction; one outcome for each, in order.
+
+    A key that comes twice counts in order. Running it twice with the same claims is the same as running it once.
+    """
+    try:
+        yield _insert_script(datastore, rows)
+    except DuplicateKey:
+        return (yield from _insert_missing(datastore, rows))
+    return [BufferOutcome.INSERTED] * len(rows)
+
+
+def remove(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[None]:
+    """Removes rows that their own puts no longer need, unless another put took the claim over."""
+    yield _in_transaction(
+        [sql(f"DELETE FROM schemaless.buffer WHERE {_KEY} AND claim = %s", *_key(datastore, r), r.claim) for r in rows]
+    )
+
+
+def oldest(home: str, after_buffer_id: int, limit: int, grace_s: float) -> Operation[list[Buffered]]:
+    """Rows of one home in the order of their ids; none younger than `grace_s`, for its put may be under way."""
+    rows = yield from query(
+        sql(
+            f"SELECT buffer_id, datastore, shard, row_key, column_name, ref_key, claim, {DIGEST} FROM schemaless.buffer"
+            " WHERE home = %s AND buffer_id > %s AND buffered_at <= UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND"
+            " ORDER BY buffer_id LIMIT %s",
+            home,
+            after_buffer_id,
+            round(grace_s * 1e6),
+            limit,
+        )
+    )
+    return [
+        Buffered(buffer_id, datastore, shard, CellKey(row_key, column_name, ref_key), claim, digest)
+        for buffer_id, datastore, shard, row_key, column_name, ref_key, claim, digest in rows
+    ]
+
+
+def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:
+    """The bodies of rows, in order; None for one that is gone. The caller bounds how many it asks for."""
+    rows = yield from query(
+        f"SELECT buffer_id, body FROM schemaless.buffer WHERE buffer_id IN ({_ids(buffered)}) ORDER BY buffer_id"
+    )
+    found = {buffer_id: body for buffer_id, body in rows}
+    return [found.get(row.buffer_id) for row in buffered]
+
+
+def delete_confirmed(buffered: Sequence[Buffered]) -> Operation[int]:
+    """Deletes rows whose cells a minion of their home showed; how many. Claims are random, so a row whose claim was
+    taken over since it was read stays, for the next turn to confirm.
+    """
+    (result,) = yield (
+        f"DELETE FROM schemaless.buffer WHERE buffer_id IN ({_ids(buffered)})"
+        f" AND claim IN ({commas([str(row.claim) for row in buffered])})"
+    )
+    return result.affected
+
+
+def record_conflict(buffered: Buffered, stored_body: bytes) -> Operation[bool]:
+    """Moves a row to the conflict table: the home holds `stored_body` under its key. False when it is gone already.
+
+    The row is locked first, so of two cleaners one records it.
+    """
+    results = yield sql("BEGIN; SELECT body FROM schemaless.buffer WHERE buffer_id = %s FOR UPDATE", buffered.buffer_id)
+    if not results[-1].rows:
+        yield "COMMIT"
+        return False
+    key = buffered.key
+    yield sql(
+        "INSERT INTO schemaless.conflict (datastore, row_key, column_name, ref_key, stored_body, buffered_body,"
+        " detected_at) VALUES (%s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6));"
+        "DELETE FROM schemaless.buffer WHERE buffer_id = %s; COMMIT",
+        buffered.datastore,
+        key.row_key,
+        key.column_name.encode(),
+        key.ref_key,
+        stored_body,
+        results[-1].rows[0][0],
+        buffered.buffer_id,
+    )
+    return True
+
+
+def depths() -> Operation[dict[tuple[str, str], int]]:
+    """How many rows wait on this server, by (datastore, home)."""
+    rows = yield from query("SELECT datastore, home, COUNT(*) FROM schemaless.buffer GROUP BY datastore, home")
+    return {(datastore, home): count for datastore, home, count in rows}
+
+
+def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:
+    """A key stood in the way: looks which do, shares or refuses those, inserts the others."""
+    found = yield "BEGIN;" + ";".join(
+        sql(f"SELECT claim, body FROM schemaless.buffer WHERE {_KEY} FOR UPDATE", *_key(datastore, row)) for row in rows
+    )
+    standing = {row.key: result.rows[0] for row, result in zip(rows, found[1:], strict=True) if result.rows}
+    outcomes, missing, shared = _compare(rows, standing)
+    script = [_insert_script(datastore, missing)] if missing else []
+    script += [
+        sql(f"UPDATE schemaless.buffer SET claim = %s WHERE {_KEY}", row.claim, *_key(datastore, row)) for row in shared
+    ]
+    try:
+        yield ";".join([*script, "COMMIT"])
+    except DuplicateKey as error:  # READ COMMITTED locks no gaps: somebody else inserted one of them meanwhile
+        raise Busy("a row came into the buffer meanwhile") from error
+    return outcomes
+
+
+def _compare(
+    rows: Sequence[BufferRow], standing: dict[CellKey, Row]
+) -> tuple[list[BufferOutcome], list[BufferRow], list[BufferRow]]:
+    """(outcomes, rows to insert, rows whose claims are to be taken over)."""
+    outcomes, missing, shared = [], [], []
+    for row in rows:
+        claim, body = standing.get(row.key, (None, None))
+        if body is None:
+            outcome = BufferOutcome.INSERTED
+            missing.append(row)
+            standing[row.key] = (row.claim, row.body)
+        elif claim == row.claim:  # this very operation, run again after the connection was lost
+            outcome = BufferOutcome.INSERTED
+        elif same_body(body, row.body):
+            outcome = BufferOutcome.SHARED
+            shared.append(row)
+        else:
+            outcome = BufferOutcome.CONFLICT
+        outcomes.append(outcome)
+    return outcomes, missing, shared
+
+
+def _insert_script(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
+    name = sql("%s", datastore.name.encode())
+    return _INSERT + commas(
+        [
+            f"({name},x'{row.home.encode().hex()}',{row.shard},x'{row.key.row_key.hex()}',"
+            f"x'{row.key.column_name.encode().hex()}',{row.key.ref_key},x'{row.body.hex()}',{row.claim},"
+            "UTC_TIMESTAMP(6))"
+            for row in rows
+        ]
+    )
+
+
+def _key(datastore: Datastore, row: BufferRow) -> tuple[bytes, bytes, bytes, int]:
+    return datastore.name.encode(), row.key.row_key, row.key.column_name.encode(), row.key.ref_key
+
+
+def _ids(buffered: Sequence[Buffered]) -> Script:
+    return commas([str(row.buffer_id) for row in buffered])
+
+
+def _in_transaction(statements: Sequence[Script]) -> Script:
+    return ";".join(["BEGIN", *statements, "COMMIT"])
