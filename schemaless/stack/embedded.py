@@ -47,6 +47,7 @@ READY_TIMEOUT_S = 60.0
 ORPHANS_TIMEOUT_S = 30.0
 FIRST_START_BYTES = 2 << 30  # six data folders with their redo logs
 START_BYTES = 256 << 20
+FULL_BYTES = 16 << 20  # a server asks for more than that at once
 
 Say = Callable[[str], None]
 
@@ -226,9 +227,15 @@ def _one_at_a_time(home: Path, say: Say) -> Iterator[None]:
 
 @contextmanager
 def _disk_full_said(home: Path) -> Iterator[None]:
+    """A write of ours that failed for it, or a server that did not come up while hardly anything is free."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DiskFull(f"the disk under {home} is full: {error}") from error
+    except Unavailable as error:
+        free = shutil.disk_usage(home).free
+        if free > FULL_BYTES:
+            raise
+        raise DiskFull(f"the disk under {home} is full ({free >> 20} MiB free): {error}") from error
