@@ -7,9 +7,9 @@ which only its owner can read, or in SCHEMALESS_TOKEN.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -103,3 +103,17 @@ class ClientSettings(BaseSettings):
 
     hosts: Annotated[tuple[str, ...], NoDecode] = ()  # comma-separated
     token: SecretStr | None = None
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(host.strip() for host in value.split(",") if host.strip()) if isinstance(value, str) else value
+
+
+class OperatorSettings(BaseSettings):
+    """Where an operator's commands find the servers; what isn't set is the embedded stack's."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore")
+
+    topology: Path | None = None
+    kafka: str | None = None
