@@ -1,0 +1,141 @@
+"""Both drivers over a transport in memory: the same calls, the same answers, the same attempts."""
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+import schemaless
+from schemaless import AsyncClient, Client, Limits, SchemalessClient
+from schemaless.errors import Unavailable
+
+ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
+HOSTS = ["http://one", "http://two"]
+QUICK = Limits(attempts_max=4, total_timeout_s=2.0, pause_s=0.001)
+PUT = {"row_key": ROW, "column_name": "A", "ref_key": 1, "status": "stored", "shard": 0, "copies": 2}
+
+Handler = Callable[[httpx.Request], httpx.Response]
+Ask = Callable[[Handler], Any]
+
+
+def put_sync(handler: Handler) -> Any:
+    with Client(HOSTS, datastore="m", token="t", limits=QUICK, transport=httpx.MockTransport(handler)) as client:
+        return client.put(ROW, "A", {"n": 1})
+
+
+def put_async(handler: Handler) -> Any:
+    async def put() -> Any:
+        transport = httpx.MockTransport(handler)
+        async with AsyncClient(HOSTS, datastore="m", token="t", limits=QUICK, transport=transport) as client:
+            return await client.put(ROW, "A", {"n": 1})
+
+    return asyncio.run(put())
+
+
+both = pytest.mark.parametrize("ask", [put_sync, put_async])
+
+
+def stored() -> httpx.Response:
+    return httpx.Response(201, content=msgspec.json.encode(PUT), headers={"content-type": "application/json"})
+
+
+@both
+def test_a_call_survives_a_dead_host_and_a_busy_one(ask: Ask):
+    """Another host is tried after a refused connection, and the same request again after a 503."""
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        if len(seen) == 1:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(503, json={"retryable": True}) if len(seen) == 2 else stored()
+
+    assert ask(handler).copies == 2
+    assert seen[0].url.host != seen[1].url.host
+    assert len({request.headers["idempotency-key"] for request in seen}) == 1
+    assert {request.content for request in seen} == {msgspec.msgpack.encode({"n": 1})}
+    assert {request.headers["authorization"] for request in seen} == {"Bearer t"}
+
+
+@both
+def test_a_call_that_nobody_answers_ends_in_our_error(ask: Ask):
+    """The last failure is told after the bounded attempts."""
+    attempts = 0
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal attempts
+        attempts += 1
+        raise httpx.ReadTimeout("hangs", request=request)
+
+    with pytest.raises(Unavailable, match="hangs"):
+        ask(handler)
+    assert attempts == QUICK.attempts_max
+
+
+async def test_a_cancelled_call_leaves_its_host_in_good_standing():
+    """Whoever stops waiting says nothing against the host, and it isn't counted as busy for ever."""
+    started = asyncio.Event()
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        started.set()
+        await asyncio.sleep(60)
+        return stored()
+
+    async with AsyncClient(HOSTS[:1], datastore="m", transport=httpx.MockTransport(handler)) as client:
+        task = asyncio.create_task(client.put(ROW, "A", {}))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert client._hosts._hosts[HOSTS[0]].under_way == 0
+        assert client._hosts._hosts[HOSTS[0]].failures == 0
+
+
+def test_both_clients_have_the_same_calls():
+    """Names and parameters of the two drivers never drift apart."""
+
+    def calls(kind: type) -> dict[str, list[str]]:
+        public = inspect.getmembers(kind, inspect.isfunction)
+        return {name: [*inspect.signature(call).parameters] for name, call in public if not name.startswith("_")}
+
+    assert calls(Client) == calls(AsyncClient)
+
+
+def test_hosts_and_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    """SchemalessClient of the source texts is the same class, and needs only its datastore."""
+    monkeypatch.setenv("SCHEMALESS_HOSTS", "http://one, http://two/")
+    monkeypatch.setenv("SCHEMALESS_TOKEN", "secret")
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return stored()
+
+    with SchemalessClient(datastore="mezzanine", transport=httpx.MockTransport(handler)) as client:
+        client.put(ROW, "A", {})
+        client.put(ROW, "A", {})
+    assert {str(request.url) for request in seen} == {
+        f"http://{host}/v1/mezzanine/cells/{ROW}/A" for host in ("one", "two")
+    }
+    assert seen[0].headers["authorization"] == "Bearer secret"
+
+
+def test_public_names_are_sorted_and_exist():
+    """`__all__` is sorted, and every name in it can be had."""
+    assert schemaless.__all__ == sorted(schemaless.__all__)
+    assert all(getattr(schemaless, name) is not None for name in schemaless.__all__)
+    with pytest.raises(AttributeError):
+        _ = schemaless.no_such_name
+
+
+def test_importing_the_core_loads_neither_http_nor_faust():
+    """A program that needs only the domain starts quickly."""
+    code = "import schemaless, schemaless.codec, sys; print({'httpx', 'faust', 'pymysql'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
