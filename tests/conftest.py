@@ -1,7 +1,8 @@
 """Servers for the tests: real ones, started once a session.
 
 SCHEMALESS_TEST_BACKEND=auto|docker|local chooses between containers and plain processes; auto takes containers when
-an engine answers and already has the images. SCHEMALESS_MYSQL_FLAVOUR=mariadb|mysql chooses the kind of server.
+an engine answers and already has the images (containers.py; MariaDB runs as plain processes always).
+SCHEMALESS_MYSQL_FLAVOUR=mariadb|mysql chooses the kind of server.
 What is missing fails the tests that need it; nothing is skipped.
 """
 
@@ -26,7 +27,14 @@ MakeDatastore = Callable[..., Datastore]
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTopology]:
     """Clusters a and b, one minion each, with handles of their processes. A test that harms one heals it."""
-    with running_topology(tmp_path_factory.mktemp("mysql"), flavour=FLAVOUR) as started:
+    from tests import containers  # costs half a second, which runs without servers don't pay
+
+    folder = tmp_path_factory.mktemp("mysql")
+    if containers.mysql_in_containers(FLAVOUR):
+        servers = containers.containers_topology(folder)
+    else:
+        servers = running_topology(folder, flavour=FLAVOUR)
+    with servers as started:
         yield started
 
 
@@ -38,7 +46,10 @@ def topology(running: RunningTopology) -> Topology:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Bootstrap address of a broker."""
-    with running_broker(tmp_path_factory.mktemp("kafka")) as bootstrap:
+    from tests import containers
+
+    folder = tmp_path_factory.mktemp("kafka")
+    with containers.container_broker() if containers.kafka_in_container() else running_broker(folder) as bootstrap:
         yield bootstrap
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import compress
+from dataclasses import dataclass
 
 from schemaless.config import ContainerSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.stack import kafka_broker, replication
 from schemaless.stack.accounts import SERVICE_USER, Accounts, account_statements
-from schemaless.stack.admin import ServerAddress, Session, answers, session
+from schemaless.stack.admin import ServerAddress, answers, session
 from schemaless.stack.default_datastore import create_default_datastore
 from schemaless.stack.layout import ServerRole, server_roles
 from schemaless.stack.plan import CLUSTERS, MINIONS
@@ -33,30 +34,62 @@ CATCH_UP_TIMEOUT_S = 5  # less than a connection waits for an answer
 FORGET_HISTORY = "RESET BINARY LOGS AND GTIDS"
 
 
+@dataclass(frozen=True, slots=True)
+class ServerContainer:
+    """One MySQL server, and where it is reached from here. Among themselves the servers use role names and 3306."""
+
+    role: ServerRole
+    host: str
+    port: int = MYSQL_PORT
+
+    def address(self, user: str, password: str) -> ServerAddress:
+        return ServerAddress(None, user, password, self.host, self.port)
+
+    def service(self, accounts: Accounts) -> ServerAddress:
+        return self.address(SERVICE_USER, accounts.service_password)
+
+    def node(self, accounts: Accounts) -> Node:
+        role, password = self.role, accounts.service_password
+        return Node(role.name, role.cluster, role.role, self.host, self.port, SERVICE_USER, password)
+
+
 def set_up(settings: ContainerSettings) -> None:
     """Raises StorageUnavailable or BusUnavailable when a server is away, Misconfigured when it refuses us."""
-    roles = server_roles(CLUSTERS, MINIONS)
+    servers = [ServerContainer(role, host=role.name) for role in server_roles(CLUSTERS, MINIONS)]
     accounts = Accounts(
         service_password=settings.service_password.get_secret_value(),
         reader_password=settings.reader_password.get_secret_value(),
         replication_password=settings.replication_password.get_secret_value(),
     )
-    masters = {role.cluster: role for role in roles if role.role is Role.MASTER}
-    minions = [role for role in roles if role.role is Role.MINION]
-    root_password = settings.root_password.get_secret_value()
-    with ThreadPoolExecutor(len(roles)) as pool:
-        list(pool.map(lambda role: make_accounts(role, root_password, accounts), roles))
-        attached = list(pool.map(lambda role: attach_minion(role, accounts), minions))
-    write_private_json(settings.topology, nodes_document(_node(role, accounts) for role in roles))
+    set_up_servers(servers, settings.root_password.get_secret_value(), accounts)
+    write_private_json(settings.topology, nodes_document(server.node(accounts) for server in servers))
     await_kafka(settings.kafka)
     create_default_datastore(load_topology(settings.topology), settings.kafka)
-    for minion in compress(minions, attached):
-        prove_replication(minion, masters[minion.cluster], accounts)
+    prove_replication(servers, accounts)
 
 
-def make_accounts(role: ServerRole, root_password: str, accounts: Accounts) -> None:
+def set_up_servers(servers: Sequence[ServerContainer], root_password: str, accounts: Accounts) -> None:
+    """Accounts on all, then every minion attached to its master."""
+    minions = [server for server in servers if server.role.role is Role.MINION]
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(lambda server: _make_accounts(server, root_password, accounts), servers))
+        list(pool.map(lambda server: _attach(server, accounts), minions))
+
+
+def prove_replication(servers: Sequence[ServerContainer], accounts: Accounts) -> None:
+    """A minion that runs may stop at its next transaction: let it come to where its master is now, or try.
+
+    Raises StorageUnavailable with the reason of one that stopped; one that is only late is not held against it.
+    """
+    masters = {server.role.cluster: server for server in servers if server.role.role is Role.MASTER}
+    for minion in servers:
+        if minion.role.role is Role.MINION:
+            _follow(minion, _history(masters[minion.role.cluster], accounts), accounts)
+
+
+def _make_accounts(server: ServerContainer, root_password: str, accounts: Accounts) -> None:
     """Leave exactly our three accounts. Each server makes its own, so none of it goes into the binary log."""
-    administrator = _administrator(role.name, root_password, accounts)
+    administrator = _administrator(server, root_password, accounts)
     with session(administrator) as connected:
         if administrator.user == ROOT and not connected.query("SHOW DATABASES LIKE 'schemaless'"):
             connected.query(FORGET_HISTORY)
@@ -65,23 +98,27 @@ def make_accounts(role: ServerRole, root_password: str, accounts: Accounts) -> N
             connected.query(statement)
 
 
-def attach_minion(role: ServerRole, accounts: Accounts) -> bool:
-    """Returns whether it is new. Attached before: only starts it, should somebody have stopped it."""
-    with session(_service(role.name, accounts)) as connected:
-        is_new = not replication.is_attached(connected, Flavour.MYSQL)
-        if is_new:
-            replication.name_master(connected, Flavour.MYSQL, f"{role.cluster}-master", MYSQL_PORT, accounts)
-        replication.start(connected, Flavour.MYSQL, role.name)
-        return is_new
+def _attach(minion: ServerContainer, accounts: Accounts) -> None:
+    """Attached before: only starts it, should somebody have stopped it."""
+    master = f"{minion.role.cluster}-master"
+    with session(minion.service(accounts)) as connected:
+        if not replication.is_attached(connected, Flavour.MYSQL):
+            replication.name_master(connected, Flavour.MYSQL, master, MYSQL_PORT, accounts)
+        replication.start(connected, Flavour.MYSQL, minion.role.name)
 
 
-def prove_replication(minion: ServerRole, master: ServerRole, accounts: Accounts) -> None:
-    """A minion that runs may stop at the next transaction, so wait until it has all that its master has now."""
-    history = _history(master, accounts)
-    with session(_service(minion.name, accounts)) as connected:
-        waited = connected.query(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{history}', {CATCH_UP_TIMEOUT_S}) AS late")
-        if waited[0]["late"]:
-            raise StorageUnavailable(f"{minion.name} is behind {master.name}: {_why(connected)}")
+def _history(server: ServerContainer, accounts: Accounts) -> str:
+    """The transactions that a server has executed, as a GTID set."""
+    with session(server.service(accounts)) as connected:
+        return str(connected.query("SELECT @@GLOBAL.gtid_executed AS executed")[0]["executed"])
+
+
+def _follow(minion: ServerContainer, history: str, accounts: Accounts) -> None:
+    with session(minion.service(accounts)) as connected:
+        connected.query(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{history}', {CATCH_UP_TIMEOUT_S})")
+        status = replication.status(connected, Flavour.MYSQL)
+    if status is None or not status.healthy:
+        raise StorageUnavailable(f"minion {minion.role.name} stopped replicating: {status and status.error}")
 
 
 def await_kafka(bootstrap: str) -> None:
@@ -92,36 +129,18 @@ def await_kafka(bootstrap: str) -> None:
         time.sleep(0.2)
 
 
-def _history(role: ServerRole, accounts: Accounts) -> str:
-    """The transactions that a server has executed, as a GTID set."""
-    with session(_service(role.name, accounts)) as connected:
-        return str(connected.query("SELECT @@GLOBAL.gtid_executed AS executed")[0]["executed"])
-
-
-def _why(connected: Session) -> str:
-    status = replication.status(connected, Flavour.MYSQL)
-    return (status.error or f"{status.lag_s} s of lag") if status else "it was never attached"
-
-
-def _administrator(host: str, root_password: str, accounts: Accounts) -> ServerAddress:
+def _administrator(server: ServerContainer, root_password: str, accounts: Accounts) -> ServerAddress:
     """Root before the accounts are whole; ours afterwards. Root goes last, so one of them always works."""
-    root = ServerAddress(None, ROOT, root_password, host, MYSQL_PORT)
-    ours = _service(host, accounts)
+    candidates = (server.address(ROOT, root_password), server.service(accounts))
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
-        for address in (root, ours):
+        for address in candidates:
             if answers(address):
                 return address
         time.sleep(0.5)
-    raise Misconfigured(f"{host} lets neither root nor {SERVICE_USER} in: are these the passwords of its first start?")
-
-
-def _service(host: str, accounts: Accounts) -> ServerAddress:
-    return ServerAddress(None, SERVICE_USER, accounts.service_password, host, MYSQL_PORT)
-
-
-def _node(role: ServerRole, accounts: Accounts) -> Node:
-    return Node(role.name, role.cluster, role.role, role.name, MYSQL_PORT, SERVICE_USER, accounts.service_password)
+    raise Misconfigured(
+        f"{server.role.name} lets neither {ROOT} nor {SERVICE_USER} in: are these the passwords of its first start?"
+    )
 
 
 def main() -> None:
