@@ -1,0 +1,83 @@
+"""Membership of a Kafka group that only decides who owns which partition: nothing is read through it.
+
+A member that is stopped or cut off is put out by the group after its session time-out; that it can't publish any more
+is not the group's doing but the fencing of `schemaless/bus/partition_log.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+
+from schemaless.bus.translation import translate, translated
+from schemaless.topology import Datastore
+
+Partitions = Callable[[Sequence[int]], None]
+"""Called with partition numbers, in the thread that polls."""
+
+_POLL_INTERVAL_MAX_S = 30
+
+
+class Membership:
+    """One seat in the group. One thread at a time.
+
+    `assigned` is called with partitions that this process now owns, `revoked` before they go to another one, and also
+    when they were lost already. Both are called from within `poll` and `close`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        datastore: Datastore,
+        *,
+        session_timeout_s: float,
+        assigned: Partitions,
+        revoked: Partitions,
+    ) -> None:
+        self._assigned = assigned
+        self._revoked = revoked
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": tailer_group(datastore),
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": round(session_timeout_s * 1000),
+                "heartbeat.interval.ms": round(session_timeout_s * 1000 / 6),
+                # A process that hangs without dying gives up its partitions, too.
+                "max.poll.interval.ms": max(_POLL_INTERVAL_MAX_S, round(session_timeout_s)) * 1000,
+                "enable.auto.commit": False,
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 0,
+            }
+        )
+        with translated("joining the group of the tailers"):
+            self._consumer.subscribe(
+                [datastore.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+            )
+
+    def poll(self, timeout_s: float) -> None:
+        """Lets the group's decisions take effect. Raises Fenced, BusUnavailable or Misconfigured only for good."""
+        with translated("taking part in the group of the tailers"):
+            message = self._consumer.poll(timeout_s)
+        error = message.error() if message is not None else None
+        if error is not None and error.fatal():
+            raise translate(error, "taking part in the group of the tailers")
+
+    def close(self) -> None:
+        """Leaves the group, so that others take over at once."""
+        self._consumer.close()
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        at_end = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]
+        consumer.incremental_assign(at_end)
+        consumer.pause(at_end)
+        self._assigned([partition.partition for partition in partitions])
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._revoked([partition.partition for partition in partitions])
+        consumer.incremental_unassign(partitions)
+
+
+def tailer_group(datastore: Datastore) -> str:
+    return f"schemaless.{datastore.name}.tailer"

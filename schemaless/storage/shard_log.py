@@ -1,0 +1,110 @@
+"""A shard's log as the tailer and the audit read it: from a position on, bounded in cells and in bytes (I14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from schemaless.cell import StoredCell
+from schemaless.storage.operation import Operation, Result, Row
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Name, Script, commas, sql
+from schemaless.topology import Datastore
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """At most `limit` cells of a shard, with added_ids above `after`."""
+
+    shard: int
+    after: int
+    limit: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """For each part that was wanted, its cells in added_id order. `cut`: there was more than the bytes allowed."""
+
+    cells: list[list[StoredCell]]
+    cut: bool
+
+
+def read(datastore: Datastore, wanted: Sequence[Wanted], bytes_max: int) -> Operation[Batch]:
+    """At most `bytes_max` of bodies in all, or one cell; each shard at most once in `wanted`.
+
+    Never holds more than twice that: a body above its even share of the bytes comes only once its length is known to
+    fit.
+    """
+    share = max(1, bytes_max // sum(part.limit for part in wanted))
+    results = yield ";".join(_select(datastore, part, share) for part in wanted)
+    rows = dict(zip([part.shard for part in wanted], _within(results, bytes_max), strict=True))
+    bodies = yield from _large_bodies(datastore, rows)
+    cells = [_cells(shard, found, bodies.get(shard, {})) for shard, found in rows.items()]
+    return Batch(cells, cut=any(map(_was_cut, results, rows.values())))
+
+
+_LENGTH = -1
+_BODY = -2
+_ADDED_ID = 4
+
+
+def _select(datastore: Datastore, part: Wanted, share: int) -> Script:
+    """In the order of StoredCell's fields but the shard, and then the body's length."""
+    return sql(
+        f"SELECT row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')},"
+        " IF(LENGTH(body) <= %s, body, NULL), LENGTH(body)"
+        " FROM %s.entity WHERE added_id > %s ORDER BY added_id LIMIT %s",
+        share,
+        Name(datastore.database(part.shard)),
+        part.after,
+        part.limit,
+    )
+
+
+def _within(results: Sequence[Result], bytes_max: int) -> Iterator[Sequence[Row]]:
+    """Of each result the rows that fit: none after the first that doesn't, in whichever shard."""
+    left = bytes_max
+    first = True
+    for result in results:
+        kept = 0
+        for row in result.rows:
+            left -= row[_LENGTH]
+            if left < 0 and not first:
+                break
+            first = False
+            kept += 1
+        yield result.rows[:kept]
+
+
+def _was_cut(result: Result, kept: Sequence[Row]) -> bool:
+    return len(kept) < len(result.rows)
+
+
+def _large_bodies(datastore: Datastore, rows: Mapping[int, Sequence[Row]]) -> Operation[dict[int, dict[int, bytes]]]:
+    """By shard and added_id."""
+    large = {
+        shard: ids for shard, found in rows.items() if (ids := [row[_ADDED_ID] for row in found if row[_BODY] is None])
+    }
+    if not large:
+        return {}
+    results = yield ";".join(
+        sql("SELECT added_id, body FROM %s.entity WHERE added_id IN ", Name(datastore.database(shard)))
+        + f"({commas([str(added_id) for added_id in ids])})"
+        for shard, ids in large.items()
+    )
+    return {shard: dict(result.rows) for shard, result in zip(large, results, strict=True)}
+
+
+def _cells(shard: int, rows: Sequence[Row], large: Mapping[int, bytes]) -> list[StoredCell]:
+    return [
+        StoredCell(
+            row_key,
+            column_name,
+            ref_key,
+            shard,
+            generation,
+            added_id,
+            created_at,
+            large[added_id] if body is None else body,
+        )
+        for row_key, column_name, ref_key, generation, added_id, created_at, body, _ in rows
+    ]

@@ -1,0 +1,132 @@
+"""One datastore: a seat in the group of its tailers, and a tail for each partition that the group gives.
+
+A tail runs only between assignment and revocation. When the log of any partition fails, this process gives up its
+seat and takes a new one: so a log is opened only for a partition that the group has just given, never because a stale
+owner wants it back (I7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import structlog
+
+from schemaless.bus.membership import Membership
+from schemaless.bus.topics import ensure_topics
+from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.location import Location
+from schemaless.topology import Datastore
+from tailer.owned_partition import OwnedPartition
+from tailer.shared import Shared, pause
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+POLL_S = 0.1
+RETRY_S = 1.0  # before a new seat is taken
+MISCONFIGURED_RETRY_S = 10.0  # somebody has to act first
+
+
+class DatastoreTailer:
+    def __init__(self, datastore: Datastore, shared: Shared) -> None:
+        self._datastore = datastore
+        self._shared = shared
+        self._stopping = asyncio.Event()
+        self._seat_lost = asyncio.Event()
+        self._owned: dict[OwnedPartition, asyncio.Task[None]] = {}
+        # The group's callbacks wait for tails to stop: they must not take a thread that a tail needs for that.
+        self._group_thread = ThreadPoolExecutor(1, thread_name_prefix=f"group-{datastore.name}")
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def heads_moved(self, heads: Mapping[int, Location]) -> None:
+        for owned in self._owned:
+            owned.heads_moved(heads)
+
+    async def run(self) -> None:
+        """Until `stop`. Transactions in hand are finished, then the seat is left, so that others take over at once."""
+        try:
+            async with asyncio.TaskGroup() as tails:
+                while not self._stopping.is_set():
+                    await self._take_seat(tails)
+        finally:
+            self._group_thread.shutdown(wait=False)
+
+    async def _take_seat(self, tails: asyncio.TaskGroup) -> None:
+        name = self._datastore.name
+        try:
+            await self._in_group_thread(lambda: ensure_topics(self._shared.settings.kafka, self._datastore))
+            await self._hold_seat(tails)
+        except BusUnavailable as error:
+            log.warning("datastore is not tailed", datastore=name, why=str(error))
+            await pause(RETRY_S, self._stopping)
+        except Misconfigured as error:
+            log.error("datastore is not tailed", datastore=name, why=str(error))
+            await pause(MISCONFIGURED_RETRY_S, self._stopping)
+
+    async def _hold_seat(self, tails: asyncio.TaskGroup) -> None:
+        """Until `stop`, or until the log of a partition fails."""
+        loop = asyncio.get_running_loop()
+        self._seat_lost.clear()
+
+        def assigned(partitions: Sequence[int]) -> None:
+            loop.call_soon_threadsafe(self._assign, partitions, tails)
+
+        def revoked(partitions: Sequence[int]) -> None:
+            asyncio.run_coroutine_threadsafe(self._release(partitions), loop).result()
+
+        membership = await self._in_group_thread(lambda: self._join(assigned, revoked))
+        try:
+            while not (self._stopping.is_set() or self._seat_lost.is_set()):
+                await self._in_group_thread(lambda: membership.poll(POLL_S))
+        finally:
+            await self._release([owned.partition for owned in self._owned])
+            await self._in_group_thread(membership.close)
+        if self._seat_lost.is_set():
+            await pause(RETRY_S, self._stopping)
+
+    def _join(self, assigned: Callable[[Sequence[int]], None], revoked: Callable[[Sequence[int]], None]) -> Membership:
+        settings = self._shared.settings
+        return Membership(
+            settings.kafka,
+            self._datastore,
+            session_timeout_s=settings.session_timeout_s,
+            assigned=assigned,
+            revoked=revoked,
+        )
+
+    def _assign(self, partitions: Sequence[int], tails: asyncio.TaskGroup) -> None:
+        log.info("partitions assigned", datastore=self._datastore.name, partitions=sorted(partitions))
+        for partition in partitions:
+            owned = OwnedPartition(self._datastore, partition, self._shared)
+            self._owned[owned] = tails.create_task(self._tend(owned))
+
+    async def _release(self, partitions: Sequence[int]) -> None:
+        """Returns when the tails have stopped."""
+        leaving = {owned: task for owned, task in self._owned.items() if owned.partition in partitions}
+        for owned in leaving:
+            owned.stop()
+        if leaving:
+            log.info("partitions released", datastore=self._datastore.name, partitions=sorted(partitions))
+            await asyncio.wait(leaving.values())
+
+    async def _tend(self, owned: OwnedPartition) -> None:
+        try:
+            await owned.run()
+        except (BusUnavailable, Fenced) as error:
+            log.warning(
+                "a partition's log failed: taking a new seat in the group",
+                datastore=self._datastore.name,
+                partition=owned.partition,
+                why=str(error),
+            )
+            self._seat_lost.set()
+        finally:
+            del self._owned[owned]
+
+    async def _in_group_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._group_thread, call)

@@ -1,0 +1,66 @@
+"""A partition from its assignment to its revocation: its log is opened, tailed and closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from schemaless.bus.partition_log import PartitionLog
+from schemaless.errors import Misconfigured
+from schemaless.location import Location
+from schemaless.topology import Datastore
+from tailer.shared import Shared, pause
+from tailer.tail import Tail
+
+log = structlog.get_logger()
+
+MISCONFIGURED_RETRY_S = 10.0  # somebody has to act first
+
+
+class OwnedPartition:
+    def __init__(self, datastore: Datastore, partition: int, shared: Shared) -> None:
+        self.partition = partition
+        self._datastore = datastore
+        self._shared = shared
+        self._stopping = asyncio.Event()
+        self._tail: Tail | None = None
+
+    async def run(self) -> None:
+        """Until `stop`. Raises BusUnavailable or Fenced when the log can't be used any more."""
+        while not self._stopping.is_set():
+            try:
+                await self._open_and_tail()
+            except Misconfigured as error:
+                log.error(
+                    "partition is not tailed", topic=self._datastore.topic, partition=self.partition, why=str(error)
+                )
+                await pause(MISCONFIGURED_RETRY_S, self._stopping)
+
+    def stop(self) -> None:
+        """Lets `run` return after the transaction in hand."""
+        self._stopping.set()
+        if self._tail is not None:
+            self._tail.stop()
+
+    def heads_moved(self, heads: Mapping[int, Location]) -> None:
+        """Heads of any shards of the datastore."""
+        if self._tail is not None:
+            mine = {shard: head for shard, head in heads.items() if self._datastore.partition(shard) == self.partition}
+            self._tail.heads_moved(mine)
+
+    async def _open_and_tail(self) -> None:
+        settings = self._shared.settings
+        partition_log = PartitionLog(
+            settings.kafka, self._datastore, self.partition, transaction_timeout_s=settings.transaction_timeout_s
+        )
+        try:
+            progress = await self._shared.in_thread(partition_log.open)
+            self._tail = Tail(self._datastore, partition_log, progress, self._shared)
+            self.heads_moved(self._shared.heads(self._datastore.name))
+            if not self._stopping.is_set():
+                await self._tail.run()
+        finally:
+            self._tail = None
+            await self._shared.in_thread(partition_log.close)
