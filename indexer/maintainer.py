@@ -1,0 +1,70 @@
+"""Maintainer: one index as a consumer. Cells in; index writes out, by cluster, with versions (I11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemaless.cell import RowKey, StoredCell
+from schemaless.checkpoints import all_or_first_error
+from schemaless.handler import Effect, Outcome, Run
+from schemaless.index.definition import IndexDefinition
+from schemaless.index.transition import IndexWrite, Row, index_writes
+from schemaless.storage import entity_table, index_table
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.topology import Datastore
+
+Rows = dict[RowKey, Row]
+
+
+def consumer_name(index: str) -> str:
+    """Under which its checkpoints stand."""
+    return f"index:{index}"
+
+
+class Maintainer:
+    together = True
+    """Entries of several shards go to the same tables: one transaction for each cluster takes them all."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._definition = definition
+
+    async def handle(self, runs: Sequence[Run]) -> Effect:
+        """Evaluates the index before and after each event, on the log alone. Raises StorageUnavailable."""
+        before = await self._rows_before(runs)
+        by_cluster: dict[str, list[IndexWrite]] = {}
+        for run in runs:
+            for write in index_writes(self._definition, self._datastore.shards, before[run.shard], run.cells):
+                by_cluster.setdefault(self._datastore.home(write.shard), []).append(write)
+        scripts = {
+            cluster: index_table.upserts(self._datastore, self._definition, sorted(writes, key=_lock_order))
+            for cluster, writes in by_cluster.items()
+        }
+        return Effect([Outcome(len(run.cells)) for run in runs], scripts)
+
+    async def _rows_before(self, runs: Sequence[Run]) -> dict[int, Rows]:
+        """By shard: rows of the run's cells as the log makes them just before its first cell."""
+        wanted: dict[str, dict[int, tuple[int, Sequence[RowKey]]]] = {}
+        for run in runs:
+            row_keys = {cell.row_key for cell in run.cells if cell.column_name in self._definition.columns}
+            if row_keys and run.after.added_id:
+                home = wanted.setdefault(self._datastore.home(run.shard), {})
+                home[run.shard] = (run.after.added_id, sorted(row_keys))
+        pages = await all_or_first_error(self._newest(cluster, rows) for cluster, rows in wanted.items())
+        before: dict[int, Rows] = {run.shard: {} for run in runs}
+        for cell in (cell for page in pages for cell in page):
+            row = before[cell.shard].setdefault(cell.row_key, {})
+            before[cell.shard][cell.row_key] = {**row, cell.column_name: cell}
+        return before
+
+    async def _newest(self, cluster: str, rows: dict[int, tuple[int, Sequence[RowKey]]]) -> list[StoredCell]:
+        columns = self._definition.columns
+        return await self._storage.master(cluster).run(
+            lambda: entity_table.newest_until(self._datastore, rows, columns)
+        )
+
+
+def _lock_order(write: IndexWrite) -> tuple[int, RowKey]:
+    """Concurrent transactions lock rows in the same order, so they wait for one another instead of failing."""
+    return write.shard, write.row_key

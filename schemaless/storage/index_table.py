@@ -1,0 +1,185 @@
+"""index_{name}: the entries of one index in one shard. Owns its columns and the guard of I11: a row is only ever
+overwritten by a greater version (generation and added_id of the source event), so late writers change nothing.
+
+An entry that left the shard stays as a tombstone (live = 0), which holds the version that a late writer must beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from schemaless.cell import RowKey
+from schemaless.index.definition import Field, IndexDefinition
+from schemaless.index.entry import IndexEntry
+from schemaless.index.transition import IndexWrite
+from schemaless.index.values import DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Op, Value
+from schemaless.storage.operation import Operation, Row
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Name, Script, Time, commas, literal, sql
+from schemaless.topology import Datastore
+
+_TYPES: Mapping[FieldType, str] = {
+    FieldType.UUID: "BINARY(16)",
+    FieldType.STRING: "VARBINARY({bytes})",  # UTF-8: compared by code point, without padding
+    FieldType.INT: "BIGINT",
+    FieldType.FLOAT: "DOUBLE",
+    FieldType.DECIMAL: f"DECIMAL({DECIMAL_DIGITS},{DECIMAL_PLACES})",
+    FieldType.BOOL: "TINYINT",
+    FieldType.DATETIME: "DATETIME(6)",
+    FieldType.BYTES: "VARBINARY({bytes})",
+}
+_OPS: Mapping[Op, str] = {Op.EQ: "=", Op.NE: "<>", Op.LT: "<", Op.LTE: "<=", Op.GT: ">", Op.GTE: ">="}
+_NEWER = (
+    "(VALUES(source_generation) > source_generation OR"
+    " (VALUES(source_generation) = source_generation AND VALUES(source_added_id) > source_added_id))"
+)
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One comparison of a query."""
+
+    field: Field
+    op: Op
+    value: Value
+
+
+class After(msgspec.Struct, frozen=True):
+    """Where a page ends: value of the field it is ordered by, and row key."""
+
+    value: Value | None
+    row_key: RowKey
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """A query of one shard's entries, in the order of `order` and then of the row key."""
+
+    terms: Sequence[Term]
+    order: Field
+    descending: bool
+    limit: int
+    after: After | None = None
+
+
+class FoundEntry(msgspec.Struct, frozen=True, gc=False):
+    row_key: RowKey
+    entry: IndexEntry
+
+
+def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[None]:
+    """The table, on the master of the shard's home. Idempotent."""
+    columns = [
+        f"{_quoted(field)} {_TYPES[field.type].format(bytes=field.bytes_max)} NULL" for field in definition.fields
+    ]
+    key = commas([_quoted(field) for field in definition.keyed])
+    yield (
+        f"CREATE TABLE IF NOT EXISTS {_table(datastore, shard, definition.name)} ("
+        "row_key BINARY(16) NOT NULL PRIMARY KEY, source_generation INT UNSIGNED NOT NULL,"
+        " source_added_id BIGINT UNSIGNED NOT NULL, live TINYINT NOT NULL,"
+        f" {commas(columns)}, KEY entries ({key}, row_key)) ENGINE=InnoDB"
+    )
+
+
+def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[IndexWrite]) -> Script:
+    """Statements that bring the writes, whose shards all live on one cluster, into their tables; the guard decides."""
+    by_shard: dict[int, list[str]] = {}
+    for write in writes:
+        by_shard.setdefault(write.shard, []).append(_row(definition, write))
+    names = [_quoted(field) for field in definition.fields]
+    columns = commas(["row_key", "source_generation", "source_added_id", "live", *names])
+    # MySQL assigns from left to right: the guard reads the version columns, so they are assigned last.
+    guarded = [f"{name} = IF({_NEWER}, VALUES({name}), {name})" for name in ["live", *names, "source_added_id"]]
+    update = commas([*guarded, "source_generation = GREATEST(source_generation, VALUES(source_generation))"])
+    return ";".join(
+        f"INSERT INTO {_table(datastore, shard, definition.name)} ({columns}) VALUES {commas(rows)}"
+        f" ON DUPLICATE KEY UPDATE {update}"
+        for shard, rows in by_shard.items()
+    )
+
+
+def select(datastore: Datastore, shard: int, definition: IndexDefinition, selection: Selection) -> Script:
+    """One statement; `found` reads its rows."""
+    where = ["live = 1", *(_comparison(term) for term in selection.terms)]
+    if selection.after is not None:
+        where.append(_after(selection, selection.after))
+    way = "DESC" if selection.descending else "ASC"
+    columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
+    return (
+        f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE {' AND '.join(where)}"
+        f" ORDER BY {_quoted(selection.order)} {way}, row_key {way} LIMIT {selection.limit}"
+    )
+
+
+def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
+    return [FoundEntry(row[0], IndexEntry(tuple(map(_read, definition.fields, row[1:])))) for row in rows]
+
+
+def live_entries(
+    datastore: Datastore, shard: int, definition: IndexDefinition, after: RowKey | None, limit: int
+) -> Operation[list[FoundEntry]]:
+    """A page of all entries of one shard, by row key: for whoever compares an index with its cells."""
+    columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
+    beyond = sql(" AND row_key > %s", after) if after is not None else ""
+    (result,) = yield (
+        f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE live = 1{beyond}"
+        f" ORDER BY row_key LIMIT {limit}"
+    )
+    return found(definition, result.rows)
+
+
+def _row(definition: IndexDefinition, write: IndexWrite) -> str:
+    version = f"{write.version.generation},{write.version.added_id}"
+    if write.entry is None:
+        return f"(x'{write.row_key.hex()}',{version},0{',NULL' * len(definition.fields)})"
+    values = commas(
+        [_literal(field, value) for field, value in zip(definition.fields, write.entry.values, strict=True)]
+    )
+    return f"(x'{write.row_key.hex()}',{version},1,{values})"
+
+
+def _literal(field: Field, value: Value | None) -> str:
+    if field.type is FieldType.DATETIME and isinstance(value, int):
+        return literal(Time(value))
+    if isinstance(value, str):
+        return f"x'{value.encode().hex()}'"
+    return format(value, "f") if isinstance(value, Decimal) else literal(value)
+
+
+def _read(field: Field, value: object) -> Value | None:
+    if field.type is FieldType.STRING and isinstance(value, bytes):
+        return value.decode()
+    if field.type is FieldType.BOOL and value is not None:
+        return bool(value)
+    if field.type is FieldType.DECIMAL and isinstance(value, Decimal):
+        return field.convert(format(value, "f"))
+    return value  # type: ignore[return-value]  # the column's type is the field's
+
+
+def _comparison(term: Term) -> Script:
+    return f"{_quoted(term.field)} {_OPS[term.op]} {_literal(term.field, term.value)}"
+
+
+def _after(selection: Selection, after: After) -> Script:
+    """Beyond the last row of a page. Nulls come first when ascending, last when descending, as MySQL sorts them."""
+    name, beyond = _quoted(selection.order), "<" if selection.descending else ">"
+    tie = f"row_key {beyond} x'{after.row_key.hex()}'"
+    if after.value is None:
+        rest = "" if selection.descending else f" OR {name} IS NOT NULL"
+        return f"(({name} IS NULL AND {tie}){rest})"
+    value = _literal(selection.order, after.value)
+    nulls = f" OR {name} IS NULL" if selection.descending else ""
+    return f"({name} {beyond} {value} OR ({name} = {value} AND {tie}){nulls})"
+
+
+def _shown(field: Field) -> Script:
+    return MICROSECONDS.format(_quoted(field)) if field.type is FieldType.DATETIME else _quoted(field)
+
+
+def _quoted(field: Field) -> Script:
+    return literal(Name(field.name))
+
+
+def _table(datastore: Datastore, shard: int, name: str) -> Script:
+    return f"{literal(Name(datastore.database(shard)))}.{literal(Name(f'index_{name}'))}"
