@@ -78,7 +78,7 @@ class Batcher(Generic[Item, Outcome]):
         future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
         self._queue.append(_Unit(items, size_bytes, future))
         self._queued_bytes += size_bytes
-        if len(self._lanes) < self._limits.lanes:
+        if sum(not lane.done() for lane in self._lanes) < self._limits.lanes:  # one that just ended takes no more
             lane = loop.create_task(self._run_lane())
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)

@@ -30,7 +30,6 @@ def produce_rate(bootstrap: str, topic: str, records: Sequence[Record]) -> float
         {
             "bootstrap.servers": bootstrap,
             "transactional.id": topic,
-            "linger.ms": 0,
             "queue.buffering.max.messages": 1_000_000,
         }
     )
