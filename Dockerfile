@@ -8,7 +8,7 @@ FROM python:3.13-slim
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /srv/schemaless schemaless \
  && install -d -o schemaless -g schemaless -m 0700 /var/lib/schemaless
 COPY --from=packages /opt/venv /opt/venv
-COPY deploy/docker/schemaless /opt/venv/bin/
+COPY deploy/docker/schemaless deploy/docker/connected /opt/venv/bin/
 COPY . /srv/schemaless
 WORKDIR /srv/schemaless
 ENV PATH=/opt/venv/bin:$PATH \

@@ -1,0 +1,173 @@
+"""docker-compose.yml, the image's files and deploy/docker, as far as they can be judged without an engine."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from schemaless.stack.accounts import new_accounts
+from schemaless.stack.container_files import settings_files
+from schemaless.stack.layout import server_roles
+from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names
+from schemaless.stack.programs import Flavour
+from schemaless.stack.services import service_programs
+from schemaless.topology import Role
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE = yaml.safe_load(TEXT)
+SERVICES = COMPOSE["services"]
+ROLES = {role.name: role for role in server_roles(CLUSTERS, MINIONS)}
+RUN_ONCE = {"setup", "cli"}
+LONG_LIVED = sorted(SERVICES.keys() - RUN_ONCE)
+OURS = sorted(name for name in SERVICES if "build" in SERVICES[name])
+
+
+def required_variables() -> set[str]:
+    return set(re.findall(r"\$\{(\w+):\?", TEXT))
+
+
+def environment(name: str) -> dict[str, str]:
+    return SERVICES[name].get("environment", {})
+
+
+def test_the_servers_are_those_of_the_embedded_stack():
+    """Two clusters with two minions each, by the names and server ids that topology and set-up count on."""
+    servers = {name: entry["command"] for name, entry in SERVICES.items() if entry.get("image") == "mysql:9.7"}
+    assert servers == {role.name: [f"--server-id={role.server_id}"] for role in ROLES.values()}
+
+
+@pytest.mark.parametrize("name", sorted(ROLES))
+def test_a_server_has_its_role_s_settings_and_a_volume_of_its_own(name: str):
+    """A master runs with the durable settings, a minion with the in-order ones, and no two share data."""
+    kind = "master" if ROLES[name].role is Role.MASTER else "minion"
+    assert SERVICES[name]["volumes"] == [
+        f"{name}:/var/lib/mysql",
+        f"./deploy/docker/mysql/{kind}.cnf:/etc/mysql/conf.d/schemaless.cnf:ro",
+    ]
+
+
+@pytest.mark.parametrize(("path", "content"), settings_files().items(), ids=settings_files().keys())
+def test_settings_files_are_the_embedded_stack_s(path: str, content: str):
+    """No setting of a server drifts apart between the two ways to run it."""
+    assert (ROOT / "deploy/docker" / path).read_text() == content
+
+
+def test_masters_are_durable_and_minions_commit_in_order():
+    """What I3 and I5 ask of a server stands in its file, and no later line takes it back."""
+    options = {
+        path: dict(re.findall(r"^([\w-]+)=(.*)$", text, re.MULTILINE)) for path, text in settings_files().items()
+    }
+    master, minion = options["mysql/master.cnf"], options["mysql/minion.cnf"]
+    assert (master["sync-binlog"], master["innodb-flush-log-at-trx-commit"]) == ("1", "1")
+    assert (minion["replica-preserve-commit-order"], minion["read-only"]) == ("ON", "ON")
+    assert {master["gtid-mode"], minion["gtid-mode"]} == {"ON"}
+
+
+def test_the_services_are_those_of_the_embedded_stack(tmp_path: Path):
+    """Every program that `schemaless up` runs has its container, with the same command line."""
+    ports = dict.fromkeys([*ROLES, "kafka", "kafka-controller", *api_names()], 1)
+    plan = StackPlan(tmp_path, Flavour.MYSQL, ports, new_accounts())
+    embedded = sorted(list(program.argv)[1:] for program in service_programs(plan))
+    composed = [SERVICES[name]["command"] for name in OURS if name not in RUN_ONCE]
+    assert sorted(command[1:] for command in composed) == embedded
+    assert {command[0] for command in composed} == {"python"}
+
+
+@pytest.mark.parametrize("name", LONG_LIVED)
+def test_whatever_lives_on_is_watched_and_started_again(name: str):
+    """Health check, restart policy and bounds on memory and logs."""
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["restart"] == "unless-stopped"
+    assert service["mem_limit"]
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
+def test_nothing_starts_before_what_it_needs():
+    """The set-up waits until every server is healthy; every service waits until the set-up has succeeded."""
+    awaited = SERVICES["setup"]["depends_on"]
+    assert awaited == {name: {"condition": "service_healthy"} for name in [*ROLES, "kafka"]}
+    for name in set(OURS) - {"setup"}:
+        assert SERVICES[name]["depends_on"] == {"setup": {"condition": "service_completed_successfully"}}
+
+
+def test_ports_are_published_on_loopback_only():
+    """Only the API is published, and to this machine only."""
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert published.keys() == set(api_names())
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+
+
+def test_there_are_no_default_secrets():
+    """Whatever is called a password comes from a variable without a default, and goes only to who needs it."""
+    holders = {(name, key): value for name in SERVICES for key, value in environment(name).items() if "PASSWORD" in key}
+    assert all(re.fullmatch(r"\$\{\w+:\?[^}]+\}", value) for value in holders.values())
+    assert {name for name, _ in holders} == {*ROLES, "setup"}
+    assert "PASSWORD" not in (ROOT / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_have_no_rights_to_spare(name: str):
+    """Not root, nothing writable but /tmp, no capabilities; only the set-up writes the topology file."""
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["read_only"] is True
+    assert service["volumes"] == ["topology:/var/lib/schemaless" + ("" if name == "setup" else ":ro")]
+    users = re.findall(r"^USER (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert users[-1:] == ["schemaless"]
+
+
+def test_every_volume_is_declared_and_used():
+    """A volume that isn't declared would be refused, one that isn't used is left over."""
+    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service["volumes"]}
+    assert {volume for volume in used if not volume.startswith(".")} == COMPOSE["volumes"].keys()
+    assert all((ROOT / volume).exists() for volume in used if volume.startswith("."))
+
+
+def test_images_have_fixed_versions():
+    """No image is whatever is newest today, in the compose file or in the Dockerfile."""
+    images = [service["image"] for service in SERVICES.values()]
+    images += re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert all(re.fullmatch(r"[\w/.-]+:[\w.-]+", image) and not image.endswith(":latest") for image in images)
+
+
+def test_an_image_holds_only_what_is_named():
+    """The build sees nothing by default, so neither .env nor data folders get into an image; what it names exists."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    named = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    assert not [name for name in named if name.startswith(".")]
+    assert all((ROOT / name).exists() for name in named)
+    assert {"schemaless", *(SERVICES[name]["command"][2].split(".")[0] for name in OURS if name != "cli")} <= set(named)
+
+
+def test_make_env_writes_every_password_once(tmp_path: Path):
+    """All required variables, each different, for the owner's eyes only; a second run leaves them as they are."""
+    script = tmp_path / "deploy/docker/make-env"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy/docker/make-env", script)
+    subprocess.run([script], check=True, capture_output=True)
+    path = tmp_path / ".env"
+    written = path.read_text()
+    variables = dict(line.split("=") for line in written.splitlines())
+    assert variables.keys() == required_variables()
+    assert len(set(variables.values())) == len(variables)
+    assert all(re.fullmatch(r"[0-9a-f]{32}", value) for value in variables.values())
+    assert path.stat().st_mode & 0o777 == 0o600
+    subprocess.run([script], check=True, capture_output=True)
+    assert path.read_text() == written
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".env", "deploy"]
+
+
+@pytest.mark.storage
+def test_the_broker_s_health_check_knows_a_broker(kafka: str):
+    """It succeeds at a broker that answers and fails where nothing listens."""
+    script = ROOT / "deploy/docker/kafka/health"
+    port = kafka.rsplit(":", 1)[1]
+    assert subprocess.run(["bash", script, port], timeout=10, check=False).returncode == 0
+    nobody = subprocess.run(["bash", script, "1"], timeout=10, check=False, capture_output=True)
+    assert nobody.returncode != 0
