@@ -158,6 +158,7 @@ def _mariadb_initialise(data: Path, script: Path) -> list[str]:
         "--auth-root-authentication-method=normal",
         "--skip-test-db",
         "--skip-name-resolve",
+        "--force",  # even where this machine's own name can't be resolved
         "--innodb-log-file-size=16M",  # grown at the first start; the copies stay small
         f"--extra-file={script}",
         *_as_this_user(),
