@@ -72,7 +72,9 @@ class CleanerSettings(ServiceSettings):
     """The buffer cleaners."""
 
     turn_s: float = 0.2  # pause after a turn that found nothing to do
-    grace_s: float = 1.0  # a younger buffer row may still be under way to its home
+    grace_s: float = 1.0  # a younger buffer row is hardly on a minion yet: looking it up is wasted
+    rescue_grace_s: float = 2.0  # a younger one may still be under way to its home (ApiSettings.home_timeout_s)
+    node_timeout_s: float = 1.5  # of one question to a node: a hung one must not keep the others' rows waiting
     batch_rows_max: int = 1000
 
 

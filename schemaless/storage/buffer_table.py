@@ -41,19 +41,25 @@ class BufferOutcome(StrEnum):
 
 
 class Buffered(msgspec.Struct, frozen=True, gc=False):
-    """A row as the cleaner sees it, with the SHA-256 of its body instead of the body."""
+    """A row as the cleaner sees it, with size and SHA-256 of its body instead of the body."""
 
     buffer_id: int
     datastore: str
     shard: int
     key: CellKey
     claim: int
+    age_s: float
+    size_bytes: int
     digest: bytes
 
 
 _INSERT = (
     "INSERT INTO schemaless.buffer"
     " (datastore, home, shard, row_key, column_name, ref_key, body, claim, buffered_at) VALUES "
+)
+_BUFFERED = (
+    "buffer_id, datastore, shard, row_key, column_name, ref_key, claim,"
+    f" TIMESTAMPDIFF(MICROSECOND, buffered_at, UTC_TIMESTAMP(6)), LENGTH(body), {DIGEST}"
 )
 _KEY = "datastore = %s AND row_key = %s AND column_name = %s AND ref_key = %s"
 
@@ -81,18 +87,18 @@ def oldest(home: str, after_buffer_id: int, limit: int, grace_s: float) -> Opera
     """Rows of one home in the order of their ids; none younger than `grace_s`, for its put may be under way."""
     rows = yield from query(
         sql(
-            f"SELECT buffer_id, datastore, shard, row_key, column_name, ref_key, claim, {DIGEST} FROM schemaless.buffer"
+            f"SELECT {_BUFFERED} FROM schemaless.buffer"
             " WHERE home = %s AND buffer_id > %s AND buffered_at <= UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND"
             " ORDER BY buffer_id LIMIT %s",
-            home,
+            home.encode(),
             after_buffer_id,
             round(grace_s * 1e6),
             limit,
         )
     )
     return [
-        Buffered(buffer_id, datastore, shard, CellKey(row_key, column_name, ref_key), claim, digest)
-        for buffer_id, datastore, shard, row_key, column_name, ref_key, claim, digest in rows
+        Buffered(buffer_id, datastore, shard, CellKey(row_key, column_name, ref_key), claim, age_us / 1e6, size, digest)
+        for buffer_id, datastore, shard, row_key, column_name, ref_key, claim, age_us, size, digest in rows
     ]
 
 

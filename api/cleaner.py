@@ -1,0 +1,98 @@
+"""The buffer cleaner (`python -m api.cleaner`): sweeps every secondary's rows for every home, and deletes
+Idempotency-Keys that need not be kept any longer. Any number of cleaners may run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import structlog
+import uvloop
+
+from api.buffer_sweep import BufferSweep, Swept
+from schemaless.config import CleanerSettings
+from schemaless.datastores import Catalogue
+from schemaless.errors import StorageUnavailable
+from schemaless.lifecycle import pause, run_service
+from schemaless.storage import idempotency_table
+from schemaless.storage.async_driver import AsyncNode, AsyncStorage
+from schemaless.topology import load_topology
+
+log = structlog.get_logger()
+
+_PAUSE_MAX_TURNS = 5  # a pass that changed nothing doubles the pause, up to this many turns
+_TIDY_PAUSE_S = 60.0
+_TIDY_ROWS_MAX = 1000
+
+
+class Cleaner:
+    """One for all pairs of clusters. Pairs don't wait for one another."""
+
+    def __init__(self, storage: AsyncStorage, settings: CleanerSettings) -> None:
+        catalogue = Catalogue(storage)
+        clusters = sorted(storage.topology.clusters)
+        self._settings = settings
+        self._masters = [storage.master(cluster) for cluster in clusters]
+        self._sweeps = [
+            BufferSweep(storage, catalogue, settings, secondary, home)
+            for secondary in clusters
+            for home in clusters
+            if secondary != home
+        ]
+
+    async def step(self) -> Swept:
+        """One complete pass over the buffers of all secondaries that can be reached."""
+        passes = await asyncio.gather(*(_swept(sweep) for sweep in self._sweeps))
+        return sum(passes, Swept())
+
+    async def tidy(self) -> int:
+        """Deletes a bounded number of old Idempotency-Keys on each master; how many."""
+        return sum(await asyncio.gather(*(_tidied(master) for master in self._masters)))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        turn_s = pause_s = self._settings.turn_s
+        tidied_at = 0.0
+        while not stop.is_set():
+            swept = await self.step()
+            if time.monotonic() - tidied_at > _TIDY_PAUSE_S and not await self.tidy():
+                tidied_at = time.monotonic()
+            worked = swept.confirmed or swept.rewritten or swept.conflicts
+            pause_s = turn_s if worked else min(pause_s * 2, turn_s * _PAUSE_MAX_TURNS)
+            await pause(stop, pause_s)
+
+
+async def _swept(sweep: BufferSweep) -> Swept:
+    try:
+        return await sweep.step()
+    except StorageUnavailable as error:
+        log.info("a buffer can't be swept now", error=str(error))
+        return Swept()
+
+
+async def _tidied(master: AsyncNode) -> int:
+    try:
+        return await master.run(lambda: idempotency_table.delete_old(_TIDY_ROWS_MAX))
+    except StorageUnavailable:
+        return 0
+
+
+async def _serve(settings: CleanerSettings, stop: asyncio.Event) -> None:
+    topology = load_topology(settings.topology)
+    async with AsyncStorage(topology, timeout_s=settings.statement_timeout_s) as storage:
+        await Cleaner(storage, settings).run(stop)
+
+
+def main() -> int:
+    settings = CleanerSettings()  # type: ignore[call-arg]  # from the environment
+    return run_service(
+        "cleaner",
+        lambda stop: _serve(settings, stop),
+        log_level=settings.log_level,
+        loop_factory=uvloop.new_event_loop,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
