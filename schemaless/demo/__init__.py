@@ -1,0 +1,10 @@
+"""The demo: real flights through the whole system, then the proof that nothing was lost. `schemaless demo` runs it.
+
+dataset   the flights' file, by its hash
+flight    one flight as cells
+loader    flights through HTTP batch puts
+programs  index and trigger programs of the demo
+catch_up  waiting for topic, index and triggers
+queries   sample questions and their answers
+report    what is asserted, line by line
+"""
