@@ -54,6 +54,9 @@ auto.create.topics.enable=false
 # A body is 1 MiB at most; the rest is room for a batch's envelope.
 message.max.bytes=4194304
 replica.fetch.max.bytes=4194304
+# A killed broker is let in again only when its old session has ended: 9 s by default.
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 # How often it looks for transactions of dead producers, which hide their partitions: 10 s by default.
@@ -66,6 +69,11 @@ appender.console.type=Console
 appender.console.name=console
 appender.console.layout.type=PatternLayout
 appender.console.layout.pattern=%d{ISO8601} %p %m (%c)%n
+# Both print pages at each start that nobody reads.
+logger.config.name=org.apache.kafka.common.config
+logger.config.level=warn
+logger.state.name=state.change.logger
+logger.state.level=warn
 rootLogger.level=info
 rootLogger.appenderRef.console.ref=console
 """
