@@ -40,23 +40,22 @@ def renew_topics(bootstrap: str, datastore: Datastore) -> None:
     ensure_topics(bootstrap, datastore)
 
 
-def watch_drain(bootstrap: str, datastore: Datastore, cells: int) -> Drain:
+def watch_drain(progress_reader: Consumer, cells: int) -> Drain:
     """Follows the progress topic until its shards add up to `cells`. Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT_S
     reached: dict[int, int] = {}
     first: tuple[float, int] | None = None
-    with committed_reader(bootstrap, datastore.progress_topic, datastore.partitions) as reader:
-        while time.monotonic() < deadline:
-            message = reader.poll(0.1)
-            if message is None or message.error():
-                continue
-            progress = msgspec.msgpack.decode(message.value() or b"")
-            reached[progress["shard"]] = progress["added_id"]
-            published = sum(reached.values())
-            first = first or (time.monotonic(), published)
-            if published >= cells:
-                started, before = first
-                return Drain(published - before, time.monotonic() - started)
+    while time.monotonic() < deadline:
+        message = progress_reader.poll(0.1)
+        if message is None or message.error():
+            continue
+        progress = msgspec.msgpack.decode(message.value() or b"")
+        reached[progress["shard"]] = progress["added_id"]
+        published = sum(reached.values())
+        first = first or (time.monotonic(), published)
+        if published >= cells:
+            started, before = first
+            return Drain(published - before, time.monotonic() - started)
     raise TimeoutError(f"{sum(reached.values())} of {cells} cells were published in {TIMEOUT_S:.0f} s")
 
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from itertools import cycle, islice
 
-from bench.cells_log import read_records, renew_topics, watch_drain
+from bench.cells_log import committed_reader, read_records, renew_topics, watch_drain
 from bench.figures import Comparison, Values, at_least
 from bench.filling import fill_ours
 from bench.raw_kafka import create_topic, produce_rate
@@ -55,9 +55,13 @@ def backlog(cells: int, shards: int) -> Iterator[ShardCell]:
 
 
 def _tail_rate(stack: BenchStack, cells: int) -> float:
-    renew_topics(stack.kafka, stack.datastore)
-    with service(stack, "tailer", ["tailer"]):
-        return watch_drain(stack.kafka, stack.datastore, cells).rate
+    """Timed from the first progress that a committed reader sees to the last."""
+    datastore = stack.datastore
+    renew_topics(stack.kafka, datastore)
+    with committed_reader(stack.kafka, datastore.progress_topic, datastore.partitions) as reader:
+        reader.poll(1.0)  # connected before there is anything to see
+        with service(stack, "tailer", ["tailer"]):
+            return watch_drain(reader, cells).rate
 
 
 def _produce_rate(stack: BenchStack, cells: int, topic: str) -> float:
