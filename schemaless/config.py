@@ -93,7 +93,8 @@ class TailerSettings(ServiceSettings):
 class ConsumerSettings(ServiceSettings):
     """Indexers and trigger programs."""
 
-    batch_cells_max: int = 500
+    batch_cells_max: int = 1000  # of one index transaction, or of one shard's run of calls
+    hang_limit_s: float = 30.0  # an event loop that stands still so long ends its process; the supervisor restarts it
     attempts_max: int = 8  # of one call of a trigger; then its shard stops and `status` says why
     retry_delay_s: float = 0.1  # doubled from attempt to attempt
     retry_delay_max_s: float = 10.0

@@ -1,0 +1,18 @@
+"""`python -m indexer`: keeps the indexes of every datastore current. Any number of them share the partitions."""
+
+from __future__ import annotations
+
+import sys
+
+from indexer.service import IndexerService
+from schemaless.config import ConsumerSettings
+from schemaless.consumer_process import run_consumer_process
+
+
+def main() -> int:
+    settings = ConsumerSettings()  # type: ignore[call-arg]  # from the environment
+    return run_consumer_process("indexer", settings, lambda storage: IndexerService(settings, storage).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

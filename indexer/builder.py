@@ -1,0 +1,69 @@
+"""Builder: brings a defined index to life: tables on every shard, then building, then active.
+
+Any number of indexer processes may do it at once: each stage is idempotent, and the first to begin the build fixes
+up to where it must come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+
+import structlog
+
+from indexer.definitions import build_progress, run_on_all_masters
+from schemaless.checkpoints import all_or_first_error, clusters_of
+from schemaless.index.definition import IndexDefinition
+from schemaless.storage import index_definition_table, index_table, shard_head
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.topology import Datastore
+
+log = structlog.get_logger()
+
+_TABLES_AT_ONCE = 4  # on one server: its fsyncs overlap, more would only queue
+
+
+async def build_step(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
+    """One stage further, if it is time. Raises StorageUnavailable."""
+    name = index.definition.name
+    if index.build_until is None:
+        await make_tables(storage, datastore, index.definition)
+        heads = await _heads(storage, datastore)
+        await run_on_all_masters(storage, partial(index_definition_table.begin_build, datastore.name, name, heads))
+        log.info("index tables are made", datastore=datastore.name, index=name, cells=sum(heads.values()))
+    elif index.state is IndexState.BUILDING:
+        progress = await build_progress(storage, datastore, index)
+        if progress.done == progress.total:
+            await run_on_all_masters(storage, partial(index_definition_table.set_active, datastore.name, name))
+            log.info("index is active", datastore=datastore.name, index=name)
+
+
+async def make_tables(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> None:
+    """Idempotent. Raises StorageUnavailable."""
+    shards = range(datastore.shards)
+    await all_or_first_error(
+        _make_on(storage, cluster, datastore, definition, [n for n in shards if datastore.home(n) == cluster])
+        for cluster in clusters_of(datastore)
+    )
+
+
+async def _make_on(
+    storage: AsyncStorage, cluster: str, datastore: Datastore, definition: IndexDefinition, shards: Iterable[int]
+) -> None:
+    master = storage.master(cluster)
+    slots = asyncio.Semaphore(_TABLES_AT_ONCE)
+
+    async def make(shard: int) -> None:
+        async with slots:
+            await master.run(partial(index_table.create, datastore, shard, definition))
+
+    await all_or_first_error(make(shard) for shard in shards)
+
+
+async def _heads(storage: AsyncStorage, datastore: Datastore) -> dict[int, int]:
+    answers = await all_or_first_error(
+        storage.master(cluster).run(partial(shard_head.heads, datastore.name)) for cluster in clusters_of(datastore)
+    )
+    return {head.shard: head.added_id for answer in answers for head in answer}

@@ -1,0 +1,98 @@
+"""The indexer process: one Faust app for each datastore, which feeds every index of it.
+
+Datastores and indexes that are made while it runs are found by looking at the catalogue. A new index starts with its
+checkpoints at the beginning: its deliveries read the log in MySQL until they meet the topic (I9). That is the build.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from indexer.builder import build_step
+from indexer.definitions import list_indexes
+from indexer.maintainer import Maintainer, consumer_name
+from schemaless.bus.faust_transport import FaustTransport
+from schemaless.checkpoints import Checkpoints, Stand
+from schemaless.config import ConsumerSettings
+from schemaless.datastores import Catalogue
+from schemaless.errors import StorageUnavailable
+from schemaless.index.definition import IndexDefinition
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.index_definition_table import DefinedIndex
+from schemaless.subscription import Consumer, Subscription
+from schemaless.topology import Datastore
+
+log = structlog.get_logger()
+
+_LOOK_PAUSE_S = 0.5
+
+
+class IndexerService:
+    """Every datastore of the catalogue."""
+
+    def __init__(self, settings: ConsumerSettings, storage: AsyncStorage) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._catalogue = Catalogue(storage)
+
+    async def run(self) -> None:
+        """Until cancelled, or until one datastore's part fails: the process then ends and is started again."""
+        known: set[str] = set()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for name, datastore in (await self._datastores()).items():
+                    if name not in known:
+                        known.add(name)
+                        tasks.create_task(DatastoreIndexer(self._settings, self._storage, datastore).run())
+                await asyncio.sleep(_LOOK_PAUSE_S)
+
+    async def _datastores(self) -> dict[str, Datastore]:
+        try:
+            return await self._catalogue.all()
+        except StorageUnavailable as error:
+            log.warning("no catalogue of datastores", why=str(error))
+            return {}
+
+
+class DatastoreIndexer:
+    """All indexes of one datastore, over one subscription."""
+
+    def __init__(self, settings: ConsumerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._subscription = Subscription(storage, datastore, settings)
+        group = f"schemaless.{datastore.name}.indexer"
+        self._transport = FaustTransport(settings.kafka, group, datastore.topic, self._subscription)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._transport.run())
+            tasks.create_task(self._subscription.run())
+            tasks.create_task(self._follow_definitions())
+
+    async def step(self) -> None:
+        """Every defined index one stage further; those that have tables are kept current."""
+        for name, index in (await list_indexes(self._storage, self._datastore)).items():
+            await build_step(self._storage, self._datastore, index)
+            if self._has_tables(index) and consumer_name(name) not in self._subscription.consumers:
+                await self._subscription.add(self._consumer(index.definition))
+
+    async def _follow_definitions(self) -> None:
+        while True:
+            try:
+                await self.step()
+            except StorageUnavailable as error:
+                log.warning("indexes wait", datastore=self._datastore.name, why=str(error))
+            await asyncio.sleep(_LOOK_PAUSE_S)
+
+    def _has_tables(self, index: DefinedIndex) -> bool:
+        return index.build_until is not None
+
+    def _consumer(self, definition: IndexDefinition) -> Consumer:
+        name = consumer_name(definition.name)
+        return Consumer(
+            Maintainer(self._storage, self._datastore, definition),
+            Checkpoints(self._storage, self._datastore, name, Stand.EVERYWHERE),
+        )

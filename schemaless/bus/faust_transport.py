@@ -1,0 +1,197 @@
+"""Faust as a transport: a member of a group gets raw records of its partitions, in order. The only importer of Faust.
+
+Faust's own acknowledgements lose and stall on transactional topics, so three of its parts are replaced (measured on
+faust-streaming 0.15.3; `tests/integration/test_faust_transport.py` holds them to it):
+
+- reading is `read_committed`, which Faust offers only together with exactly_once;
+- what was acknowledged last is committed, whatever offsets lie between: right because each partition is acknowledged
+  in order, here, and offsets are a hint anyway (I9);
+- the records of a partition that one fetch brought travel as one event, not as one each.
+
+An agent only hands events over to the partition's lane; no exception leaves it (CrashingSupervisor ends the process).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import faust
+import structlog
+from faust.transport.drivers import aiokafka as driver
+from faust.transport.utils import DefaultSchedulingStrategy
+from faust.types import TP
+from faust.types.tuples import ConsumerMessage
+from mode.supervisors import CrashingSupervisor
+
+from schemaless.errors import BusUnavailable
+from schemaless.subscription import Record
+
+log = structlog.get_logger()
+
+_LANE_EVENTS_MAX = 4  # fetched batches of a partition that wait for their turn; then the agent waits
+_BUFFERED_EVENTS_MAX = 16  # in Faust's own queue
+_FETCH_BYTES = 1 << 20  # of one partition: with the two above, what bounds memory
+_START_TIMEOUT_S = 60.0
+
+
+class Receiver(Protocol):
+    """`schemaless.subscription.Subscription`."""
+
+    async def assigned(self, partitions: Iterable[int]) -> None: ...
+
+    async def revoked(self, partitions: Iterable[int]) -> None: ...
+
+    async def take(self, partition: int, records: Sequence[Record]) -> None: ...
+
+
+class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no types for mypy
+    """What a fetch brought for a partition, all in one; in turns between fetches as Faust has it."""
+
+    def iterate(self, records: Mapping[TP, list[Any]]) -> Iterator[tuple[TP, list[Any]]]:
+        return ((tp, found) for tp, found in records.items() if found)
+
+
+class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._isolation_level = "read_committed"
+        return consumer
+
+
+class _InOrderConsumer(driver.Consumer):  # type: ignore[misc]
+    def _new_consumer_thread(self) -> _ReadCommittedThread:
+        return _ReadCommittedThread(self, loop=self.loop, beacon=self.beacon)
+
+    def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
+        """A batch becomes one message, with the offset of its last record."""
+        last = record[-1]
+        message = super()._to_message(tp, last)
+        message.key = None
+        message.value = tuple([Record(_kind(found), found.value or b"") for found in record])
+        return message
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Offsets without a record (transaction markers, aborted ones) need no book-keeping."""
+
+    def _new_offset(self, tp: TP) -> int | None:
+        acked = self._acked[tp]
+        if not acked:
+            return None
+        newest = max(acked) + 1
+        acked.clear()
+        self._acked_index[tp].clear()
+        committed = self._committed_offset[tp]
+        return newest if committed is None or newest > committed else None
+
+
+class _InOrderTransport(driver.Transport):  # type: ignore[misc]
+    Consumer = _InOrderConsumer
+
+
+class _App(faust.App):  # type: ignore[misc]
+    def _new_transport(self) -> _InOrderTransport:
+        return _InOrderTransport(self.conf.broker_consumer, self)
+
+
+class _Lane:
+    """One partition: its events, one after the other. A slow partition holds up others only when the lane is full."""
+
+    def __init__(self, partition: int, receiver: Receiver) -> None:
+        self._partition = partition
+        self._receiver = receiver
+        self._events: asyncio.Queue[Any] = asyncio.Queue(_LANE_EVENTS_MAX)
+        self.task = asyncio.create_task(self._run())
+
+    async def put(self, event: Any) -> None:
+        await self._events.put(event)
+
+    async def _run(self) -> None:
+        while True:
+            event = await self._events.get()
+            await self._receiver.take(self._partition, event.value)
+            event.ack()  # nothing after this line: what was acknowledged is finished, or will come from the log
+
+
+class FaustTransport:
+    """One topic, one group, one receiver. `run` returns only by being cancelled or by raising."""
+
+    def __init__(self, bootstrap: str, group: str, topic: str, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._lanes: dict[int, _Lane] = {}
+        self._topic = topic
+        self._app = _app(bootstrap, group)
+        channel = self._app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
+        self._app.agent(channel, concurrency=1, supervisor_strategy=CrashingSupervisor)(self._receive)
+        self._app.on_partitions_assigned.connect(self._assigned, weak=False)
+        self._app.on_partitions_revoked.connect(self._revoked, weak=False)
+
+    async def run(self) -> None:
+        """Raises BusUnavailable when Faust gives up: end the process, its supervisor starts it again."""
+        self._app.finalize()
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._app.maybe_start()
+            await self._watch()
+        except TimeoutError as error:
+            raise BusUnavailable(f"group {self._app.conf.id}: no start within {_START_TIMEOUT_S} s") from error
+        finally:
+            await self._app.stop()
+            for lane in self._lanes.values():
+                lane.task.cancel()
+
+    async def _watch(self) -> None:
+        crashed = asyncio.ensure_future(self._app.wait_until_stopped())
+        while not crashed.done():
+            await asyncio.wait({crashed, *(lane.task for lane in self._lanes.values())}, timeout=1.0)
+            for lane in self._lanes.values():
+                if lane.task.done():
+                    lane.task.result()
+        raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}")
+
+    async def _receive(self, stream: Any) -> None:
+        async for event in stream.noack().events():
+            partition = event.message.partition
+            lane = self._lanes.get(partition)
+            if lane is None:
+                lane = self._lanes[partition] = _Lane(partition, self._receiver)
+            await lane.put(event)
+
+    async def _assigned(self, app: Any, assigned: Iterable[TP], **_: Any) -> None:
+        partitions = sorted(tp.partition for tp in assigned if tp.topic == self._topic)
+        log.info("partitions assigned", group=self._app.conf.id, partitions=partitions)
+        await self._receiver.assigned(partitions)
+
+    async def _revoked(self, app: Any, revoked: Iterable[TP], **_: Any) -> None:
+        await self._receiver.revoked([tp.partition for tp in revoked if tp.topic == self._topic])
+
+
+def _app(bootstrap: str, group: str) -> _App:
+    """Settings: what each prevents is told in docs/triggers.md."""
+    return _App(
+        group,
+        broker=[f"kafka://{host}" for host in bootstrap.split(",")],
+        processing_guarantee="at_least_once",
+        store="memory://",
+        web_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        consumer_auto_offset_reset="latest",  # history is read from MySQL, up to where the topic is met
+        consumer_max_fetch_size=_FETCH_BYTES,
+        ConsumerScheduler=_Batches,
+        broker_commit_interval=1.0,
+        broker_max_poll_interval=86_400.0,  # an idle or waiting member must not leave the group
+        broker_session_timeout=15.0,
+        broker_heartbeat_interval=3.0,
+        stream_buffer_maxsize=_BUFFERED_EVENTS_MAX,
+        stream_wait_empty=True,
+        agent_supervisor=CrashingSupervisor,
+    )
+
+
+def _kind(record: Any) -> bytes:
+    for name, value in record.headers:
+        if name == "kind":
+            return bytes(value)
+    return b""
