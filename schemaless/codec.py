@@ -7,11 +7,10 @@ msgspec and isal write it here because they are two to four times faster; `msgpa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from isal import isal_zlib
-from isal.igzip_lib import IsalError
 
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
@@ -20,6 +19,7 @@ BODY_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
 # Decompressed bodies: MessagePack of a 1 MiB JSON text is at most 9 bytes for two ("0," -> one float), far below this.
 _INFLATED_BYTES_MAX = 16 << 20
+_INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)  # its stub says that it is an instance
 _LEVEL = 1  # on bodies of a few hundred bytes, higher levels save less than 1 %
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
@@ -70,7 +70,7 @@ def decode_body(stored: bytes) -> dict[str, Any]:
         if inflate.unconsumed_tail:
             raise Corrupt("a stored body inflates beyond its bound")
         value = _decode_msgpack(packed)
-    except (IsalError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (_INFLATE_ERROR, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a stored body can't be decoded: {error}") from error
     if not isinstance(value, dict):
         raise Corrupt("a stored body is not an object")
