@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uvicorn
 
-from api.app import create_app
+from api.app import create_served_app
 from schemaless.config import ApiSettings
 
 STOP_TIMEOUT_S = 10
@@ -13,13 +13,15 @@ STOP_TIMEOUT_S = 10
 def main() -> None:
     settings = ApiSettings()  # type: ignore[call-arg]  # from the environment
     uvicorn.run(
-        create_app(settings),
+        create_served_app(settings),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
         http="httptools",
         ws="none",
         access_log=False,
+        proxy_headers=False,
+        server_header=False,
         log_level=settings.log_level,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.types import ASGIApp
 
 from api.answer import document_answer, problem_answer, response_of
 from api.call import Call
@@ -22,6 +24,13 @@ from schemaless.errors import SchemalessError
 PREFIX = "/v1/{datastore}"
 _NO_SUCH_PATH = Kind(404, "no-such-path", "There is no such path")
 _OTHER_METHOD = Kind(405, "method-not-allowed", "The path takes other methods")
+
+
+def create_served_app(settings: ApiSettings) -> ASGIApp:
+    """What the server runs: the entrance stands before FastAPI, whose middleware the short way spares."""
+    app = create_app(settings)
+    entrance = Entrance(app, cell_routes=short_ways(CONTRACT), calls_max=settings.calls_max)
+    return ServerErrorMiddleware(entrance, handler=_unexpected)
 
 
 def create_app(settings: ApiSettings) -> FastAPI:
@@ -43,14 +52,12 @@ def create_app(settings: ApiSettings) -> FastAPI:
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _http_error,
-            Exception: _unexpected,
         },
     )
     for route in CONTRACT:
         _add(app, PREFIX + route.path, route)
     for route in OUTSIDE:
         _add(app, route.path, route)
-    app.add_middleware(Entrance, cell_routes=short_ways(CONTRACT), calls_max=settings.calls_max)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Entrance: the middleware that every request passes. Bounds what is in hand, counts, and takes the short way for
+"""Entrance: what every request passes, in front of FastAPI. Bounds what is in hand, counts, and takes the short way for
 single cells, which FastAPI's routing would cost more than MySQL does (docs/http.md, "What it costs")."""
 
 from __future__ import annotations
@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.types import Message, Receive, Scope, Send
 
 from api.answer import Answer, problem_answer, send_answer
 from api.call import Call
@@ -18,7 +19,7 @@ UNROUTED = "other"
 
 
 class Entrance:
-    def __init__(self, app: ASGIApp, *, cell_routes: Mapping[tuple[str, int], Route], calls_max: int) -> None:
+    def __init__(self, app: FastAPI, *, cell_routes: Mapping[tuple[str, int], Route], calls_max: int) -> None:
         self._app = app
         self._cell_routes = cell_routes
         self._calls_max = calls_max
@@ -39,7 +40,7 @@ class Entrance:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
-        services: Services = scope["app"].state.services
+        services: Services = self._app.state.services
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
         found = self._cell_route(scope)

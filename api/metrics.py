@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from api.health import NodeHealth
 from api.lag import LagMeter
+from schemaless.cell import PutStatus
 from schemaless.storage.async_driver import AsyncStorage
 
+PutCounts = Mapping[tuple[PutStatus, int], int]
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -24,13 +26,9 @@ class Metrics:
         seconds = Histogram(
             "schemaless_api_call_seconds", "Time to answer.", ["call"], buckets=_SECONDS, registry=self.registry
         )
-        puts = Counter(
-            "schemaless_api_cells_put", "Cells put, by outcome.", ["status", "copies"], registry=self.registry
-        )
-        self._calls, self._seconds, self._puts = calls, seconds, puts
+        self._calls, self._seconds = calls, seconds
         self._call_children: dict[tuple[str, int], Counter] = {}
         self._second_children: dict[str, Histogram] = {}
-        self._put_children: dict[tuple[str, int], Counter] = {}
 
     def called(self, name: str, status: int, seconds: float) -> None:
         counter = self._call_children.get((name, status))
@@ -42,17 +40,25 @@ class Metrics:
         counter.inc()
         histogram.observe(seconds)
 
-    def put(self, status: str, copies: int) -> None:
-        counter = self._put_children.get((status, copies))
-        if counter is None:
-            counter = self._put_children[status, copies] = self._puts.labels(status, str(copies))
-        counter.inc()
-
-    def watch_nodes(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter) -> None:
+    def watch(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter, puts: PutCounts) -> None:
         self.registry.register(_Nodes(storage, health, lag))
+        self.registry.register(_Puts(puts))
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Puts(Collector):
+    """What the writer counted."""
+
+    def __init__(self, counts: PutCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        puts = CounterMetricFamily("schemaless_api_cells_put", "Cells put, by outcome.", labels=["status", "copies"])
+        for (status, copies), count in self._counts.items():
+            puts.add_metric([status, str(copies)], count)
+        return (puts,)
 
 
 class _Nodes(Collector):

@@ -6,18 +6,21 @@ Without a wish the master answers (a caller reads its own writes), or a minion w
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from api.answer import Header
+from api.gathered_reads import GatheredReads
 from api.health import NodeHealth
 from api.lag import LagMeter
+from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
 from schemaless.errors import StorageUnavailable
+from schemaless.sharding import shard_of
 from schemaless.storage.async_driver import AsyncNode, AsyncStorage
 from schemaless.storage.operation import Start
-from schemaless.topology import Role
+from schemaless.topology import Datastore, Role
 
 T = TypeVar("T")
 
@@ -44,14 +47,38 @@ class Reader:
         self._health = health
         self._lag = lag
         self._timeout_s = timeout_s
+        self._gathered = GatheredReads(timeout_s)
         self._turn = itertools.count()
+
+    async def exact(self, datastore: Datastore, key: CellKey, wish: Role | None) -> tuple[StoredCell | None, Served]:
+        """One cell. Raises StorageUnavailable."""
+        shard = shard_of(key.row_key, datastore.shards)
+        return await self._ask(
+            datastore.home(shard), wish, lambda node: self._gathered.exact(node, datastore, (shard, key))
+        )
+
+    async def newest(
+        self, datastore: Datastore, row_key: RowKey, column_name: ColumnName, wish: Role | None
+    ) -> tuple[StoredCell | None, Served]:
+        """The newest version of a column. Raises StorageUnavailable."""
+        shard = shard_of(row_key, datastore.shards)
+        return await self._ask(
+            datastore.home(shard),
+            wish,
+            lambda node: self._gathered.newest(node, datastore, (shard, row_key, column_name)),
+        )
 
     async def read(self, cluster: str, start: Start[T], wish: Role | None = None) -> tuple[T, Served]:
         """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
+        return await self._ask(cluster, wish, lambda node: node.run(start, timeout_s=self._timeout_s))
+
+    async def _ask(
+        self, cluster: str, wish: Role | None, question: Callable[[AsyncNode], Awaitable[T]]
+    ) -> tuple[T, Served]:
         failure: StorageUnavailable | None = None
         for node in self._candidates(cluster, wish):
             try:
-                value = await node.run(start, timeout_s=self._timeout_s)
+                value = await question(node)
             except StorageUnavailable as error:
                 self._health.mark(node.node.name, answered=False)
                 failure = error

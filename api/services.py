@@ -14,6 +14,7 @@ from api.health import NodeHealth
 from api.lag import LagMeter
 from api.metrics import Metrics
 from api.reader import Reader
+from api.writer import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.datastores import Catalogue
 from schemaless.storage.async_driver import AsyncStorage
@@ -31,6 +32,7 @@ class Services:
     health: NodeHealth
     lag: LagMeter
     metrics: Metrics
+    writer: CellWriter
 
 
 @asynccontextmanager
@@ -43,11 +45,13 @@ async def opened_services(settings: ApiSettings) -> AsyncIterator[Services]:
         health = NodeHealth()
         lag = LagMeter(storage, timeout_s=settings.probe_timeout_s, on_sample=health.mark)
         reader = Reader(storage, health, lag, timeout_s=settings.read_timeout_s)
+        writer = CellWriter(storage, settings)
         metrics = Metrics()
-        metrics.watch_nodes(storage, health, lag)
+        metrics.watch(storage, health, lag, writer.counts)
         await lag.step()
         async with _in_background(lag):
-            yield Services(settings, storage, Catalogue(storage), reader, health, lag, metrics)
+            yield Services(settings, storage, Catalogue(storage), reader, health, lag, metrics, writer)
+            await writer.close()
 
 
 @asynccontextmanager

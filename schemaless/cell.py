@@ -25,6 +25,7 @@ _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _REF_KEY = re.compile(r"[0-9]{1,19}")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_NAIVE = datetime(1970, 1, 1)
 
 
 class CellKey(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -116,7 +117,7 @@ def parse_ref_key(value: int | str, field: str = "ref_key") -> RefKey:
 
 def created_at_text(microseconds: int) -> str:
     """RFC 3339, UTC, six digits, Z."""
-    return (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return (_EPOCH_NAIVE + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_time(text: str, field: str = "since") -> int:

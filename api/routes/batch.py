@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from api.answer import Answer, good_answer
-from api.batch_items import WantedCell, in_chunks, parse_gets
+from api.batch_items import ITEMS_MAX, WantedCell, in_chunks, parse_gets, parse_puts
 from api.call import Call, home_of
 from api.cell_view import all_views
 from api.negotiation import NDJSON
 from api.parameters import READ_FROM
+from api.put_answer import item_view
 from api.reader import Served, served_together
 from api.route import Route
-from schemaless.cell import CellKey, StoredCell
+from schemaless.cell import Cell, CellKey, StoredCell
 from schemaless.errors import TooLarge
 from schemaless.storage import entity_table
 from schemaless.storage.operation import Operation
@@ -22,6 +24,19 @@ from schemaless.topology import Datastore, Role
 
 READ_CHUNK_KEYS = 100  # of a megabyte at most: bounds what is held before the answer's own bound is noticed
 Found = dict[int, StoredCell | None]
+
+
+async def batch_put(call: Call) -> Answer:
+    """Puts cells; a result for each, in order. An item that is wrong fails alone."""
+    datastore = await call.datastore()
+    call.query()
+    form = call.request_format(batch=True)
+    items = parse_puts(await call.payload(call.services.settings.batch_bytes_max), form)
+    cells = [item for item in items if isinstance(item, Cell)]
+    put = iter(await call.services.writer.put(datastore, cells) if cells else [])
+    results = [item_view(next(put) if isinstance(item, Cell) else item) for item in items]
+    answer_form = call.answer_format(batch=True)
+    return good_answer(answer_form, results if answer_form is NDJSON else {"results": results})
 
 
 async def batch_get(call: Call) -> Answer:
@@ -78,25 +93,23 @@ def _get_or_newest(datastore: Datastore, keys: Sequence[WantedCell]) -> Operatio
     return [found[position] for position in range(len(keys))]
 
 
-_KEYS = {
-    "type": "object",
-    "required": ["keys"],
-    "properties": {
-        "keys": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1000,
-            "items": {
-                "type": "object",
-                "required": ["row_key", "column_name"],
-                "properties": {
-                    "row_key": {"type": "string", "format": "uuid"},
-                    "column_name": {"type": "string"},
-                    "ref_key": {"type": "integer", "format": "int64"},
-                },
-            },
-        }
-    },
-}
+def _list_of(member: str, item: dict[str, Any]) -> dict[str, Any]:
+    """Schema of a payload that is one list."""
+    items = {"type": "array", "minItems": 1, "maxItems": ITEMS_MAX, "items": item}
+    return {"type": "object", "required": [member], "properties": {member: items}}
 
-ROUTES = (Route("POST", "/batch/get", batch_get, (READ_FROM,), payload=_KEYS, batch=True),)
+
+_KEY = {
+    "row_key": {"type": "string", "format": "uuid"},
+    "column_name": {"type": "string"},
+    "ref_key": {"type": "integer", "format": "int64"},
+}
+_KEYS = _list_of("keys", {"type": "object", "required": ["row_key", "column_name"], "properties": _KEY})
+_CELLS = _list_of(
+    "cells", {"type": "object", "required": [*_KEY, "body"], "properties": {**_KEY, "body": {"type": "object"}}}
+)
+
+ROUTES = (
+    Route("POST", "/batch/put", batch_put, payload=_CELLS, batch=True),
+    Route("POST", "/batch/get", batch_get, (READ_FROM,), payload=_KEYS, batch=True),
+)

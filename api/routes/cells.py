@@ -8,9 +8,11 @@ from api.answer import Answer, Header, good_answer
 from api.call import Call, home_of
 from api.cell_view import all_views, cell_view, views_within
 from api.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
+from api.put_answer import put_answer
 from api.reader import Served
 from api.route import Route
 from schemaless.cell import (
+    Cell,
     CellKey,
     ColumnName,
     RowKey,
@@ -20,11 +22,31 @@ from schemaless.cell import (
     parse_row_key,
     row_key_text,
 )
-from schemaless.errors import CellMissing
+from schemaless.errors import CellMissing, Invalid
 from schemaless.storage import entity_table
 
+IDEMPOTENCY_KEY_CHARACTERS_MAX = 200
 IMMUTABLE = (b"cache-control", b"public, max-age=31536000, immutable")
 ASK_AGAIN = (b"cache-control", b"no-cache")
+
+
+async def put_cell(call: Call) -> Answer:
+    """Stores a cell under its key. The same body again changes nothing; another body is a conflict."""
+    datastore = await call.datastore()
+    call.query()
+    key = CellKey(*_column_of(call), parse_ref_key(call.path["ref_key"]))
+    (result,) = await call.services.writer.put(datastore, [Cell(key, await _stored_body(call))])
+    return put_answer(result, call.answer_format())
+
+
+async def post_version(call: Call) -> Answer:
+    """Stores a body as the column's next version; the server gives the ref_key. Repeat it with an Idempotency-Key."""
+    datastore = await call.datastore()
+    call.query()
+    row_key, column_name = _column_of(call)
+    body = await _stored_body(call)
+    outcome = await call.services.writer.put_next(datastore, row_key, column_name, body, _idempotency_key(call))
+    return put_answer(outcome, call.answer_format())
 
 
 async def get_cell(call: Call) -> Answer:
@@ -32,10 +54,7 @@ async def get_cell(call: Call) -> Answer:
     datastore = await call.datastore()
     wish = READ_FROM.of(call.query(READ_FROM))
     key = CellKey(*_column_of(call), parse_ref_key(call.path["ref_key"]))
-    shard, cluster = home_of(datastore, key.row_key)
-    (cell,), served = await call.services.reader.read(
-        cluster, partial(entity_table.get, datastore, [(shard, key)]), wish
-    )
+    cell, served = await call.services.reader.exact(datastore, key, wish)
     if cell is None:
         raise CellMissing(f"there is no cell {key}")
     return _cell_answer(call, cell, served, IMMUTABLE)
@@ -46,10 +65,7 @@ async def get_latest(call: Call) -> Answer:
     datastore = await call.datastore()
     wish = READ_FROM.of(call.query(READ_FROM))
     row_key, column_name = _column_of(call)
-    shard, cluster = home_of(datastore, row_key)
-    (cell,), served = await call.services.reader.read(
-        cluster, partial(entity_table.newest, datastore, [(shard, row_key, column_name)]), wish
-    )
+    cell, served = await call.services.reader.newest(datastore, row_key, column_name, wish)
     if cell is None:
         raise CellMissing(f"row {call.path['row_key']} has no cell in column {column_name}")
     return _cell_answer(call, cell, served, ASK_AGAIN)
@@ -95,6 +111,22 @@ async def get_row(call: Call) -> Answer:
     return good_answer(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
 
 
+async def _stored_body(call: Call) -> bytes:
+    form = call.request_format()
+    return form.parse_body(await call.payload(call.services.settings.body_bytes_max))
+
+
+def _idempotency_key(call: Call) -> str | None:
+    raw = call.header(b"idempotency-key")
+    try:
+        key = raw.decode()
+    except UnicodeDecodeError:
+        raise Invalid("Idempotency-Key", "must be UTF-8") from None
+    if len(key) > IDEMPOTENCY_KEY_CHARACTERS_MAX:
+        raise Invalid("Idempotency-Key", f"has at most {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters")
+    return key or None
+
+
 def _column_of(call: Call) -> tuple[RowKey, ColumnName]:
     return parse_row_key(call.path["row_key"]), parse_column_name(call.path["column"])
 
@@ -115,7 +147,11 @@ def _is_known(if_none_match: bytes, etag: bytes) -> bool:
     return etag in tags or b"*" in tags
 
 
+_BODY = {"type": "object", "description": "The cell's body: any JSON object."}
+
 ROUTES = (
+    Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, payload=_BODY),
+    Route("POST", "/cells/{row_key}/{column}", post_version, payload=_BODY),
     Route("GET", "/cells/{row_key}", get_row, (READ_FROM,)),
     Route("GET", "/cells/{row_key}/{column}", get_latest, (READ_FROM,)),
     Route("GET", "/cells/{row_key}/{column}/versions", get_versions, (FROM, TO, DESCENDING, LIMIT, READ_FROM)),
