@@ -129,6 +129,24 @@ def live_entries(
     return found(definition, result.rows)
 
 
+def entries_of(
+    datastore: Datastore, definition: IndexDefinition, rows: Mapping[int, Sequence[RowKey]]
+) -> Operation[dict[int, list[FoundEntry]]]:
+    """The entries of rows, by shard of the index; at least one shard, and one row key of each."""
+    columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
+    results = yield ";".join(
+        f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE live = 1"
+        f" AND row_key IN ({commas([literal(row_key) for row_key in row_keys])})"
+        for shard, row_keys in rows.items()
+    )
+    return {shard: found(definition, result.rows) for shard, result in zip(rows, results, strict=True)}
+
+
+def count_live(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[int]:
+    (result,) = yield f"SELECT COUNT(*) FROM {_table(datastore, shard, definition.name)} WHERE live = 1"
+    return int(result.rows[0][0])
+
+
 def _row(definition: IndexDefinition, write: IndexWrite) -> str:
     version = f"{write.version.generation},{write.version.added_id}"
     if write.entry is None:

@@ -1,0 +1,159 @@
+"""One index against the cells (I11): every row's entry, computed from its newest cells, stands in the shard of its
+shard field, with these values, and in no other.
+
+Rows are judged as of the heads that the audit fixed. A row that went on since then is counted, not judged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from schemaless.audit.report import Findings, IndexReport, Kind
+from schemaless.cell import RowKey, row_key_text
+from schemaless.codec import Body, decode_body
+from schemaless.index.definition import IndexDefinition
+from schemaless.index.entry import IndexEntry, entry_for, entry_shard
+from schemaless.sharding import shard_of
+from schemaless.storage import entity_table, index_table, row_scan
+from schemaless.storage.index_table import FoundEntry
+from schemaless.storage.sync_driver import SyncNode, SyncStorage
+from schemaless.topology import Datastore
+
+PAGE_ROWS = 1000
+
+Entries = dict[RowKey, IndexEntry]
+
+
+class IndexAudit:
+    """`heads`: by shard, as fixed."""
+
+    def __init__(
+        self,
+        storage: SyncStorage,
+        datastore: Datastore,
+        definition: IndexDefinition,
+        heads: Mapping[int, int],
+        findings: Findings,
+    ) -> None:
+        self.report = IndexReport(definition.name)
+        self._storage = storage
+        self._datastore = datastore
+        self._definition = definition
+        self._heads = heads
+        self._findings = findings
+        self._expected_in: Counter[int] = Counter()
+
+    def run(self) -> IndexReport:
+        for shard, head in self._heads.items():
+            for row_keys in self._rows(shard, head):
+                self._check_rows(shard, row_keys)
+        for shard in self._heads:
+            found = self._home(shard).run(partial(index_table.count_live, self._datastore, shard, self._definition))
+            self.report.found += found
+            if found != self._expected_in[shard]:
+                self._name_extras(shard)
+        return self.report
+
+    def _rows(self, shard: int, head: int) -> Iterator[list[RowKey]]:
+        """Pages of row keys."""
+        after = RowKey(b"")
+        while True:
+            page = self._home(shard).run(
+                partial(row_scan.row_keys, self._datastore, shard, self._definition.columns, head, after, PAGE_ROWS)
+            )
+            if page:
+                yield page
+            if len(page) < PAGE_ROWS:
+                return
+            after = page[-1]
+
+    def _check_rows(self, shard: int, row_keys: Sequence[RowKey]) -> None:
+        """Rows of one source shard: their entries are where they should be."""
+        expected = self._expected(shard, row_keys)
+        by_index_shard: dict[int, list[RowKey]] = {}
+        for row_key, entry in expected.items():
+            by_index_shard.setdefault(self._index_shard(entry), []).append(row_key)
+        for index_shard, keys in by_index_shard.items():
+            self._expected_in[index_shard] += len(keys)
+        found = self._found(by_index_shard)
+        self.report.expected += len(expected)
+        wrong = [row_key for row_key, entry in expected.items() if found.get(row_key) != entry]
+        self.report.matched += len(expected) - len(wrong)
+        for row_key in self._judged(shard, wrong):
+            kind = Kind.INDEX_DIFFERS if row_key in found else Kind.INDEX_MISSING
+            self._add(kind, self._index_shard(expected[row_key]), row_key)
+
+    def _name_extras(self, index_shard: int) -> None:
+        """Entries of one index shard whose rows have none, or have it elsewhere."""
+        for page in self._live_entries(index_shard):
+            by_source: dict[int, list[RowKey]] = {}
+            for found in page:
+                source = shard_of(found.row_key, self._datastore.shards)
+                by_source.setdefault(source, []).append(found.row_key)
+            for source, row_keys in by_source.items():
+                expected = self._expected(source, row_keys)
+                extra = [
+                    key for key in row_keys if key not in expected or self._index_shard(expected[key]) != index_shard
+                ]
+                for row_key in self._judged(source, extra):
+                    self._add(Kind.INDEX_EXTRA, index_shard, row_key)
+
+    def _expected(self, shard: int, row_keys: Sequence[RowKey]) -> Entries:
+        """Entries of rows that have one, as of the shard's head."""
+        rows = {shard: (self._heads[shard], row_keys)}
+        cells = self._home(shard).run(
+            lambda: entity_table.newest_until(self._datastore, rows, self._definition.columns)
+        )
+        bodies: dict[RowKey, dict[str, Body]] = {}
+        for cell in cells:
+            bodies.setdefault(cell.row_key, {})[cell.column_name] = decode_body(cell.body)
+        entries = {row_key: entry_for(self._definition, newest) for row_key, newest in bodies.items()}
+        return {row_key: entry for row_key, entry in entries.items() if entry is not None}
+
+    def _found(self, row_keys: Mapping[int, Sequence[RowKey]]) -> Entries:
+        """What the index shards hold of rows, each asked for in one shard."""
+        by_cluster: dict[str, dict[int, Sequence[RowKey]]] = {}
+        for shard, keys in row_keys.items():
+            by_cluster.setdefault(self._datastore.home(shard), {})[shard] = keys
+        found: Entries = {}
+        for cluster, wanted in by_cluster.items():
+            answers = self._storage.master(cluster).run(
+                partial(index_table.entries_of, self._datastore, self._definition, wanted)
+            )
+            found.update({item.row_key: item.entry for answer in answers.values() for item in answer})
+        return found
+
+    def _live_entries(self, index_shard: int) -> Iterator[list[FoundEntry]]:
+        after: RowKey | None = None
+        while True:
+            page = self._home(index_shard).run(
+                partial(index_table.live_entries, self._datastore, index_shard, self._definition, after, PAGE_ROWS)
+            )
+            if page:
+                yield page
+            if len(page) < PAGE_ROWS:
+                return
+            after = page[-1].row_key
+
+    def _judged(self, shard: int, row_keys: Sequence[RowKey]) -> list[RowKey]:
+        """Without those that went on after the head was fixed."""
+        if not row_keys:
+            return []
+        moved = self._home(shard).run(
+            lambda: row_scan.changed_since(
+                self._datastore, shard, self._definition.columns, self._heads[shard], row_keys
+            )
+        )
+        self.report.moved_on += len(moved)
+        return [row_key for row_key in row_keys if row_key not in moved]
+
+    def _index_shard(self, entry: IndexEntry) -> int:
+        return entry_shard(self._definition, entry, self._datastore.shards)
+
+    def _home(self, shard: int) -> SyncNode:
+        return self._storage.master(self._datastore.home(shard))
+
+    def _add(self, kind: Kind, index_shard: int, row_key: RowKey) -> None:
+        self._findings.add(kind, index_shard, f"index {self._definition.name}: row {row_key_text(row_key)}")

@@ -1,0 +1,151 @@
+"""One partition of the topic: every record is checked for what CONTRACT.md promises and given to its shard (I7)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from schemaless.audit.patience import Patience
+from schemaless.audit.report import Findings, Kind
+from schemaless.audit.shard_comparison import Digest, ShardComparison
+from schemaless.audit.stored_cells import digest_of
+from schemaless.bus.reader import PartitionReader, Record, Span
+from schemaless.cell import StoredCell, row_key_text
+from schemaless.codec import decode_record
+from schemaless.errors import Corrupt
+from schemaless.location import GenerationStart
+from schemaless.topology import Datastore
+
+_VERSION = b"1"
+
+
+class _Opening(msgspec.Struct, frozen=True, gc=False):
+    shard: int
+    generation: int
+    starts_at: int
+
+
+_decode_opening = msgspec.msgpack.Decoder(_Opening).decode
+
+
+class PartitionAudit:
+    """`starts`: by shard, where its generations begin. `cut`: the partition's beginning was cut off."""
+
+    def __init__(
+        self,
+        datastore: Datastore,
+        partition: int,
+        comparisons: Mapping[int, ShardComparison],
+        starts: Mapping[int, Sequence[GenerationStart]],
+        findings: Findings,
+        *,
+        cut: bool,
+    ) -> None:
+        self.foreign = 0
+        self._name = f"{datastore.topic} [{partition}]"
+        self._comparisons = comparisons
+        self._starts = starts
+        self._findings = findings
+        self._cut = cut
+        self._announced: Counter[tuple[int, GenerationStart]] = Counter()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards have been seen up to their heads."""
+        return all(comparison.complete for comparison in self._comparisons.values())
+
+    @property
+    def compared(self) -> int:
+        return sum(comparison.report.topic for comparison in self._comparisons.values())
+
+    def take(self, record: Record) -> None:
+        if record.kind == b"cell":
+            self._take_cell(record)
+        elif record.kind == b"generation":
+            self._take_opening(record)
+        else:
+            self.foreign += 1
+
+    def finish(self) -> None:
+        for comparison in self._comparisons.values():
+            comparison.finish()
+        self._check_announcements()
+
+    def _take_cell(self, record: Record) -> None:
+        try:
+            cell = decode_record(record.value)
+        except Corrupt as error:
+            self._extra(-1, f"offset {record.offset}: {error}")
+            return
+        comparison = self._comparisons.get(cell.shard)
+        if comparison is None:
+            self._extra(cell.shard, f"offset {record.offset}: the shard does not belong to {self._name}")
+        elif self._superseded(cell):
+            comparison.report.superseded += 1
+        else:
+            self._check_envelope(record, cell)
+            comparison.take(Digest(cell.added_id, digest_of(cell)))
+
+    def _superseded(self, cell: StoredCell) -> bool:
+        starts = self._starts[cell.shard]
+        return any(start.generation > cell.generation and start.starts_at <= cell.added_id for start in starts)
+
+    def _check_envelope(self, record: Record, cell: StoredCell) -> None:
+        wrong = [
+            name
+            for name, fits in (
+                ("key", record.key == row_key_text(cell.row_key).encode()),
+                ("timestamp", record.timestamp_ms == cell.created_at // 1000),
+                ("header v", record.headers.get("v") == _VERSION),
+                ("header column", record.headers.get("column") == cell.column_name.encode()),
+            )
+            if not fits
+        ]
+        if wrong:
+            detail = f"cell {cell.added_id}, offset {record.offset}: wrong {', '.join(wrong)}"
+            self._findings.add(Kind.TOPIC_DIFFERS, cell.shard, detail)
+
+    def _take_opening(self, record: Record) -> None:
+        try:
+            opening = _decode_opening(record.value)
+        except msgspec.DecodeError as error:
+            self._extra(-1, f"offset {record.offset}: not a generation record: {error}")
+            return
+        start = GenerationStart(opening.generation, opening.starts_at)
+        if start in self._starts.get(opening.shard, ()):
+            self._announced[opening.shard, start] += 1
+        else:
+            self._extra(opening.shard, f"offset {record.offset}: generation {opening.generation} was never opened")
+
+    def _check_announcements(self) -> None:
+        """Each generation but the first is announced once, if any of its records can be here."""
+        for shard, comparison in self._comparisons.items():
+            for start in self._starts[shard]:
+                count = self._announced[shard, start]
+                if count > 1:
+                    self._extra(shard, f"generation {start.generation} is announced {count} times")
+                elif start.generation > 1 and not count and not self._cut and comparison.report.head >= start.starts_at:
+                    self._findings.add(Kind.TOPIC_MISSING, shard, f"announcement of generation {start.generation}")
+
+    def _extra(self, shard: int, detail: str) -> None:
+        self._findings.add(Kind.TOPIC_EXTRA, shard, detail)
+
+
+def read_partition(
+    reader: PartitionReader, datastore: Datastore, partition: int, audit: PartitionAudit, patience: Patience
+) -> None:
+    """Gives the audit all that the partition holds; what the tailers still owe is waited for while they get on."""
+    span = reader.committed_span(datastore.topic, partition)
+    while True:
+        before = audit.compared
+        for records in reader.read(datastore.topic, partition, span):
+            for record in records:
+                audit.take(record)
+        if audit.compared > before:
+            patience.renew()
+        if audit.complete or not patience.wait():
+            break
+        span = Span(span.high, max(span.high, reader.committed_span(datastore.topic, partition).high))
+    audit.finish()

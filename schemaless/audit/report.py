@@ -1,0 +1,147 @@
+"""What an audit found: values, and their form for people and programs. Findings are bounded in number (I14)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+FINDINGS_MAX = 100
+"""Of one datastore; more are counted, not named."""
+
+
+class Kind(StrEnum):
+    MYSQL_MISSING = "missing in MySQL"
+    MYSQL_WRONG = "wrong in MySQL"
+    TOPIC_MISSING = "missing in the topic"
+    TOPIC_EXTRA = "extra in the topic"
+    TOPIC_DIFFERS = "differs in the topic"
+    INDEX_MISSING = "missing in an index"
+    INDEX_EXTRA = "extra in an index"
+    INDEX_DIFFERS = "differs in an index"
+    CHECKPOINT_BEHIND = "consumer behind"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that contradicts a promise."""
+
+    kind: Kind
+    shard: int
+    detail: str
+
+
+class Findings:
+    """Names the first ones, counts all."""
+
+    def __init__(self, findings_max: int = FINDINGS_MAX) -> None:
+        self.named: list[Finding] = []
+        self.unnamed = 0
+        self.counts: Counter[Kind] = Counter()
+        self._max = findings_max
+
+    def add(self, kind: Kind, shard: int, detail: str, count: int = 1) -> None:
+        """`count` when one finding stands for several cells in a row."""
+        self.counts[kind] += count
+        if len(self.named) < self._max:
+            self.named.append(Finding(kind, shard, detail))
+        else:
+            self.unnamed += count
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+@dataclass(slots=True)
+class ShardReport:
+    """One shard, up to the head that the audit fixed at its start.
+
+    `held_from` is the first added_id that the topic still holds, None when it holds none; cells before it are
+    `not_held`. `superseded` counts records of a generation that a later one has replaced (I13).
+    """
+
+    shard: int
+    generation: int
+    head: int
+    mysql: int = 0
+    topic: int = 0
+    matched: int = 0
+    not_held: int = 0
+    superseded: int = 0
+    held_from: int | None = None
+
+
+@dataclass(slots=True)
+class IndexReport:
+    """`moved_on`: rows whose cells went on after the heads were fixed, which nobody can judge."""
+
+    name: str
+    expected: int = 0
+    found: int = 0
+    matched: int = 0
+    moved_on: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """`finished`: cells, of all shards, that its checkpoints are past."""
+
+    name: str
+    cells: int
+    finished: int
+
+
+@dataclass(slots=True)
+class AuditReport:
+    datastore: str
+    shards: Sequence[ShardReport]
+    indexes: Sequence[IndexReport]
+    consumers: Sequence[ConsumerReport]
+    findings: Findings
+    buffered: int
+    conflicts: int
+    foreign_records: int
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        return self.findings.total == 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What somebody should know and no promise forbids."""
+        superseded = sum(shard.superseded for shard in self.shards)
+        not_held = sum(shard.not_held for shard in self.shards)
+        told = {
+            f"{self.buffered} cells wait in buffers": self.buffered,
+            f"{self.conflicts} conflicts recorded": self.conflicts,
+            f"{superseded} records of superseded generations": superseded,
+            f"{not_held} cells are older than what the topic holds": not_held,
+            f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
+        }
+        return [text for text, count in told.items() if count]
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "datastore": self.datastore,
+            "clean": self.clean,
+            "cells": self.cells(),
+            "shards": [{name: getattr(shard, name) for name in ShardReport.__slots__} for shard in self.shards],
+            "indexes": [{name: getattr(index, name) for name in IndexReport.__slots__} for index in self.indexes],
+            "consumers": [{"name": c.name, "cells": c.cells, "finished": c.finished} for c in self.consumers],
+            "findings": [{"kind": f.kind, "shard": f.shard, "detail": f.detail} for f in self.findings.named],
+            "findings_unnamed": self.findings.unnamed,
+            "findings_total": self.findings.total,
+            "findings_by_kind": dict(self.findings.counts),
+            "warnings": self.warnings,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def cells(self) -> dict[str, int]:
+        """Sums over the shards."""
+        names = ("head", "mysql", "topic", "matched", "not_held", "superseded")
+        return {name: sum(getattr(shard, name) for shard in self.shards) for name in names}

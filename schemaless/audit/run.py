@@ -1,0 +1,114 @@
+"""audit: compares MySQL, topic, checkpoints and indexes, and knows only what is promised, not how it is kept.
+
+The heads of all shards are fixed first; everything is compared up to them. Memory is bounded: a partition is read
+once, its shards beside it page by page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from schemaless.audit.consumer_audit import audit_consumers
+from schemaless.audit.index_audit import IndexAudit
+from schemaless.audit.partition_audit import PartitionAudit, read_partition
+from schemaless.audit.patience import Patience
+from schemaless.audit.report import AuditReport, Findings, IndexReport, ShardReport
+from schemaless.audit.shard_comparison import ShardComparison
+from schemaless.audit.stored_cells import StoredCells
+from schemaless.bus.reader import PartitionReader
+from schemaless.location import GenerationStart
+from schemaless.storage import buffer_table, conflict_table, index_definition_table, shard_head
+from schemaless.storage.sync_driver import SyncStorage
+from schemaless.topology import Datastore, Topology
+
+Starts = Mapping[int, Sequence[GenerationStart]]
+"""By shard, where its generations begin."""
+
+STALL_S = 30.0
+
+
+def audit(topology: Topology, bootstrap: str, datastore: Datastore, *, stall_s: float = STALL_S) -> AuditReport:
+    """Waits for tailers and consumers as long as they get on, at most `stall_s` without progress.
+
+    Raises StorageUnavailable or BusUnavailable when a server is away: nothing can be said then.
+    """
+    begun_at = time.monotonic()
+    findings = Findings()
+    with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
+        shards, starts = _fix_heads(storage, datastore)
+        foreign = _audit_topic(storage, reader, datastore, shards, starts, findings, Patience(stall_s))
+        heads = {shard: report.head for shard, report in shards.items()}
+        consumers = audit_consumers(storage, datastore, heads, findings, Patience(stall_s))
+        indexes = _audit_indexes(storage, datastore, heads, findings)
+        return AuditReport(
+            datastore=datastore.name,
+            shards=list(shards.values()),
+            indexes=indexes,
+            consumers=consumers,
+            findings=findings,
+            buffered=_count_buffered(storage, datastore),
+            conflicts=_count_conflicts(storage, datastore),
+            foreign_records=foreign,
+            seconds=time.monotonic() - begun_at,
+        )
+
+
+def _fix_heads(storage: SyncStorage, datastore: Datastore) -> tuple[dict[int, ShardReport], Starts]:
+    reports, starts = {}, {}
+    for shard in range(datastore.shards):
+        master = storage.master(datastore.home(shard))
+        head, starts[shard] = master.run(partial(shard_head.history, datastore.name, shard))
+        reports[shard] = ShardReport(shard, head.generation, head.added_id)
+    return reports, starts
+
+
+def _audit_topic(
+    storage: SyncStorage,
+    reader: PartitionReader,
+    datastore: Datastore,
+    reports: Mapping[int, ShardReport],
+    starts: Starts,
+    findings: Findings,
+    patience: Patience,
+) -> int:
+    """Partition by partition. Returns how many records are not ours."""
+    foreign = 0
+    for partition in range(datastore.partitions):
+        cut = reader.committed_span(datastore.topic, partition).low > 0
+        shards = datastore.shards_of_partition(partition)
+        comparisons = {}
+        for shard in shards:
+            master = storage.master(datastore.home(shard))
+            stored = StoredCells(master, datastore, reports[shard], starts[shard], findings, shards_beside=len(shards))
+            comparisons[shard] = ShardComparison(reports[shard], iter(stored), findings, cut=cut)
+        one = PartitionAudit(datastore, partition, comparisons, starts, findings, cut=cut)
+        read_partition(reader, datastore, partition, one, patience)
+        foreign += one.foreign
+    return foreign
+
+
+def _audit_indexes(
+    storage: SyncStorage, datastore: Datastore, heads: Mapping[int, int], findings: Findings
+) -> list[IndexReport]:
+    """Those whose tables are made."""
+    master = storage.master(datastore.home(0))
+    defined = master.run(lambda: index_definition_table.all_of(datastore.name))
+    return [
+        IndexAudit(storage, datastore, index.definition, heads, findings).run()
+        for index in defined.values()
+        if index.build_until is not None
+    ]
+
+
+def _count_buffered(storage: SyncStorage, datastore: Datastore) -> int:
+    depths = [storage.master(cluster).run(buffer_table.depths) for cluster in storage.topology.clusters]
+    return sum(count for found in depths for (name, _), count in found.items() if name == datastore.name)
+
+
+def _count_conflicts(storage: SyncStorage, datastore: Datastore) -> int:
+    return sum(
+        storage.master(cluster).run(lambda: conflict_table.count(datastore.name))
+        for cluster in storage.topology.clusters
+    )
