@@ -1,0 +1,1 @@
+"""Consumers: runs trigger programs. A program is a module with functions marked by @trigger."""
