@@ -34,7 +34,8 @@ def refresh_endpoints(home: Path) -> dict[str, Any]:
             "datastores": _datastores(plan),
             "processes": [_process(process) for process in running.values()],
         }
-        write_private_json(plan.endpoints_file, document)
+        if document != _last_written(plan):
+            write_private_json(plan.endpoints_file, document)
         return document
 
 
@@ -86,11 +87,16 @@ def _datastore(datastore: Datastore) -> dict[str, Any]:
 
 
 def _last_known(plan: StackPlan) -> dict[str, Any]:
-    try:
-        known: dict[str, Any] = json.loads(plan.endpoints_file.read_bytes())["datastores"]
-    except (OSError, ValueError, KeyError):
-        return {}
+    known: dict[str, Any] = _last_written(plan).get("datastores", {})
     return known
+
+
+def _last_written(plan: StackPlan) -> dict[str, Any]:
+    try:
+        written: dict[str, Any] = json.loads(plan.endpoints_file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return written
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Writes endpoints.json anew whenever a supervised process changes its state: `python -m … HOME`, run by supervisord.
+"""Keeps endpoints.json true: `python -m … HOME`, run by supervisord.
+
+Looks when a supervised process changes its state, and every five seconds for datastores that somebody made.
 
 Speaks supervisord's event protocol on stdin and stdout. An event whose file can't be written is told on stderr and
 passed over: the next one writes the whole file again.

@@ -17,6 +17,7 @@ import pymysql
 import pytest
 
 from schemaless.config import StackSettings
+from schemaless.datastores import create_datastore
 from schemaless.errors import NotFound
 from schemaless.stack import embedded, supervision
 from schemaless.stack.accounts import Accounts
@@ -30,6 +31,7 @@ from schemaless.stack.program import ProcessRole, Program
 from schemaless.stack.programs import Flavour
 from schemaless.stack.replication import replication_status
 from schemaless.stack.supervision import ProcessState
+from schemaless.topology import load_topology
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
@@ -95,7 +97,7 @@ def test_endpoints_tell_where_everything_is(settings: StackSettings) -> None:
 
 def test_reader_may_read_everything_and_write_nothing(settings: StackSettings) -> None:
     node = endpoints(settings)["clusters"]["a"]["master"]
-    assert query(node, "SELECT COUNT(*) FROM schemaless.datastore") == ((1,),)
+    assert query(node, "SELECT shards FROM schemaless.datastore WHERE name = 'mezzanine'") == ((64,),)
     with pytest.raises(pymysql.MySQLError, match="denied"):
         query(node, "DELETE FROM schemaless.datastore")
 
@@ -175,6 +177,13 @@ def test_added_program_is_supervised_until_it_is_removed(settings: StackSettings
     assert "extra-0" not in {process.name for process in supervision.processes(settings.home)}
 
 
+def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
+    plan = require_plan(settings.home)
+    create_datastore(load_topology(plan.topology_file), plan.broker().bootstrap, "flights", shards=2, partitions=2)
+    told = {"shards": 2, "topic": "schemaless.flights.cells", "partitions": 2}
+    assert eventually(lambda: endpoints(settings)["datastores"].get("flights") == told)
+
+
 def test_second_start_changes_nothing(settings: StackSettings) -> None:
     before = refresh_endpoints(settings.home)
     said: list[str] = []
@@ -196,7 +205,9 @@ def test_data_survive_down_and_up(settings: StackSettings) -> None:
     after = start(settings)
     assert after["datastores"] == before["datastores"]
     assert after["kafka"] == before["kafka"]
-    assert query(after["clusters"]["b"]["minions"][1], "SELECT COUNT(*) FROM schemaless.datastore") == ((1,),)
+    assert query(
+        after["clusters"]["b"]["minions"][1], "SELECT shards FROM schemaless.datastore WHERE name = 'mezzanine'"
+    ) == ((64,),)
 
 
 def test_stack_is_found_again_after_its_supervisor_was_killed(settings: StackSettings) -> None:
