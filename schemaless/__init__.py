@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from schemaless.trigger import Park, Retry, Skip, Stop, trigger  # at once: its module has the function's name
+
 if TYPE_CHECKING:
     from schemaless.client.async_client import AsyncClient
     from schemaless.client.attempts import Limits
@@ -23,8 +25,13 @@ __all__ = [
     "Limits",
     "Location",
     "NewCell",
+    "Park",
+    "Retry",
     "SchemalessClient",
     "SchemalessError",
+    "Skip",
+    "Stop",
+    "trigger",
 ]
 
 _HOMES = {
