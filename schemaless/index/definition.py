@@ -24,6 +24,7 @@ KEYED_MAX = 15  # a key of MySQL has 16 columns, and the row key is one
 STORED_MAX = 48
 CONDITIONS_MAX = 16
 _KEY_BYTES_MAX = 3072
+_ROW_BYTES_MAX = 16 << 10  # of one entry: a page of a thousand stays within 16 MiB
 _PATH_CHARACTERS_MAX = 256
 _TEXT_CHARACTERS_MAX = 64 << 10
 
@@ -142,7 +143,7 @@ def parse_definition(document: Any) -> IndexDefinition:
     stored = _fields(members.get("stored", []), "stored", STORED_MAX)
     _check_names(keyed + stored)
     _check_shard_field(members["shard_field"], keyed)
-    _check_key_size(keyed)
+    _check_sizes(keyed, stored)
     bare = IndexDefinition(name, keyed, stored)
     return IndexDefinition(name, keyed, stored, _conditions(members.get("where", []), bare))
 
@@ -231,10 +232,13 @@ def _check_shard_field(name: Any, keyed: Sequence[Field]) -> None:
         raise Invalid("shard_field", "must be of type " + ", ".join(sorted(SHARD_FIELD_TYPES)))
 
 
-def _check_key_size(keyed: Sequence[Field]) -> None:
-    size = sum(field.bytes_max + 2 for field in keyed) + 16
-    if size > _KEY_BYTES_MAX:
-        raise Invalid("fields", f"keyed fields take {size} bytes at most, MySQL's limit is {_KEY_BYTES_MAX}")
+def _check_sizes(keyed: Sequence[Field], stored: Sequence[Field]) -> None:
+    in_key = 16 + sum(field.bytes_max + 2 for field in keyed)
+    if in_key > _KEY_BYTES_MAX:
+        raise Invalid("fields", f"a key may take {in_key} bytes; MySQL allows {_KEY_BYTES_MAX}: lower a length")
+    in_row = in_key + sum(field.bytes_max + 2 for field in stored)
+    if in_row > _ROW_BYTES_MAX:
+        raise Invalid("stored", f"an entry may take {in_row} bytes; the limit is {_ROW_BYTES_MAX}: lower a length")
 
 
 def _conditions(value: Any, bare: IndexDefinition) -> tuple[Condition, ...]:
