@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -27,12 +27,12 @@ def cell_view(cell: StoredCell) -> dict[str, Any]:
     }
 
 
-def views_within(cells: Sequence[StoredCell], form: Format, bytes_max: int) -> list[msgspec.Raw]:
-    """The first cells as they will be sent, as many as fit, but at least one: bodies inflate as they are shown."""
+def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:
+    """The first ones as they will be sent, as many as fit, but at least one: bodies inflate as they are shown."""
     views: list[msgspec.Raw] = []
     size = 0
-    for cell in cells:
-        encoded = form.encode_one(cell_view(cell))
+    for document in documents:
+        encoded = form.encode_one(document)
         size += len(encoded)
         if views and size > bytes_max:
             break

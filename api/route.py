@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from api.call import Handler
+from api.negotiation import JSON, MSGPACK, NDJSON
 from api.parameters import Parameter
 
+_PROBLEM_MEMBERS = {
+    "type": "string",
+    "title": "string",
+    "status": "integer",
+    "detail": "string",
+    "retryable": "boolean",
+}
+_PROBLEM = {
+    "description": "A problem (RFC 9457)",
+    "content": {
+        "application/problem+json": {
+            "schema": {
+                "type": "object",
+                "required": list(_PROBLEM_MEMBERS),
+                "properties": {name: {"type": kind} for name, kind in _PROBLEM_MEMBERS.items()},
+            }
+        }
+    },
+}
 _PART = re.compile(r"{(\w+)(?::path)?}")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """`payload` is a JSON schema of what the call takes; `batch` says that it takes NDJSON too."""
+    """`payload` is a JSON schema of what the call takes; `batch` says that it takes NDJSON too; `answers` lists the
+    statuses that are no problem documents.
+    """
 
     method: str
     path: str
@@ -22,6 +45,7 @@ class Route(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter[Any], ...] = ()
     payload: dict[str, Any] | None = None
     batch: bool = False
+    answers: tuple[int, ...] = (200,)
 
     @property
     def name(self) -> str:
@@ -39,8 +63,10 @@ class Route(msgspec.Struct, frozen=True):
             for name in _PART.findall(full_path)
         ]
         document: dict[str, Any] = {"parameters": parts + [parameter.openapi() for parameter in self.parameters]}
+        document["responses"] = {str(status): {"description": HTTPStatus(status).phrase} for status in self.answers}
+        document["responses"]["default"] = _PROBLEM
         if self.payload is not None:
-            media = ["application/json", "application/msgpack", *(["application/x-ndjson"] if self.batch else [])]
-            content = {media_type: {"schema": self.payload} for media_type in media}
+            media = (JSON, MSGPACK, NDJSON) if self.batch else (JSON, MSGPACK)
+            content = {form.media_type: {"schema": self.payload} for form in media}
             document["requestBody"] = {"required": True, "content": content}
         return document

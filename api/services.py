@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from api.build_eta import BuildEta
 from api.health import NodeHealth
 from api.lag import LagMeter
 from api.metrics import Metrics
@@ -33,6 +34,7 @@ class Services:
     lag: LagMeter
     metrics: Metrics
     writer: CellWriter
+    build_eta: BuildEta
 
 
 @asynccontextmanager
@@ -50,7 +52,7 @@ async def opened_services(settings: ApiSettings) -> AsyncIterator[Services]:
         metrics.watch(storage, health, lag, writer.counts)
         await lag.step()
         async with _in_background(lag):
-            yield Services(settings, storage, Catalogue(storage), reader, health, lag, metrics, writer)
+            yield Services(settings, storage, Catalogue(storage), reader, health, lag, metrics, writer, BuildEta())
             await writer.close()
 
 

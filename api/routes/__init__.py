@@ -1,6 +1,14 @@
 """Every call, in the order in which paths are matched: fixed words before named parts."""
 
-from api.routes import batch, cells, outside, shards
+from api.routes import batch, cells, conflicts, indexes, outside, shards, status, triggers
 
-CONTRACT = (*cells.ROUTES, *batch.ROUTES, *shards.ROUTES)
+CONTRACT = (
+    *cells.ROUTES,
+    *batch.ROUTES,
+    *shards.ROUTES,
+    *conflicts.ROUTES,
+    *indexes.ROUTES,
+    *triggers.ROUTES,
+    *status.ROUTES,
+)
 OUTSIDE = outside.ROUTES

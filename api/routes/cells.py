@@ -91,7 +91,7 @@ async def get_versions(call: Call) -> Answer:
         READ_FROM.of(query),
     )
     form = call.answer_format()
-    views = views_within(cells[:limit], form, call.services.settings.answer_bytes_max)
+    views = views_within(map(cell_view, cells[:limit]), form, call.services.settings.answer_bytes_max)
     following = cells[len(views)].ref_key if len(views) < len(cells) else None
     return good_answer(form, {"cells": views, "next": following}, ASK_AGAIN, *served.headers)
 
@@ -150,10 +150,10 @@ def _is_known(if_none_match: bytes, etag: bytes) -> bool:
 _BODY = {"type": "object", "description": "The cell's body: any JSON object."}
 
 ROUTES = (
-    Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, payload=_BODY),
-    Route("POST", "/cells/{row_key}/{column}", post_version, payload=_BODY),
+    Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, payload=_BODY, answers=(201, 200, 202)),
+    Route("POST", "/cells/{row_key}/{column}", post_version, payload=_BODY, answers=(201,)),
     Route("GET", "/cells/{row_key}", get_row, (READ_FROM,)),
-    Route("GET", "/cells/{row_key}/{column}", get_latest, (READ_FROM,)),
+    Route("GET", "/cells/{row_key}/{column}", get_latest, (READ_FROM,), answers=(200, 304)),
     Route("GET", "/cells/{row_key}/{column}/versions", get_versions, (FROM, TO, DESCENDING, LIMIT, READ_FROM)),
-    Route("GET", "/cells/{row_key}/{column}/{ref_key}", get_cell, (READ_FROM,)),
+    Route("GET", "/cells/{row_key}/{column}/{ref_key}", get_cell, (READ_FROM,), answers=(200, 304)),
 )

@@ -12,7 +12,7 @@ import msgspec
 from api.answer import Answer, good_answer
 from api.batch_items import decode
 from api.call import Call, parse_shard
-from api.cell_view import views_within
+from api.cell_view import cell_view, views_within
 from api.log_reader import After, Page, Since, Wanted, read_page
 from api.negotiation import JSON, Format
 from api.parameters import COLUMNS, LIMIT, LIMIT_MAX, READ_FROM, Parameter, parse_flag
@@ -134,7 +134,7 @@ async def _page(
         ),
         wish,
     )
-    views = views_within(page.cells, form, settings.answer_bytes_max)
+    views = views_within(map(cell_view, page.cells), form, settings.answer_bytes_max)
     return _page_view(page.cut(len(views)), views), served
 
 

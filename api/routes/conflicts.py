@@ -1,0 +1,54 @@
+"""/conflicts: buffered cells that met another body at home (I6): nothing is dropped in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from api.answer import Answer, good_answer
+from api.call import Call
+from api.cell_view import views_within
+from api.parameters import READ_FROM, Parameter, parse_int
+from api.reader import served_together
+from api.route import Route
+from schemaless.cell import created_at_text, row_key_text
+from schemaless.codec import decode_body
+from schemaless.storage import conflict_table
+from schemaless.storage.conflict_table import CellConflict
+
+LIMIT_MAX = 100  # two bodies each
+LIMIT: Parameter[int] = Parameter(
+    "limit", lambda text, field: parse_int(text, field, 1, LIMIT_MAX), LIMIT_MAX, f"1 to {LIMIT_MAX}, the default."
+)
+
+
+async def list_conflicts(call: Call) -> Answer:
+    """The last ones of all clusters, newest first: the key, the body that stands, the body that was buffered, when."""
+    datastore = await call.datastore()
+    query = call.query(LIMIT, READ_FROM)
+    limit = LIMIT.of(query)
+    read = partial(conflict_table.newest, datastore.name, limit)
+    clusters = call.services.storage.topology.clusters
+    parts = await asyncio.gather(
+        *(call.services.reader.read(cluster, read, READ_FROM.of(query)) for cluster in clusters)
+    )
+    found = sorted((one for part, _ in parts for one in part), key=lambda one: one.detected_at, reverse=True)
+    served = served_together([served for _, served in parts])
+    form = call.answer_format()
+    views = views_within(map(_view, found[:limit]), form, call.services.settings.answer_bytes_max)
+    return good_answer(form, {"conflicts": views}, *served.headers)
+
+
+def _view(conflict: CellConflict) -> dict[str, Any]:
+    return {
+        "row_key": row_key_text(conflict.key.row_key),
+        "column_name": conflict.key.column_name,
+        "ref_key": conflict.key.ref_key,
+        "stored_body": decode_body(conflict.stored_body),
+        "buffered_body": decode_body(conflict.buffered_body),
+        "detected_at": created_at_text(conflict.detected_at),
+    }
+
+
+ROUTES = (Route("GET", "/conflicts", list_conflicts, (LIMIT, READ_FROM)),)

@@ -1,0 +1,107 @@
+"""/status and /topology: the whole picture of a datastore, for the dashboard and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.answer import Answer, good_answer
+from api.call import Call
+from api.route import Route
+from api.status import ConsumerShard, NodeStatus, Status, read_status, total_lag
+from schemaless.storage.checkpoint_table import State
+from schemaless.topology import Node, Role, StorageCluster
+
+NEVER_KEPT = (b"cache-control", b"no-store")
+
+
+async def get_status(call: Call) -> Answer:
+    """Clusters, their servers and what waits there; consumers with their lag and what stopped them."""
+    datastore = await call.datastore()
+    call.query()
+    services = call.services
+    status = await read_status(services.storage, datastore, services.settings.probe_timeout_s)
+    document = {
+        "datastore": datastore.name,
+        "shards": datastore.shards,
+        "partitions": datastore.partitions,
+        "heads_sum": sum(report.heads_sum for report in status.reports()),
+        "buffered": sum(sum(report.buffered.values()) for report in status.reports()),
+        "conflicts": sum(report.conflicts for report in status.reports()),
+        "clusters": {name: _cluster_view(call, status, name) for name in status.clusters()},
+        "consumers": [consumer_view(name, shards) for name, shards in status.consumers().items()],
+    }
+    return good_answer(call.answer_format(), document, NEVER_KEPT)
+
+
+async def get_topology(call: Call) -> Answer:
+    """Which servers there are, and which cluster is home to which shards."""
+    datastore = await call.datastore()
+    call.query()
+    clusters = call.services.storage.topology.clusters
+    document = {
+        "datastore": datastore.name,
+        "shards": datastore.shards,
+        "partitions": datastore.partitions,
+        "placement": datastore.placement,  # shard n lives on placement[n mod its length]
+        "clusters": {name: _servers_view(cluster) for name, cluster in clusters.items()},
+    }
+    return good_answer(call.answer_format(), document, NEVER_KEPT)
+
+
+def consumer_view(name: str, shards: Mapping[int, ConsumerShard]) -> dict[str, Any]:
+    kind, _, rest = name.partition(":")
+    stopped = any(shard.state is State.STOPPED for shard in shards.values())
+    return {
+        "consumer": name,
+        "kind": kind,
+        "name": rest,
+        "state": "stopped" if stopped else "running",
+        "lag": total_lag(shards.values()),
+        "shards": [_shard_view(number, shard) for number, shard in shards.items()],
+    }
+
+
+def _shard_view(number: int, shard: ConsumerShard) -> dict[str, Any]:
+    return {
+        "shard": number,
+        "generation": shard.location.generation,
+        "added_id": shard.location.added_id,
+        "lag": shard.lag,
+        "state": shard.state,
+        "reason": shard.reason,
+    }
+
+
+def _cluster_view(call: Call, status: Status, name: str) -> dict[str, Any]:
+    report = status.best_report(name)
+    return {
+        "heads_sum": None if report is None else report.heads_sum,
+        "buffered": {} if report is None else report.buffered,
+        "conflicts": None if report is None else report.conflicts,
+        "nodes": [_node_view(call, node) for node in status.of_cluster(name)],
+    }
+
+
+def _node_view(call: Call, status: NodeStatus) -> dict[str, Any]:
+    reachable = status.report is not None
+    return {
+        "name": status.node.node.name,
+        "role": status.node.node.role,
+        "reachable": reachable,
+        "why": status.why or None,
+        "heads_sum": status.report.heads_sum if status.report else None,
+        "lag_s": round(call.services.lag.lag_s(status.node), 3) if reachable else None,
+    }
+
+
+def _servers_view(cluster: StorageCluster) -> dict[str, Any]:
+    return {"master": _server_view(cluster.master), "minions": [_server_view(minion) for minion in cluster.minions]}
+
+
+def _server_view(node: Node) -> dict[str, Any]:
+    """Never the account."""
+    return {"name": node.name, "role": Role(node.role), "host": node.host, "port": node.port}
+
+
+ROUTES = (Route("GET", "/status", get_status), Route("GET", "/topology", get_topology))

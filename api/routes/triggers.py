@@ -1,0 +1,62 @@
+"""/triggers: which programs consume a datastore, how far they are, and what stopped them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from api.answer import Answer, good_answer
+from api.call import Call
+from api.route import Route
+from api.routes.status import NEVER_KEPT, consumer_view
+from api.status import ConsumerShard, read_status
+from schemaless.errors import NotBuilt, NotFound
+
+TRIGGER_PREFIX = "trigger:"
+_STOPPED_MEMBERS = ("shard", "reason")
+
+
+async def list_triggers(call: Call) -> Answer:
+    """Programs with their state and lag."""
+    views = [_view(program, shards) for program, shards in (await _programs(call)).items()]
+    return good_answer(call.answer_format(), {"triggers": views}, NEVER_KEPT)
+
+
+async def get_trigger(call: Call) -> Answer:
+    """One program, shard by shard."""
+    program = call.path["program"]
+    shards = (await _programs(call)).get(program)
+    if shards is None:
+        raise NotFound(f"no trigger program {program!r} has run here yet")
+    view = {**_view(program, shards), "shards": consumer_view(TRIGGER_PREFIX + program, shards)["shards"]}
+    return good_answer(call.answer_format(), view, NEVER_KEPT)
+
+
+async def parked_cells(call: Call) -> Answer:
+    """Parked cells; not built yet."""
+    raise NotBuilt("parked cells: after the last attempt the shard stops, and the program's state says why")
+
+
+async def _programs(call: Call) -> dict[str, Mapping[int, ConsumerShard]]:
+    datastore = await call.datastore()
+    call.query()
+    status = await read_status(call.services.storage, datastore, call.services.settings.probe_timeout_s)
+    return {
+        name.removeprefix(TRIGGER_PREFIX): shards
+        for name, shards in status.consumers().items()
+        if name.startswith(TRIGGER_PREFIX)
+    }
+
+
+def _view(program: str, shards: Mapping[int, ConsumerShard]) -> dict[str, object]:
+    view = consumer_view(TRIGGER_PREFIX + program, shards)
+    stopped = [{name: shard[name] for name in _STOPPED_MEMBERS} for shard in view["shards"] if shard["reason"]]
+    return {"program": program, "state": view["state"], "lag": view["lag"], "stopped": stopped}
+
+
+ROUTES = (
+    Route("GET", "/triggers", list_triggers),
+    Route("GET", "/triggers/{program}", get_trigger),
+    Route("GET", "/triggers/{program}/parked{rest:path}", parked_cells),
+    Route("POST", "/triggers/{program}/parked{rest:path}", parked_cells),
+    Route("DELETE", "/triggers/{program}/parked{rest:path}", parked_cells),
+)

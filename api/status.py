@@ -1,0 +1,121 @@
+"""Status: what every server says of one datastore, asked side by side with a short time-out, so it never hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from schemaless.errors import SchemalessError
+from schemaless.location import Location
+from schemaless.storage import buffer_table, checkpoint_table, conflict_table, shard_head
+from schemaless.storage.async_driver import AsyncNode, AsyncStorage
+from schemaless.storage.checkpoint_table import Checkpoint, State
+from schemaless.storage.operation import Operation
+from schemaless.storage.shard_head import Head
+from schemaless.topology import Datastore, Role
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """What one server shows. `buffered`: rows that wait on it, by the home that they wait for."""
+
+    heads: Sequence[Head]
+    checkpoints: Sequence[Checkpoint]
+    buffered: Mapping[str, int]
+    conflicts: int
+
+    @property
+    def heads_sum(self) -> int:
+        return sum(head.added_id for head in self.heads)
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """`report` is None for a server that didn't answer in time; `why` tells what it did instead."""
+
+    node: AsyncNode
+    report: NodeReport | None
+    why: str = ""
+
+    @property
+    def is_master(self) -> bool:
+        return self.node.node.role is Role.MASTER
+
+
+class ConsumerShard(msgspec.Struct, frozen=True):
+    """How far a consumer has finished one shard. `lag` in cells; None while no server shows the shard's head."""
+
+    location: Location
+    lag: int | None
+    state: State
+    reason: str | None
+
+
+class Status(msgspec.Struct, frozen=True):
+    nodes: Sequence[NodeStatus]
+
+    def of_cluster(self, cluster: str) -> list[NodeStatus]:
+        return [status for status in self.nodes if status.node.node.cluster == cluster]
+
+    def clusters(self) -> list[str]:
+        return sorted({status.node.node.cluster for status in self.nodes})
+
+    def best_report(self, cluster: str) -> NodeReport | None:
+        """The master's; while it is away, that of the minion that shows most."""
+        answered = [status for status in self.of_cluster(cluster) if status.report is not None]
+        answered.sort(key=lambda status: (status.is_master, status.report.heads_sum if status.report else 0))
+        return answered[-1].report if answered else None
+
+    def reports(self) -> list[NodeReport]:
+        """One of each cluster that answers at all."""
+        return [report for report in map(self.best_report, self.clusters()) if report is not None]
+
+    def consumers(self) -> dict[str, dict[int, ConsumerShard]]:
+        """By name and shard. Of a checkpoint that stands on several clusters the lowest counts."""
+        reports = self.reports()
+        heads = {head.shard: head.added_id for report in reports for head in report.heads}
+        found: dict[str, dict[int, list[Checkpoint]]] = {}
+        for checkpoint in (checkpoint for report in reports for checkpoint in report.checkpoints):
+            found.setdefault(checkpoint.consumer, {}).setdefault(checkpoint.shard, []).append(checkpoint)
+        return {
+            consumer: {shard: _consumer_shard(standing, heads.get(shard)) for shard, standing in sorted(shards.items())}
+            for consumer, shards in sorted(found.items())
+        }
+
+
+async def read_status(storage: AsyncStorage, datastore: Datastore, timeout_s: float) -> Status:
+    """Takes at most `timeout_s`, whatever is away."""
+    return Status(await asyncio.gather(*(_ask(node, datastore, timeout_s) for node in storage.nodes.values())))
+
+
+async def _ask(node: AsyncNode, datastore: Datastore, timeout_s: float) -> NodeStatus:
+    try:
+        return NodeStatus(node, await node.run(partial(_report, datastore.name), timeout_s=timeout_s))
+    except SchemalessError as error:
+        return NodeStatus(node, None, str(error))
+
+
+def _report(datastore: str) -> Operation[NodeReport]:
+    heads = yield from shard_head.heads(datastore)
+    checkpoints = yield from checkpoint_table.all_of(datastore)
+    depths = yield from buffer_table.depths()
+    conflicts = yield from conflict_table.count(datastore)
+    waiting = {home: count for (name, home), count in depths.items() if name == datastore}
+    return NodeReport(heads, checkpoints, waiting, conflicts)
+
+
+def _consumer_shard(standing: Sequence[Checkpoint], head: int | None) -> ConsumerShard:
+    lowest = min(standing, key=lambda checkpoint: checkpoint.location)
+    stopped = next((checkpoint for checkpoint in standing if checkpoint.state is State.STOPPED), None)
+    return ConsumerShard(
+        lowest.location,
+        None if head is None else max(0, head - lowest.location.added_id),
+        State.STOPPED if stopped else State.RUNNING,
+        stopped.reason if stopped else None,
+    )
+
+
+def total_lag(shards: Iterable[ConsumerShard]) -> int:
+    """In cells, of the shards whose head is known."""
+    return sum(shard.lag or 0 for shard in shards)
