@@ -10,4 +10,5 @@ from schemaless import trigger
 
 @trigger(column="BASE")
 def stamp(row_key: uuid.UUID) -> None:
-    print(f"called {row_key} {time.monotonic()}", flush=True)
+    # In one write: calls of several shards may overlap, in threads.
+    print(f"called {row_key} {time.monotonic()}\n", end="", flush=True)
