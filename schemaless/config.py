@@ -88,6 +88,12 @@ class TailerSettings(ServiceSettings):
     batches_max: int = 8  # in hand at once, whatever the number of partitions: memory again
     transaction_timeout_s: float = 5.0  # a killed tailer's open transaction hides its partition this long
     session_timeout_s: float = 6.0  # Kafka's least by default
+    datastores: Annotated[tuple[str, ...], NoDecode] = ()  # comma-separated; none named: all of the catalogue
+
+    @field_validator("datastores", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return split_at_commas(value)
 
 
 class ConsumerSettings(ServiceSettings):
@@ -112,7 +118,7 @@ class ClientSettings(BaseSettings):
     @field_validator("hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return tuple(host.strip() for host in value.split(",") if host.strip()) if isinstance(value, str) else value
+        return split_at_commas(value)
 
 
 class OperatorSettings(BaseSettings):
@@ -122,3 +128,7 @@ class OperatorSettings(BaseSettings):
 
     topology: Path | None = None
     kafka: str | None = None
+
+
+def split_at_commas(value: Any) -> Any:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -13,6 +14,7 @@ from schemaless.datastores import Catalogue
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location
 from schemaless.storage.async_driver import AsyncStorage
+from schemaless.topology import Datastore
 from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import HeadWatch
 from tailer.shared import Shared, pause
@@ -57,7 +59,7 @@ class TailerService:
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         while not self._stopping.is_set():
             try:
-                found = await self._catalogue.all()
+                found = self._wanted(await self._catalogue.all())
             except StorageUnavailable as error:
                 log.warning("no catalogue of datastores", why=str(error))
                 found = {}
@@ -65,6 +67,10 @@ class TailerService:
                 tailer = self._datastores[name] = DatastoreTailer(found[name], self._shared)
                 tasks.create_task(tailer.run())
             await pause(DISCOVERY_S, self._stopping)
+
+    def _wanted(self, found: Mapping[str, Datastore]) -> Mapping[str, Datastore]:
+        named = self._settings.datastores
+        return {name: datastore for name, datastore in found.items() if not named or name in named}
 
     async def _watch(self, watch: HeadWatch) -> None:
         settings = self._settings

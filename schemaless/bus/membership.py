@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
+from schemaless.bus.client import client_settings
 from schemaless.bus.translation import translate, translated
 from schemaless.topology import Datastore
 
@@ -39,7 +40,7 @@ class Membership:
         self._revoked = revoked
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap,
+                **client_settings(bootstrap),
                 "group.id": tailer_group(datastore),
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),
@@ -47,8 +48,6 @@ class Membership:
                 # A process that hangs without dying gives up its partitions, too.
                 "max.poll.interval.ms": max(_POLL_INTERVAL_MAX_S, round(session_timeout_s)) * 1000,
                 "enable.auto.commit": False,
-                "reconnect.backoff.max.ms": 500,
-                "log_level": 0,
             }
         )
         with translated("joining the group of the tailers"):

@@ -14,6 +14,7 @@ from threading import Lock
 import msgspec
 from confluent_kafka import KafkaException, Producer
 
+from schemaless.bus.client import client_settings
 from schemaless.bus.progress import Progress, progress_key, progress_value, read_progress
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import MESSAGE_BYTES_MAX
@@ -52,7 +53,7 @@ class PartitionLog:
         self._name = f"{datastore.topic} [{partition}]"
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                **client_settings(bootstrap),
                 "transactional.id": f"{datastore.topic}.{partition}",
                 "transaction.timeout.ms": round(transaction_timeout_s * 1000),
                 "enable.idempotence": True,
@@ -60,8 +61,6 @@ class PartitionLog:
                 "message.max.bytes": MESSAGE_BYTES_MAX,
                 "queue.buffering.max.kbytes": _QUEUE_KBYTES,
                 "delivery.report.only.error": True,
-                "reconnect.backoff.max.ms": 500,
-                "log_level": 0,  # errors are raised to us, and told once
             }
         )
 
@@ -116,8 +115,9 @@ class PartitionLog:
 
     def close(self) -> None:
         """Frees the client. An open transaction is left to the next owner, who ends it."""
+        self.usable = False
         self._producer.purge()
-        self._producer.flush(0)
+        del self._producer
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, Topic
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from schemaless.bus.client import client_settings
 from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable
 
@@ -47,15 +48,10 @@ class PartitionReader:
 
     def __init__(self, bootstrap: str, *, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
-        client: dict[str, str | int | float | bool] = {
-            "bootstrap.servers": bootstrap,
-            "log_level": 0,
-            "reconnect.backoff.max.ms": 500,
-        }
-        self._admin = AdminClient(client)
+        self._admin = AdminClient(client_settings(bootstrap))
         self._consumer = Consumer(
             {
-                **client,
+                **client_settings(bootstrap),
                 "group.id": "schemaless.reader",  # the client wants one; nothing joins or commits
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess

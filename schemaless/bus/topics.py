@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
 from confluent_kafka.cimpl import NewTopic
 
+from schemaless.bus.client import client_settings
 from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable, Misconfigured
 from schemaless.topology import Datastore
@@ -49,8 +50,7 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
     Raises Misconfigured for a topic with another partition count, BusUnavailable after `timeout_s` at the latest.
     """
     deadline = time.monotonic() + timeout_s
-    # A broker that is away is reported by the error, not by log lines.
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 200})
+    admin = AdminClient(client_settings(bootstrap))
     wanted = {datastore.topic: _CELLS, datastore.progress_topic: _PROGRESS}
     cluster = _cluster(admin, timeout_s)
     missing = {topic: config for topic, config in wanted.items() if topic not in cluster.topics}

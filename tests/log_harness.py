@@ -1,0 +1,130 @@
+"""What the tests of the log share: real tailer processes, writers, and a plain reader of a topic."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from schemaless.bus.reader import PartitionReader
+from schemaless.cell import CellKey, StoredCell
+from schemaless.codec import decode_record, encode_body
+from schemaless.sharding import shard_of
+from schemaless.storage import entity_table
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.entity_table import ShardCell
+from schemaless.topology import Datastore
+
+
+class TailerProcess:
+    """`python -m tailer` for one datastore, with short time-outs."""
+
+    def __init__(self, topology_file, kafka: str, datastore: Datastore, **settings: object) -> None:
+        named = {
+            "topology": topology_file,
+            "kafka": kafka,
+            "datastores": datastore.name,
+            "session_timeout_s": 2.0,
+            "transaction_timeout_s": 2.0,
+            **settings,
+        }
+        self._environment = {
+            **os.environ,
+            **{f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()},
+        }
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "-m", "tailer"], env=self._environment, start_new_session=True)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill_and_restart(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process = self._start()
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM; its exit status."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def running_tailers(count: int, *arguments: object, **settings: object) -> Iterator[list[TailerProcess]]:
+    tailers = [TailerProcess(*arguments, **settings) for _ in range(count)]
+    try:
+        yield tailers
+    finally:
+        for tailer in tailers:
+            if tailer.process.poll() is None:
+                tailer.process.send_signal(signal.SIGCONT)
+                tailer.process.kill()
+                tailer.process.wait()
+
+
+def new_cell(datastore: Datastore, body: dict | None = None, shard: int | None = None) -> ShardCell:
+    """A cell under a fresh row key, of one shard if it is named."""
+    while True:
+        row_key = uuid.uuid4().bytes
+        home = shard_of(row_key, datastore.shards)
+        if shard in (None, home):
+            return ShardCell(CellKey(row_key, "BASE", 1), encode_body(body or {"n": random.random()}), home)
+
+
+def put(storage, datastore: Datastore, cells: Sequence[ShardCell]) -> None:
+    """Through the masters, shard by shard."""
+    for shard in sorted({cell.shard for cell in cells}):
+        mine = [cell for cell in cells if cell.shard == shard]
+        storage.master(datastore.home(shard)).run(lambda: entity_table.put_cells(datastore, mine))  # noqa: B023
+
+
+async def write_for(storage: AsyncStorage, datastore: Datastore, seconds: float, writers: int = 6) -> int:
+    """Writers at once, batches of several sizes with pauses, some cells sent twice; how many cells there are."""
+    end = time.monotonic() + seconds
+    counts = await asyncio.gather(*(_write(storage, datastore, end) for _ in range(writers)))
+    return sum(counts)
+
+
+async def _write(storage: AsyncStorage, datastore: Datastore, end: float) -> int:
+    written = 0
+    while time.monotonic() < end:
+        shard = random.randrange(datastore.shards)
+        cells = [new_cell(datastore, shard=shard) for _ in range(random.choice((1, 1, 2, 20)))]
+        again = cells + cells[: random.choice((0, 0, 1))]
+        await storage.master(datastore.home(shard)).run(lambda: entity_table.put_cells(datastore, again))  # noqa: B023
+        written += len(cells)
+        await asyncio.sleep(random.random() * 0.02)
+    return written
+
+
+def published(kafka: str, datastore: Datastore) -> list[StoredCell]:
+    """All cells that a read_committed reader sees now, partition by partition, in the topic's order."""
+    return [decode_record(record.value) for record in records(kafka, datastore) if record.kind == b"cell"]
+
+
+def records(kafka: str, datastore: Datastore) -> list:
+    with PartitionReader(kafka) as reader:
+        return [
+            record
+            for partition in range(datastore.partitions)
+            for batch in reader.read(datastore.topic, partition, reader.committed_span(datastore.topic, partition))
+            for record in batch
+        ]
+
+
+def wait_until_published(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list[StoredCell]:
+    """Returns once the topic shows so many cells. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while len(cells := published(kafka, datastore)) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(cells)} of {count} cells were published within {timeout_s} s")
+        time.sleep(0.1)
+    return cells
