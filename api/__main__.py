@@ -5,6 +5,7 @@ from __future__ import annotations
 import uvicorn
 
 from api.app import create_served_app
+from api.one_write import OneWriteProtocol
 from schemaless.config import ApiSettings
 
 STOP_TIMEOUT_S = 10
@@ -17,7 +18,7 @@ def main() -> None:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=OneWriteProtocol,
         ws="none",
         access_log=False,
         proxy_headers=False,

@@ -12,6 +12,7 @@ import structlog
 
 from api.build_eta import BuildEta
 from api.health import NodeHealth
+from api.index_catalogue import IndexCatalogue
 from api.lag import LagMeter
 from api.metrics import Metrics
 from api.reader import Reader
@@ -35,6 +36,7 @@ class Services:
     metrics: Metrics
     writer: CellWriter
     build_eta: BuildEta
+    index_catalogue: IndexCatalogue
 
 
 @asynccontextmanager
@@ -52,7 +54,18 @@ async def opened_services(settings: ApiSettings) -> AsyncIterator[Services]:
         metrics.watch(storage, health, lag, writer.counts)
         await lag.step()
         async with _in_background(lag):
-            yield Services(settings, storage, Catalogue(storage), reader, health, lag, metrics, writer, BuildEta())
+            yield Services(
+                settings=settings,
+                storage=storage,
+                catalogue=Catalogue(storage),
+                index_catalogue=IndexCatalogue(storage),
+                build_eta=BuildEta(),
+                reader=reader,
+                writer=writer,
+                health=health,
+                lag=lag,
+                metrics=metrics,
+            )
             await writer.close()
 
 

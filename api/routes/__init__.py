@@ -1,6 +1,6 @@
 """Every call, in the order in which paths are matched: fixed words before named parts."""
 
-from api.routes import batch, cells, conflicts, indexes, outside, shards, status, triggers
+from api.routes import batch, cells, conflicts, entries, indexes, outside, shards, status, triggers
 
 CONTRACT = (
     *cells.ROUTES,
@@ -8,6 +8,7 @@ CONTRACT = (
     *shards.ROUTES,
     *conflicts.ROUTES,
     *indexes.ROUTES,
+    *entries.ROUTES,
     *triggers.ROUTES,
     *status.ROUTES,
 )

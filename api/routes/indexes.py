@@ -60,9 +60,14 @@ async def _view(call: Call, datastore: Datastore, index: DefinedIndex) -> dict[s
     if index.state is not IndexState.BUILDING:
         call.services.build_eta.forget(datastore.name, name)
         return view
+    return {**view, "progress": await progress_view(call, datastore, index)}
+
+
+async def progress_view(call: Call, datastore: Datastore, index: DefinedIndex) -> dict[str, Any]:
+    """Of an index that is building, in cells. `total` is null while its tables are being made."""
     progress = await build_progress(call.services.storage, datastore, index)
-    eta_s = call.services.build_eta.seconds(datastore.name, name, progress)
-    return {**view, "progress": {"done": progress.done, "total": progress.total, "eta_s": eta_s}}
+    eta_s = call.services.build_eta.seconds(datastore.name, index.definition.name, progress)
+    return {"done": progress.done, "total": progress.total, "eta_s": eta_s}
 
 
 _DEFINITION = {"type": "object", "required": ["shard_field", "fields"], "description": "An index definition."}

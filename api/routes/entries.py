@@ -1,0 +1,83 @@
+"""/indexes/{name}/entries: asking an index. The query's language is in indexer/query.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from api.answer import Answer, document_answer, good_answer
+from api.batch_items import WantedCell
+from api.call import Call
+from api.cell_view import all_views
+from api.many_cells import read_many
+from api.negotiation import Format
+from api.parameters import READ_FROM, parse_pairs
+from api.problems import problem_of
+from api.reader import Served, served_together
+from api.route import Route
+from api.routes.indexes import progress_view
+from indexer.query import IndexQuery, Page, entry_view, find_entries, parse_query, when_reached
+from schemaless.errors import Invalid, NotReady
+from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.topology import Datastore, Role
+
+CELLS_MAX = 5000  # entries times included columns
+
+
+async def get_entries(call: Call) -> Answer:
+    """Entries of an index: FIELD=v, FIELD.gte=v and so on; the shard field by equality is required.
+
+    `order`, `desc`, `limit`, `cursor`, `fields`, `include`; `after` (a put's location) and `wait` read your writes.
+    """
+    datastore = await call.datastore()
+    pairs = parse_pairs(call.raw_query) if call.raw_query else []
+    wish = READ_FROM.of(dict(pairs))
+    index = await call.services.index_catalogue.find(datastore, call.path["name"])
+    if index.state is not IndexState.ACTIVE:
+        return await _not_ready(call, datastore, index)
+    query = parse_query(index.definition, datastore.shards, pairs)
+    page, served = await _read(call, datastore, index, query, wish)
+    form = call.answer_format()
+    entries = [entry_view(index.definition, query, entry) for entry in page.entries]
+    if query.include and entries:
+        cells_served = await _include(call, datastore, query, page, entries, form, wish)
+        served = served_together([served, cells_served])
+    return good_answer(form, {"entries": entries, "cursor": page.cursor}, *served.headers)
+
+
+async def _read(
+    call: Call, datastore: Datastore, index: DefinedIndex, query: IndexQuery, wish: Role | None
+) -> tuple[Page, Served]:
+    find = partial(find_entries, datastore, index.definition, query)
+    cluster = datastore.home(query.shard)
+    return await when_reached(lambda: call.services.reader.read(cluster, find, wish), query.wait_s)
+
+
+async def _include(
+    call: Call,
+    datastore: Datastore,
+    query: IndexQuery,
+    page: Page,
+    entries: Sequence[dict[str, Any]],
+    form: Format,
+    wish: Role | None,
+) -> Served:
+    """Adds to each entry the newest cells of the columns asked for, null for an empty one."""
+    wanted = [WantedCell(found.row_key, column, None) for found in page.entries for column in query.include]
+    if len(wanted) > CELLS_MAX:
+        raise Invalid("include", f"{len(wanted)} cells are too many: ask for fewer columns, or a lower limit")
+    bytes_max = call.services.settings.answer_bytes_max
+    cells, served = await read_many(call.services.reader, datastore, wanted, wish, bytes_max)
+    views = iter(all_views(cells, form, bytes_max))
+    for entry in entries:
+        entry["cells"] = {column: next(views) for column in query.include}
+    return served
+
+
+async def _not_ready(call: Call, datastore: Datastore, index: DefinedIndex) -> Answer:
+    error = NotReady(f"index {index.definition.name} is {index.state}")
+    return document_answer({**problem_of(error), "progress": await progress_view(call, datastore, index)})
+
+
+ROUTES = (Route("GET", "/indexes/{name}/entries", get_entries, (READ_FROM,)),)
