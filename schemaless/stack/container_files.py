@@ -22,7 +22,10 @@ bind-address=*
 secure-file-priv=NULL
 """
 
-KAFKA_LISTENERS = """\
+KAFKA = """\
+# Kafka's own: on a starved machine a shorter session ends while the broker is alive, and with it the only broker.
+broker.session.timeout.ms=9000
+broker.heartbeat.interval.ms=2000
 controller.quorum.voters=1@localhost:9093
 listeners=PLAINTEXT://:9092,CONTROLLER://localhost:9093
 advertised.listeners=PLAINTEXT://kafka:9092
@@ -44,10 +47,11 @@ def _option_file(role_options: str, redo_log: str) -> str:
 
 
 def _kafka_properties() -> str:
-    """Everything but the addresses and the data folder is the embedded broker's."""
-    own = {line.split("=")[0] for line in KAFKA_LISTENERS.splitlines()}
-    shared = [line for line in PROPERTIES.splitlines() if line.split("=")[0] not in own]
-    return HEADING + "".join(f"{line}\n" for line in shared) + KAFKA_LISTENERS
+    """What isn't said here is the embedded broker's."""
+    own = {line.split("=")[0] for line in KAFKA.splitlines()}
+    settings = [line for line in PROPERTIES.splitlines() if not line.startswith("#")]  # their reasons stand there
+    shared = [line for line in settings if line.split("=")[0] not in own]
+    return HEADING + "".join(f"{line}\n" for line in shared) + KAFKA
 
 
 def main(folder: Path) -> None:

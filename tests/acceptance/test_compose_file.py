@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -112,11 +113,12 @@ def test_there_are_no_default_secrets():
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_containers_have_no_rights_to_spare(name: str):
-    """Not root, nothing writable but /tmp, no capabilities; only the set-up writes the topology file."""
+    """Not root, no capabilities, nothing writable but /tmp and a program's own; only the set-up writes the topology."""
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
-    assert service["volumes"] == ["topology:/var/lib/schemaless" + ("" if name == "setup" else ":ro")]
+    assert service["volumes"][0] == "topology:/var/lib/schemaless" + ("" if name == "setup" else ":ro")
+    assert set(service["volumes"][1:]) <= {"census:/var/lib/census"}
     users = re.findall(r"^USER (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert users[-1:] == ["schemaless"]
 
@@ -171,3 +173,28 @@ def test_the_broker_s_health_check_knows_a_broker(kafka: str):
     assert subprocess.run(["bash", script, port], timeout=10, check=False).returncode == 0
     nobody = subprocess.run(["bash", script, "1"], timeout=10, check=False, capture_output=True)
     assert nobody.returncode != 0
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_the_api_s_health_check_goes_by_the_status(status: int, code: int):
+    """200 from /readyz is healthy, 503 isn't."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        script = [ROOT / "deploy/docker/ready", str(listener.getsockname()[1])]
+        with subprocess.Popen(script) as process:
+            caller, _ = listener.accept()
+            with caller:
+                assert caller.recv(1000).startswith(b"GET /readyz HTTP/1.0\r\n")
+                caller.sendall(b"HTTP/1.1 %d Whatever\r\n\r\n" % status)
+            assert process.wait(10) == code
+
+
+def test_a_service_without_connections_is_not_healthy():
+    """The check wants a connection to every port that it is told, and a listener is none."""
+    script = ROOT / "deploy/docker/connected"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = [script, str(port)]
+        assert subprocess.run(command, check=False, capture_output=True).returncode == 1
+        with socket.create_connection(("127.0.0.1", port)):
+            assert subprocess.run(command, check=False).returncode == 0
+            assert subprocess.run([*command, "1"], check=False, capture_output=True).returncode == 1
