@@ -123,7 +123,7 @@ def _decimal(found: Any, _length: int) -> Value | None:
     if isinstance(found, bool) or not isinstance(found, str | int | float):
         return None
     value = Decimal(str(found))
-    if not value.is_finite() or abs(value) >= _DECIMAL_LIMIT:
+    if not value.is_finite() or value.copy_abs() >= _DECIMAL_LIMIT:
         return None
     exact = value.normalize(_EXACT)
     exponent = exact.as_tuple().exponent

@@ -1,0 +1,154 @@
+"""Index definitions: what is accepted, and how what is wrong is named."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemaless.errors import Invalid, Malformed, NotBuilt
+from schemaless.index.definition import dump_definition, load_definition, parse_definition, parse_index_name
+from schemaless.index.entry import IndexEntry, entry_fields, entry_for, entry_shard
+from schemaless.index.values import FieldType, Op
+from schemaless.sharding import shard_of_text
+
+CONTRACT = """
+name: driver_partner_index
+shard_field: driver_partner_uuid
+fields:                       # keyed, in this order, after the shard field
+  - {name: driver_partner_uuid, column: BASE, path: driver_partner_uuid, type: uuid}
+  - {name: trip_created_at, column: BASE, path: times.created, type: datetime}
+  - {name: is_completed, column: STATUS, path: is_completed, type: bool}
+stored:                       # carried along, not keyed
+  - {name: fare, column: BASE, path: fare.amount, type: float}
+where: [{field: is_completed, op: eq, value: true}]     # optional
+"""
+DRIVER = "6BA7B810-9DAD-11D1-80B4-00C04FD430C8"
+
+
+def field(**changes):
+    return {"name": "tail", "column": "BASE", "path": "tail", "type": "string", **changes}
+
+
+def document(*, fields=None, **changes):
+    return {"name": "by_tail", "shard_field": "tail", "fields": fields or [field()], **changes}
+
+
+def test_the_contracts_example_is_read():
+    """The definition that CONTRACT.md shows parses into its fields, stored fields and conditions."""
+    definition = load_definition(CONTRACT)
+    assert definition.name == "driver_partner_index"
+    assert definition.shard_field.type is FieldType.UUID
+    assert [f.name for f in definition.fields] == ["driver_partner_uuid", "trip_created_at", "is_completed", "fare"]
+    assert definition.keyed[1].path == ("times", "created")
+    assert definition.columns == {"BASE", "STATUS"}
+    assert [(c.field, c.op, c.value) for c in definition.where] == [("is_completed", Op.EQ, True)]
+
+
+def test_a_definition_survives_being_kept():
+    """YAML, the kept JSON and the canonical document are one definition."""
+    definition = load_definition(CONTRACT)
+    assert load_definition(dump_definition(definition)) == definition
+    assert parse_definition(definition.document()) == definition
+    assert json.loads(dump_definition(definition)) == definition.document()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ([], "definition"),
+        (document(extra=1), "definition.extra"),
+        ({"name": "x", "fields": []}, "definition.shard_field"),
+        (document(name="By_tail"), "name"),
+        (document(name="a" * 49), "name"),
+        (document(shard_field="other"), "shard_field"),
+        (document(fields=[field(name="a"), field(name="tail")]), "shard_field"),
+        (document(fields=[field(type="float")]), "shard_field"),
+        (document(fields=[field(type="text")]), "fields[0].type"),
+        (document(fields=[field(name="order")], shard_field="order"), "fields[0].name"),
+        (document(fields=[field(path="a..b")]), "fields[0].path"),
+        (document(fields=[field(path=7)]), "fields[0].path"),
+        (document(fields=[field(column="1BASE")]), "fields[0].column"),
+        (document(fields=[field(length=0)]), "fields[0].length"),
+        (document(fields=[field(type="int", length=8)]), "fields[0].length"),
+        (document(fields=[field(extra=1)]), "fields[0].extra"),
+        (document(fields=[{"name": "tail"}]), "fields[0].column"),
+        (document(fields=[field(), field()]), "fields"),
+        (document(fields=[field(), field(name="b", length=768)]), "fields"),
+        (document(stored=[field()]), "fields"),
+        (document(stored=[field(name=f"s{n}", length=768) for n in range(6)]), "stored"),
+        (document(where=[{"field": "none", "op": "eq", "value": 1}]), "none"),
+        (document(where=[{"field": "tail", "op": "like", "value": "N"}]), "where[0].op"),
+        (document(where=[{"field": "tail", "op": "eq", "value": 1}]), "where[0].value"),
+        (document(where={}), "where"),
+    ],
+)
+def test_what_is_wrong_is_named(wrong, named):
+    """Every mistake raises Invalid with the member that it is in."""
+    with pytest.raises(Invalid) as raised:
+        parse_definition(wrong)
+    assert raised.value.field == named
+
+
+def test_multi_valued_fields_are_said_to_be_not_built():
+    """`[]` is in the contract; until it is built it is refused, not misread."""
+    with pytest.raises(NotBuilt):
+        parse_definition(document(fields=[field(path="tails[].name")]))
+
+
+@pytest.mark.parametrize("text", ["{", "a: [", "\x00", "&a [*a]"])
+def test_text_that_is_no_yaml_is_malformed(text):
+    """Neither YAML nor JSON, or nothing that can be a definition."""
+    with pytest.raises((Malformed, Invalid)):
+        load_definition(text)
+
+
+@given(st.text(max_size=60))
+def test_names_are_names_of_tables(name):
+    """Whatever is accepted as a name can stand in a table's name."""
+    try:
+        assert parse_index_name(name).isascii()
+    except Invalid:
+        return
+    assert len(name) <= 48
+    assert name[0].isalpha()
+
+
+def test_an_entry_is_taken_from_several_columns():
+    """Values come by their paths, typed; the entry's shard is the hash of the shard field's text."""
+    definition = load_definition(CONTRACT)
+    base = {"driver_partner_uuid": DRIVER, "times": {"created": "2026-01-31T01:02:03+01:00"}, "fare": {"amount": 12}}
+    entry = entry_for(definition, {"BASE": base, "STATUS": {"is_completed": True}})
+    assert entry is not None
+    assert entry_fields(definition, entry) == {
+        "driver_partner_uuid": DRIVER.lower(),
+        "trip_created_at": "2026-01-31T00:02:03.000000Z",
+        "is_completed": True,
+        "fare": 12.0,
+    }
+    assert entry_shard(definition, entry, 64) == shard_of_text(DRIVER.lower(), 64)
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        {},
+        {"STATUS": {"is_completed": True}},
+        {"BASE": {"driver_partner_uuid": None}, "STATUS": {"is_completed": True}},
+        {"BASE": {"driver_partner_uuid": "nobody"}, "STATUS": {"is_completed": True}},
+        {"BASE": {"driver_partner_uuid": DRIVER}},
+        {"BASE": {"driver_partner_uuid": DRIVER}, "STATUS": {"is_completed": False}},
+        {"BASE": {"driver_partner_uuid": DRIVER}, "STATUS": {"is_completed": "true"}},
+    ],
+)
+def test_a_row_without_shard_field_or_outside_where_has_no_entry(newest):
+    """No entry: the shard field has no value of its type, or `where` doesn't hold, which a null never does."""
+    assert entry_for(load_definition(CONTRACT), newest) is None
+
+
+def test_other_fields_may_be_null():
+    """A value that is missing, behind something that is no object, or of another type is null."""
+    definition = parse_definition(
+        document(fields=[field(), field(name="n", path="a.b", type="int"), field(name="m", path="tail.x", type="int")])
+    )
+    assert entry_for(definition, {"BASE": {"tail": "N1", "a": {"b": 1.0}}}) == IndexEntry(("N1", None, None))
