@@ -105,12 +105,8 @@ async def _write(storage: AsyncStorage, datastore: Datastore, end: float) -> int
     return written
 
 
-def published(kafka: str, datastore: Datastore) -> list[StoredCell]:
-    """All cells that a read_committed reader sees now, partition by partition, in the topic's order."""
-    return [decode_record(record.value) for record in records(kafka, datastore) if record.kind == b"cell"]
-
-
 def records(kafka: str, datastore: Datastore) -> list:
+    """What a read_committed reader sees now, partition by partition, in the topic's order."""
     with PartitionReader(kafka) as reader:
         return [
             record
@@ -120,11 +116,17 @@ def records(kafka: str, datastore: Datastore) -> list:
         ]
 
 
-def wait_until_published(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list[StoredCell]:
-    """Returns once the topic shows so many cells. Raises TimeoutError."""
+def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list:
+    """Returns once the topic shows so many records: a commit is visible a moment after it was taken."""
     deadline = time.monotonic() + timeout_s
-    while len(cells := published(kafka, datastore)) < count:
+    while len(found := records(kafka, datastore)) < count:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(cells)} of {count} cells were published within {timeout_s} s")
-        time.sleep(0.1)
-    return cells
+            raise TimeoutError(f"{len(found)} of {count} records are in the topic after {timeout_s} s")
+        time.sleep(0.05)
+    return found
+
+
+def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list[StoredCell]:
+    """All cells, in the topic's order, once there are so many."""
+    found = wait_for_records(kafka, datastore, count, timeout_s)
+    return [decode_record(record.value) for record in found if record.kind == b"cell"]

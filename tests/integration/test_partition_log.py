@@ -1,0 +1,217 @@
+"""The partition log on a real broker: one writer, transactions of cells and progress, fencing, rebuilding (I7)."""
+
+import time
+import uuid
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus.topics import ensure_topics
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
+from schemaless.codec import decode_record, encode_body
+from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.location import BEGINNING, GenerationStart, Location
+from schemaless.topology import Datastore
+from tests.log_harness import wait_for_records
+
+pytestmark = pytest.mark.storage
+
+SHARD, NEIGHBOUR = 1, 3  # both in partition 1
+BODY = encode_body({"n": 1})
+
+
+@pytest.fixture
+def datastore(kafka):
+    made = Datastore(f"l{uuid.uuid4().hex[:8]}", 4, 2, ("a",))
+    ensure_topics(kafka, made)
+    return made
+
+
+@pytest.fixture
+def opened(kafka, datastore):
+    """Opens logs of partition 1, and closes them at the end."""
+    logs = []
+
+    def open_log(**settings):
+        log = PartitionLog(kafka, datastore, 1, **settings)
+        logs.append(log)
+        return log, log.open()
+
+    yield open_log
+    for log in logs:
+        log.close()
+
+
+def cells(first, last, shard=SHARD, generation=1):
+    return [
+        StoredCell(
+            row_key=RowKey(uuid.uuid4().bytes),
+            column_name=ColumnName("BASE"),
+            ref_key=RefKey(1),
+            shard=shard,
+            generation=generation,
+            added_id=added_id,
+            created_at=1_700_000_000_123_456 + added_id,
+            body=BODY,
+        )
+        for added_id in range(first, last + 1)
+    ]
+
+
+def added_ids(kafka, datastore, count):
+    """Of all cells in the topic, once there are so many: a commit is seen a moment after it was taken."""
+    return [decode_record(record.value).added_id for record in wait_for_records(kafka, datastore, count)]
+
+
+def delete_topic(kafka, topic):
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([topic])[topic].result()
+    while topic in admin.list_topics(timeout=5).topics:
+        time.sleep(0.05)
+
+
+def cut(kafka, topic, before):
+    """Drops the beginning of partition 1."""
+    request = [TopicPartition(topic, 1, before)]
+    admin = AdminClient({"bootstrap.servers": kafka})  # kept: a request dies with its client
+    (done,) = admin.delete_records(request).values()
+    done.result()
+
+
+def test_cells_stand_in_the_topic_as_the_contract_says(kafka, datastore, opened):
+    """Partition, key, value, headers and timestamp of a record."""
+    log, _ = opened()
+    (cell,) = cells(1, 1)
+    log.publish([cell])
+    (record,) = wait_for_records(kafka, datastore, 1)
+    assert record.key == row_key_text(cell.row_key).encode()
+    assert decode_record(record.value) == cell
+    assert record.headers == {"v": b"1", "kind": b"cell", "column": b"BASE"}
+    assert record.timestamp_ms == cell.created_at // 1000
+
+
+def test_a_new_log_has_published_nothing(opened):
+    """Every shard begins at the beginning, known for certain."""
+    _, progress = opened()
+    assert progress.location(SHARD, head=7) == BEGINNING
+
+
+def test_who_opens_the_log_knows_what_was_published(opened):
+    """Progress comes with the cells, shard by shard."""
+    log, _ = opened()
+    assert log.publish([*cells(1, 5), *cells(1, 2, NEIGHBOUR)]) == {SHARD: Location(1, 5), NEIGHBOUR: Location(1, 2)}
+    log.publish(cells(6, 7))
+    _, progress = opened()
+    assert progress.locations == {SHARD: Location(1, 7), NEIGHBOUR: Location(1, 2)}
+
+
+def test_a_stale_owner_is_refused(kafka, datastore, opened):
+    """After another one opened the log, the former owner can neither publish nor go on with this log."""
+    stale, _ = opened()
+    stale.publish(cells(1, 2))
+    fresh, _ = opened()
+    with pytest.raises(Fenced):
+        stale.publish(cells(3, 4))
+    assert not stale.usable
+    fresh.publish(cells(3, 3))
+    assert added_ids(kafka, datastore, 3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_transaction_in_hand_dies_with_its_owner(kafka, datastore, opened, flushed):
+    """Taken over between produce, flush and commit: what was in hand is not seen, and the commit is refused."""
+    stale, _ = opened()
+    with pytest.raises(Fenced), stale._transaction():  # noqa: PT012
+        stale._produce(cells(1, 3))
+        stale._produce_progress({SHARD: Location(1, 3)})
+        if flushed:
+            stale._flush()
+        fresh, progress = opened()
+        assert progress.location(SHARD, head=3) == BEGINNING
+        fresh.publish(cells(1, 2))
+    assert added_ids(kafka, datastore, 2) == [1, 2]
+    assert opened()[1].locations == {SHARD: Location(1, 2)}
+
+
+def test_a_failed_batch_leaves_nothing_and_the_log_usable(kafka, datastore, opened):
+    """A record beyond the topic's limit fails its whole transaction; the next one goes through."""
+    log, _ = opened()
+    large = cells(2, 2)[0]
+    with pytest.raises(Misconfigured):
+        log.publish([*cells(1, 1), StoredCell(large.row_key, "BASE", 1, SHARD, 1, 2, large.created_at, bytes(5 << 20))])
+    assert log.usable
+    log.publish(cells(1, 1))
+    assert added_ids(kafka, datastore, 1) == [1]
+
+
+def test_a_generation_is_announced_once(kafka, datastore, opened):
+    """The record carries no key; progress moves with it, so whoever opens the log next doesn't announce it again."""
+    log, _ = opened()
+    log.publish(cells(1, 5))
+    assert log.announce(SHARD, GenerationStart(2, 4)) == Location(2, 3)
+    log.publish(cells(4, 4, generation=2))
+    announcement = wait_for_records(kafka, datastore, 7)[5]
+    assert (announcement.key, announcement.kind) == (None, b"generation")
+    assert opened()[1].locations == {SHARD: Location(2, 4)}
+
+
+def test_lost_progress_is_rebuilt_from_the_topic(kafka, datastore, opened):
+    """The progress topic was deleted: the last records of each shard tell, and are written down again."""
+    log, _ = opened()
+    log.publish([*cells(1, 5), *cells(1, 2, NEIGHBOUR)])
+    log.announce(NEIGHBOUR, GenerationStart(2, 3))
+    delete_topic(kafka, datastore.progress_topic)
+    ensure_topics(kafka, datastore)
+    expected = {SHARD: Location(1, 5), NEIGHBOUR: Location(2, 2)}
+    _, rebuilt = opened()
+    assert (rebuilt.locations, rebuilt.complete, rebuilt.rebuilt) == (expected, True, True)
+    _, read = opened()
+    assert (read.locations, read.rebuilt) == (expected, False)
+
+
+def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
+    """No progress, and a topic whose beginning was cut: a shard with cells that left no record needs a seek."""
+    log, _ = opened()
+    log.publish(cells(1, 5, NEIGHBOUR))
+    log.publish(cells(1, 5))
+    cut(kafka, datastore.topic, before=7)
+    delete_topic(kafka, datastore.progress_topic)
+    ensure_topics(kafka, datastore)
+    _, progress = opened()
+    assert progress.location(SHARD, head=5) == Location(1, 5)
+    with pytest.raises(Misconfigured, match="seek"):
+        progress.location(NEIGHBOUR, head=5)
+    assert progress.location(NEIGHBOUR, head=0) == BEGINNING
+
+
+def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
+    """Progress without any records: cells would be missing for good, so somebody has to decide."""
+    log, _ = opened()
+    log.publish(cells(1, 5))
+    delete_topic(kafka, datastore.topic)
+    ensure_topics(kafka, datastore)
+    with pytest.raises(Misconfigured, match="seek"):
+        opened()
+
+
+def test_topics_with_other_counts_are_refused(kafka, datastore):
+    """Both numbers are told."""
+    ensure_topics(kafka, datastore)
+    with pytest.raises(Misconfigured, match=r"has 2 partitions.* needs 4"):
+        ensure_topics(kafka, Datastore(datastore.name, 4, 4, ("a",)))
+
+
+def test_an_absent_broker_is_told_in_time(datastore):
+    """Neither making topics nor opening a log waits for ever."""
+    nowhere = "127.0.0.1:1"
+    began = time.monotonic()
+    with pytest.raises(BusUnavailable):
+        ensure_topics(nowhere, datastore, timeout_s=0.5)
+    log = PartitionLog(nowhere, datastore, 1, transaction_timeout_s=1.0)
+    with pytest.raises(BusUnavailable):
+        log.open()
+    assert not log.usable
+    log.close()
+    assert time.monotonic() - began < 10
