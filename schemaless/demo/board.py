@@ -40,7 +40,7 @@ class Board:
 
     def show(self, positions: Positions) -> None:
         for name, task in self._behind.items():
-            self._bars.update(task, completed=positions.finished.get(name, 0), total=positions.head or None)
+            self._bars.update(task, completed=positions.head - positions.lag(name), total=positions.head or None)
         if not self._console.is_terminal and time.monotonic() - self._said_at >= LINE_EVERY_S:
             self._say(positions)
 
