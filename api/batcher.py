@@ -62,6 +62,7 @@ class Batcher(Generic[Item, Outcome]):
         self._queue: deque[_Unit[Item, Outcome]] = deque()
         self._queued_bytes = 0
         self._lanes: set[asyncio.Task[None]] = set()
+        self._running = 0  # lanes that will look at the queue again; a task is done only some turns of the loop later
 
     @property
     def full(self) -> bool:
@@ -78,7 +79,8 @@ class Batcher(Generic[Item, Outcome]):
         future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
         self._queue.append(_Unit(items, size_bytes, future))
         self._queued_bytes += size_bytes
-        if sum(not lane.done() for lane in self._lanes) < self._limits.lanes:  # one that just ended takes no more
+        if self._running < self._limits.lanes:
+            self._running += 1
             lane = loop.create_task(self._run_lane())
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)
@@ -90,8 +92,11 @@ class Batcher(Generic[Item, Outcome]):
             await asyncio.wait(self._lanes)
 
     async def _run_lane(self) -> None:
-        while batch := self._take():
-            await self._settle(batch)
+        try:
+            while batch := self._take():
+                await self._settle(batch)
+        finally:
+            self._running -= 1
 
     def _take(self) -> list[_Unit[Item, Outcome]]:
         """The oldest units that fit into one flush; a unit above the limits goes alone."""

@@ -1,0 +1,176 @@
+"""Natural batching: what arrives while a flush is under way goes together; nobody pays for anybody else."""
+
+import asyncio
+
+import pytest
+
+from api.batcher import Batcher, BatchLimits
+from schemaless.errors import Invalid, SchemalessError, StorageUnavailable, Unavailable
+
+
+class Flusher:
+    """Flushes when told to, and remembers its batches. Item -n is poison in a batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.open = asyncio.Event()
+        self.under_way = 0
+        self.under_way_most = 0
+        self.error: SchemalessError | None = None
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        self.under_way += 1
+        self.under_way_most = max(self.under_way, self.under_way_most)
+        await self.open.wait()
+        self.under_way -= 1
+        if self.error is not None:
+            raise self.error
+        if any(item < 0 for item in items):
+            raise Invalid("item", "is poison")
+        return [item * 10 for item in items]
+
+
+@pytest.fixture
+def flusher():
+    return Flusher()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_an_idle_batcher_flushes_at_once(flusher):
+    """A single item waits for nobody."""
+    flusher.open.set()
+    batcher = Batcher(flusher, BatchLimits())
+    assert await batcher.submit([1], 1) == [10]
+    assert flusher.batches == [[1]]
+
+
+async def test_what_arrives_during_a_flush_goes_together(flusher):
+    """The next batch collects while one is under way; each caller gets its own outcomes, in order."""
+    batcher = Batcher(flusher, BatchLimits())
+    first = batcher.submit([1], 1)
+    await settled()
+    others = [batcher.submit([n, n + 1], 2) for n in (2, 4, 6)]
+    await settled()
+    assert flusher.batches == [[1]]
+    flusher.open.set()
+    assert await asyncio.gather(first, *others) == [[10], [20, 30], [40, 50], [60, 70]]
+    assert flusher.batches == [[1], [2, 3, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("limits", [BatchLimits(items_max=4), BatchLimits(bytes_max=4)], ids=["items", "bytes"])
+async def test_batches_are_bounded_and_units_never_split(flusher, limits):
+    """I14: a unit above the limits goes alone."""
+    flusher.open.set()
+    batcher = Batcher(flusher, limits)
+    units = [[1, 2], [3], [4], [5], [6, 7, 8, 9, 10, 11], [12]]
+    outcomes = await asyncio.gather(*(batcher.submit(unit, len(unit)) for unit in units))
+    assert [item for outcome in outcomes for item in outcome] == [n * 10 for n in range(1, 13)]
+    assert flusher.batches == [[1, 2, 3, 4], [5], [6, 7, 8, 9, 10, 11], [12]]
+
+
+async def test_no_more_flushes_than_lanes(flusher):
+    """As many at once as there are lanes, never more."""
+    batcher = Batcher(flusher, BatchLimits(lanes=2, items_max=1))
+    futures = [batcher.submit([n], 1) for n in range(1, 6)]
+    await settled()
+    assert flusher.under_way == 2
+    flusher.open.set()
+    await asyncio.gather(*futures)
+    assert flusher.under_way_most == 2
+
+
+@pytest.mark.parametrize(
+    "limits", [BatchLimits(queued_units_max=3), BatchLimits(queued_bytes_max=30)], ids=["units", "bytes"]
+)
+async def test_a_full_queue_turns_away(flusher, limits):
+    """I14: what waits is bounded; the caller may come again."""
+    batcher = Batcher(flusher, limits)
+    waiting = [batcher.submit([0], 10)]
+    await settled()
+    waiting += [batcher.submit([n], 10) for n in range(3)]
+    with pytest.raises(Unavailable):
+        batcher.submit([9], 10)
+    flusher.open.set()
+    await asyncio.gather(*waiting)
+    assert await batcher.submit([9], 10) == [90]
+
+
+async def test_only_the_guilty_one_fails(flusher):
+    """A batch refused for one unit is tried unit by unit."""
+    flusher.open.set()
+    batcher = Batcher(flusher, BatchLimits())
+    results = await asyncio.gather(*(batcher.submit([n], 1) for n in (1, -2, 3)), return_exceptions=True)
+    assert (results[0], results[2]) == ([10], [30])
+    assert isinstance(results[1], Invalid)
+
+
+async def test_a_server_that_is_away_fails_all_at_once(flusher):
+    """Nothing is tried one by one where nobody answers."""
+    flusher.open.set()
+    flusher.error = StorageUnavailable("away")
+    batcher = Batcher(flusher, BatchLimits())
+    results = await asyncio.gather(*(batcher.submit([n], 1) for n in range(5)), return_exceptions=True)
+    assert {type(result) for result in results} == {StorageUnavailable}
+    assert len(flusher.batches) == 1
+
+
+async def test_a_cancelled_caller_harms_nobody(flusher):
+    """Waiting, its items are taken out; under way, the others get their outcomes."""
+    batcher = Batcher(flusher, BatchLimits())
+    under_way = [batcher.submit([n], 1) for n in (1, 2)]
+    await settled()
+    waiting = [batcher.submit([n], 1) for n in (3, 4)]
+    under_way[0].cancel()
+    waiting[0].cancel()
+    flusher.open.set()
+    assert await under_way[1] == [20]
+    assert await waiting[1] == [40]
+    assert flusher.batches == [[1, 2], [4]]
+
+
+async def test_an_unforeseen_failure_leaves_nobody_waiting(flusher):
+    """A bug in a flush is an error for its callers, not a silence."""
+
+    async def broken(items):
+        raise ZeroDivisionError
+
+    batcher = Batcher(broken, BatchLimits())
+    future = batcher.submit([1], 1)
+    with pytest.raises(Unavailable):
+        await future
+    (lane,) = batcher._lanes
+    with pytest.raises(ZeroDivisionError):
+        await lane
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("callers", [1, 3])
+async def test_callers_that_come_again_at_once_are_never_left_waiting(flusher, lanes, callers):
+    """A caller woken by its outcome submits before the lane's end is known: a new lane must still be started."""
+    flusher.open.set()
+    batcher = Batcher(flusher, BatchLimits(lanes=lanes))
+
+    async def call(number):
+        return [await batcher.submit([number * 100 + turn], 1) for turn in range(20)]
+
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*(call(number) for number in range(callers)))
+    assert answers == [[[(number * 100 + turn) * 10] for turn in range(20)] for number in range(callers)]
+    await batcher.drain()
+
+
+async def test_drain_waits_for_all(flusher):
+    """Shutdown: everything that was taken gets its outcome first."""
+    batcher = Batcher(flusher, BatchLimits(items_max=1))
+    futures = [batcher.submit([n], 1) for n in range(5)]
+    draining = asyncio.create_task(batcher.drain())
+    await settled()
+    assert not draining.done()
+    flusher.open.set()
+    await draining
+    assert all(future.done() for future in futures)

@@ -1,0 +1,119 @@
+"""Bodies and records: what is accepted, what is refused, what counts as the same."""
+
+import json
+
+import msgpack
+import pytest
+
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
+from schemaless.codec import (
+    DEPTH_MAX,
+    body_json,
+    decode_body,
+    decode_record,
+    encode_body,
+    encode_record,
+    parse_json_body,
+    same_body,
+)
+from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"{]}", b"nul", b'{"a":NaN}', b'{"a":Infinity}', b'{"a":-Infinity}', b'{"a":"\xff"}', b'{"a":1e999}'],
+)
+def test_what_is_no_json_is_malformed(raw):
+    """400: the payload can't be parsed."""
+    with pytest.raises(Malformed):
+        parse_json_body(raw)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[]", b"1", b'"a"', b"null", nested(DEPTH_MAX + 1), nested(100_000), b'{"a":18446744073709551616}']
+)
+def test_what_is_no_body_is_invalid(raw):
+    """422: parsed, but not an object, too deep, or beyond 64 bits."""
+    with pytest.raises((Invalid, Malformed)):
+        parse_json_body(raw)
+
+
+def test_the_deepest_body_is_stored():
+    """64 levels are allowed."""
+    assert decode_body(parse_json_body(nested(DEPTH_MAX))) == json.loads(nested(DEPTH_MAX))
+
+
+def test_a_body_has_a_size():
+    """413 above the limit, as sent."""
+    parse_json_body(b'{"a":"' + b"x" * 92 + b'"}', bytes_max=100)
+    with pytest.raises(TooLarge):
+        parse_json_body(b'{"a":"' + b"x" * 93 + b'"}', bytes_max=100)
+
+
+def test_members_keep_their_order_and_the_last_duplicate_counts():
+    """Reading gives members in the order first stored."""
+    assert body_json(parse_json_body(b'{"b":1,"a":2,"b":3}')) == b'{"b":3,"a":2}'
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({"a": [1, 2]}, {"a": [2, 1]}, False),
+        ({"a": 1}, {"a": 1.0}, False),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 0}, {"a": False}, False),
+        ({"a": [{"x": 1}]}, {"a": [{"x": 1.0}]}, False),
+        ({"a": 0.0}, {"a": -0.0}, True),
+        ({"a": "\u00e9"}, {"a": "e\u0301"}, False),
+        ({"a": None}, {}, False),
+        ({}, {}, True),
+    ],
+)
+def test_same_body(left, right, same):
+    """I1: members in any order, numbers only of the same kind, strings by code point."""
+    assert same_body(encode_body(left), encode_body(right)) is same
+    assert same_body(encode_body(right), encode_body(left)) is same
+
+
+@pytest.mark.parametrize("stored", [b"", b"x", b"\x78\x9c", encode_body({"a": "b" * 500})[:-9]])
+def test_stored_bytes_that_are_no_body_are_corrupt(stored):
+    """Never guessed at."""
+    with pytest.raises(Corrupt):
+        decode_body(stored)
+
+
+def test_a_record_is_the_map_of_the_contract():
+    """CONTRACT.md, "Kafka": any MessagePack reader gets these members, the body as it is stored."""
+    cell = StoredCell(
+        RowKey(b"r" * 16),
+        ColumnName("BASE"),
+        RefKey(2),
+        shard=3,
+        generation=1,
+        added_id=4,
+        created_at=5,
+        body=b"stored",
+    )
+    assert msgpack.unpackb(encode_record(cell)) == {
+        "row_key": b"r" * 16,
+        "column_name": "BASE",
+        "ref_key": 2,
+        "shard": 3,
+        "generation": 1,
+        "added_id": 4,
+        "created_at": 5,
+        "body": b"stored",
+    }
+    assert decode_record(encode_record(cell)) == cell
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc0", msgpack.packb({"row_key": b""}), msgpack.packb([1])])
+def test_other_records_are_corrupt(value):
+    """A reader stops instead of guessing."""
+    with pytest.raises(Corrupt):
+        decode_record(value)
