@@ -82,7 +82,7 @@ def list_datastores(topology: Topology) -> dict[str, Datastore]:
 
 
 class Catalogue:
-    """Answers which datastore has a name, for a service; looks again at most once a second for an unknown name."""
+    """Answers which datastore has a name, for a service; looks again, once for all who wait, for an unknown name."""
 
     def __init__(self, storage: AsyncStorage, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
@@ -92,19 +92,21 @@ class Catalogue:
         self._looking = asyncio.Lock()
 
     async def datastore(self, name: str) -> Datastore:
-        """Raises NotFound, or StorageUnavailable when no master can say."""
+        """Raises NotFound, or StorageUnavailable when no server can say."""
         known = self._known.get(name)
         return known if known is not None else await self._look_for(name)
 
     async def all(self) -> dict[str, Datastore]:
         """All datastores, at most a second old."""
         async with self._looking:
-            await self._refresh()
+            if self._clock() - self._looked_at >= _REFRESH_PAUSE_S:
+                await self._refresh()
         return dict(self._known)
 
     async def _look_for(self, name: str) -> Datastore:
-        async with self._looking:  # those who wait here find what the first one learned
-            if name not in self._known:
+        asked_at = self._clock()
+        async with self._looking:  # those who wait here share one look that began after they asked
+            if name not in self._known and self._looked_at <= asked_at:
                 await self._refresh()
         try:
             return self._known[name]
@@ -112,18 +114,17 @@ class Catalogue:
             raise NotFound(f"there is no datastore {name!r}") from None
 
     async def _refresh(self) -> None:
-        if self._clock() - self._looked_at < _REFRESH_PAUSE_S:
-            return
-        masters = [self._storage.master(cluster) for cluster in self._storage.topology.clusters]
-        answers = await asyncio.gather(*(_ask(master) for master in masters))
+        began = self._clock()
+        answers = await asyncio.gather(*map(_ask, self._storage.nodes.values()))
         found = [answer for answer in answers if isinstance(answer, dict)]
         self._known = _union(found, [answer for answer in answers if not isinstance(answer, dict)])
-        self._looked_at = self._clock()
+        self._looked_at = began
 
 
-async def _ask(master: AsyncNode) -> dict[str, Datastore] | StorageUnavailable:
+async def _ask(node: AsyncNode) -> dict[str, Datastore] | StorageUnavailable:
+    """Minions too: what they show was ready on their master."""
     try:
-        return await master.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
+        return await node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
     except StorageUnavailable as error:
         return error
 
@@ -132,7 +133,7 @@ def _union(found: Iterable[dict[str, Datastore]], failures: Sequence[StorageUnav
     """Ready on one master means made on all of them: the mark is set last."""
     answers = list(found)
     if not answers:
-        raise StorageUnavailable("no master answers: " + "; ".join(map(str, failures)))
+        raise StorageUnavailable("no server answers: " + "; ".join(map(str, failures)))
     return {name: datastore for answer in answers for name, datastore in answer.items()}
 
 
