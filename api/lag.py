@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from schemaless.errors import SchemalessError
+from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.async_driver import AsyncNode, AsyncStorage
 from schemaless.storage.shard_head import Position
@@ -22,7 +22,7 @@ SAMPLES_MAX = 600  # of a master: a minion further behind than ten minutes is ju
 
 
 class LagMeter:
-    """Samples every node of a topology; `on_answer` and `on_failure` are told which ones answered."""
+    """Samples every node of a topology; `on_sample` is told which ones answered."""
 
     def __init__(
         self,
@@ -79,9 +79,11 @@ class LagMeter:
     async def _position(self, node: AsyncNode) -> Position | None:
         try:
             position = await node.run(shard_head.position, timeout_s=self._timeout_s)
-        except SchemalessError:
+        except StorageUnavailable:
             self._on_sample(node.node.name, False)
             return None
+        except SchemalessError:  # it answers: there is no datastore yet, so no tables
+            position = None
         self._on_sample(node.node.name, True)
         return position
 

@@ -8,7 +8,7 @@ from api.answer import Answer, good_answer
 from api.call import Call
 from api.negotiation import JSON
 from api.route import Route
-from schemaless.errors import NotBuilt
+from schemaless.errors import NotBuilt, SchemalessError, Unavailable
 
 NEVER_KEPT = (b"cache-control", b"no-store")
 
@@ -20,7 +20,10 @@ async def healthz(call: Call) -> Answer:
 
 async def readyz(call: Call) -> Answer:
     """The catalogue can be read from at least one cluster; 503 otherwise."""
-    datastores = await call.services.catalogue.all()
+    try:
+        datastores = await call.services.catalogue.all()
+    except SchemalessError as error:  # also a server whose tables aren't made yet
+        raise Unavailable(str(error)) from error
     return good_answer(JSON, {"status": "ready", "datastores": sorted(datastores)}, NEVER_KEPT)
 
 
