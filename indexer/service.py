@@ -30,7 +30,7 @@ _LOOK_PAUSE_S = 0.5
 
 
 class IndexerService:
-    """Every datastore of the catalogue."""
+    """Every datastore of the catalogue, or those that the settings name."""
 
     def __init__(self, settings: ConsumerSettings, storage: AsyncStorage) -> None:
         self._settings = settings
@@ -49,8 +49,10 @@ class IndexerService:
                 await asyncio.sleep(_LOOK_PAUSE_S)
 
     async def _datastores(self) -> dict[str, Datastore]:
+        named = self._settings.datastores
         try:
-            return await self._catalogue.all()
+            found = await self._catalogue.all()
+            return {name: datastore for name, datastore in found.items() if not named or name in named}
         except StorageUnavailable as error:
             log.warning("no catalogue of datastores", why=str(error))
             return {}

@@ -105,6 +105,12 @@ class ConsumerSettings(ServiceSettings):
     attempt_timeout_s: float = 60.0  # of an async call; a sync one can not be cut off
     retry_delay_s: float = 0.1  # doubled from attempt to attempt
     retry_delay_max_s: float = 10.0
+    datastores: Annotated[tuple[str, ...], NoDecode] = ()  # of the indexer, comma-separated; none named: all
+
+    @field_validator("datastores", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return split_at_commas(value)
 
 
 class ClientSettings(BaseSettings):

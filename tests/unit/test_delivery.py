@@ -306,6 +306,21 @@ async def test_a_superseded_location_goes_back_to_the_new_generation(world):
     assert world.checkpoints.stands[0] == Location(2, 7)
 
 
+async def test_records_that_the_log_does_not_have_are_passed_over(world):
+    """A forced promotion leaves records without cells: they are no reason to read the log for ever."""
+    world.log.grow(0, 2)
+    await world.delivery.deliver(cells(0, 1, 5))
+    world.checkpoints.stands[0] = world.checkpoints.known[0] = BEGINNING
+    world.restart()
+    await world.settle()
+    await world.delivery.deliver(cells(0, 4, 5))
+    await world.settle()
+    reads = world.log.reads
+    await world.settle()
+    assert world.log.reads == reads
+    assert world.finished(0) == 2
+
+
 def test_a_location_resumes_before_the_first_generation_that_superseded_it():
     """Not superseded: it stays."""
     starts = [GenerationStart(3, 12), GenerationStart(1, 1), GenerationStart(2, 8)]
