@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ _ONE = {form.media_type: form for form in (JSON, MSGPACK)}
 _BATCH = {form.media_type: form for form in (JSON, MSGPACK, NDJSON)}
 
 
+@lru_cache(maxsize=256)
 def request_format(content_type: bytes, content_encoding: bytes = b"", *, batch: bool = False) -> Format:
     """What the payload is in; JSON when nothing is said. Raises UnsupportedMedia."""
     known = _BATCH if batch else _ONE

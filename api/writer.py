@@ -81,7 +81,9 @@ class CellWriter:
             results = await self._put_at(datastore, rows[0].home, rows)
         else:
             results = await self._put_at_all(datastore, rows, groups)
-        self.counts.update((r.status, r.copies) for r in results if isinstance(r, PutOutcome))
+        for result in results:
+            if isinstance(result, PutOutcome):
+                self.counts[result.status, result.copies] += 1
         return results
 
     async def put_next(

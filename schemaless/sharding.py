@@ -20,15 +20,16 @@ _POSITIVE = 0x7FFFFFFF
 
 def murmur2(data: bytes) -> int:
     """32-bit murmur2 as Kafka's Java client computes it, unsigned."""
+    m, mask = _M, _MASK  # locals: every put and every index entry comes through here
     length = len(data)
     h = _SEED ^ length
     words = length & ~3
-    for (k,) in struct.iter_unpack("<I", data[:words]):
-        k = k * _M & _MASK  # noqa: PLW2901
-        h = (h * _M & _MASK) ^ ((k ^ (k >> 24)) * _M & _MASK)
+    for k in struct.unpack(f"<{words // 4}I", data[:words]):
+        k = k * m & mask  # noqa: PLW2901
+        h = (h * m ^ (k ^ (k >> 24)) * m) & mask
     if tail := data[words:]:
-        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
-    h = (h ^ (h >> 13)) * _M & _MASK
+        h = (h ^ int.from_bytes(tail, "little")) * m & mask
+    h = (h ^ (h >> 13)) * m & mask
     return h ^ (h >> 15)
 
 

@@ -7,6 +7,7 @@ Bytes and strings go as hexadecimal literals, numbers as digits: nothing that a 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 import msgspec
 
@@ -51,10 +52,16 @@ def _rare_literal(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, Time):
-        return "'" + (_EPOCH + timedelta(microseconds=value.microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
+        return _time_text(value.microseconds)
     if isinstance(value, Name):
         return "`" + value.text.replace("`", "``") + "`"
     raise TypeError(f"no SQL literal for {type(value).__name__}")
+
+
+@lru_cache(maxsize=1024)
+def _time_text(microseconds: int) -> str:
+    """Kept for a while: the cells of a transaction have few times between them, and rendering one is slow."""
+    return "'" + (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
 
 
 def commas(rendered: list[str]) -> str:
