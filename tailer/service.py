@@ -63,6 +63,8 @@ class TailerService:
             except StorageUnavailable as error:
                 log.warning("no catalogue of datastores", why=str(error))
                 found = {}
+            if self._stopping.is_set():  # meanwhile: who begins now would never be stopped
+                return
             for name in found.keys() - self._datastores.keys():
                 tailer = self._datastores[name] = DatastoreTailer(found[name], self._shared)
                 tasks.create_task(tailer.run())

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, StoredCell
 from schemaless.codec import decode_record, encode_body
+from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 from schemaless.storage.async_driver import AsyncStorage
@@ -117,13 +118,23 @@ def records(kafka: str, datastore: Datastore) -> list:
 
 
 def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list:
-    """Returns once the topic shows so many records: a commit is visible a moment after it was taken."""
+    """Returns once the topic, which may have to be made first, shows so many records."""
     deadline = time.monotonic() + timeout_s
-    while len(found := records(kafka, datastore)) < count:
+    while True:
+        try:
+            if len(found := records(kafka, datastore)) >= count:
+                return found
+        except BusUnavailable:
+            found = []
         if time.monotonic() > deadline:
             raise TimeoutError(f"{len(found)} of {count} records are in the topic after {timeout_s} s")
         time.sleep(0.05)
-    return found
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list[StoredCell]:
