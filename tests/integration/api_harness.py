@@ -62,14 +62,14 @@ def api_process(topology: Path, **settings: object) -> Iterator[ApiProcess]:
     process = subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            wait_ready(client)
+            wait_ready(client, process)
             yield ApiProcess(client, process, port)
     finally:
         process.terminate()
         process.wait(20)
 
 
-def wait_ready(client: httpx.Client) -> None:
+def wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -77,6 +77,7 @@ def wait_ready(client: httpx.Client) -> None:
                 return
         except httpx.TransportError:
             pass
+        assert process.poll() is None, "the API ended while it was starting"
         assert time.monotonic() < deadline, "the API did not become ready"
         time.sleep(0.05)
 
