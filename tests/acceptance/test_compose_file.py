@@ -25,6 +25,7 @@ ROLES = {role.name: role for role in server_roles(CLUSTERS, MINIONS)}
 RUN_ONCE = {"setup", "cli"}
 LONG_LIVED = sorted(SERVICES.keys() - RUN_ONCE)
 OURS = sorted(name for name in SERVICES if "build" in SERVICES[name])
+STACK = sorted(name for name in OURS if name != "setup" and "profiles" not in SERVICES[name])
 
 
 def required_variables() -> set[str]:
@@ -73,7 +74,7 @@ def test_the_services_are_those_of_the_embedded_stack(tmp_path: Path):
     ports = dict.fromkeys([*ROLES, "kafka", "kafka-controller", *api_names()], 1)
     plan = StackPlan(tmp_path, Flavour.MYSQL, ports, new_accounts())
     embedded = sorted(list(program.argv)[1:] for program in service_programs(plan))
-    composed = [SERVICES[name]["command"] for name in OURS if name not in RUN_ONCE]
+    composed = [SERVICES[name]["command"] for name in STACK]
     assert sorted(command[1:] for command in composed) == embedded
     assert {command[0] for command in composed} == {"python"}
 
@@ -92,7 +93,7 @@ def test_nothing_starts_before_what_it_needs():
     """The set-up waits until every server is healthy; every service waits until the set-up has succeeded."""
     awaited = SERVICES["setup"]["depends_on"]
     assert awaited == {name: {"condition": "service_healthy"} for name in [*ROLES, "kafka"]}
-    for name in set(OURS) - {"setup"}:
+    for name in set(OURS) - RUN_ONCE:
         assert SERVICES[name]["depends_on"] == {"setup": {"condition": "service_completed_successfully"}}
 
 
@@ -118,7 +119,7 @@ def test_our_containers_have_no_rights_to_spare(name: str):
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
     assert service["volumes"][0] == "topology:/var/lib/schemaless" + ("" if name == "setup" else ":ro")
-    assert set(service["volumes"][1:]) <= {"census:/var/lib/census"}
+    assert set(service["volumes"][1:]) <= {"programs:/var/lib/programs"}
     users = re.findall(r"^USER (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert users[-1:] == ["schemaless"]
 
