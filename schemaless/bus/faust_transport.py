@@ -34,6 +34,7 @@ _LANE_EVENTS_MAX = 4  # fetched batches of a partition that wait for their turn;
 _BUFFERED_EVENTS_MAX = 16  # in Faust's own queue
 _FETCH_BYTES = 1 << 20  # of one partition: with the two above, what bounds memory
 _START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 5.0
 
 
 class Receiver(Protocol):
@@ -136,10 +137,23 @@ class FaustTransport:
             await self._watch()
         except TimeoutError as error:
             raise BusUnavailable(f"group {self._app.conf.id}: no start within {_START_TIMEOUT_S} s") from error
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._app.conf.stream_wait_empty = False  # what failed will never be acknowledged
+            raise
         finally:
-            await self._app.stop()
-            for lane in self._lanes.values():
-                lane.task.cancel()
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """An orderly end leaves the group and commits; one that takes too long is cut off by the end of the process."""
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._app.stop()
+        except TimeoutError:
+            log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
+        for lane in self._lanes.values():
+            lane.task.cancel()
 
     async def _watch(self) -> None:
         crashed = asyncio.ensure_future(self._app.wait_until_stopped())

@@ -1,0 +1,84 @@
+"""What the tests of consumers share: real indexer and trigger processes, and waiting for their checkpoints."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from schemaless.storage import checkpoint_table, shard_head
+from schemaless.storage.sync_driver import SyncStorage
+from schemaless.topology import Datastore
+
+
+class ConsumerProcess:
+    """`python -m MODULE …` with the settings of a consumer."""
+
+    def __init__(self, arguments: list[str], settings: Mapping[str, object], environment: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", *arguments]
+        named = {f"SCHEMALESS_{name.upper()}": str(value) for name, value in settings.items()}
+        self._environment = {**os.environ, **named, **environment}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen:
+        return subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+
+    def kill_and_restart(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process = self._start()
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM; its exit status."""
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def running_consumer(
+    arguments: list[str], settings: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> Iterator[ConsumerProcess]:
+    consumer = ConsumerProcess(arguments, settings, environment or {})
+    try:
+        yield consumer
+    finally:
+        if consumer.process.poll() is None:
+            consumer.process.send_signal(signal.SIGCONT)
+            consumer.process.kill()
+            consumer.process.wait()
+
+
+def heads(storage: SyncStorage, datastore: Datastore) -> dict[int, int]:
+    return {
+        head.shard: head.added_id
+        for cluster in sorted(set(datastore.placement))
+        for head in storage.master(cluster).run(lambda: shard_head.heads(datastore.name))
+    }
+
+
+def reached(storage: SyncStorage, datastore: Datastore, consumer: str) -> dict[int, int]:
+    """By shard, the lowest added_id that any cluster's checkpoint has."""
+    found: dict[int, int] = {}
+    for cluster in sorted(set(datastore.placement)):
+        for checkpoint in storage.master(cluster).run(lambda: checkpoint_table.of_consumer(datastore.name, consumer)):
+            added_id = checkpoint.location.added_id
+            found[checkpoint.shard] = min(found.get(checkpoint.shard, added_id), added_id)
+    return found
+
+
+def wait_until_finished(storage: SyncStorage, datastore: Datastore, consumer: str, timeout_s: float = 40.0) -> None:
+    """Until the consumer's checkpoints stand at the heads."""
+    deadline = time.monotonic() + timeout_s
+    while (found := reached(storage, datastore, consumer)) != (wanted := heads(storage, datastore)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{consumer} has reached {found}, the heads are {wanted}")
+        time.sleep(0.05)
+
+
+def write_program(folder: Path, name: str, text: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return str(path)

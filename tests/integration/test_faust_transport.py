@@ -1,0 +1,165 @@
+"""What Faust must do for us on a transactional topic: the contract that its replaced parts are held to."""
+
+import asyncio
+import gc
+import time
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemaless.bus.faust_transport import FaustTransport
+from schemaless.bus.topics import ensure_topics
+
+pytestmark = [pytest.mark.storage, pytest.mark.filterwarnings("ignore")]
+
+PARTITIONS = 3
+
+
+class Collector:
+    """A receiver that keeps what it was given, by partition."""
+
+    def __init__(self):
+        self.values = {n: [] for n in range(PARTITIONS)}
+        self.kinds = set()
+        self.owned = []
+        self.assigned_at_all = asyncio.Event()
+
+    async def assigned(self, partitions):
+        self.owned = list(partitions)
+        self.assigned_at_all.set()
+
+    async def revoked(self, partitions):
+        self.owned = [n for n in self.owned if n not in set(partitions)]
+
+    async def take(self, partition, records):
+        self.kinds.update(record.kind for record in records)
+        self.values[partition] += [record.value for record in records]
+
+    async def wait_for(self, count, timeout_s=20.0):
+        deadline = time.monotonic() + timeout_s
+        while sum(map(len, self.values.values())) < count:
+            assert time.monotonic() < deadline, {n: len(found) for n, found in self.values.items()}
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def _faust_garbage_stays_here():
+    """Faust leaves sockets of its threads' event loops to the collector: their warnings belong to these tests."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def datastore(make_datastore, kafka):
+    made = make_datastore(shards=PARTITIONS, partitions=PARTITIONS)
+    ensure_topics(kafka, made)
+    return made
+
+
+class running:  # reads as `async with running(…) as collector`
+    """A transport in this event loop, with its partitions assigned."""
+
+    def __init__(self, kafka, datastore):
+        self.collector = Collector()
+        self.transport = FaustTransport(kafka, f"{datastore.name}.test", datastore.topic, self.collector)
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.transport.run())
+        async with asyncio.timeout(30):
+            await self.collector.assigned_at_all.wait()
+        await asyncio.sleep(1.0)  # "latest" is looked up after the assignment; deliveries don't depend on it
+        return self.collector
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+def produce(kafka, datastore, transactions, first=0, size=5):
+    """Transactions over all partitions, every third aborted; the committed values by partition, in order."""
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": f"{datastore.name}.test", "linger.ms": 0})
+    producer.init_transactions(10)
+    committed = {n: [] for n in range(PARTITIONS)}
+    for number in range(first, first + transactions):
+        producer.begin_transaction()
+        values = [f"{number}.{n}".encode() for n in range(size)]
+        for partition in range(PARTITIONS):
+            for value in values:
+                producer.produce(datastore.topic, value, partition=partition, headers=[("v", b"1"), ("kind", b"cell")])
+        producer.flush(10)
+        if number % 3 == 1:
+            producer.abort_transaction(10)
+        else:
+            producer.commit_transaction(10)
+            for found in committed.values():
+                found.extend(values)
+    return committed
+
+
+def count(committed):
+    return sum(map(len, committed.values()))
+
+
+def lag(kafka, datastore):
+    """Offsets of the topic that the group has not committed."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    group = f"{datastore.name}.test"
+    (future,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    offsets = {tp.partition: tp.offset for tp in future.result().topic_partitions if tp.topic == datastore.topic}
+    reader = Consumer({"bootstrap.servers": kafka, "group.id": "x", "isolation.level": "read_committed"})
+    ends = {
+        n: reader.get_watermark_offsets(TopicPartition(datastore.topic, n), timeout=10)[1] for n in range(PARTITIONS)
+    }
+    reader.close()
+    return sum(ends[n] - max(0, offsets.get(n, 0)) for n in ends)
+
+
+async def test_committed_records_arrive_in_order_and_aborted_ones_never(kafka, datastore):
+    """All of each partition, once, as they lie in the topic; nothing of a transaction that was aborted."""
+    async with running(kafka, datastore) as collector:
+        committed = await asyncio.to_thread(produce, kafka, datastore, 30)
+        await collector.wait_for(count(committed))
+        await asyncio.sleep(0.5)
+        assert collector.values == committed
+        assert collector.kinds == {b"cell"}
+
+
+async def test_offsets_are_committed_across_markers_and_aborted_records(kafka, datastore):
+    """The group's offsets come within the last transaction's marker of the end, not one transaction each interval."""
+    async with running(kafka, datastore) as collector:
+        committed = await asyncio.to_thread(produce, kafka, datastore, 60)
+        await collector.wait_for(count(committed))
+        deadline = time.monotonic() + 8
+        # 59 % 3 == 2: the last transaction was committed, so only its marker lies behind the last record.
+        while (left := await asyncio.to_thread(lag, kafka, datastore)) > PARTITIONS:
+            assert time.monotonic() < deadline, left
+            await asyncio.sleep(0.2)
+
+
+async def test_the_next_member_goes_on_where_the_last_one_stopped(kafka, datastore):
+    """What was acknowledged before an orderly stop doesn't come again; what was produced meanwhile does."""
+    async with running(kafka, datastore) as first:
+        before = await asyncio.to_thread(produce, kafka, datastore, 6)
+        await first.wait_for(count(before))
+    between = await asyncio.to_thread(produce, kafka, datastore, 6, 6)
+    async with running(kafka, datastore) as second:
+        await second.wait_for(count(between))
+        await asyncio.sleep(0.5)
+        assert second.values == between
+
+
+async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore):
+    """Nothing is acknowledged behind a failure: `run` raises, and the process is started again."""
+    member = running(kafka, datastore)
+    async with member as collector:
+
+        async def fail(partition, records):
+            raise RuntimeError("broken")
+
+        collector.take = fail
+        await asyncio.to_thread(produce, kafka, datastore, 1)
+        async with asyncio.timeout(15):
+            await asyncio.wait({member.task})
+        assert isinstance(member.task.exception(), RuntimeError)
+    assert await asyncio.to_thread(lag, kafka, datastore) > PARTITIONS
