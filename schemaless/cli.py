@@ -7,11 +7,17 @@ import sys
 import typer
 from pydantic import ValidationError
 
-from schemaless import cli_audit, cli_cells, cli_datastores
+from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo
 from schemaless.errors import SchemalessError
 from schemaless.stack import commands as stack_commands
 
-PARTS = [stack_commands, cli_cells, cli_datastores, cli_audit]  # each has `register(app)` and adds its own commands
+PARTS = [
+    stack_commands,
+    cli_cells,
+    cli_datastores,
+    cli_audit,
+    cli_demo,
+]  # each has `register(app)` and adds its own commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for part in PARTS:

@@ -55,7 +55,7 @@ def print_report(report: AuditReport, console: Console | None = None) -> None:
     console.print(table)
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
-    _print_findings(report, console)
+    print_findings(report, console)
 
 
 def _lines(report: AuditReport) -> Iterator[tuple[str, int, int]]:
@@ -70,7 +70,7 @@ def _lines(report: AuditReport) -> Iterator[tuple[str, int, int]]:
         yield f"cells finished by {consumer.name}", consumer.cells, consumer.finished
 
 
-def _print_findings(report: AuditReport, console: Console) -> None:
+def print_findings(report: AuditReport, console: Console) -> None:
     for finding in report.findings.named:
         console.print(f"{finding.kind}: shard {finding.shard}: {finding.detail}", style="red", markup=False)
     if report.findings.unnamed:

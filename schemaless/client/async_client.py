@@ -21,7 +21,7 @@ from schemaless.client.answers import (
 from schemaless.client.attempts import Attempts, Limits
 from schemaless.client.call import Answer, Call, Flow
 from schemaless.client.hosts import Hosts
-from schemaless.client.index_query import query_index
+from schemaless.client.index_query import index_path, query_index
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
@@ -161,3 +161,15 @@ class AsyncIndex:
         """
         client = self._client
         return await client._run(query_index(client._requests.base, self._name, terms))
+
+    async def define(self, definition: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the index; the same definition again changes nothing. Returns what the server shows of it.
+
+        Raises Conflict when another definition has its name.
+        """
+        client = self._client
+        return await client._run(client._requests.put_json(index_path("", self._name), definition))
+
+    async def describe(self) -> dict[str, Any]:
+        """Definition and state, and how far a build is. Raises NotFound."""
+        return await self._client.document(index_path("", self._name))

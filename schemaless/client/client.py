@@ -20,7 +20,7 @@ from schemaless.client.answers import (
 from schemaless.client.attempts import Attempts, Limits
 from schemaless.client.call import Answer, Call, Flow
 from schemaless.client.hosts import Hosts
-from schemaless.client.index_query import query_index
+from schemaless.client.index_query import index_path, query_index
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
@@ -164,3 +164,15 @@ class Index:
         """
         client = self._client
         return client._run(query_index(client._requests.base, self._name, terms))
+
+    def define(self, definition: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the index; the same definition again changes nothing. Returns what the server shows of it.
+
+        Raises Conflict when another definition has its name.
+        """
+        client = self._client
+        return client._run(client._requests.put_json(index_path("", self._name), definition))
+
+    def describe(self) -> dict[str, Any]:
+        """Definition and state, and how far a build is. Raises NotFound."""
+        return self._client.document(index_path("", self._name))

