@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
@@ -12,8 +14,15 @@ def register(app: typer.Typer) -> None:
     app.command()(demo)
 
 
-def demo() -> None:
+RunningOption = Annotated[
+    bool, typer.Option("--running", help="on the stack that the environment names, its programs included")
+]
+
+
+def demo(running: RunningOption = False) -> None:
     """Load 336,776 real flights, wait until index and triggers have caught up, audit, and show some answers."""
     from schemaless.demo.run import run_demo
+    from schemaless.demo.site import embedded_site, running_site
 
-    raise typer.Exit(0 if run_demo(StackSettings(), Console()) else 1)
+    site = running_site if running else embedded_site
+    raise typer.Exit(0 if run_demo(StackSettings(), Console(), site) else 1)

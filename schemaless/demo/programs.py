@@ -17,6 +17,7 @@ import yaml
 from schemaless.client.client import Client
 from schemaless.demo.flight import BILLED_CARRIER
 from schemaless.stack import supervision
+from schemaless.stack.endpoints import refresh_endpoints
 from schemaless.stack.plan import StackPlan
 from schemaless.stack.ports import free_ports
 from schemaless.stack.program import ProcessRole
@@ -47,16 +48,16 @@ def define_index(client: Client) -> None:
 
 
 def start_programs(plan: StackPlan, datastore: str) -> None:
-    """Put those under the supervisor that aren't there yet."""
+    """Put those under the embedded stack's supervisor that aren't there yet, and into endpoints.json."""
     there = {process.name for process in supervision.processes(plan.home)}
     for name, (arguments, env) in _programs(plan, datastore).items():
         if name not in there:
             argv = [sys.executable, "-m", *arguments]
             supervision.add_program(plan.home, name, ProcessRole.CONSUMERS, argv, service_environment(plan) | env)
+    refresh_endpoints(plan.home)
 
 
-def read_calls(plan: StackPlan) -> Calls:
-    folder = _folder(plan)
+def read_calls(folder: Path) -> Calls:
     census = Counter(line[2] for line in _lines(folder / "census"))
     charges = Counter(line[0] for line in _lines(folder / "charges"))
     bills = frozenset((line[0], line[1]) for line in _lines(folder / "bills"))
@@ -65,7 +66,7 @@ def read_calls(plan: StackPlan) -> Calls:
 
 def _programs(plan: StackPlan, datastore: str) -> Mapping[str, tuple[list[str], dict[str, str]]]:
     """By name: arguments of Python, and what it needs in its environment."""
-    folder = _folder(plan)
+    folder = calls_folder(plan.home)
     (port,) = free_ports(1)
     billing = {
         "BILLING_DIR": str(folder / "bills"),
@@ -85,8 +86,9 @@ def _consumer(module: str, datastore: str) -> list[str]:
     return ["consumers", module, "--datastore", datastore]
 
 
-def _folder(plan: StackPlan) -> Path:
-    return plan.home / "demo"
+def calls_folder(home: Path) -> Path:
+    """Where the programs of a stack with this home note their calls."""
+    return home / "demo"
 
 
 def _lines(folder: Path) -> Iterator[list[str]]:
