@@ -146,7 +146,8 @@ class Tail:
         if later:
             shard_tail.following = later[0]
         else:
-            self._put_aside(shard, Corrupt(f"nothing tells where generation {shard_tail.head.generation} begins"))
+            error = Corrupt(f"nothing tells where generation {shard_tail.head.generation} begins")
+            self._put_aside(shard, error, CORRUPT_RETRY_S)
 
     async def _read(self, turn: Sequence[ShardTail]) -> list[StoredCell]:
         """The next cells of the shards, proven to be the next ones."""
@@ -171,7 +172,7 @@ class Tail:
         try:
             return self._shards[shard].proven(cells)
         except Corrupt as error:
-            self._put_aside(shard, error)
+            self._put_aside(shard, error, CORRUPT_RETRY_S)
             return []
 
     def _report_missing(self, wanted: Sequence[Wanted], found: Sequence[Sequence[StoredCell]]) -> None:
@@ -188,7 +189,7 @@ class Tail:
         elif cells >= self._cells_max:
             self._cells_max = min(self._shared.settings.batch_cells_max, self._cells_max * 2)
 
-    def _put_aside(self, shard: int, error: Corrupt, retry_s: float = CORRUPT_RETRY_S) -> None:
+    def _put_aside(self, shard: int, error: Corrupt, retry_s: float) -> None:
         log.error("shard is not tailed", datastore=self._datastore.name, shard=shard, error=str(error), retry_s=retry_s)
         self._aside.add(shard)
         asyncio.get_running_loop().call_later(retry_s, self._take_back, shard)

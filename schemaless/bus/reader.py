@@ -8,17 +8,14 @@ from types import TracebackType
 from typing import cast
 
 import msgspec
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemaless.bus.client import client_settings
 from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable
 
 _BATCH = 1000
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_LEADERLESS = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
 
 
@@ -47,28 +44,21 @@ class PartitionReader:
     """A consumer that belongs to no group. One thread at a time."""
 
     def __init__(self, bootstrap: str, *, timeout_s: float = 10.0) -> None:
+        self._bootstrap = bootstrap
         self._timeout_s = timeout_s
-        self._admin = AdminClient(client_settings(bootstrap))
-        self._consumer = Consumer(
-            {
-                **client_settings(bootstrap),
-                "group.id": "schemaless.reader",  # the client wants one; nothing joins or commits
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 10,  # the end of the partition is told after an empty fetch
-                "queued.max.messages.kbytes": 16 << 10,
-            }
-        )
+        self._consumer = _consumer(bootstrap, "read_committed")
 
     def span(self, topic: str, partition: int) -> Span:
         """Up to the high watermark: open transactions included."""
-        return self._span(topic, partition, IsolationLevel.READ_UNCOMMITTED)
+        consumer = _consumer(self._bootstrap, "read_uncommitted")
+        try:
+            return self._span(consumer, topic, partition)
+        finally:
+            consumer.close()
 
     def committed_span(self, topic: str, partition: int) -> Span:
         """Up to the last stable offset: what can be read now."""
-        return self._span(topic, partition, IsolationLevel.READ_COMMITTED)
+        return self._span(self._consumer, topic, partition)
 
     def read(self, topic: str, partition: int, span: Span) -> Iterator[list[Record]]:
         """Committed records of the span, in order, at most a thousand at a time.
@@ -77,7 +67,9 @@ class PartitionReader:
         """
         if span.low >= span.high:
             return
-        self._consumer.assign([TopicPartition(topic, partition, span.low)])
+        with translated(f"reading {topic} [{partition}]"):
+            self._consumer.list_topics(topic, self._timeout_s)  # an unknown leader would be looked for a second later
+            self._consumer.assign([TopicPartition(topic, partition, span.low)])
         deadline = time.monotonic() + self._timeout_s
         position = span.low
         while position < span.high:
@@ -103,19 +95,32 @@ class PartitionReader:
     ) -> None:
         self.close()
 
-    def _span(self, topic: str, partition: int, isolation: IsolationLevel) -> Span:
-        return Span(
-            self._ask(topic, partition, _EARLIEST, isolation),
-            self._ask(topic, partition, _LATEST, isolation),
-        )
-
-    def _ask(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:
+    def _span(self, consumer: Consumer, topic: str, partition: int) -> Span:
+        """A leader that was chosen just now may not know it yet: it is asked again."""
+        deadline = time.monotonic() + self._timeout_s
         asked = TopicPartition(topic, partition)
-        with translated(f"asking for the offsets of {topic} [{partition}]"):
-            (future,) = self._admin.list_offsets(
-                {asked: spec}, isolation_level=isolation, request_timeout=self._timeout_s
-            ).values()
-            return int(future.result().offset)
+        while True:
+            try:
+                return Span(*consumer.get_watermark_offsets(asked, timeout=self._timeout_s))
+            except KafkaException as error:
+                if error.args[0].code() not in _LEADERLESS or time.monotonic() > deadline:
+                    raise translate(error.args[0], f"asking for the offsets of {topic} [{partition}]") from error
+            time.sleep(_POLL_S)
+
+
+def _consumer(bootstrap: str, isolation_level: str) -> Consumer:
+    return Consumer(
+        {
+            **client_settings(bootstrap),
+            "group.id": "schemaless.reader",  # the client wants one; nothing joins or commits
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess
+            "isolation.level": isolation_level,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end of the partition is told after an empty fetch
+            "queued.max.messages.kbytes": 16 << 10,
+        }
+    )
 
 
 def _position(message: Message) -> int:
