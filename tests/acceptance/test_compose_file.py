@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from schemaless.demo.flight import BILLED_CARRIER
+from schemaless.demo.programs import calls_folder
 from schemaless.stack.accounts import new_accounts
 from schemaless.stack.container_files import settings_files
 from schemaless.stack.layout import server_roles
@@ -77,6 +79,15 @@ def test_the_services_are_those_of_the_embedded_stack(tmp_path: Path):
     composed = [SERVICES[name]["command"] for name in STACK]
     assert sorted(command[1:] for command in composed) == embedded
     assert {command[0] for command in composed} == {"python"}
+
+
+def test_the_demo_s_programs_note_their_calls_where_the_report_looks():
+    """Census, billing and charges each have the folder, and the carrier, that `schemaless demo --running` reads."""
+    calls = calls_folder(Path(environment("cli")["SCHEMALESS_HOME"]))
+    assert environment("flights-census")["CENSUS_DIR"] == str(calls / "census")
+    assert environment("flights-billing")["BILLING_DIR"] == str(calls / "bills")
+    assert environment("flights-billing")["BILLING_CARRIER"] == BILLED_CARRIER
+    assert SERVICES["card-processor"]["command"][-1] == str(calls / "charges")
 
 
 @pytest.mark.parametrize("name", LONG_LIVED)
