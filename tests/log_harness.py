@@ -87,6 +87,15 @@ def put(storage, datastore: Datastore, cells: Sequence[ShardCell]) -> None:
         storage.master(datastore.home(shard)).run(lambda: entity_table.put_cells(datastore, mine))  # noqa: B023
 
 
+def run_sql(node, script: str) -> None:
+    """Statements that no operation has: damage, and what promotion will do."""
+
+    def operation():
+        yield script
+
+    node.run(operation)
+
+
 async def write_for(storage: AsyncStorage, datastore: Datastore, seconds: float, writers: int = 6) -> int:
     """Writers at once, batches of several sizes with pauses, some cells sent twice; how many cells there are."""
     end = time.monotonic() + seconds

@@ -17,7 +17,6 @@ _FENCED = {
 }
 _FIT = {
     KafkaError._INVALID_ARG,
-    KafkaError._UNKNOWN_PARTITION,
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_PARTITIONS,
     KafkaError.INVALID_REPLICATION_FACTOR,

@@ -18,7 +18,7 @@ from schemaless.datastores import create_shards
 from schemaless.storage import shard_head
 from schemaless.topology import Datastore
 from tailer.service import TailerService
-from tests.log_harness import new_cell, put, records, until, wait_for_cells, wait_for_records, write_for
+from tests.log_harness import new_cell, put, records, run_sql, until, wait_for_cells, wait_for_records, write_for
 
 pytestmark = pytest.mark.storage
 
@@ -57,15 +57,6 @@ def new_datastore(make_datastore, kafka):
         return datastore
 
     return make
-
-
-def run_sql(node, script):
-    """Statements that no operation has: damage, and what promotion will do."""
-
-    def operation():
-        return (yield script)
-
-    return node.run(operation)
 
 
 def open_generation(master, datastore, starts_at):
