@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -97,6 +97,9 @@ class Batcher(Generic[Item, Outcome]):
                 await self._settle(batch)
         finally:
             self._running -= 1
+            if not self._running:  # it failed: no other lane will come for what waits
+                for unit in self._take_all():
+                    unit.fail(_NO_OUTCOME)
 
     def _take(self) -> list[_Unit[Item, Outcome]]:
         """The oldest units that fit into one flush; a unit above the limits goes alone."""
@@ -116,6 +119,10 @@ class Batcher(Generic[Item, Outcome]):
             else:
                 batch.append(unit)
         return batch
+
+    def _take_all(self) -> Iterator[_Unit[Item, Outcome]]:
+        while batch := self._take():
+            yield from batch
 
     async def _settle(self, batch: list[_Unit[Item, Outcome]]) -> None:
         try:

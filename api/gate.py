@@ -19,6 +19,8 @@ Outcome = TypeVar("Outcome")
 
 _ROW_BYTES = 100
 """What a cell weighs beside its body."""
+_BYTES_PER_S_MIN = 8 << 20
+"""Large batches get longer than `timeout_s`: at least this much must go through."""
 
 
 class Gate(Generic[Written, Outcome]):
@@ -49,7 +51,7 @@ class Gate(Generic[Written, Outcome]):
         """
         if not self._breaker.allows():
             raise StorageUnavailable(f"{self._node.node.name}: left alone after a failure")
-        return self._batcher.submit(cells, sum([len(cell.body) + _ROW_BYTES for cell in cells]))
+        return self._batcher.submit(cells, _weight(cells))
 
     async def drain(self) -> None:
         await self._batcher.drain()
@@ -57,10 +59,15 @@ class Gate(Generic[Written, Outcome]):
     async def _flush(self, cells: list[Written]) -> Sequence[Outcome]:
         if self._breaker.state is BreakerState.OPEN:  # it failed while these waited
             raise StorageUnavailable(f"{self._node.node.name}: left alone after a failure")
+        timeout_s = self._timeout_s + _weight(cells) / _BYTES_PER_S_MIN
         try:
-            outcomes = await self._node.run(partial(self._write, cells), timeout_s=self._timeout_s)
+            outcomes = await self._node.run(partial(self._write, cells), timeout_s=timeout_s)
         except StorageUnavailable:
             self._breaker.failed()
             raise
         self._breaker.succeeded()
         return outcomes
+
+
+def _weight(cells: Sequence[Cell]) -> int:
+    return sum([len(cell.body) + _ROW_BYTES for cell in cells])

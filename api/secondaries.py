@@ -22,7 +22,7 @@ from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
 
-_LIMITS = BatchLimits(lanes=2)
+_LIMITS = BatchLimits(lanes=1)
 
 
 class Copy(msgspec.Struct, gc=False):

@@ -46,8 +46,8 @@ from schemaless.storage.next_version import NewVersion, NextVersion
 from schemaless.storage.operation import AGAIN_ON
 from schemaless.topology import Datastore
 
-_HOME_LIMITS = BatchLimits(lanes=2)
-"""Two: while one commits the next is rendered and sent; more only wait for each other's head locks."""
+_HOME_LIMITS = BatchLimits(lanes=1)
+"""One: a second one would wait for the head locks of the first, and halve the batches."""
 _CHUNK_BYTES_MAX = 4 << 20  # of one operation: twice that as SQL, below any server's max_allowed_packet
 
 

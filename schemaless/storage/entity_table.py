@@ -1,34 +1,26 @@
-"""The entity table: cells of a shard. Owns the only code that inserts a cell (I1, I3, I4) and the reads of cells.
+"""The entity table: cells of a shard. Owns what a put of cells means (I1) and the reads of cells.
 
-A put is optimistic: it inserts at once, and only when a unique key stands in the way does it look which cells exist.
-Cells of one shard take one round trip, cells of several take two. Nothing that exists is ever written again, so
-running a put twice is the same as running it once.
+A put is optimistic: it inserts at once, in one round trip (insertion.py), and only when a unique key stands in the way
+does it look which cells exist. Nothing that exists is ever written again, so running a put twice is the same as
+running it once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import structlog
-
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
 from schemaless.errors import DuplicateKey
 from schemaless.location import ADDED_ID_MAX
-from schemaless.storage import shard_head
+from schemaless.storage import insertion, shard_head
 from schemaless.storage.operation import Operation, Row, query
-from schemaless.storage.shard_head import MICROSECONDS, Head
-from schemaless.storage.sql import Name, Script, Time, commas, literal, sql
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
-
-log = structlog.get_logger()
-
-CLOCK_BEHIND_MAX_US = 60_000_000
-"""A master's clock further behind the last created_at than this is a loud warning (I4)."""
 
 DIGEST = "UNHEX(SHA2(body, 256))"
 _COLUMNS = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, body"
-_INSERT = "INSERT INTO {}.entity (added_id, generation, row_key, column_name, ref_key, body, created_at) VALUES "
 
 
 class ShardCell(Cell, frozen=True, gc=False):
@@ -47,7 +39,7 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
         first.setdefault(cell.key, position)
     distinct = [cells[position] for position in first.values()]
     try:
-        placed = yield from _insert_all(datastore, distinct)
+        placed = yield from insertion.insert_new(datastore, distinct)
     except DuplicateKey:
         placed = yield from _insert_missing(datastore, distinct)
     outcomes = dict(zip(first.values(), placed, strict=True))
@@ -56,32 +48,6 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
         compared = yield from _insert_missing(datastore, [cells[position] for position in repeats])
         outcomes.update(zip(repeats, compared, strict=True))
     return [outcomes[position] for position in range(len(cells))]
-
-
-def append(
-    datastore: Datastore, heads: Mapping[int, Head], now: int, cells: Sequence[ShardCell], also: Sequence[Script] = ()
-) -> Operation[list[Placed]]:
-    """Inserts cells behind locked heads, runs `also`, moves the heads and commits: one round trip.
-
-    `heads` and `now` are what shard_head.lock gave in this transaction. Raises DuplicateKey when a cell exists.
-    """
-    moved = dict(heads)
-    rows: dict[int, list[Script]] = {}
-    placed = []
-    for cell in cells:
-        last = moved[cell.shard]
-        head = Head(cell.shard, last.generation, last.added_id + 1, max(now, last.last_created_at))
-        moved[cell.shard] = head
-        placed.append(Placed(PutStatus.STORED, cell.shard, head.generation, head.added_id, head.last_created_at))
-        rows.setdefault(cell.shard, []).append(
-            f"({head.added_id},{head.generation},{_row_values(cell)},{literal(Time(head.last_created_at))})"
-        )
-    for shard in rows:
-        _warn_if_behind(datastore, shard, clock=now, created_at=moved[shard].last_created_at)
-    inserts = [_INSERT.format(sql("%s", Name(datastore.database(n)))) + commas(values) for n, values in rows.items()]
-    heads_moved = shard_head.move(datastore.name, {shard: moved[shard] for shard in rows})
-    yield ";".join([*inserts, *also, heads_moved, "COMMIT"])
-    return placed
 
 
 def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[StoredCell | None]]:
@@ -200,54 +166,19 @@ def first_since(datastore: Datastore, shard: int, created_at: int, head: int) ->
     return low
 
 
-def _insert_all(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Inserts cells of which none exists; raises DuplicateKey, with nothing written, when one does."""
-    shard = cells[0].shard
-    if all(cell.shard == shard for cell in cells):
-        return (yield from _insert_in_one_trip(datastore, shard, cells))
-    heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
-    return (yield from append(datastore, heads, now, cells))
-
-
-def _insert_in_one_trip(datastore: Datastore, shard: int, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """The whole transaction as one script: the head travels in user variables instead of to us and back."""
-    rows = commas(
-        [f"(@head + {n}, @generation, {_row_values(cell)}, @created_at)" for n, cell in enumerate(cells, start=1)]
-    )
-    where = sql("WHERE datastore = %s AND shard = %s", datastore.name, shard)
-    results = yield (
-        "SET @generation = NULL, @head = NULL, @last = NULL; BEGIN;"
-        f"SELECT generation, head, last_created_at INTO @generation, @head, @last FROM schemaless.shard_head {where}"
-        " FOR UPDATE;"
-        "SET @clock = UTC_TIMESTAMP(6), @created_at = GREATEST(CAST(@last AS DATETIME(6)), UTC_TIMESTAMP(6));"
-        f"{_INSERT.format(sql('%s', Name(datastore.database(shard))))}{rows};"
-        f"UPDATE schemaless.shard_head SET head = @head + {len(cells)}, last_created_at = @created_at {where};"
-        "COMMIT;"
-        f"SELECT @generation, @head, {MICROSECONDS.format('@created_at')}, {MICROSECONDS.format('@clock')}"
-    )
-    generation, head, created_at, clock = map(int, results[-1].rows[0])
-    _warn_if_behind(datastore, shard, clock=clock, created_at=created_at)
-    return [Placed(PutStatus.STORED, shard, generation, head + n, created_at) for n in range(1, len(cells) + 1)]
-
-
 def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
     """Under the locks: finds which cells exist, inserts the others."""
     heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
     existing = yield from get(datastore, [(cell.shard, cell.key) for cell in cells])
     missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
     if missing:
-        inserted = iter((yield from append(datastore, heads, now, missing)))
+        inserted = iter((yield from insertion.append(datastore, heads, now, missing)))
     else:
         yield "COMMIT"
         inserted = iter(())
     return [
         next(inserted) if found is None else _compared(cell, found) for cell, found in zip(cells, existing, strict=True)
     ]
-
-
-def _row_values(cell: ShardCell) -> Script:
-    row_key, column_name, ref_key = _key(cell.key)
-    return f"x'{row_key.hex()}', x'{column_name.hex()}', {ref_key}, x'{cell.body.hex()}'"
 
 
 def _key(key: CellKey) -> tuple[bytes, bytes, int]:
@@ -271,13 +202,3 @@ def _one(rows: Sequence[Row], shard: int) -> StoredCell | None:
 def _stored(found: Row, shard: int) -> StoredCell:
     row_key, column_name, ref_key, generation, added_id, created_at, body = found
     return StoredCell(row_key, column_name, ref_key, shard, generation, added_id, created_at, body)
-
-
-def _warn_if_behind(datastore: Datastore, shard: int, *, clock: int, created_at: int) -> None:
-    if created_at - clock > CLOCK_BEHIND_MAX_US:
-        log.warning(
-            "the master's clock is behind the last created_at of a shard",
-            datastore=datastore.name,
-            shard=shard,
-            behind_s=(created_at - clock) / 1e6,
-        )

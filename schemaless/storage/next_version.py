@@ -11,7 +11,7 @@ import msgspec
 from schemaless.cell import REF_KEY_MAX, Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.codec import same_body
 from schemaless.errors import Corrupt, Invalid
-from schemaless.storage import entity_table, idempotency_table, shard_head
+from schemaless.storage import entity_table, idempotency_table, insertion, shard_head
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Name, sql
@@ -50,7 +50,7 @@ def put_next(datastore: Datastore, new: NewVersion) -> Operation[NextVersion]:
         also = [
             idempotency_table.insertion(datastore.name, new.row_key, new.column_name, new.idempotency_key, key.ref_key)
         ]
-    (placed,) = yield from entity_table.append(datastore, heads, now, [cell], also)
+    (placed,) = yield from insertion.append(datastore, heads, now, [cell], also)
     return NextVersion(cell, placed, replayed=False)
 
 

@@ -6,14 +6,14 @@ the head in the same transaction. So whoever sees head n can read every cell up 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from schemaless.errors import Misconfigured
 from schemaless.location import GenerationStart
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Script, Time, commas, sql
+from schemaless.storage.sql import Script, commas, sql, time_literal
 
 MICROSECONDS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {})"
 """SQL for a DATETIME(6) as an integer: drivers read it several times faster than a datetime."""
@@ -38,7 +38,7 @@ class Movement(msgspec.Struct, frozen=True, gc=False):
     generations_sum: int
 
 
-_HEAD_COLUMNS = f"shard, generation, head, {MICROSECONDS.format('last_created_at')}"
+_HEAD_COLUMNS = f"heads.shard, generation, head, {MICROSECONDS.format('last_created_at')}"
 
 
 def movement(datastore: str) -> Operation[Movement]:
@@ -57,7 +57,7 @@ def heads(datastore: str) -> Operation[list[Head]]:
     """Heads of the shards whose home is this server's cluster, as this server shows them."""
     rows = yield from query(
         sql(
-            f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head WHERE datastore = %s ORDER BY shard",
+            f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads WHERE datastore = %s ORDER BY shard",
             datastore,
         )
     )
@@ -80,7 +80,7 @@ def history(datastore: str, shard: int) -> Operation[tuple[Head, list[Generation
     """Head and generations of one shard as this server shows them. Raises Misconfigured: it doesn't live here."""
     where = sql("WHERE datastore = %s AND shard = %s", datastore, shard)
     found, starts = yield (
-        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head {where};"
+        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where};"
         f"SELECT generation, starts_at FROM schemaless.shard_generation {where} ORDER BY generation"
     )
     if not found.rows:
@@ -92,12 +92,8 @@ def lock(datastore: str, shards: Iterable[int]) -> Operation[tuple[dict[int, Hea
     """Begins a transaction and locks the heads, in shard order. Returns them and the master's clock under the lock."""
     wanted = sorted(set(shards))
     found = yield (
-        sql(
-            f"BEGIN; SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head WHERE datastore = %s AND shard IN ",
-            datastore,
-        )
-        + f"({commas([str(shard) for shard in wanted])}) ORDER BY shard FOR UPDATE;"
-        + f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}"
+        f"BEGIN;SELECT {_HEAD_COLUMNS} {_from_exactly(datastore, wanted)} FOR UPDATE;"
+        f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}"
     )
     locked = {row[0]: Head(*row) for row in found[1].rows}
     if len(locked) != len(wanted):
@@ -106,16 +102,62 @@ def lock(datastore: str, shards: Iterable[int]) -> Operation[tuple[dict[int, Hea
     return locked, int(found[2].rows[0][0])
 
 
-def move(datastore: str, moved: Mapping[int, Head]) -> Script:
-    """Part of the transaction that inserted the cells: all the new heads in one statement."""
-    rows = [
-        sql("(%s, %s, %s, %s, %s)", datastore, h.shard, h.generation, h.added_id, Time(h.last_created_at))
-        for h in moved.values()
+def move(datastore: str, moved: Iterable[Head]) -> Script:
+    """Part of the transaction that inserted the cells: all the new heads in one statement, each by its key."""
+    name = sql("%s", datastore.encode())
+    return _MOVE.format(
+        commas([f"({name},{h.shard},{h.generation},{h.added_id},{time_literal(h.last_created_at)})" for h in moved])
+    )
+
+
+def lock_into_variables(datastore: str, shards: Sequence[int]) -> Script:
+    """Locks the heads, in shard order. The nth has its head in @hn, generation in @gn, the created_at of what is
+    inserted now in @cn; @clock is the master's clock under the lock. A head that isn't here leaves NULLs.
+    """
+    values = [
+        f"MAX(CASE heads.shard WHEN {shard} THEN {column} END)"
+        for shard in shards
+        for column in ("head", "generation", "last_created_at")
     ]
+    variables = [f"@{letter}{n}" for n in range(len(shards)) for letter in "hgc"]
+    moments = [f"@c{n}=GREATEST(CAST(@c{n} AS DATETIME(6)),UTC_TIMESTAMP(6))" for n in range(len(shards))]
     return (
-        "INSERT INTO schemaless.shard_head (datastore, shard, generation, head, last_created_at) VALUES "
-        + commas(rows)
-        + " ON DUPLICATE KEY UPDATE head = VALUES(head), last_created_at = VALUES(last_created_at)"
+        f"SELECT {commas(values)} INTO {commas(variables)} {_from_exactly(datastore, shards)} FOR UPDATE;"
+        f"SET @clock=UTC_TIMESTAMP(6),{commas(moments)}"
+    )
+
+
+def move_by_variables(datastore: str, counts: Mapping[int, int]) -> Script:
+    """As `move`, behind `lock_into_variables` of the same shards: `counts` cells were inserted into each."""
+    name = sql("%s", datastore.encode())
+    return _MOVE.format(
+        commas([f"({name},{shard},@g{n},@h{n}+{count},@c{n})" for n, (shard, count) in enumerate(counts.items())])
+    )
+
+
+def select_variables(count: int) -> Script:
+    """The clock, then (generation, head before, created_at) of each; times in microseconds since the epoch."""
+    return f"SELECT {MICROSECONDS.format('@clock')}," + commas(
+        [f"@g{n},@h{n},{MICROSECONDS.format(f'@c{n}')}" for n in range(count)]
+    )
+
+
+_MOVE = (
+    "INSERT INTO schemaless.shard_head (datastore, shard, generation, head, last_created_at) VALUES {}"
+    " ON DUPLICATE KEY UPDATE head = VALUES(head), last_created_at = VALUES(last_created_at)"
+)
+
+
+def _from_exactly(datastore: str, shards: Sequence[int]) -> Script:
+    """FROM these heads, found one by one by their keys. A condition `shard IN (…)` may scan the table instead, and
+    then waits for the locks of heads that it doesn't want.
+    """
+    first, *others = shards
+    wanted = "".join([f"SELECT {first} AS shard", *(f" UNION ALL SELECT {shard}" for shard in others)])
+    name = sql("%s", datastore.encode())
+    return (
+        f"FROM ({wanted}) AS wanted STRAIGHT_JOIN schemaless.shard_head AS heads"
+        f" ON heads.datastore = {name} AND heads.shard = wanted.shard"
     )
 
 

@@ -52,14 +52,14 @@ def _rare_literal(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, Time):
-        return _time_text(value.microseconds)
+        return time_literal(value.microseconds)
     if isinstance(value, Name):
         return "`" + value.text.replace("`", "``") + "`"
     raise TypeError(f"no SQL literal for {type(value).__name__}")
 
 
 @lru_cache(maxsize=1024)
-def _time_text(microseconds: int) -> str:
+def time_literal(microseconds: int) -> str:
     """Kept for a while: the cells of a transaction have few times between them, and rendering one is slow."""
     return "'" + (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
 

@@ -16,7 +16,7 @@ from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey, Stor
 from schemaless.codec import encode_body
 from schemaless.errors import SchemalessError
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, shard_head
+from schemaless.storage import entity_table, insertion, shard_head
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation
 from schemaless.storage.sql import Name, sql
@@ -63,9 +63,9 @@ def put_with_the_lock_let_go(datastore: Datastore, cells: Sequence[ShardCell]) -
         shard: shard_head.Head(shard, head.generation, head.added_id + counts[shard], now)
         for shard, head in heads.items()
     }
-    yield f"{shard_head.move(datastore.name, moved)};COMMIT"
+    yield f"{shard_head.move(datastore.name, moved.values())};COMMIT"
     yield "BEGIN"
-    return (yield from entity_table.append(datastore, heads, now, cells))
+    return (yield from insertion.append(datastore, heads, now, cells))
 
 
 def meddled(operation: Operation[list], rng: random.Random) -> Operation[list]:

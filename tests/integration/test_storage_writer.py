@@ -143,8 +143,10 @@ async def test_concurrent_puts_of_the_same_cells_agree(writer, async_storage, da
     assert sum(head.added_id for head in heads) == 1
 
 
-async def test_large_bodies_go_in_pieces(writer, make_datastore):
+async def test_large_bodies_go_in_pieces(async_storage, make_datastore):
     """A batch larger than one operation is cut, and the order of its items holds across the cut."""
+    patient = SETTINGS.model_copy(update={"home_timeout_s": 30.0, "buffer_timeout_s": 30.0})
+    writer = CellWriter(async_storage, patient)
     datastore = make_datastore(placement=("a",))
     cells = [cell(row_key(), text=os.urandom(450_000).hex()) for _ in range(12)]
     assert sum(len(c.body) for c in cells) > 5 << 20
