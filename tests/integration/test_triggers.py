@@ -1,0 +1,173 @@
+"""Trigger programs as processes: order, attempts, stopped shards, and where a program begins."""
+
+import json
+import time
+
+import pytest
+
+from schemaless.bus.topics import ensure_topics
+from schemaless.codec import encode_body
+from schemaless.storage import checkpoint_table
+from schemaless.storage.checkpoint_table import State
+from schemaless.storage.entity_table import CellKey, ShardCell
+from tests.consumer_harness import heads, reached, running_consumer, wait_until_finished, write_program
+from tests.log_harness import new_cell, put, running_tailers
+
+pytestmark = pytest.mark.storage
+
+SHARDS = 4
+PROGRAM = """
+import asyncio, json, os, pathlib
+from schemaless import Skip, Stop, trigger
+
+HERE = pathlib.Path(__file__).parent
+CALLS = os.open(HERE / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def note(what, cell, context):
+    line = [what, str(cell.row_key), cell.ref_key, cell.body.get("n"), str(cell.location), context.attempt]
+    os.write(CALLS, (json.dumps(line) + "\\n").encode())
+
+@trigger(column="BASE")
+def check(cell, context):
+    note("check", cell, context)
+    if cell.body.get("fails", 0) >= context.attempt:
+        raise RuntimeError("the processor said no")
+    if cell.body.get("stop"):
+        if not (HERE / "repaired").exists():
+            raise Stop("the customer's account is locked")
+    if cell.body.get("skip"):
+        raise Skip("nothing to do")
+
+@trigger(column="BASE")
+%s second(cell, context):
+    note("second", cell, context)
+"""
+
+
+@pytest.fixture(scope="module")
+def datastore(make_datastore, kafka):
+    made = make_datastore(shards=SHARDS, partitions=2)
+    ensure_topics(kafka, made)
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tailer(running, kafka, datastore):
+    with running_tailers(1, running.path, kafka, datastore) as (started,):
+        yield started
+
+
+@pytest.fixture
+def settings(running, kafka):
+    return {"topology": running.path, "kafka": kafka, "attempts_max": 3, "retry_delay_s": 0.05}
+
+
+def run(program, datastore, settings, *more):
+    return running_consumer(["consumers", program, "--datastore", datastore.name, *more], settings)
+
+
+def calls(folder):
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+def wait_for(what, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def stands(storage, datastore, consumer, shard):
+    master = storage.master(datastore.home(shard))
+    (found,) = master.run(lambda: checkpoint_table.of_consumer(datastore.name, consumer, [shard]))
+    return found
+
+
+def test_each_shard_is_called_in_order_also_when_calls_fail(tmp_path, storage, datastore, settings):
+    """A failed call comes again before its shard goes on, with its number; each function of a column has its own."""
+    program = write_program(tmp_path, "order", PROGRAM % "async def")
+    cells = [new_cell(datastore, {"n": n, "fails": 2 if n % 40 == 7 else 0, "skip": n % 3}) for n in range(120)]
+    put(storage, datastore, cells[:60])
+    with run(program, datastore, settings) as process:
+        put(storage, datastore, cells[60:])
+        wait_until_finished(storage, datastore, "trigger:order")
+        assert process.stop() == 0
+    made = calls(tmp_path)
+    for function in ("check", "second"):
+        of_function = [call for call in made if call[0] == function]
+        for shard in range(SHARDS):
+            places = [int(call[4].split(":")[2]) for call in of_function if call[4].startswith(f"{shard}:")]
+            assert list(dict.fromkeys(places)) == list(range(1, heads(storage, datastore)[shard] + 1))
+    attempts = {call[3]: call[5] for call in made if call[0] == "check"}
+    assert {n for n, attempt in attempts.items() if attempt == 3} == {7, 47, 87}
+    assert len([call for call in made if call[0] == "second" and call[3] is not None]) >= 120
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [({"stop": True}, "the customer's account is locked"), ({"fails": 99}, "failed 3 times")],
+    ids=["told to stop", "attempts exhausted"],
+)
+def test_a_shard_stops_with_its_reason_and_others_go_on(tmp_path, storage, datastore, settings, body, reason):
+    """The last attempt stops the shard and says why; the others finish; resumed, it goes on at that very cell."""
+    name = "stops_" + next(iter(body))
+    program = write_program(tmp_path, name, PROGRAM % "def")
+    consumer = f"trigger:{name}"
+    with run(program, datastore, settings, "--from", "end") as process:
+        wait_for(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
+        start = heads(storage, datastore)
+        put(storage, datastore, [new_cell(datastore, {"n": 1, **body}, shard=1)])
+        put(storage, datastore, [new_cell(datastore, {"n": 2}, shard=shard) for shard in range(SHARDS)])
+        wait_for(lambda: stands(storage, datastore, consumer, 1).state is State.STOPPED)
+        others = {shard: head for shard, head in heads(storage, datastore).items() if shard != 1}
+        wait_for(lambda: others.items() <= reached(storage, datastore, consumer).items())
+        stopped = stands(storage, datastore, consumer, 1)
+        assert reason in stopped.reason
+        assert stopped.location.added_id == start[1]
+        if "stop" in body:
+            (tmp_path / "repaired").touch()
+            master = storage.master(datastore.home(1))
+            assert master.run(lambda: checkpoint_table.resume(datastore.name, consumer)) == 1
+            wait_until_finished(storage, datastore, consumer)
+        assert process.stop() == 0
+
+
+def test_a_program_that_begins_at_the_end_sees_only_what_comes(tmp_path, storage, datastore, settings):
+    """--from end counts for shards without a checkpoint; after that its checkpoints count."""
+    program = write_program(tmp_path, "late", PROGRAM % "def")
+    put(storage, datastore, [new_cell(datastore, {"n": "before"}) for _ in range(8)])
+    with run(program, datastore, settings, "--from", "end") as process:
+        wait_for(lambda: len(reached(storage, datastore, "trigger:late")) == SHARDS)
+        put(storage, datastore, [new_cell(datastore, {"n": "after"}) for _ in range(8)])
+        wait_until_finished(storage, datastore, "trigger:late")
+        assert process.stop() == 0
+    put(storage, datastore, [new_cell(datastore, {"n": "between"}) for _ in range(8)])
+    with run(program, datastore, settings, "--from", "end"):
+        wait_until_finished(storage, datastore, "trigger:late")
+    noted = [call[3] for call in calls(tmp_path) if call[0] == "check"]
+    assert (noted.count("before"), noted.count("after"), noted.count("between")) == (0, 8, 8)
+
+
+def test_other_columns_move_the_checkpoint_without_a_call(tmp_path, storage, datastore, settings):
+    """A cell of a column without a trigger is finished at once."""
+    program = write_program(tmp_path, "columns", PROGRAM % "def")
+    with run(program, datastore, settings, "--from", "end"):
+        wait_for(lambda: len(reached(storage, datastore, "trigger:columns")) == SHARDS)
+        base = [new_cell(datastore, {"n": 1}) for _ in range(8)]
+        other = [ShardCell(CellKey(cell.key.row_key, "OTHER", 1), encode_body({}), cell.shard) for cell in base]
+        put(storage, datastore, [*base, *other])
+        wait_until_finished(storage, datastore, "trigger:columns")
+    assert len([call for call in calls(tmp_path) if call[0] == "check"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("x = 1\n", "no function that is marked"), (None, "there is no trigger program")],
+)
+def test_a_program_that_can_not_run_says_so_in_one_line(tmp_path, capfd, datastore, settings, text, said):
+    """Nothing is started for a module that is missing or marks nothing."""
+    path = str(tmp_path / "missing.py") if text is None else write_program(tmp_path, "empty", text)
+    with run(path, datastore, settings) as process:
+        assert process.process.wait(20) == 1
+    assert said in capfd.readouterr().err
