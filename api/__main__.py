@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-import gc
+import logging
+import sys
 
+import structlog
 import uvicorn
 
 from api.app import create_served_app
-from api.one_write import OneWriteProtocol
 from schemaless.config import ApiSettings
+from schemaless.errors import SchemalessError
 
 STOP_TIMEOUT_S = 10
-YOUNG_OBJECTS_MAX = 20_000
-"""The collector looks at young objects this often instead of every 700: a call makes hundreds, and hardly any cycle."""
+
+log = structlog.get_logger()
 
 
-def main() -> None:
+def main() -> int:
     settings = ApiSettings()  # type: ignore[call-arg]  # from the environment
-    app = create_served_app(settings)
-    gc.collect()
-    gc.freeze()  # what lives as long as the process is never looked at again
-    gc.set_threshold(YOUNG_OBJECTS_MAX, 20, 20)
+    level = settings.log_level.lower()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())))
+    try:
+        app = create_served_app(settings)
+    except SchemalessError as error:
+        log.error("the API can't start", error=str(error), hint=error.hint)
+        return 1
     uvicorn.run(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=OneWriteProtocol,
+        http="httptools",
         ws="none",
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        log_level=settings.log_level,
+        log_level=level,
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,6 +20,7 @@ from api.routes import CONTRACT, OUTSIDE
 from api.services import opened_services
 from schemaless.config import ApiSettings
 from schemaless.errors import SchemalessError
+from schemaless.topology import load_topology
 
 PREFIX = "/v1/{datastore}"
 _NO_SUCH_PATH = Kind(404, "no-such-path", "There is no such path")
@@ -34,11 +35,15 @@ def create_served_app(settings: ApiSettings) -> ASGIApp:
 
 
 def create_app(settings: ApiSettings) -> FastAPI:
-    """Opens its services when it is started, closes them when it is stopped."""
+    """Opens its services when it is started, closes them when it is stopped.
+
+    Raises Misconfigured when the topology can't be read.
+    """
+    topology = load_topology(settings.topology)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened_services(settings) as services:
+        async with opened_services(settings, topology) as services:
             app.state.services = services
             yield
 

@@ -1,4 +1,4 @@
-"""Call: one request as the handlers see it. Payloads are read with a bound: what is too large is never held (I14)."""
+"""Call: one request as the handlers see it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import TYPE_CHECKING, Any
 from api.answer import Answer
 from api.negotiation import Format, answer_format, request_format
 from api.parameters import Parameter, parse_query
-from schemaless.errors import Malformed, NotFound, TooLarge
+from api.payload import Payload, Receive
+from schemaless.errors import NotFound
 from schemaless.sharding import shard_of
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
     from api.services import Services
 
-Receive = Callable[[], Awaitable[Any]]
 Scope = Mapping[str, Any]
 
 
 class Call:
     """`path` holds the named parts of the path as text, not yet looked at."""
 
-    __slots__ = ("_receive", "_scope", "path", "services")
+    __slots__ = ("_payload", "_receive", "_scope", "path", "services")
 
     def __init__(self, services: Services, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
         self.services = services
         self.path = path
         self._scope = scope
         self._receive = receive
+        self._payload: Payload | None = None
 
     async def datastore(self) -> Datastore:
         """Raises NotFound."""
@@ -58,25 +59,16 @@ class Call:
         return answer_format(self.header(b"accept"), batch=batch)
 
     async def payload(self, bytes_max: int) -> bytes:
-        """Raises TooLarge as soon as that is known."""
-        length = self.header(b"content-length")
-        if length and int(length) > bytes_max:
-            raise TooLarge(f"at most {bytes_max} bytes are taken, {int(length)} were announced")
-        message = await self._receive()
-        if not message.get("more_body") and message["type"] == "http.request":
-            return _bounded(message["body"], bytes_max)
-        return await self._long_payload(message, bytes_max)
+        """Raises TooLarge, Malformed or Unavailable."""
+        self._payload = Payload(self._receive, self.services.payload_budget)
+        return await self._payload.read(
+            bytes_max, self.header(b"content-length"), self.services.settings.payload_timeout_s
+        )
 
-    async def _long_payload(self, message: Mapping[str, Any], bytes_max: int) -> bytes:
-        gathered = bytearray()
-        while True:
-            if message["type"] == "http.disconnect":
-                raise Malformed("the connection ended within the payload")
-            gathered += message["body"]
-            _bounded(gathered, bytes_max)
-            if not message.get("more_body"):
-                return bytes(gathered)
-            message = await self._receive()
+    def finish(self) -> None:
+        """The answer is made: what the payload took of the process's bounds is free again."""
+        if self._payload is not None and self._payload.held_bytes:
+            self.services.payload_budget.give_back(self._payload.held_bytes)
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
@@ -93,9 +85,3 @@ def home_of(datastore: Datastore, row_key: bytes) -> tuple[int, str]:
     """Shard and home cluster of a row."""
     shard = shard_of(row_key, datastore.shards)
     return shard, datastore.home(shard)
-
-
-def _bounded(payload: bytes | bytearray, bytes_max: int) -> bytes:
-    if len(payload) > bytes_max:
-        raise TooLarge(f"at most {bytes_max} bytes are taken")
-    return payload  # type: ignore[return-value]

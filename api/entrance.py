@@ -71,6 +71,8 @@ async def answer_of(route: Route, call: Call) -> Answer:
         return await route.handler(call)
     except SchemalessError as error:
         return problem_answer(error)
+    finally:
+        call.finish()
 
 
 class _Watched:

@@ -15,12 +15,13 @@ from api.health import NodeHealth
 from api.index_catalogue import IndexCatalogue
 from api.lag import LagMeter
 from api.metrics import Metrics
+from api.payload import PayloadBudget
 from api.reader import Reader
 from api.writer import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.datastores import Catalogue
 from schemaless.storage.async_driver import AsyncStorage
-from schemaless.topology import load_topology
+from schemaless.topology import Topology
 
 log = structlog.get_logger()
 
@@ -34,15 +35,15 @@ class Services:
     health: NodeHealth
     lag: LagMeter
     metrics: Metrics
+    payload_budget: PayloadBudget
     writer: CellWriter
     build_eta: BuildEta
     index_catalogue: IndexCatalogue
 
 
 @asynccontextmanager
-async def opened_services(settings: ApiSettings) -> AsyncIterator[Services]:
-    """Raises Misconfigured when the topology can't be read; servers that are away don't keep it from opening."""
-    topology = load_topology(settings.topology)
+async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIterator[Services]:
+    """Servers that are away don't keep it from opening."""
     async with AsyncStorage(
         topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
     ) as storage:
@@ -65,6 +66,7 @@ async def opened_services(settings: ApiSettings) -> AsyncIterator[Services]:
                 health=health,
                 lag=lag,
                 metrics=metrics,
+                payload_budget=PayloadBudget(settings.payload_bytes_max),
             )
             await writer.close()
 

@@ -62,6 +62,9 @@ class ApiSettings(ServiceSettings):
     read_timeout_s: float = 2.0  # of one node; then the breaker opens and the next node is asked
     probe_timeout_s: float = 1.0  # of the questions that tell whether a node answers
     calls_max: int = 1000  # in hand at once; more get 503, so memory stays bounded
+    payload_bytes_max: int = 128 << 20  # of all long payloads in hand together
+    payload_timeout_s: float = 30.0  # for a slow line; a connection that sends nothing holds a call no longer
+    keep_alive_s: int = 75  # longer than clients and load balancers keep idle connections, so that they close first
     log_examined_max: int = 20_000  # added_ids that one page of a log looks at when few columns are asked for
     answer_bytes_max: int = 16 << 20  # a page ends before it; what can't be paged is a 413
     body_bytes_max: int = 1 << 20  # as sent
