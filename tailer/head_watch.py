@@ -31,7 +31,6 @@ class HeadWatch:
         changed = [name for name, movement in now.items() if self._seen.get(name) != movement]
         for name in changed:
             await self._read_heads(name)
-            self._seen[name] = now[name]
         return bool(changed)
 
     async def _read_heads(self, name: str) -> None:
@@ -39,6 +38,8 @@ class HeadWatch:
         known = self.heads.setdefault(name, {})
         moved = dict(_moved(known, found))
         known.update(moved)
+        # Of these heads, not of the question before: a minion that lags may have answered the second one.
+        self._seen[name] = Movement(sum(head.added_id for head in found), sum(head.generation for head in found))
         self._moved(name, moved)
 
 

@@ -139,11 +139,12 @@ async def test_an_unforeseen_failure_leaves_nobody_waiting(flusher):
     async def broken(items):
         raise ZeroDivisionError
 
-    batcher = Batcher(broken, BatchLimits())
-    future = batcher.submit([1], 1)
-    with pytest.raises(Unavailable):
-        await future
+    batcher = Batcher(broken, BatchLimits(items_max=1))
+    futures = [batcher.submit([n], 1) for n in range(3)]
     (lane,) = batcher._lanes
+    for future in futures:
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(future, 5)
     with pytest.raises(ZeroDivisionError):
         await lane
 
