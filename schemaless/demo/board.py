@@ -11,7 +11,7 @@ from rich.text import Text
 
 from schemaless.demo.catch_up import Positions
 
-LINE_EVERY_S = 5.0
+LINE_EVERY_S = 10.0
 LOADED = "cells loaded"
 
 
@@ -49,7 +49,7 @@ class Board:
         loaded = int(self._bars.tasks[0].completed)
         rate = (loaded - self._said) / (now - self._said_at)
         behind = ", ".join(f"{label} {positions.lag(name):,} behind" for name, label in self._labels.items())
-        self._console.print(f"{LOADED} {loaded:,} ({rate:,.0f}/s); {behind}", highlight=False)
+        self._console.print(f"{LOADED} {loaded:,} ({rate:,.0f}/s); {behind}", highlight=False, soft_wrap=True)
         self._said, self._said_at = loaded, now
 
     def __enter__(self) -> Board:

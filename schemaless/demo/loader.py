@@ -23,7 +23,9 @@ from schemaless.errors import SchemalessError, Unavailable
 BATCH_FLIGHTS = 500
 BATCHES_UNDER_WAY = 4
 STALL_TIMEOUT_S = 180.0
-PAUSE_S = 0.5
+PAUSE_S = 0.25
+PAUSE_MAX_S = 2.0
+SLICE_CELLS = 100
 
 _DONE = frozenset({PutStatus.STORED, PutStatus.ALREADY_STORED})
 
@@ -54,9 +56,12 @@ class Loader:
         """Raises the first error that putting again can't mend, a conflict say."""
         started = time.monotonic()
         batches = _batches(iter(flights))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(BATCHES_UNDER_WAY):
-                group.create_task(self._work(batches))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(BATCHES_UNDER_WAY):
+                    group.create_task(self._work(batches))
+        except* SchemalessError as failed:
+            raise failed.exceptions[0] from None
         self.count.seconds = time.monotonic() - started
         return self.count
 
@@ -66,18 +71,18 @@ class Loader:
             await self._store([flight.status_cell() for flight in batch])
 
     async def _store(self, cells: Sequence[NewCell]) -> None:
-        """Until every one of them is stored."""
-        moved = time.monotonic()
-        while cells:
-            left = await self._put(cells)
-            now = time.monotonic()
-            if len(left) < len(cells):
-                moved = now
-            elif now - moved > STALL_TIMEOUT_S:
+        """Until every one of them is stored. What has to be put again goes in small requests, after growing pauses."""
+        left = await self._put(cells)
+        pause_s, moved_at = PAUSE_S, time.monotonic()
+        while left:
+            await asyncio.sleep(pause_s)
+            before, left = left, [cell for part in _slices(left) for cell in await self._put(part)]
+            if len(left) < len(before):
+                pause_s, moved_at = PAUSE_S, time.monotonic()
+                continue
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            if time.monotonic() - moved_at > STALL_TIMEOUT_S:
                 raise Unavailable(f"{len(left)} cells could not be stored for {STALL_TIMEOUT_S:.0f} s")
-            if left:
-                await asyncio.sleep(PAUSE_S)
-            cells = left
 
     async def _put(self, cells: Sequence[NewCell]) -> Sequence[NewCell]:
         """Those that are to be put again."""
@@ -105,6 +110,10 @@ class Loader:
 def _batches(flights: Iterator[Flight]) -> Iterator[Sequence[Flight]]:
     while batch := list(islice(flights, BATCH_FLIGHTS)):
         yield batch
+
+
+def _slices(cells: Sequence[NewCell]) -> Iterator[Sequence[NewCell]]:
+    return (cells[start : start + SLICE_CELLS] for start in range(0, len(cells), SLICE_CELLS))
 
 
 def _raise_if_final(error: SchemalessError) -> None:
