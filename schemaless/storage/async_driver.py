@@ -11,6 +11,7 @@ import stamina
 from asyncmy.constants.CLIENT import FOUND_ROWS, MULTI_STATEMENTS
 
 from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.storage.idle_connections import IdleConnections
 from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
 from schemaless.storage.session import SESSION
 from schemaless.storage.sql import Script
@@ -34,7 +35,7 @@ class AsyncNode:
         self.node = node
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
-        self._idle: list[Any] = []
+        self._idle: IdleConnections[Any] = IdleConnections(lambda connection: connection.close())
         self._slots = asyncio.BoundedSemaphore(connections_max)
 
     async def run(
@@ -56,8 +57,8 @@ class AsyncNode:
             raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
 
     async def close(self) -> None:
-        while self._idle:
-            await self._idle.pop().ensure_closed()
+        while (connection := self._idle.take()) is not None:
+            await connection.ensure_closed()
 
     async def _run_with_retries(self, start: Start[T], again_on: tuple[type[SchemalessError], ...]) -> T:
         try:
@@ -77,21 +78,16 @@ class AsyncNode:
 
     async def _run_once(self, start: Start[T]) -> T:
         async with self._slots:
-            connection = self._idle.pop() if self._idle else await self._connect()
+            connection = self._idle.take() or await self._connect()
             try:
                 value = await _drive(connection, start(), self.node.name)
             except BaseException as error:  # cancelled or failed: it may be in any state
                 connection.close()
                 if isinstance(error, StorageUnavailable):
-                    self._drop_idle()
+                    self._idle.close_all()
                 raise
-            self._idle.append(connection)
+            self._idle.give(connection)
             return value
-
-    def _drop_idle(self) -> None:
-        """Where one connection was lost, the others were: a server that came back must not fail once for each."""
-        while self._idle:
-            self._idle.pop().close()
 
     async def _connect(self) -> Any:
         node = self.node

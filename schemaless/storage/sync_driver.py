@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from types import TracebackType
 from typing import TypeVar
@@ -12,6 +11,7 @@ import stamina
 from pymysql.constants import CLIENT
 
 from schemaless.errors import StorageUnavailable
+from schemaless.storage.idle_connections import IdleConnections
 from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
 from schemaless.storage.session import SESSION
 from schemaless.storage.sql import Script
@@ -30,7 +30,7 @@ class SyncNode:
         self.node = node
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
-        self._idle: queue.LifoQueue[pymysql.Connection] = queue.LifoQueue()
+        self._idle: IdleConnections[pymysql.Connection] = IdleConnections(_drop)
         self._slots = threading.BoundedSemaphore(connections_max)
 
     def run(self, start: Start[T]) -> T:
@@ -50,29 +50,26 @@ class SyncNode:
         raise AssertionError("stamina returns or raises")
 
     def close(self) -> None:
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        while (connection := self._idle.take()) is not None:
+            connection.close()
 
     def _run_once(self, start: Start[T]) -> T:
         if not self._slots.acquire(timeout=self._timeout_s):
             raise StorageUnavailable(f"{self.node.name}: no connection became free in {self._timeout_s} s")
         connection = None
         try:
-            connection = self._take()
+            connection = self._idle.take() or self._connect()
             value = _drive(connection, start(), self.node.name)
-            self._idle.put(connection)
+            self._idle.give(connection)
             connection = None
             return value
+        except StorageUnavailable:
+            self._idle.close_all()
+            raise
         finally:
             if connection is not None:  # an error may have left it in any state
-                connection._force_close()  # type: ignore[attr-defined]  # close() would wait for the server
+                _drop(connection)
             self._slots.release()
-
-    def _take(self) -> pymysql.Connection:
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return self._connect()
 
     def _connect(self) -> pymysql.Connection:
         node = self.node
@@ -120,6 +117,11 @@ class SyncStorage:
     ) -> None:
         for node in self.nodes.values():
             node.close()
+
+
+def _drop(connection: pymysql.Connection) -> None:
+    """Without a word to the server: it may hang, and close() would wait for it."""
+    connection._force_close()  # type: ignore[attr-defined]
 
 
 def _drive(connection: pymysql.Connection, operation: Operation[T], node: str) -> T:

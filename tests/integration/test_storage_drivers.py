@@ -1,0 +1,202 @@
+"""Both drivers on a server that closes, hangs, is killed and comes back; and what they do with a failed operation."""
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from schemaless.errors import Busy, DuplicateKey, Invalid, Misconfigured, StorageUnavailable
+from schemaless.storage.async_driver import AsyncNode
+from schemaless.storage.operation import query
+from schemaless.storage.sync_driver import SyncNode
+
+pytestmark = pytest.mark.storage
+
+
+class Sync:
+    """The synchronous driver with the face of the other one."""
+
+    def __init__(self, node, **options) -> None:
+        self.driver = SyncNode(node, **options)
+
+    async def run(self, start):
+        return await asyncio.to_thread(self.driver.run, start)
+
+    async def close(self):
+        self.driver.close()
+
+
+@pytest.fixture(params=["pymysql", "asyncmy"])
+async def open_node(request, topology):
+    """Opens a node of cluster b: its master, with options."""
+    opened = []
+
+    def open_one(**options):
+        kind = Sync if request.param == "pymysql" else AsyncNode
+        opened.append(kind(topology.cluster("b").master, **options))
+        return opened[-1]
+
+    yield open_one
+    for node in opened:
+        await node.close()
+
+
+@pytest.fixture
+def server(running):
+    """Cluster b's master; it runs again afterwards."""
+    handle = running.servers["b-master"]
+    yield handle
+    if handle.alive():
+        handle.cont()
+    else:
+        handle.start()
+
+
+def connection_id():
+    ((number,),) = yield from query("SELECT CONNECTION_ID()")
+    return number
+
+
+async def test_a_connection_is_used_again(open_node):
+    """One after the other: one connection."""
+    node = open_node()
+    assert await node.run(connection_id) == await node.run(connection_id)
+
+
+async def test_every_session_is_set(open_node):
+    """I3, I4: READ COMMITTED, UTC, strict; a lost client's locks don't outlive a minute."""
+    rows = await open_node().run(
+        partial(query, "SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
+    )
+    zone, mode, lock_wait_s, idle_s = rows[0]
+    assert (zone, lock_wait_s, idle_s) == ("+00:00", 3, 60)
+    assert "STRICT_ALL_TABLES" in mode
+
+
+async def test_a_killed_connection_is_opened_again(open_node):
+    """The operation runs again from its start; the caller notices nothing."""
+    node, other = open_node(), open_node()
+    victim = await node.run(connection_id)
+    await other.run(partial(query, f"KILL {victim}"))
+    assert await node.run(connection_id) != victim
+
+
+async def test_a_server_that_came_back_is_served_at_once(open_node, server):
+    """Connections from before its death don't fail one by one."""
+    node = open_node(connections_max=8)
+    await asyncio.gather(*(node.run(partial(query, "SELECT SLEEP(0.05)")) for _ in range(8)))
+    server.kill()
+    with pytest.raises(StorageUnavailable):
+        await node.run(connection_id)
+    server.start()
+    for _ in range(10):
+        assert await node.run(connection_id)
+
+
+async def test_a_hung_server_is_given_up_in_time(open_node, server):
+    """I14: SIGSTOP leaves the port open; the time-out holds all the same."""
+    node = open_node(timeout_s=1.0)
+    await node.run(connection_id)
+    server.stop()
+    started = time.monotonic()
+    with pytest.raises(StorageUnavailable):
+        await node.run(connection_id)
+    assert time.monotonic() - started < 8
+    server.cont()
+    assert await node.run(connection_id)
+
+
+async def test_errors_are_ours(open_node, make_datastore):
+    """I15: translated in one place, the driver's error kept as the cause."""
+    make_datastore(placement=("b",))
+    node = open_node()
+    for statement, kind in (
+        ("SELECT * FROM schemaless.nothing", Misconfigured),
+        ("SELECT nothing", Misconfigured),
+        ("INSERT INTO schemaless.format SELECT version FROM schemaless.format", DuplicateKey),
+    ):
+        with pytest.raises(kind, match="b-master") as caught:
+            await node.run(partial(query, statement))
+        assert caught.value.__cause__ is not None
+    assert await node.run(connection_id)
+
+
+async def test_a_failed_operation_leaves_no_transaction_behind(open_node, make_datastore):
+    """What an operation wrote before it raised is rolled back, and its locks are free."""
+    datastore = make_datastore(placement=("b",))
+    node = open_node(connections_max=1)
+    lock = f"SELECT head FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0 FOR UPDATE"
+
+    def failing():
+        yield f"BEGIN; {lock}"
+        raise Invalid("field", "is wrong")
+
+    with pytest.raises(Invalid):
+        await node.run(failing)
+    started = time.monotonic()
+    await open_node().run(partial(query, lock))
+    assert time.monotonic() - started < 2
+
+
+async def test_an_operation_may_handle_its_error(open_node, make_datastore):
+    """A refused script is thrown into the operation, rolled back; it may go on with another."""
+    make_datastore(placement=("b",))
+
+    def handling():
+        try:
+            yield "INSERT INTO schemaless.format SELECT version FROM schemaless.format"
+        except DuplicateKey:
+            return (yield from query("SELECT 'handled'"))
+        return None
+
+    assert await open_node().run(handling) == (("handled",),)
+
+
+async def test_busy_is_tried_again(open_node):
+    """A bounded number of times, each from the start."""
+    attempts = []
+
+    def busy():
+        attempts.append(1)
+        yield "SELECT 1"
+        raise Busy("give way")
+
+    with pytest.raises(Busy):
+        await open_node().run(busy)
+    assert len(attempts) == 4
+
+
+async def test_what_is_not_idempotent_is_not_run_again_after_a_loss(topology):
+    """A connection lost with the outcome unknown: the caller decides, not the driver."""
+    node = AsyncNode(topology.cluster("b").master)
+    attempts = []
+
+    def lost():
+        attempts.append(1)
+        ((number,),) = yield from query("SELECT CONNECTION_ID()")
+        yield f"KILL {number}"
+
+    with pytest.raises(StorageUnavailable):
+        await node.run(lost, again_on=(Busy,))
+    assert len(attempts) == 1
+    await node.close()
+
+
+def test_threads_share_a_bounded_pool(topology):
+    """I14: never more connections than allowed, and everybody is served."""
+    node = SyncNode(topology.cluster("b").master, connections_max=2)
+    seen = set()
+
+    def work():
+        for _ in range(20):
+            seen.add(node.run(connection_id))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    node.close()
+    assert 1 <= len(seen) <= 2
