@@ -8,6 +8,8 @@ import signal
 import pytest
 
 from schemaless.audit import audit
+from schemaless.bus.topics import ensure_topics
+from schemaless.stack.local import running_kafka
 from tests.log_harness import running_tailers, write_for
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
@@ -48,3 +50,23 @@ async def test_a_tailer_that_was_stopped_past_its_session_publishes_nothing(
         cells = await writing
         await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
         assert [tailer.stop() for tailer in tailers] == [0, 0]
+
+
+async def test_a_broker_that_hangs_and_dies_costs_nothing_but_time(running, make_datastore, async_storage, tmp_path):
+    """The broker is stopped, then killed and started again, while cells are written: the tailer goes on by itself."""
+    datastore = make_datastore(shards=8, partitions=4)
+    with running_kafka(tmp_path) as (kafka, broker):
+        await asyncio.to_thread(ensure_topics, kafka, datastore)
+        with running_tailers(1, running.path, kafka, datastore) as (tailer,):
+            writing = asyncio.create_task(write_for(async_storage, datastore, LOAD_S))
+            await asyncio.sleep(1.5)
+            broker.stop()
+            await asyncio.sleep(3)
+            broker.cont()
+            await asyncio.sleep(1)
+            broker.kill()
+            await asyncio.sleep(1)
+            await asyncio.to_thread(broker.start)
+            cells = await writing
+            await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
+            assert tailer.process.poll() is None, "the tailer lived through it"
