@@ -7,7 +7,7 @@ import sys
 import typer
 from pydantic import ValidationError
 
-from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo
+from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo, cli_indexes, cli_triggers
 from schemaless.errors import SchemalessError
 from schemaless.stack import commands as stack_commands
 
@@ -15,6 +15,8 @@ PARTS = [
     stack_commands,
     cli_cells,
     cli_datastores,
+    cli_indexes,
+    cli_triggers,
     cli_audit,
     cli_demo,
 ]  # each has `register(app)` and adds its own commands

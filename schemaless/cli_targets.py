@@ -38,6 +38,14 @@ def open_client(hosts: str, datastore: str) -> Client:
     return Client(named or ClientSettings().hosts or _stack_hosts(), datastore=datastore)
 
 
+def known_hosts() -> Sequence[str]:
+    """For a program that a command starts; none when no API is known, which it may not need."""
+    try:
+        return ClientSettings().hosts or _stack_hosts()
+    except Misconfigured:
+        return ()
+
+
 def servers() -> Servers:
     """Of SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, else of the embedded stack. Raises Misconfigured."""
     given = OperatorSettings()

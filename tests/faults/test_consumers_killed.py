@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 
 import pytest
 
@@ -50,7 +51,8 @@ async def test_kills_at_random_moments_lose_nothing(running, kafka, make_datasto
         cells = await writing
         for consumer in ("index:by_n", "trigger:census_of_base"):
             await asyncio.to_thread(wait_until_finished, storage, datastore, consumer, 60.0)
-        assert [victim.stop() for victim in victims] == [0, 0, 0, 0]
+        # One that was started a moment ago may not listen to SIGTERM yet.
+        assert {victim.stop() for victim in victims} <= {0, -signal.SIGTERM}
         report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=15)
     assert report.findings.named == []
     called = calls(tmp_path / "calls")
