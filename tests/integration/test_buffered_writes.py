@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import uuid
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings, CleanerSettings
 from schemaless.errors import StorageUnavailable
-from schemaless.sharding import shard_of
+from schemaless.sharding import by_rendezvous, shard_of
 from schemaless.storage import buffer_table, entity_table, shard_head
+from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
+from schemaless.topology import StorageCluster, Topology
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -263,3 +266,23 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+@pytest.fixture
+async def wider(topology):
+    """The same servers and a third cluster, whose master was never started."""
+    nobody = replace(topology.cluster("b").master, name="c-master", cluster="c", port=1, socket=None)
+    clusters = {**topology.clusters, "c": StorageCluster("c", nobody)}
+    async with AsyncStorage(Topology(clusters)) as opened:
+        yield opened
+
+
+async def test_another_secondary_is_tried_when_one_fails(wider, datastore):
+    """I5: rows that prefer the dead cluster go to the next one, together with their batch; copies stay 2."""
+    writer = CellWriter(wider, SETTINGS)
+    outcomes = await writer.put(datastore, [cell(n=n) for n in range(40)])
+    assert {(outcome.status, outcome.copies) for outcome in outcomes} == {(PutStatus.STORED, 2)}
+    preferred = {by_rendezvous(outcome.key.row_key, ["b", "c"])[0] for outcome in outcomes}
+    assert preferred == {"b", "c"}
+    assert await buffered(wider, datastore) == {outcome.key.row_key for outcome in outcomes}
+    await writer.close()
