@@ -34,7 +34,7 @@ _KNOWN_MAX = 500_000  # ids of rows that are known to stand at home: about 50 MB
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What one pass did. `waiting`: rows that it left, because no minion showed their cells yet."""
+    """What one pass did. `waiting`: rows that it looked at and left, because no minion showed their cells yet."""
 
     confirmed: int = 0
     rewritten: int = 0
@@ -61,10 +61,12 @@ class BufferSweep:
         self._at_home: set[int] = set()
 
     async def step(self) -> Swept:
-        """One pass over all rows that are old enough. Raises StorageUnavailable when the secondary is away."""
+        """One pass over all rows that are old enough; not beyond the point where neither a minion nor the home would
+        say anything new. Raises StorageUnavailable when the secondary is away.
+        """
         swept = Swept()
         known, self._at_home = self._at_home, set()
-        confirming = bool(self._minions)
+        confirming, rescuing = bool(self._minions), True
         after = 0
         while rows := await self._page(after):
             shown = await self._shown_by_a_minion(rows) if confirming else None
@@ -75,8 +77,14 @@ class BufferSweep:
             unseen = [row for row in rows if shown.get(row.buffer_id) is None]
             swept += Swept(waiting=len(unseen))
             self._remember(row.buffer_id for row in unseen if row.buffer_id in known)
-            swept += await self._rescue([row for row in unseen if row.buffer_id not in known])
+            if rescuing:
+                rescued = await self._rescue([row for row in unseen if row.buffer_id not in known])
+                swept += rescued or Swept()
+                rescuing = rescued is not None
             after = rows[-1].buffer_id
+            if not (confirming or rescuing):  # a home that is away must not cost a time-out for each page
+                self._remember(known)
+                break
             if len(rows) < self._settings.batch_rows_max:
                 break
         return swept
@@ -115,8 +123,8 @@ class BufferSweep:
         confirmed = await self._ask(self._secondary, partial(buffer_table.delete_confirmed, same)) if same else 0
         return Swept(confirmed=confirmed, conflicts=conflicts)
 
-    async def _rescue(self, rows: Sequence[Buffered]) -> Swept:
-        """Looks at home for cells that no minion shows; puts the missing ones there. Home away: they wait."""
+    async def _rescue(self, rows: Sequence[Buffered]) -> Swept | None:
+        """Looks at home for cells that no minion shows; puts the missing ones there. None: home is away, they wait."""
         old = [row for row in rows if row.age_s >= self._settings.rescue_grace_s]
         if not old:
             return Swept()
@@ -129,7 +137,7 @@ class BufferSweep:
             conflicts = await self._record_differing(old, standing)
         except StorageUnavailable as error:
             log.info("cells wait for their home", home=self._home, rows=len(old), error=str(error))
-            return Swept()
+            return None
         self._remember(row.buffer_id for row in old if standing.get(row.buffer_id) is not None)
         return Swept(rewritten=rewritten, conflicts=conflicts)
 

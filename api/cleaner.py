@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 
 import structlog
 import uvloop
@@ -14,7 +13,7 @@ import uvloop
 from api.buffer_sweep import BufferSweep, Swept
 from schemaless.config import CleanerSettings
 from schemaless.datastores import Catalogue
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.lifecycle import pause, run_service
 from schemaless.storage import idempotency_table
 from schemaless.storage.async_driver import AsyncNode, AsyncStorage
@@ -52,15 +51,27 @@ class Cleaner:
         return sum(await asyncio.gather(*(_tidied(master) for master in self._masters)))
 
     async def run(self, stop: asyncio.Event) -> None:
+        """Each pair in a loop of its own: a home that hangs holds up its own rows only."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_tidy(stop))
+                for sweep in self._sweeps:
+                    tasks.create_task(self._keep_swept(sweep, stop))
+        except* SchemalessError as group:
+            raise group.exceptions[0] from None
+
+    async def _keep_swept(self, sweep: BufferSweep, stop: asyncio.Event) -> None:
         turn_s = pause_s = self._settings.turn_s
-        tidied_at = 0.0
         while not stop.is_set():
-            swept = await self.step()
-            if time.monotonic() - tidied_at > _TIDY_PAUSE_S and not await self.tidy():
-                tidied_at = time.monotonic()
+            swept = await _swept(sweep)
             worked = swept.confirmed or swept.rewritten or swept.conflicts
             pause_s = turn_s if worked else min(pause_s * 2, turn_s * _PAUSE_MAX_TURNS)
             await pause(stop, pause_s)
+
+    async def _keep_tidy(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            deleted = await self.tidy()
+            await pause(stop, self._settings.turn_s if deleted else _TIDY_PAUSE_S)
 
 
 async def _swept(sweep: BufferSweep) -> Swept:

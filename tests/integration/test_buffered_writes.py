@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from api.cleaner import Cleaner
@@ -266,6 +267,32 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_a_hanging_home_holds_up_no_other_ones_rows(servers, topology, datastore, make_datastore):
+    """I6: many pages of rows for a home that hangs; a row for another home is written in time all the same."""
+    settings = CLEANER.model_copy(
+        update={"grace_s": 0.0, "rescue_grace_s": 0.0, "node_timeout_s": 0.5, "batch_rows_max": 10}
+    )
+    clusters = {**topology.clusters, "c": topology.cluster("b")}  # b's servers once more, as the home of other rows
+    others = make_datastore(placement=("b",))
+    async with AsyncStorage(Topology(clusters)) as opened:
+        master = opened.master("b")
+        await master.run(
+            partial(buffer_table.insert, datastore, [row_of(datastore, cell(n=n), claim=n) for n in range(300)])
+        )
+        servers["a-master"].stop()
+        stop = asyncio.Event()
+        cleaning = asyncio.create_task(Cleaner(opened, settings).run(stop))
+        await asyncio.sleep(1)
+        await master.run(
+            partial(buffer_table.insert, others, [msgspec.structs.replace(row_of(others, cell(), 1), home="c")])
+        )
+        await reaches(lambda: at_home(master, others), 1, REWRITE_MAX_S)
+        servers["a-master"].cont()
+        await reaches(lambda: buffered(opened, datastore), set(), 15)
+        stop.set()
+        await cleaning
 
 
 @pytest.fixture
