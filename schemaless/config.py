@@ -85,7 +85,7 @@ class TailerSettings(ServiceSettings):
     """The tailers."""
 
     poll_s: float = 0.005  # one small query per server and turn; see docs for what an idle turn costs
-    idle_poll_s: float = 0.02  # after a second without news
+    idle_poll_s: float = 0.03  # after a second without news: 2 % of a core for two servers
     batch_cells_max: int = 2000  # cells of one Kafka transaction: 2000 and 5000 drain alike
     batch_bytes_max: int = 8 << 20  # bounds memory when bodies are large
     batches_max: int = 8  # in hand at once, whatever the number of partitions: memory again
