@@ -4,6 +4,7 @@ import uuid
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemaless.cell import REF_KEY_MAX, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
@@ -11,6 +12,8 @@ from schemaless.errors import Misconfigured
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.operation import query
+from schemaless.storage.sql import sql
 from schemaless.storage.sync_driver import SyncStorage
 from schemaless.testing import MemoryEntityTable
 from schemaless.topology import Datastore
@@ -184,11 +187,38 @@ async def test_a_shard_of_another_cluster_takes_nothing(storage, make_datastore)
     assert storage.master("a").run(partial(shard_head.movement, datastore.name)).heads_sum == 0
 
 
-def test_random_rows_are_independent(storage, make_datastore):
-    """Many cells in one call come back in order, each under its own key."""
-    datastore = make_datastore(shards=SHARDS, partitions=1, placement=("a",))
-    cells = [cell(row=RowKey(uuid.uuid4().bytes), shard=n % SHARDS, n=n) for n in range(500)]
-    placed = storage.master("a").run(partial(entity_table.put_cells, datastore, cells))
+@pytest.mark.parametrize("shards", [2, 60, 80])
+def test_many_cells_of_many_shards_keep_their_order(storage, make_datastore, shards):
+    """I3: with heads in user variables, and with more shards than go that way."""
+    datastore = make_datastore(shards=shards, partitions=1, placement=("a",))
+    cells = [cell(row=RowKey(uuid.uuid4().bytes), shard=n % shards, n=n) for n in range(400)]
+    for part in (cells[:200], cells):  # the second time half of them exist
+        placed = storage.master("a").run(partial(entity_table.put_cells, datastore, part))
     found = storage.master("a").run(partial(entity_table.get, datastore, [(c.shard, c.key) for c in cells]))
-    assert [c.key for c in found] == [c.key for c in cells]
-    assert [c.added_id for c in found] == [p.added_id for p in placed]
+    assert [(c.key, c.shard, c.added_id) for c in found] == [
+        (c.key, p.shard, p.added_id) for c, p in zip(cells, placed, strict=True)
+    ]
+    assert statuses(placed) == [ALREADY] * 200 + [STORED] * 200
+    heads = storage.master("a").run(partial(shard_head.heads, datastore.name))
+    assert sum(head.added_id for head in heads) == 400
+
+
+@pytest.mark.parametrize("company", [False, True], ids=["new cells only", "beside one that exists"])
+def test_a_clock_that_went_back_is_told_and_changes_no_order(storage, make_datastore, company):
+    """I4: created_at stays where it was; more than 60 s behind is a loud warning."""
+    datastore = make_datastore(shards=1, partitions=1, placement=("a",))
+    node = storage.master("a")
+    old = [cell(row=OTHER_ROW)] if company else []
+    if old:
+        node.run(partial(entity_table.put_cells, datastore, old))
+    ahead = sql(
+        "UPDATE schemaless.shard_head SET last_created_at = UTC_TIMESTAMP(6) + INTERVAL 61 SECOND WHERE datastore = %s",
+        datastore.name,
+    )
+    node.run(partial(query, ahead))
+    (head,) = node.run(partial(shard_head.heads, datastore.name))
+    with capture_logs() as logged:
+        placed = node.run(partial(entity_table.put_cells, datastore, [*old, cell()]))
+    assert placed[-1].created_at == head.last_created_at
+    assert [entry["log_level"] for entry in logged] == ["warning"]
+    assert logged[0]["shard"] == 0

@@ -1,6 +1,7 @@
 """Masters and minions die and hang while puts run: nothing acknowledged is lost, no log has a hole (I3, I5, I6)."""
 
 import asyncio
+import os
 import random
 import uuid
 from collections import Counter
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults]
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
 CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
 CALLERS = 16
+ROUNDS = 50 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 1
 
 
 @pytest.fixture
@@ -103,7 +105,8 @@ async def test_nothing_acknowledged_is_lost_while_servers_die_and_hang(servers, 
     stop = asyncio.Event()
     cleaning = asyncio.create_task(Cleaner(async_storage, CLEANER).run(stop))
     puts = [asyncio.create_task(put_until(stop, writer, datastore, n, told)) for n in range(CALLERS)]
-    await strike(servers)
+    for _ in range(ROUNDS):
+        await strike(servers)
     stop.set()
     await asyncio.gather(*puts, cleaning)
     await writer.close()

@@ -7,6 +7,7 @@ the real operation, and with two broken ones, to show that the checker sees a ho
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import random
 from functools import partial
 
@@ -27,6 +28,7 @@ from tests.integration.dense_log_harness import (
 pytestmark = pytest.mark.storage
 
 WRITERS = 6
+KILLS = 1000 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 20
 SHARDS = (0, 1)
 
 
@@ -88,6 +90,7 @@ async def caught_up(async_storage, datastore) -> dict[int, int]:
     return pytest.fail("the minion does not follow")
 
 
+@pytest.mark.faults
 async def test_no_reader_ever_sees_a_hole(gang_of, async_storage, datastore):
     """I3, I4: dense, in commit order, created_at never falling, on master and minion, during and after the kills;
     and what a writer was told to be stored is there.
@@ -95,7 +98,7 @@ async def test_no_reader_ever_sees_a_hole(gang_of, async_storage, datastore):
     rng = random.Random(1)
     async with readers(async_storage, datastore) as checkers:
         gang = gang_of(put_with_the_lock)
-        for _ in range(20):
+        for _ in range(KILLS):
             await asyncio.sleep(rng.uniform(0.2, 0.6))
             await asyncio.to_thread(gang.kill_one, rng)
         gang.kill_all()
