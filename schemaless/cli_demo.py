@@ -9,6 +9,8 @@ from rich.console import Console
 
 from schemaless.config import StackSettings
 
+LOG_WIDTH = 140  # rich takes 80 where there is no terminal, too narrow for a report
+
 
 def register(app: typer.Typer) -> None:
     app.command()(demo)
@@ -25,4 +27,7 @@ def demo(running: RunningOption = False) -> None:
     from schemaless.demo.site import embedded_site, running_site
 
     site = running_site if running else embedded_site
-    raise typer.Exit(0 if run_demo(StackSettings(), Console(), site) else 1)
+    console = Console()
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    raise typer.Exit(0 if run_demo(StackSettings(), console, site) else 1)

@@ -49,7 +49,8 @@ def _entries_table(entries: Iterable[Entry]) -> Table:
 
 
 def _cells_table(title: str, cells: Iterable[FoundCell]) -> Table:
-    table = Table("location", "row key", "column", "ref_key", "body", title=title, title_justify="left")
+    table = Table("location", "row key", "column", "ref_key", title=title, title_justify="left")
+    table.add_column("body", no_wrap=True, overflow="ellipsis")
     for cell in cells:
         location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
         body = ", ".join(f"{name} {value}" for name, value in cell.body.items())
