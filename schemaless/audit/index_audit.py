@@ -43,7 +43,7 @@ class IndexAudit:
         self._definition = definition
         self._heads = heads
         self._findings = findings
-        self._expected_in: Counter[int] = Counter()
+        self._present_in: Counter[int] = Counter()  # entries that stand where they should, by index shard
 
     def run(self) -> IndexReport:
         for shard, head in self._heads.items():
@@ -52,7 +52,7 @@ class IndexAudit:
         for shard in self._heads:
             found = self._home(shard).run(partial(index_table.count_live, self._datastore, shard, self._definition))
             self.report.found += found
-            if found != self._expected_in[shard]:
+            if found != self._present_in[shard]:
                 self._name_extras(shard)
         return self.report
 
@@ -75,9 +75,8 @@ class IndexAudit:
         by_index_shard: dict[int, list[RowKey]] = {}
         for row_key, entry in expected.items():
             by_index_shard.setdefault(self._index_shard(entry), []).append(row_key)
-        for index_shard, keys in by_index_shard.items():
-            self._expected_in[index_shard] += len(keys)
         found = self._found(by_index_shard)
+        self._present_in.update(self._index_shard(expected[row_key]) for row_key in found)
         self.report.expected += len(expected)
         wrong = [row_key for row_key, entry in expected.items() if found.get(row_key) != entry]
         self.report.matched += len(expected) - len(wrong)

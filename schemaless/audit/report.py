@@ -60,7 +60,8 @@ class ShardReport:
     """One shard, up to the head that the audit fixed at its start.
 
     `held_from` is the first added_id that the topic still holds, None when it holds none; cells before it are
-    `not_held`. `superseded` counts records of a generation that a later one has replaced (I13).
+    `not_held`. `superseded` counts records of a generation that a later one has replaced (I13). `topic_end` is the
+    highest added_id in the topic, also beyond the head.
     """
 
     shard: int
@@ -72,6 +73,7 @@ class ShardReport:
     not_held: int = 0
     superseded: int = 0
     held_from: int | None = None
+    topic_end: int = 0
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from schemaless.audit.consumer_audit import audit_consumers
 from schemaless.audit.index_audit import IndexAudit
 from schemaless.audit.partition_audit import PartitionAudit, read_partition
 from schemaless.audit.patience import Patience
-from schemaless.audit.report import AuditReport, Findings, IndexReport, ShardReport
+from schemaless.audit.report import AuditReport, Findings, IndexReport, Kind, ShardReport
 from schemaless.audit.shard_comparison import ShardComparison
 from schemaless.audit.stored_cells import StoredCells
 from schemaless.bus.reader import PartitionReader
 from schemaless.location import GenerationStart
-from schemaless.storage import buffer_table, conflict_table, index_definition_table, shard_head
+from schemaless.storage import buffer_table, conflict_table, index_definition_table, shard_head, shard_log
 from schemaless.storage.sync_driver import SyncStorage
 from schemaless.topology import Datastore, Topology
 
@@ -39,6 +39,7 @@ def audit(topology: Topology, bootstrap: str, datastore: Datastore, *, stall_s: 
     with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
         shards, starts = _fix_heads(storage, datastore)
         foreign = _audit_topic(storage, reader, datastore, shards, starts, findings, Patience(stall_s))
+        _audit_ends(storage, datastore, shards, findings)
         heads = {shard: report.head for shard, report in shards.items()}
         consumers = audit_consumers(storage, datastore, heads, findings, Patience(stall_s))
         indexes = _audit_indexes(storage, datastore, heads, findings)
@@ -87,6 +88,19 @@ def _audit_topic(
         read_partition(reader, datastore, partition, one, patience)
         foreign += one.foreign
     return foreign
+
+
+def _audit_ends(
+    storage: SyncStorage, datastore: Datastore, reports: Mapping[int, ShardReport], findings: Findings
+) -> None:
+    """No cell and no record lies beyond a head that is read after them: not what a lost or restored head leaves."""
+    for shard, report in reports.items():
+        stored, head = storage.master(datastore.home(shard)).run(partial(shard_log.ends, datastore, shard))
+        if stored > head:
+            findings.add(Kind.MYSQL_WRONG, shard, f"there are cells up to {stored}, beyond the head {head}")
+        if report.topic_end > head:
+            detail = f"there are records up to {report.topic_end}, beyond the head {head}"
+            findings.add(Kind.TOPIC_EXTRA, shard, detail, count=report.topic_end - head)
 
 
 def _audit_indexes(

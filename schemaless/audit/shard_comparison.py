@@ -39,8 +39,9 @@ class ShardComparison:
     def take(self, record: Digest) -> None:
         """The shard's next record in the topic."""
         report = self.report
+        report.topic_end = max(report.topic_end, record.added_id)
         if record.added_id > report.head:
-            return  # written after the heads were fixed
+            return  # written after the heads were fixed, or lost in MySQL: the head as it is then will tell
         report.topic += 1
         if report.held_from is None:
             report.held_from = record.added_id

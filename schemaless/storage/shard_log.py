@@ -42,6 +42,15 @@ def read(datastore: Datastore, wanted: Sequence[Wanted], bytes_max: int) -> Oper
     return Batch(cells, cut=any(map(_was_cut, results, rows.values())))
 
 
+def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
+    """The highest added_id of the cells, then the head: read later, it is never the lower one (I3)."""
+    cells, heads = yield (
+        sql("SELECT COALESCE(MAX(added_id), 0) FROM %s.entity;", Name(datastore.database(shard)))
+        + sql("SELECT head FROM schemaless.shard_head WHERE datastore = %s AND shard = %s", datastore.name, shard)
+    )
+    return int(cells.rows[0][0]), int(heads.rows[0][0])
+
+
 _LENGTH = -1
 _BODY = -2
 _ADDED_ID = 4

@@ -10,6 +10,8 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from schemaless.audit import Kind, audit
+from schemaless.audit.index_audit import IndexAudit
+from schemaless.audit.report import Findings
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey, row_key_text
@@ -19,9 +21,11 @@ from schemaless.errors import NotFound
 from schemaless.index.definition import parse_definition
 from schemaless.index.transition import IndexWrite, index_writes
 from schemaless.location import BEGINNING, Location
+from schemaless.sharding import shard_of
 from schemaless.storage import buffer_table, checkpoint_table, index_definition_table, index_table, shard_log
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.checkpoint_table import Move
+from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.shard_log import Wanted
 from tests.log_harness import new_cell, put, run_sql
 
@@ -133,6 +137,17 @@ def test_a_cell_of_another_shard_is_named(audited, publish, storage, datastore):
     ((kind, shard, detail),) = found(audited())
     assert (kind, shard) == (Kind.MYSQL_WRONG, 0)
     assert detail.endswith("belongs to another shard")
+
+
+def test_what_a_restored_head_leaves_is_named(audited, publish, storage, datastore):
+    """MySQL lost its last cells, or only the head's last moves: nothing may lie beyond a head."""
+    publish()
+    behind = f"UPDATE schemaless.shard_head SET head = 4 WHERE datastore = '{datastore.name}' AND shard = 0"
+    run_sql(storage.master("a"), behind)
+    in_topic = (Kind.TOPIC_EXTRA, 0, "there are records up to 6, beyond the head 4")
+    assert found(audited()) == [(Kind.MYSQL_WRONG, 0, "there are cells up to 6, beyond the head 4"), in_topic]
+    run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id > 4")
+    assert found(audited()) == [in_topic]
 
 
 @pytest.mark.parametrize(
@@ -247,6 +262,20 @@ def test_damages_of_an_index_are_named(audited, publish, indexed, storage, datas
         (Kind.INDEX_DIFFERS, 0, row(altered)),
         (Kind.INDEX_EXTRA, 1, row(moved)),
     }
+
+
+def test_a_row_that_went_on_hides_no_extra_entry(indexed, storage, datastore):
+    """One entry left a shard since the heads were fixed, another stands there wrongly: the counts are as expected."""
+    (left, *_), (stray, *_) = [[write for write in indexed.values() if write.shard == shard] for shard in (0, 1)]
+    source = shard_of(left.row_key, datastore.shards)
+    put(storage, datastore, [ShardCell(CellKey(left.row_key, "BASE", 2), encode_body({}), source)])
+    gone = IndexWrite(0, left.row_key, Location(1, CELLS + 1), None)
+    wrong = IndexWrite(0, stray.row_key, stray.version, stray.entry)
+    run_sql(storage.master("a"), index_table.upserts(datastore, INDEX, [gone, wrong]))
+    findings = Findings()
+    report = IndexAudit(storage, datastore, INDEX, {0: CELLS, 1: CELLS}, findings).run()
+    assert [(f.kind, f.shard) for f in findings.named] == [(Kind.INDEX_EXTRA, 0)]
+    assert report.moved_on == 1
 
 
 def test_the_command_tells_and_exits_as_the_audit_found(running, kafka, datastore, publish, monkeypatch):
