@@ -115,11 +115,13 @@ class Checkpoints:
         ]
         if not moves:
             return
-        if self._stand is Stand.HOME:
-            await self._gathered[cluster].move(moves)
-        else:
+        if effect:
             name, master = self._datastore.name, self._storage.master(cluster)
-            await master.run(lambda: checkpoint_table.move_with(name, self.consumer, moves, effect))
+            missed = await master.run(lambda: checkpoint_table.move(name, self.consumer, moves, effect))
+            if missed:
+                raise _fenced(self.consumer, missed)
+        else:
+            await self._gathered[cluster].move(moves)
         stands.update({move.shard: move.to for move in moves})
 
 
@@ -150,17 +152,19 @@ class _GatheredMoves:
             except SchemalessError as error:
                 failures: list[SchemalessError | None] = [error for _ in batch]
             else:
-                failures = [_fenced(self._consumer, moves, missed) for moves, _ in batch]
+                failures = [self._failure([move for move in moves if move in missed]) for moves, _ in batch]
             for (_, done), failure in zip(batch, failures, strict=True):
                 _resolve(done, failure)
+
+    def _failure(self, missed: Sequence[Move]) -> Fenced | None:
+        return _fenced(self._consumer, missed) if missed else None
 
     async def _move(self, moves: Sequence[Move]) -> Collection[Move]:
         return await self._master.run(lambda: checkpoint_table.move(self._datastore, self._consumer, moves))
 
 
-def _fenced(consumer: str, moves: Iterable[Move], missed: Collection[Move]) -> Fenced | None:
-    taken = [move.shard for move in moves if move in missed]
-    return Fenced(f"{consumer}: another process moved the checkpoint of shard {taken[0]}") if taken else None
+def _fenced(consumer: str, missed: Sequence[Move]) -> Fenced:
+    return Fenced(f"{consumer}: another process moved the checkpoint of shard {missed[0].shard}")
 
 
 def _resolve(done: asyncio.Future[None], failure: SchemalessError | None) -> None:

@@ -1,7 +1,7 @@
 """checkpoint: how far a consumer has finished a shard. Owns the compare-and-set that I10 asks for.
 
 MySQL is not fenced by Kafka: two processes may believe that a shard is theirs. Whoever moves a checkpoint names the
-location that it read; if another one stands there, it is told so (Fenced) and nothing of its transaction remains.
+location that it read; if another one stands there, the checkpoint doesn't move and the caller is told.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from enum import StrEnum
 
 import msgspec
 
-from schemaless.errors import Fenced
 from schemaless.location import Location
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
@@ -85,24 +84,16 @@ def reached(datastore: str, consumer: str, shard: int) -> Script:
     )
 
 
-def move(datastore: str, consumer: str, moves: Sequence[Move]) -> Operation[list[Move]]:
-    """Moves checkpoints, each for itself; at least one. Returns those that another process moved meanwhile."""
-    (result,) = yield _compare_and_set(datastore, consumer, moves)
-    return [] if result.affected == len(moves) else (yield from _missed(datastore, consumer, moves))
+def move(datastore: str, consumer: str, moves: Sequence[Move], effect: Script = "") -> Operation[list[Move]]:
+    """Moves checkpoints, each for itself, in one transaction with `effect`; at least one. Returns those that another
+    process moved meanwhile.
 
-
-def move_with(datastore: str, consumer: str, moves: Sequence[Move], effect: Script) -> Operation[None]:
-    """Moves checkpoints, all in one transaction with the scripts of `effect`; at least one move.
-
-    Raises Fenced, with nothing changed, when another process moved one of them meanwhile.
+    The effect stays also then, so it must be one that may be repeated and come late (I11): that saves a round trip.
     """
-    results = yield ";".join(part for part in ("BEGIN", effect, _compare_and_set(datastore, consumer, moves)) if part)
-    if results[-1].affected != len(moves):
-        missed = yield from _missed(datastore, consumer, moves)
-        if missed:
-            yield "ROLLBACK"
-            raise Fenced(f"{consumer}: another process moved the checkpoint of shard {missed[0].shard}")
-    yield "COMMIT"
+    compare_and_set = _compare_and_set(datastore, consumer, moves)
+    results = yield f"BEGIN;{effect};{compare_and_set};COMMIT" if effect else compare_and_set
+    moved = results[-2 if effect else -1].affected
+    return [] if moved == len(moves) else (yield from _missed(datastore, consumer, moves))
 
 
 def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[int]:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from schemaless.errors import Fenced
+from schemaless.errors import SchemalessError
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import checkpoint_table
 from schemaless.storage.checkpoint_table import Move, State
@@ -52,7 +52,7 @@ def test_a_move_whose_answer_was_lost_counts_as_done(node, datastore):
     moved = Move(1, BEGINNING, Location(1, 5))
     assert move(node, datastore, moved) == []
     assert move(node, datastore, moved) == []
-    node.run(lambda: checkpoint_table.move_with(datastore, CONSUMER, [moved], ""))
+    assert node.run(lambda: checkpoint_table.move(datastore, CONSUMER, [moved], "DO 1")) == []
 
 
 def test_making_a_checkpoint_leaves_one_that_is_there(node, datastore):
@@ -63,17 +63,21 @@ def test_making_a_checkpoint_leaves_one_that_is_there(node, datastore):
     assert {n: c.location.added_id for n, c in stands(node, datastore).items()} == {1: 5, 2: 0}
 
 
-def test_an_effect_is_gone_when_its_checkpoint_was_moved_by_another(node, datastore):
-    """Effect and checkpoint are one transaction."""
-    make(node, datastore, 1, 7)
+def test_an_effect_and_its_checkpoints_are_one_transaction(node, datastore):
+    """Checkpoints move with the effect; one that another process moved is named, and stays where that put it."""
+    make(node, datastore, 1, 2, 7)
     effect = f"UPDATE schemaless.checkpoint SET added_id = 99 WHERE datastore = '{datastore}' AND shard = 7"
-    with pytest.raises(Fenced):
+    late = Move(2, Location(1, 3), Location(1, 4))
+    moves = [Move(1, BEGINNING, Location(1, 4)), late]
+    assert node.run(lambda: checkpoint_table.move(datastore, CONSUMER, moves, effect)) == [late]
+    assert {n: c.location.added_id for n, c in stands(node, datastore).items()} == {1: 4, 2: 0, 7: 99}
+    with pytest.raises(SchemalessError):
         node.run(
-            lambda: checkpoint_table.move_with(datastore, CONSUMER, [Move(1, Location(1, 3), Location(1, 4))], effect)
+            lambda: checkpoint_table.move(
+                datastore, CONSUMER, [Move(1, Location(1, 4), Location(1, 5))], effect + ";SELECT no_such_column"
+            )
         )
-    assert stands(node, datastore)[7].location == BEGINNING
-    node.run(lambda: checkpoint_table.move_with(datastore, CONSUMER, [Move(1, BEGINNING, Location(1, 4))], effect))
-    assert stands(node, datastore)[7].location.added_id == 99
+    assert stands(node, datastore)[1].location.added_id == 4
 
 
 def test_a_stopped_shard_keeps_its_reason_and_does_not_move_until_resumed(node, datastore):
