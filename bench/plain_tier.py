@@ -131,7 +131,16 @@ def main() -> None:
     given = options.parse_args()
     masters = [cluster.master for cluster in load_topology(given.topology).clusters.values()]
     app = make_app(masters, given.copies)
-    uvicorn.run(app, port=given.port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
+    uvicorn.run(
+        app,
+        port=given.port,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        log_level="warning",
+    )
 
 
 if __name__ == "__main__":
