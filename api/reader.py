@@ -77,10 +77,11 @@ class Reader:
     ) -> tuple[T, Served]:
         failure: StorageUnavailable | None = None
         for node in self._candidates(cluster, wish):
+            began = self._health.clock()
             try:
                 value = await question(node)
             except StorageUnavailable as error:
-                self._health.mark(node.node.name, answered=False)
+                self._health.read_failed(node, began)
                 failure = error
             else:
                 return value, Served(node.node.role, cluster, self._lag.lag_s(node))

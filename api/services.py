@@ -48,7 +48,7 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
         topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
     ) as storage:
         health = NodeHealth()
-        lag = LagMeter(storage, timeout_s=settings.probe_timeout_s, on_sample=health.mark)
+        lag = LagMeter(storage, timeout_s=settings.read_timeout_s, on_sample=health.sampled)
         reader = Reader(storage, health, lag, timeout_s=settings.read_timeout_s)
         writer = CellWriter(storage, settings)
         metrics = Metrics()

@@ -59,8 +59,8 @@ class ApiSettings(ServiceSettings):
     buffer_timeout_s: float = 1.0  # the secondary's share of the same 3 s
     min_copies: int = Field(default=1, ge=1, le=2)  # 2: no secondary reachable in time is a 503 (I5)
     breaker_open_s: float = 1.0  # how long a failing node is left alone before the next try
-    read_timeout_s: float = 2.0  # of one node; then the breaker opens and the next node is asked
-    probe_timeout_s: float = 1.0  # of the questions that tell whether a node answers
+    read_timeout_s: float = 2.0  # of one node; then the next one is asked, and the breaker opens unless it is only slow
+    probe_timeout_s: float = 1.0  # of each server, when /status asks them all
     calls_max: int = 1000  # in hand at once; more get 503, so memory stays bounded
     payload_bytes_max: int = 128 << 20  # of all long payloads in hand together
     payload_timeout_s: float = 30.0  # for a slow line; a connection that sends nothing holds a call no longer
