@@ -147,6 +147,10 @@ class TriggerHandler:
                 await asyncio.get_running_loop().run_in_executor(self._threads, call.bound())
         except Exception as error:
             return error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # we are to end
+            return _cancelled()
         return None
 
 
@@ -164,4 +168,11 @@ def _failure(call: _Call) -> Exception | None:
         call.bound()()
     except Exception as error:
         return error
+    except asyncio.CancelledError:
+        return _cancelled()
     return None
+
+
+def _cancelled() -> Exception:
+    """What a function awaited was cancelled, not the call. Let through, it would end our task without a word."""
+    return RuntimeError("something that the function waited for was cancelled")

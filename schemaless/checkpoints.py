@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from schemaless.errors import Fenced, SchemalessError
+from schemaless.errors import Fenced, SchemalessError, Unavailable
 from schemaless.handler import Advance, Script, Standing
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import checkpoint_table, shard_head
@@ -20,6 +20,7 @@ from schemaless.storage.checkpoint_table import Checkpoint, Move, State
 from schemaless.topology import Datastore
 
 T = TypeVar("T")
+_NO_OUTCOME = Unavailable("the move ended without an outcome")
 
 
 class Stand(Enum):
@@ -147,14 +148,15 @@ class _GatheredMoves:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             together = [move for moves, _ in batch for move in moves]
+            failures: list[SchemalessError | None] = [_NO_OUTCOME for _ in batch]
             try:
                 missed = await self._move(together)
-            except SchemalessError as error:
-                failures: list[SchemalessError | None] = [error for _ in batch]
-            else:
                 failures = [self._failure([move for move in moves if move in missed]) for moves, _ in batch]
-            for (_, done), failure in zip(batch, failures, strict=True):
-                _resolve(done, failure)
+            except SchemalessError as error:
+                failures = [error for _ in batch]
+            finally:  # whatever ended the move, nobody waits for ever
+                for (_, done), failure in zip(batch, failures, strict=True):
+                    _resolve(done, failure)
 
     def _failure(self, missed: Sequence[Move]) -> Fenced | None:
         return _fenced(self._consumer, missed) if missed else None

@@ -191,6 +191,7 @@ class Delivery:
         state.to_end = state.to_end and not ends
         if page:
             return Run(shard, location, page)
+        state.failures = 0
         if seen > location.added_id:
             log.warning("the topic has records that the log has not", shard=shard, after=str(location))
             state.seen = location.added_id

@@ -1,4 +1,4 @@
-"""Delivery over a log, checkpoints and a handler in memory: what reaches the consumer, whatever the topic brings."""
+"""Delivery (I9, I10) over a log, checkpoints and a handler in memory: what arrives, whatever the topic brings."""
 
 import asyncio
 
@@ -214,6 +214,23 @@ async def test_a_home_that_is_away_loses_nothing(world):
     await asyncio.sleep(0.3)
     await world.settle()
     assert world.handler.seen[0] == [1, 2, 3, 4, 5]
+
+
+async def test_an_outage_is_forgotten_by_shards_without_news():
+    """A shard that failed while it had nothing to read is served together with others again."""
+    world = World()
+    world.log.away = True
+    await world.delivery.step()
+    world.log.away = False
+    await asyncio.sleep(0.3)
+    await world.settle()
+    for shard in SHARDS:
+        world.log.grow(shard, 3)
+        await world.delivery.deliver(cells(shard, 3, 3))
+    reads = world.log.reads
+    await world.settle()
+    assert world.handler.seen == {0: [1, 2, 3], 2: [1, 2, 3]}
+    assert world.log.reads == reads + 1
 
 
 async def test_an_unfinished_run_comes_again_and_others_go_on():

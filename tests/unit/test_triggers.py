@@ -144,6 +144,24 @@ async def test_stop_and_park_stop_the_shard_with_their_reason(settings, said, re
     assert reason in outcome.stop_reason
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_function_whose_own_task_was_cancelled_has_failed(settings, is_async):
+    """A CancelledError of the function's making is an attempt like any other, never a silent end of the shard."""
+
+    def say(cell):
+        raise asyncio.CancelledError
+
+    async def say_later(cell):
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
+
+    handler = handler_of(settings, trigger(column="BASE")(say_later if is_async else say))
+    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(3)]
+    assert [outcome.retry_in_s for outcome in outcomes] == [0.1, 0.15, 0.0]
+    assert "cancelled" in outcomes[2].stop_reason
+
+
 async def test_attempts_are_counted_for_each_cell_and_their_delay_grows(settings):
     """The last attempt stops the shard; a resumed shard has all attempts again."""
     attempts = []
