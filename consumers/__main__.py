@@ -16,16 +16,16 @@ from schemaless.consumer_process import run_consumer_process
 from schemaless.errors import SchemalessError
 
 
-def main() -> int:
+def main() -> None:
     arguments = _arguments()
     try:
         program = load_program(arguments.module)
     except SchemalessError as error:
         print(f"error: {error} ({error.hint})", file=sys.stderr)
-        return 1
+        sys.exit(1)
     settings = ConsumerSettings()  # type: ignore[call-arg]  # from the environment
     start_at = StartAt(arguments.start)
-    return run_consumer_process(
+    run_consumer_process(
         program.consumer,
         settings,
         lambda storage: ProgramService(settings, storage, program, start_at).run(arguments.datastore),
@@ -41,4 +41,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

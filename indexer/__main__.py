@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 from indexer.service import IndexerService
 from schemaless.config import ConsumerSettings
 from schemaless.consumer_process import run_consumer_process
 
 
-def main() -> int:
+def main() -> None:
     settings = ConsumerSettings()  # type: ignore[call-arg]  # from the environment
-    return run_consumer_process("indexer", settings, lambda storage: IndexerService(settings, storage).run())
+    run_consumer_process("indexer", settings, lambda storage: IndexerService(settings, storage).run())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import NoReturn
 
 import structlog
 
@@ -32,30 +34,22 @@ Work = Callable[[AsyncStorage], Awaitable[None]]
 """Runs until it is cancelled."""
 
 
-def run_consumer_process(name: str, settings: ConsumerSettings, work: Work) -> int:
-    """Returns the exit status."""
-
-    async def serve(stop: asyncio.Event) -> None:
-        topology = load_topology(settings.topology)
-        async with AsyncStorage(
-            topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
-        ) as storage:
-            await _until_stopped(work(storage), stop)
-
-    watchdog = Watchdog(settings.hang_limit_s)
-
-    async def watched(stop: asyncio.Event) -> None:
-        watchdog.start()
-        ticking = asyncio.create_task(watchdog.tick())
-        try:
-            await serve(stop)
-        finally:
-            ticking.cancel()
-            watchdog.stop()
-
-    status = run_service(name, watched, log_level=settings.log_level)
+def run_consumer_process(name: str, settings: ConsumerSettings, work: Work) -> NoReturn:
+    """Ends the process: 0 after an orderly stop, 1 after a failure."""
+    status = run_service(name, partial(_serve, settings, work), log_level=settings.log_level)
     sys.stdout.flush()
     os._exit(status)  # a call that hangs in a worker thread would keep the interpreter from ending
+
+
+async def _serve(settings: ConsumerSettings, work: Work, stop: asyncio.Event) -> None:
+    topology = load_topology(settings.topology)
+    async with (
+        Watchdog(settings.hang_limit_s),
+        AsyncStorage(
+            topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
+        ) as storage,
+    ):
+        await _until_stopped(work(storage), stop)
 
 
 async def _until_stopped(work: Awaitable[None], stop: asyncio.Event) -> None:
@@ -88,15 +82,18 @@ class Watchdog:
         self._limit_s = limit_s
         self._ticked_at = time.monotonic()
         self._over = threading.Event()
+        self._ticking: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        self._ticked_at = time.monotonic()
+    async def __aenter__(self) -> None:
+        self._ticking = asyncio.create_task(self._tick())
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def stop(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._over.set()
+        if self._ticking is not None:
+            self._ticking.cancel()
 
-    async def tick(self) -> None:
+    async def _tick(self) -> None:
         while True:
             self._ticked_at = time.monotonic()
             await asyncio.sleep(_TICK_S)

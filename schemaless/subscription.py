@@ -103,6 +103,8 @@ class Subscription:
 
     async def take(self, partition: int, records: Sequence[Record]) -> None:
         """The partition's next records, in topic order. Returns when they are finished, or will come from the log."""
+        if not self._consumers:
+            return
         by_home: dict[str, list[StoredCell]] = {}
         for cell in self._cells(partition, records):
             by_home.setdefault(self._datastore.home(cell.shard), []).append(cell)

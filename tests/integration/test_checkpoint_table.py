@@ -1,10 +1,13 @@
 """Checkpoints on real servers: compare-and-set, alone and with an effect (I10)."""
 
+import asyncio
 import threading
 
 import pytest
 
-from schemaless.errors import SchemalessError
+from schemaless.checkpoints import Checkpoints, Stand
+from schemaless.errors import Fenced, SchemalessError
+from schemaless.handler import Advance, Standing
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import checkpoint_table
 from schemaless.storage.checkpoint_table import Move, State
@@ -119,3 +122,43 @@ def test_of_two_that_read_the_same_checkpoint_one_moves_it(node, datastore):
     for thread in threads:
         thread.join()
     assert [n for n, _ in sorted(wins)] == list(range(rounds))
+
+
+async def test_what_all_clusters_have_reached_counts_and_each_catches_up_by_itself(async_storage, make_datastore):
+    """A process that ended between two clusters left one ahead: only the other one moves, both get their effects."""
+    datastore = make_datastore(shards=2, partitions=1)
+
+    def opened():
+        return Checkpoints(async_storage, datastore, CONSUMER, Stand.EVERYWHERE)
+
+    first = opened()
+    assert (await first.read([0, 1]))[1] == Standing(BEGINNING)
+    ahead = [Move(0, BEGINNING, Location(1, 5))]
+    await async_storage.master("a").run(lambda: checkpoint_table.move(datastore.name, CONSUMER, ahead))
+    second = opened()
+    assert (await second.read([0]))[0].location == BEGINNING
+    await second.move({0: Advance(Location(1, 4))}, {"a": "DO 1", "b": "DO 1"})
+    assert (await second.read([0]))[0].location == Location(1, 4)
+    await second.move({0: Advance(Location(1, 9))}, {})
+    assert (await opened().read([0]))[0].location == Location(1, 9)
+    with pytest.raises(Fenced):
+        await first.move({0: Advance(Location(1, 3))}, {"b": "DO 1"})
+
+
+async def test_moves_of_many_shards_at_once_are_all_answered(async_storage, make_datastore):
+    """Moves that wait for one another share statements; a refused one doesn't refuse the others."""
+    datastore = make_datastore(shards=40, partitions=1, placement=("a",))
+    zombie, owner = (Checkpoints(async_storage, datastore, CONSUMER, Stand.HOME) for _ in range(2))
+    await zombie.read(range(40))
+    await owner.read(range(40))
+    await owner.move({7: Advance(Location(1, 3))}, {})
+    answers = await asyncio.gather(
+        *(zombie.move({shard: Advance(Location(1, 2))}, {}) for shard in range(40)), return_exceptions=True
+    )
+    assert [shard for shard, answer in enumerate(answers) if answer is not None] == [7]
+    assert isinstance(answers[7], Fenced)
+    found = await owner.read(range(40))
+    assert {shard: standing.location.added_id for shard, standing in found.items()} == {
+        **dict.fromkeys(range(40), 2),
+        7: 3,
+    }

@@ -1,4 +1,4 @@
-"""Index tables on real servers: the guard of I11, every type, and queries against a model of them."""
+"""Index tables on real servers: the guard (I11), every type, and queries against a model of them."""
 
 import random
 import uuid
