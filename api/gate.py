@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from api.batcher import Batcher, BatchLimits
 from api.breaker import Breaker, BreakerState
 from schemaless.cell import Cell
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.async_driver import AsyncNode
 from schemaless.storage.operation import Operation
 
@@ -64,6 +64,9 @@ class Gate(Generic[Written, Outcome]):
             outcomes = await self._node.run(partial(self._write, cells), timeout_s=timeout_s)
         except StorageUnavailable:
             self._breaker.failed()
+            raise
+        except SchemalessError:
+            self._breaker.succeeded()  # it answered
             raise
         self._breaker.succeeded()
         return outcomes
