@@ -7,7 +7,7 @@ import sys
 import typer
 from pydantic import ValidationError
 
-from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo, cli_indexes, cli_triggers
+from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo, cli_indexes, cli_tailer, cli_triggers
 from schemaless.errors import SchemalessError
 from schemaless.stack import commands as stack_commands
 
@@ -18,6 +18,7 @@ PARTS = [
     cli_indexes,
     cli_triggers,
     cli_audit,
+    cli_tailer,
     cli_demo,
 ]  # each has `register(app)` and adds its own commands
 

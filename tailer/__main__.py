@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 
+import structlog
 import uvloop
 
 from schemaless.config import TailerSettings
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.topology import load_topology
 from tailer.service import TailerService
+
+log = structlog.get_logger()
 
 
 async def serve(settings: TailerSettings) -> None:
@@ -27,7 +31,11 @@ async def serve(settings: TailerSettings) -> None:
 
 def main() -> None:
     settings = TailerSettings()  # type: ignore[call-arg]  # from the environment
-    uvloop.run(serve(settings))
+    try:
+        uvloop.run(serve(settings))
+    except Exception:
+        log.exception("the tailer ends; started again it goes on after the last committed transactions")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import structlog
 
@@ -20,12 +19,12 @@ from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
 from tailer.owned_partition import OwnedPartition
-from tailer.shared import Shared, pause
+from tailer.shared import Shared, in_thread, pause
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 POLL_S = 0.1
+TOPICS_TIMEOUT_S = 5.0
 RETRY_S = 1.0  # before a new seat is taken
 MISCONFIGURED_RETRY_S = 10.0  # somebody has to act first
 
@@ -59,7 +58,7 @@ class DatastoreTailer:
     async def _take_seat(self, tails: asyncio.TaskGroup) -> None:
         name = self._datastore.name
         try:
-            await self._in_group_thread(lambda: ensure_topics(self._shared.settings.kafka, self._datastore))
+            await in_thread(self._group_thread, self._ensure_topics)
             await self._hold_seat(tails)
         except BusUnavailable as error:
             log.warning("datastore is not tailed", datastore=name, why=str(error))
@@ -79,15 +78,18 @@ class DatastoreTailer:
         def revoked(partitions: Sequence[int]) -> None:
             asyncio.run_coroutine_threadsafe(self._release(partitions), loop).result()
 
-        membership = await self._in_group_thread(lambda: self._join(assigned, revoked))
+        membership = await in_thread(self._group_thread, lambda: self._join(assigned, revoked))
         try:
             while not (self._stopping.is_set() or self._seat_lost.is_set()):
-                await self._in_group_thread(lambda: membership.poll(POLL_S))
+                await in_thread(self._group_thread, lambda: membership.poll(POLL_S))
         finally:
             await self._release([owned.partition for owned in self._owned])
-            await self._in_group_thread(membership.close)
+            await in_thread(self._group_thread, membership.close)
         if self._seat_lost.is_set():
             await pause(RETRY_S, self._stopping)
+
+    def _ensure_topics(self) -> None:
+        ensure_topics(self._shared.settings.kafka, self._datastore, timeout_s=TOPICS_TIMEOUT_S)
 
     def _join(self, assigned: Callable[[Sequence[int]], None], revoked: Callable[[Sequence[int]], None]) -> Membership:
         settings = self._shared.settings
@@ -127,6 +129,3 @@ class DatastoreTailer:
             self._seat_lost.set()
         finally:
             del self._owned[owned]
-
-    async def _in_group_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._group_thread, call)

@@ -11,7 +11,7 @@ from schemaless.bus.partition_log import PartitionLog
 from schemaless.errors import Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
-from tailer.shared import Shared, pause
+from tailer.shared import Shared, in_thread, pause
 from tailer.tail import Tail
 
 log = structlog.get_logger()
@@ -56,11 +56,11 @@ class OwnedPartition:
             settings.kafka, self._datastore, self.partition, transaction_timeout_s=settings.transaction_timeout_s
         )
         try:
-            progress = await self._shared.in_thread(partition_log.open)
+            progress = await in_thread(self._shared.opening, partition_log.open)
             self._tail = Tail(self._datastore, partition_log, progress, self._shared)
             self.heads_moved(self._shared.heads(self._datastore.name))
             if not self._stopping.is_set():
                 await self._tail.run()
         finally:
             self._tail = None
-            await self._shared.in_thread(partition_log.close)
+            await in_thread(self._shared.opening, partition_log.close)

@@ -25,6 +25,7 @@ log = structlog.get_logger()
 DISCOVERY_S = 1.0
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
 AWAY_RETRY_S = 0.5
+OPENINGS_MAX = 32  # at once: each one mostly waits for the broker
 
 
 class TailerService:
@@ -41,7 +42,8 @@ class TailerService:
             sources=sources,
             heads=self._heads,
             slots=asyncio.Semaphore(settings.batches_max),
-            threads=ThreadPoolExecutor(settings.batches_max, thread_name_prefix="publish"),
+            publishing=ThreadPoolExecutor(settings.batches_max, thread_name_prefix="publish"),
+            opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
         )
 
     def stop(self) -> None:

@@ -23,10 +23,12 @@ class Shared:
     sources: Mapping[str, ClusterSource]
     heads: Callable[[str], Mapping[int, Location]]
     slots: asyncio.Semaphore
-    threads: Executor
+    publishing: Executor
+    opening: Executor
 
-    async def in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+async def in_thread(threads: Executor, call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
 async def pause(seconds: float, stopping: asyncio.Event) -> None:

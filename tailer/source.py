@@ -23,7 +23,7 @@ AWAY_S = 2.0
 
 
 class ClusterSource:
-    """Asks the first node that is not known to be away, the master first."""
+    """Asks the first node that is not known to be away, the master first. `timeout_s` is for small questions."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class ClusterSource:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    async def run(self, start: Start[T]) -> T:
+    async def run(self, start: Start[T], *, timeout_s: float | None = None) -> T:
         """Raises StorageUnavailable when no node of the cluster answers."""
         now = self._clock()
         for node in self._nodes:
             if self._away_until.get(node.node.name, 0.0) > now:
                 continue
             try:
-                value = await node.run(start, timeout_s=self._timeout_s)
+                value = await node.run(start, timeout_s=timeout_s or self._timeout_s)
             except StorageUnavailable as error:
                 self._mark_away(node, error)
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import structlog
 
@@ -20,7 +21,7 @@ from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Wanted
 from schemaless.topology import Datastore
 from tailer.shard_tail import ShardTail
-from tailer.shared import Shared, pause
+from tailer.shared import Shared, in_thread, pause
 from tailer.source import ClusterSource
 from tailer.turn import shares
 
@@ -96,7 +97,9 @@ class Tail:
             await self._cross_generations(turn)
             cells = await self._read(turn)
             if cells:
-                for shard, location in (await self._shared.in_thread(lambda: self._log.publish(cells))).items():
+                for shard, location in (
+                    await in_thread(self._shared.publishing, lambda: self._log.publish(cells))
+                ).items():
                     self._shards[shard].published = location
             return len(cells)
         finally:
@@ -135,8 +138,8 @@ class Tail:
                 await self._look_for_generation(shard_tail)
             following = shard_tail.following
             if following is not None and shard_tail.waiting == 0:
-                shard = shard_tail.shard
-                shard_tail.published = await self._shared.in_thread(lambda: self._log.announce(shard, following))  # noqa: B023
+                announce = partial(self._log.announce, shard_tail.shard, following)
+                shard_tail.published = await in_thread(self._shared.publishing, announce)
                 shard_tail.following = None
 
     async def _look_for_generation(self, shard_tail: ShardTail) -> None:
@@ -158,8 +161,10 @@ class Tail:
             Wanted(shard, self._shards[shard].published.added_id, limit)
             for shard, limit in shares(waiting, self._cells_max).items()
         ]
+        settings = self._shared.settings
         batch = await self._source(wanted[0].shard).run(
-            lambda: shard_log.read(self._datastore, wanted, self._shared.settings.batch_bytes_max)
+            lambda: shard_log.read(self._datastore, wanted, settings.batch_bytes_max),
+            timeout_s=settings.statement_timeout_s,
         )
         proven = [self._proven(part.shard, cells) for part, cells in zip(wanted, batch.cells, strict=True)]
         if not batch.cut:

@@ -70,12 +70,10 @@ class PartitionLog:
         Raises BusUnavailable, Fenced, or Misconfigured when progress can't be told.
         """
         try:
-            with translated(f"opening {self._name}"):
-                self._producer.init_transactions(self._timeout_s * 2)  # the predecessor's may have to run out first
+            self._fence()
             with PartitionReader(self._bootstrap) as reader:
                 progress = read_progress(reader, self._datastore, self._partition)
-            if progress.rebuilt:
-                self.record(progress.locations)
+            self._record(progress.unrecorded)
         except BaseException:
             self.usable = False
             raise
@@ -107,17 +105,29 @@ class PartitionLog:
             self._produce_progress({shard: reached})
         return reached
 
-    def record(self, locations: Mapping[int, Location]) -> None:
-        """Writes progress alone: after it was rebuilt, or when an operator says where to go on."""
-        if locations:
-            with self._transaction():
-                self._produce_progress(locations)
+    def seek(self, locations: Mapping[int, Location]) -> None:
+        """An operator says where to go on, instead of `open`. A tailer that has the partition is fenced, and reads it.
+
+        Raises BusUnavailable or Fenced.
+        """
+        self._fence()
+        self._record(locations)
 
     def close(self) -> None:
         """Frees the client. An open transaction is left to the next owner, who ends it."""
         self.usable = False
         self._producer.purge()
         del self._producer
+
+    def _fence(self) -> None:
+        with translated(f"opening {self._name}"):
+            self._producer.init_transactions(self._timeout_s * 2)  # the predecessor's may have to run out first
+
+    def _record(self, locations: Mapping[int, Location]) -> None:
+        """Progress alone."""
+        if locations:
+            with self._transaction():
+                self._produce_progress(locations)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -1,12 +1,14 @@
 """How far each shard of a partition has been published (I7): the records of the progress topic, and what they tell.
 
-Where the progress topic was lost, the cells topic itself tells: the last record of a shard is its progress. What
-neither can tell is never guessed.
+Every shard has a record from the first time that its partition is opened, so a missing record means that progress was
+lost. Then the cells topic itself tells: a shard's last record there is its progress. What neither can tell is never
+guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -19,22 +21,21 @@ _FIRST_WINDOW = 100_000
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Last published location of each shard that has one. `complete`: a shard that is missing was never published."""
+    """Last published location of each shard that is known; `unrecorded` are those that the progress topic lacked."""
 
     locations: Mapping[int, Location]
-    complete: bool
-    rebuilt: bool = False
+    unrecorded: Mapping[int, Location]
 
     def location(self, shard: int, head: int) -> Location:
         """Raises Misconfigured when nothing tells how much of a shard with cells has been published."""
         found = self.locations.get(shard)
         if found is not None:
             return found
-        if self.complete or head == 0:
+        if head == 0:
             return BEGINNING
         raise Misconfigured(
             f"shard {shard} has {head} cells, but neither the progress topic nor what is left of the cells topic tells"
-            f" how many of them were published: say it with `schemaless tailer seek DATASTORE {shard} LOCATION`"
+            f" how many of them were published: say it with `schemaless tailer seek DATASTORE LOCATION --shard {shard}`"
         )
 
 
@@ -67,35 +68,36 @@ def progress_value(shard: int, location: Location) -> bytes:
 
 def read_progress(reader: PartitionReader, datastore: Datastore, partition: int) -> Progress:
     """Up to the high watermark. Nobody may be publishing to the partition: its log was opened just now."""
-    span = reader.span(datastore.progress_topic, partition)
-    cells = reader.span(datastore.topic, partition)
-    if span.low > 0 or (span.high == 0 and cells.high > 0):  # cut, or made anew: it can't be trusted to be whole
-        return _rebuilt(reader, datastore, partition, cells)
     locations: dict[int, Location] = {}
-    for records in reader.read(datastore.progress_topic, partition, span):
+    for records in reader.read(datastore.progress_topic, partition, reader.span(datastore.progress_topic, partition)):
         locations.update(_entries(records))
-    if locations and cells.high == 0:
+    cells = reader.span(datastore.topic, partition)
+    if cells.high == 0 and any(location.added_id for location in locations.values()):
         raise Misconfigured(
             f"{datastore.topic} [{partition}] is empty, but cells were published to it before: the topic was made"
-            " anew. `schemaless tailer seek DATASTORE SHARD LOCATION` says from where to publish again"
+            f" anew. `schemaless tailer seek {datastore.name} LOCATION` says from where to publish again"
         )
-    return Progress(locations, complete=True)
+    missing = set(datastore.shards_of_partition(partition)) - locations.keys()
+    unrecorded = _from_cells(reader, datastore, partition, cells, missing) if missing else {}
+    return Progress(locations | unrecorded, unrecorded)
 
 
-def _rebuilt(reader: PartitionReader, datastore: Datastore, partition: int, cells: Span) -> Progress:
-    """From the topic's own tail, backwards, until every shard was seen or the beginning is reached."""
-    locations: dict[int, Location] = {}
-    shards = len(datastore.shards_of_partition(partition))
+def _from_cells(
+    reader: PartitionReader, datastore: Datastore, partition: int, cells: Span, missing: AbstractSet[int]
+) -> dict[int, Location]:
+    """From the topic's own tail, backwards, until every missing shard was seen or the beginning is reached."""
+    found: dict[int, Location] = {}
     stop, window = cells.high, _FIRST_WINDOW
-    while stop > cells.low and len(locations) < shards:
+    while stop > cells.low and missing - found.keys():
         start = max(cells.low, stop - window)
-        later = locations
-        locations = {}
+        earlier: dict[int, Location] = {}
         for records in reader.read(datastore.topic, partition, Span(start, stop)):
-            locations.update(_published(records))
-        locations |= later
+            earlier.update(_published(records))
+        found = earlier | found
         stop, window = start, window * 2
-    return Progress(locations, complete=cells.low == 0, rebuilt=True)
+    if cells.low == 0:
+        found = dict.fromkeys(missing, BEGINNING) | found  # the whole topic is there: no record means not published
+    return {shard: location for shard, location in found.items() if shard in missing}
 
 
 def _entries(records: Iterable[Record]) -> dict[int, Location]:

@@ -93,9 +93,11 @@ def test_cells_stand_in_the_topic_as_the_contract_says(kafka, datastore, opened)
 
 
 def test_a_new_log_has_published_nothing(opened):
-    """Every shard begins at the beginning, known for certain."""
+    """Every shard begins at the beginning, and that is written down: a record that is missing later was lost."""
     _, progress = opened()
-    assert progress.location(SHARD, head=7) == BEGINNING
+    assert progress.unrecorded == progress.locations == {SHARD: BEGINNING, NEIGHBOUR: BEGINNING}
+    _, progress = opened()
+    assert (progress.unrecorded, progress.locations) == ({}, {SHARD: BEGINNING, NEIGHBOUR: BEGINNING})
 
 
 def test_who_opens_the_log_knows_what_was_published(opened):
@@ -132,7 +134,7 @@ def test_a_transaction_in_hand_dies_with_its_owner(kafka, datastore, opened, flu
         assert progress.location(SHARD, head=3) == BEGINNING
         fresh.publish(cells(1, 2))
     assert added_ids(kafka, datastore, 2) == [1, 2]
-    assert opened()[1].locations == {SHARD: Location(1, 2)}
+    assert opened()[1].location(SHARD, head=2) == Location(1, 2)
 
 
 def test_a_failed_batch_leaves_nothing_and_the_log_usable(kafka, datastore, opened):
@@ -154,7 +156,7 @@ def test_a_generation_is_announced_once(kafka, datastore, opened):
     log.publish(cells(4, 4, generation=2))
     announcement = wait_for_records(kafka, datastore, 7)[5]
     assert (announcement.key, announcement.kind) == (None, b"generation")
-    assert opened()[1].locations == {SHARD: Location(2, 4)}
+    assert opened()[1].location(SHARD, head=4) == Location(2, 4)
 
 
 def test_lost_progress_is_rebuilt_from_the_topic(kafka, datastore, opened):
@@ -166,9 +168,9 @@ def test_lost_progress_is_rebuilt_from_the_topic(kafka, datastore, opened):
     ensure_topics(kafka, datastore)
     expected = {SHARD: Location(1, 5), NEIGHBOUR: Location(2, 2)}
     _, rebuilt = opened()
-    assert (rebuilt.locations, rebuilt.complete, rebuilt.rebuilt) == (expected, True, True)
+    assert rebuilt.unrecorded == rebuilt.locations == expected
     _, read = opened()
-    assert (read.locations, read.rebuilt) == (expected, False)
+    assert (read.unrecorded, read.locations) == ({}, expected)
 
 
 def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
@@ -179,11 +181,16 @@ def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
     cut(kafka, datastore.topic, before=7)
     delete_topic(kafka, datastore.progress_topic)
     ensure_topics(kafka, datastore)
-    _, progress = opened()
-    assert progress.location(SHARD, head=5) == Location(1, 5)
-    with pytest.raises(Misconfigured, match="seek"):
-        progress.location(NEIGHBOUR, head=5)
-    assert progress.location(NEIGHBOUR, head=0) == BEGINNING
+    for _ in range(2):  # what was found is written down, what wasn't stays unknown
+        log, progress = opened()
+        assert progress.location(SHARD, head=5) == Location(1, 5)
+        assert progress.location(NEIGHBOUR, head=0) == BEGINNING
+        with pytest.raises(Misconfigured, match="tailer seek DATASTORE LOCATION --shard 3"):
+            progress.location(NEIGHBOUR, head=5)
+    PartitionLog(kafka, datastore, 1).seek({NEIGHBOUR: Location(1, 4)})
+    with pytest.raises(Fenced):
+        log.publish(cells(6, 6))
+    assert opened()[1].location(NEIGHBOUR, head=5) == Location(1, 4)
 
 
 def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
@@ -194,6 +201,8 @@ def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
     ensure_topics(kafka, datastore)
     with pytest.raises(Misconfigured, match="seek"):
         opened()
+    PartitionLog(kafka, datastore, 1).seek({SHARD: BEGINNING, NEIGHBOUR: BEGINNING})
+    assert opened()[1].location(SHARD, head=5) == BEGINNING
 
 
 def test_topics_with_other_counts_are_refused(kafka, datastore):
