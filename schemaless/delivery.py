@@ -66,9 +66,12 @@ class Delivery:
         self._page_cells = _PAGE_CELLS_MIN
         self._work: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._closing = False
 
     async def deliver(self, cells: Iterable[StoredCell]) -> None:
         """The partition's next cells, in topic order. Returns when they are finished or their shards are behind."""
+        if self._closing:
+            return
         by_shard: dict[int, list[StoredCell]] = {}
         for cell in cells:
             by_shard.setdefault(cell.shard, []).append(cell)
@@ -78,7 +81,7 @@ class Delivery:
     async def step(self) -> float:
         """One pass over shards that are behind. Returns for how many seconds none will be due."""
         now = time.monotonic()
-        due = self._next_due(now)
+        due = [] if self._closing else self._next_due(now)
         if due:
             await self._guarded(due, self._catch_up(due))
             return 0.0
@@ -86,16 +89,12 @@ class Delivery:
         return max(0.001, min((state.wait_until - now for state in behind), default=PATIENCE_S))
 
     async def run(self) -> None:
-        """Until cancelled; work in hand is then given up, which at worst repeats it."""
-        try:
-            while True:
-                self._wake.clear()
-                pause_s = await self.step()
-                if pause_s:
-                    await _wait(self._wake, min(pause_s, PATIENCE_S))
-        finally:
-            for task in self._work:
-                task.cancel()
+        """Until cancelled, after `close`."""
+        while True:
+            self._wake.clear()
+            pause_s = await self.step()
+            if pause_s:
+                await _wait(self._wake, min(pause_s, PATIENCE_S))
 
     def notice(self, heads: Mapping[int, Head]) -> None:
         """To be called now and then with the heads: a shard that has not reached the last call's head falls behind.
@@ -113,10 +112,13 @@ class Delivery:
                 state.old_head = head.added_id
         self._wake.set()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Waits for the work in hand."""
+    async def close(self, timeout_s: float) -> None:
+        """Takes nothing new and finishes what is in hand; what takes longer is given up, and comes again elsewhere."""
+        self._closing = True
         if self._work:
             await asyncio.wait(self._work, timeout=timeout_s)
+        for task in self._work:
+            task.cancel()
 
     def locations(self) -> dict[int, Location | None]:
         """Where each shard stands; None: not known at the moment."""
@@ -223,9 +225,10 @@ class Delivery:
         try:
             await self._guarded(shards, self._handle(runs))
         finally:
-            for shard in shards:
-                self._shards[shard].busy = False
-            self._wake.set()
+            for state in (self._shards[shard] for shard in shards):
+                state.busy = False
+                if not state.live:
+                    self._wake.set()
 
     async def _handle(self, runs: Sequence[Run]) -> None:
         """The effect first, then the checkpoints (I10)."""

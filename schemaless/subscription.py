@@ -26,7 +26,7 @@ from schemaless.topology import Datastore
 log = structlog.get_logger()
 
 _LOOK_PAUSE_S = 1.0
-_DRAIN_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +55,7 @@ class _Running:
         self.task = asyncio.create_task(delivery.run())
 
     async def stop(self) -> None:
-        await self.delivery.drain(_DRAIN_S)
+        await self.delivery.close(_CLOSE_TIMEOUT_S)
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task

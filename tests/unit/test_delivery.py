@@ -106,6 +106,13 @@ class World:
             if await self.delivery.step():
                 return
 
+    async def until(self, holds, timeout_s=20.0):
+        """Steps, through the pauses after failures, until something holds."""
+        async with asyncio.timeout(timeout_s):
+            while not holds():
+                pause_s = await self.delivery.step()
+                await asyncio.sleep(min(0.1, pause_s))
+
     def finished(self, shard):
         return self.checkpoints.stands[shard].added_id
 
@@ -197,9 +204,7 @@ async def test_a_checkpoint_that_another_process_moved_is_read_again(world):
     world.checkpoints.stands[0] = Location(1, 6)
     await world.delivery.deliver(cells(0, 3, 4))
     assert world.finished(0) == 6
-    await asyncio.sleep(0.3)
-    await world.settle()
-    assert world.finished(0) == 8
+    await world.until(lambda: world.finished(0) == 8)
     assert world.handler.seen[0] == [1, 2, 3, 4, 7, 8]
 
 
@@ -211,8 +216,7 @@ async def test_a_home_that_is_away_loses_nothing(world):
     await world.delivery.step()
     assert world.handler.seen[0] == []
     world.log.away = False
-    await asyncio.sleep(0.3)
-    await world.settle()
+    await world.until(lambda: world.finished(0) == 5)
     assert world.handler.seen[0] == [1, 2, 3, 4, 5]
 
 
@@ -243,9 +247,7 @@ async def test_an_unfinished_run_comes_again_and_others_go_on():
     world.log.grow(2, 3)
     await world.delivery.deliver(cells(0, 1, 3) + cells(2, 1, 3))
     assert world.handler.seen == {0: [1], 2: [1, 2, 3]}
-    for _ in range(4):
-        await asyncio.sleep(0.06)
-        await world.settle()
+    await world.until(lambda: world.finished(0) == 3)
     assert world.handler.seen[0] == [1, 2, 3]
 
 
@@ -277,14 +279,9 @@ async def test_an_unforeseen_failure_stays_inside_and_is_tried_again():
     world.log.grow(0, 3)
     world.log.grow(2, 3)
     await world.delivery.deliver(cells(0, 1, 3) + cells(2, 1, 3))
-    for _ in range(3):
-        await asyncio.sleep(0.25)
-        await world.settle()
-    assert world.finished(2) == 3
+    await world.until(lambda: world.finished(2) == 3)
     world.handler.judge = lambda cell: None
-    await asyncio.sleep(1.0)
-    await world.settle()
-    assert world.finished(0) == 3
+    await world.until(lambda: world.finished(0) == 3)
 
 
 async def test_a_slow_call_does_not_hold_up_the_topic():
@@ -306,9 +303,23 @@ async def test_a_slow_call_does_not_hold_up_the_topic():
     await world.delivery.deliver(cells(0, 3, 4) + cells(2, 2, 2))
     assert world.handler.seen == {0: [], 2: [1, 2]}
     gate.set()
-    await world.delivery.drain(1.0)
-    await world.settle()
+    await world.until(lambda: world.finished(0) == 4)
     assert world.handler.seen[0] == [1, 2, 3, 4]
+
+
+async def test_a_closed_delivery_finishes_what_is_in_hand_and_takes_nothing_new():
+    """A partition that goes to another process leaves nothing half done, if it can be finished in time."""
+    world = World(together=False)
+    await world.settle()
+    world.log.grow(0, 2)
+    in_hand = asyncio.create_task(world.delivery.deliver(cells(0, 1, 1)))
+    await asyncio.sleep(0)
+    await world.delivery.close(1.0)
+    await in_hand
+    await world.delivery.deliver(cells(0, 2, 2))
+    await world.settle()
+    assert world.finished(0) == 1
+    assert world.handler.seen[0] == [1]
 
 
 async def test_a_superseded_location_goes_back_to_the_new_generation(world):
