@@ -8,9 +8,11 @@ from functools import partial
 import pytest
 
 from schemaless.errors import Busy, DuplicateKey, Invalid, Misconfigured, StorageUnavailable
-from schemaless.storage.async_driver import AsyncNode
+from schemaless.storage import entity_table, shard_head
+from schemaless.storage.async_driver import AsyncNode, _execute
 from schemaless.storage.operation import query
 from schemaless.storage.sync_driver import SyncNode
+from tests.log_harness import new_cell
 
 pytestmark = pytest.mark.storage
 
@@ -73,6 +75,25 @@ async def test_every_session_is_set(open_node):
     zone, mode, lock_wait_s, idle_s = rows[0]
     assert (zone, lock_wait_s, idle_s) == ("+00:00", 3, 60)
     assert "STRICT_ALL_TABLES" in mode
+
+
+async def test_a_writer_that_stands_still_loses_its_locks(topology, make_datastore):
+    """A process stopped between lock and commit holds up its shard for seconds; MySQL's minute is shortened here."""
+    datastore = make_datastore(shards=1, partitions=1, placement=("b",))
+    node = AsyncNode(topology.cluster("b").master, timeout_s=3.0)
+    standing = await node._connect()
+    await _execute(standing, "SET wait_timeout = 5 /*M! * 12 */")
+    await _execute(standing, next(shard_head.lock(datastore.name, [0])))
+    deadline = time.monotonic() + 15
+    outcomes = []
+    while not outcomes:
+        try:
+            outcomes = await node.run(partial(entity_table.put_cells, datastore, [new_cell(datastore)]))
+        except (Busy, StorageUnavailable):
+            assert time.monotonic() < deadline
+    assert [placed.added_id for placed in outcomes] == [1]
+    standing.close()
+    await node.close()
 
 
 async def test_a_killed_connection_is_opened_again(open_node):
