@@ -76,6 +76,9 @@ class _InOrderConsumer(driver.Consumer):  # type: ignore[misc]
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Offsets without a record (transaction markers, aborted ones) need no book-keeping."""
 
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Faust's own watch calls every idle partition stuck; heads tell us better what didn't come."""
+
     def _new_offset(self, tp: TP) -> int | None:
         acked = self._acked[tp]
         if not acked:
