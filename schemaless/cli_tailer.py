@@ -14,6 +14,8 @@ from schemaless.errors import Invalid, NotFound
 from schemaless.location import FIRST_GENERATION, Location, parse_location
 from schemaless.topology import Datastore, load_topology
 
+TIMEOUT_S = 20.0  # somebody watches: rather late than failed
+
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="The processes that bring the log to Kafka.", no_args_is_help=True)
@@ -51,7 +53,7 @@ def _by_partition(datastore: Datastore, shard: int | None) -> dict[int, list[int
 
 def _seek(kafka: str, datastore: Datastore, partition: int, locations: dict[int, Location]) -> None:
     ensure_topics(kafka, datastore)
-    log = PartitionLog(kafka, datastore, partition)
+    log = PartitionLog(kafka, datastore, partition, transaction_timeout_s=TIMEOUT_S)
     try:
         log.seek(locations)
     finally:

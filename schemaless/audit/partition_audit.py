@@ -44,6 +44,7 @@ class PartitionAudit:
         cut: bool,
     ) -> None:
         self.foreign = 0
+        self.seeks = 0
         self._name = f"{datastore.topic} [{partition}]"
         self._comparisons = comparisons
         self._starts = starts
@@ -65,6 +66,8 @@ class PartitionAudit:
             self._take_cell(record)
         elif record.kind == b"generation":
             self._take_opening(record)
+        elif record.kind == b"seek":
+            self.seeks += 1
         else:
             self.foreign += 1
 

@@ -106,6 +106,7 @@ class AuditReport:
     buffered: int
     conflicts: int
     foreign_records: int
+    seeks: int
     seconds: float
 
     @property
@@ -122,6 +123,7 @@ class AuditReport:
             f"{self.conflicts} conflicts recorded": self.conflicts,
             f"{superseded} records of superseded generations": superseded,
             f"{not_held} cells are older than what the topic holds": not_held,
+            f"{self.seeks} times an operator said from where a shard is published": self.seeks,
             f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
         }
         return [text for text, count in told.items() if count]

@@ -38,7 +38,7 @@ def audit(topology: Topology, bootstrap: str, datastore: Datastore, *, stall_s: 
     findings = Findings()
     with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
         shards, starts = _fix_heads(storage, datastore)
-        foreign = _audit_topic(storage, reader, datastore, shards, starts, findings, Patience(stall_s))
+        foreign, seeks = _audit_topic(storage, reader, datastore, shards, starts, findings, Patience(stall_s))
         _audit_ends(storage, datastore, shards, findings)
         heads = {shard: report.head for shard, report in shards.items()}
         consumers = audit_consumers(storage, datastore, heads, findings, Patience(stall_s))
@@ -52,6 +52,7 @@ def audit(topology: Topology, bootstrap: str, datastore: Datastore, *, stall_s: 
             buffered=_count_buffered(storage, datastore),
             conflicts=_count_conflicts(storage, datastore),
             foreign_records=foreign,
+            seeks=seeks,
             seconds=time.monotonic() - begun_at,
         )
 
@@ -73,9 +74,9 @@ def _audit_topic(
     starts: Starts,
     findings: Findings,
     patience: Patience,
-) -> int:
-    """Partition by partition. Returns how many records are not ours."""
-    foreign = 0
+) -> tuple[int, int]:
+    """Partition by partition. Returns how many records are not ours, and how many are an operator's seeks."""
+    foreign = seeks = 0
     for partition in range(datastore.partitions):
         cut = reader.committed_span(datastore.topic, partition).low > 0
         shards = datastore.shards_of_partition(partition)
@@ -87,7 +88,8 @@ def _audit_topic(
         one = PartitionAudit(datastore, partition, comparisons, starts, findings, cut=cut)
         read_partition(reader, datastore, partition, one, patience)
         foreign += one.foreign
-    return foreign
+        seeks += one.seeks
+    return foreign, seeks
 
 
 def _audit_ends(

@@ -199,7 +199,7 @@ def _app(bootstrap: str, group: str) -> _App:
         ConsumerScheduler=_Batches,
         broker_commit_interval=1.0,
         broker_max_poll_interval=86_400.0,  # an idle or waiting member must not leave the group
-        broker_session_timeout=15.0,
+        broker_session_timeout=10.0,  # how long the partitions of a killed member wait
         broker_heartbeat_interval=3.0,
         stream_buffer_maxsize=_BUFFERED_EVENTS_MAX,
         stream_wait_empty=True,

@@ -33,6 +33,7 @@ interpreter. Waiting for the broker, which takes longer, overlaps."""
 Headers = list[tuple[str, str | bytes | None]]
 _VERSION = ("v", b"1")
 _GENERATION_HEADERS: Headers = [_VERSION, ("kind", b"generation")]
+_SEEK_HEADERS: Headers = [_VERSION, ("kind", b"seek")]
 
 
 class PartitionLog:
@@ -96,22 +97,20 @@ class PartitionLog:
         reached = Location(start.generation, start.starts_at - 1)
         opening = {"shard": shard, "generation": start.generation, "starts_at": start.starts_at}
         with self._transaction():
-            self._producer.produce(
-                self._datastore.topic,
-                msgspec.msgpack.encode(opening),
-                partition=self._partition,
-                headers=_GENERATION_HEADERS,
-            )
+            self._produce_notice(msgspec.msgpack.encode(opening), _GENERATION_HEADERS)
             self._produce_progress({shard: reached})
         return reached
 
     def seek(self, locations: Mapping[int, Location]) -> None:
         """An operator says where to go on, instead of `open`. A tailer that has the partition is fenced, and reads it.
 
-        Raises BusUnavailable or Fenced.
+        A record of kind `seek` in the cells topic keeps the trace. Raises BusUnavailable or Fenced.
         """
         self._fence()
-        self._record(locations)
+        with self._transaction():
+            for shard, location in locations.items():
+                self._produce_notice(progress_value(shard, location), _SEEK_HEADERS)
+            self._produce_progress(locations)
 
     def close(self) -> None:
         """Frees the client. An open transaction is left to the next owner, who ends it."""
@@ -177,6 +176,9 @@ class PartitionLog:
                 timestamp=cell.created_at // 1000,
                 headers=headers[name],
             )
+
+    def _produce_notice(self, value: bytes, headers: Headers) -> None:
+        self._producer.produce(self._datastore.topic, value, partition=self._partition, headers=headers)
 
     def _produce_progress(self, locations: Mapping[int, Location]) -> None:
         for shard, location in locations.items():

@@ -40,7 +40,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    """Value of a progress record, and the fields of a cell or generation record that progress needs."""
+    """Value of a progress record and of a seek, and the fields of a cell record that progress needs."""
 
     shard: int
     generation: int
@@ -108,7 +108,7 @@ def _published(records: Iterable[Record]) -> dict[int, Location]:
     """Where records of the cells topic leave their shards. Kinds that we don't know say nothing."""
     locations: dict[int, Location] = {}
     for record in records:
-        if record.kind == b"cell":
+        if record.kind in (b"cell", b"seek"):
             entry = _entry(record)
             locations[entry.shard] = Location(entry.generation, entry.added_id)
         elif record.kind == b"generation":

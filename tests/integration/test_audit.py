@@ -59,7 +59,7 @@ def publish(kafka, datastore, stored):
     """Publishes all cells, shard 0 as `change` makes it."""
 
     def run(change=lambda cells: cells):
-        log = PartitionLog(kafka, datastore, 0)
+        log = PartitionLog(kafka, datastore, 0, transaction_timeout_s=20)
         log.open()
         for cells in (change(stored(0)), stored(1)):
             log.publish(cells)

@@ -34,8 +34,8 @@ def opened(kafka, datastore):
     """Opens logs of partition 1, and closes them at the end."""
     logs = []
 
-    def open_log(**settings):
-        log = PartitionLog(kafka, datastore, 1, **settings)
+    def open_log():
+        log = PartitionLog(kafka, datastore, 1, transaction_timeout_s=20)
         logs.append(log)
         return log, log.open()
 
@@ -187,7 +187,7 @@ def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
         assert progress.location(NEIGHBOUR, head=0) == BEGINNING
         with pytest.raises(Misconfigured, match="tailer seek DATASTORE LOCATION --shard 3"):
             progress.location(NEIGHBOUR, head=5)
-    PartitionLog(kafka, datastore, 1).seek({NEIGHBOUR: Location(1, 4)})
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: Location(1, 4)})
     with pytest.raises(Fenced):
         log.publish(cells(6, 6))
     assert opened()[1].location(NEIGHBOUR, head=5) == Location(1, 4)
@@ -201,8 +201,8 @@ def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
     ensure_topics(kafka, datastore)
     with pytest.raises(Misconfigured, match="seek"):
         opened()
-    PartitionLog(kafka, datastore, 1).seek({SHARD: BEGINNING, NEIGHBOUR: BEGINNING})
-    assert opened()[1].location(SHARD, head=5) == BEGINNING
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({SHARD: Location(1, 5), NEIGHBOUR: BEGINNING})
+    assert opened()[1].locations == {SHARD: Location(1, 5), NEIGHBOUR: BEGINNING}
 
 
 def test_topics_with_other_counts_are_refused(kafka, datastore):
