@@ -20,7 +20,7 @@ from api.problems import problem_of
 from api.reader import Served, served_together
 from api.route import Route
 from schemaless.cell import parse_time
-from schemaless.errors import Invalid, LocationGone, NotBuilt, NotFound, TooLarge
+from schemaless.errors import Invalid, NotBuilt, SchemalessError, TooLarge
 from schemaless.location import parse_location
 from schemaless.storage import shard_head
 from schemaless.topology import Datastore, Role
@@ -111,7 +111,7 @@ class _Pages:
         async with limiter:
             try:
                 self.views[text] = await self._view(text, wanted)
-            except (LocationGone, NotFound) as error:
+            except SchemalessError as error:  # one cluster that is away doesn't hide the others
                 self.views[text] = {"problem": problem_of(error)}
 
     async def _view(self, text: str, wanted: Wanted) -> dict[str, Any]:

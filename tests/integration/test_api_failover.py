@@ -124,6 +124,18 @@ def test_reads_fail_over_to_a_minion(call, servers, stored, harm, eventually):
     eventually(lambda: call.get(f"/cells/{stored}/BASE", params={"read_from": "master"}), 200)
 
 
+def test_one_cluster_away_does_not_hide_the_others(api, make_datastore, servers):
+    """Pages of several shards: those of the cluster without any server are problems to be tried again."""
+    datastore = make_datastore(shards=2)
+    caller = api.at(datastore)
+    caller.put(row_in(datastore, 1), 1, {"v": 1})
+    servers["a-master"].stop()
+    servers["a-minion-1"].stop()
+    shards = caller.post("/shards/cells", json={"locations": {"0": 0, "1": 0}}).json()["shards"]
+    assert (shards["0"]["problem"]["status"], shards["0"]["problem"]["retryable"]) == (503, True)
+    assert len(shards["1"]["cells"]) == 1
+
+
 def test_lag_grows_while_the_master_is_away(call, servers, stored):
     """Nobody can tell what a hung master took meanwhile: the minion's answers say by how much they may be behind."""
     servers["a-master"].stop()
