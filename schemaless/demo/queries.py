@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ TAILNUM = "N14228"
 JANUARY = (datetime(2013, 1, 1, tzinfo=UTC), datetime(2013, 2, 1, tzinfo=UTC))
 FIRST_FLIGHT = ("2013-01-01T10:00:00Z", "UA", "1545")
 LOG_CELLS = 5
+BODY_CHARACTERS = 68
 
 
 def show_queries(console: Console, client: Client, shards: int) -> list[Entry]:
@@ -49,10 +51,10 @@ def _entries_table(entries: Iterable[Entry]) -> Table:
 
 
 def _cells_table(title: str, cells: Iterable[FoundCell]) -> Table:
-    table = Table("location", "row key", "column", "ref_key", title=title, title_justify="left")
-    table.add_column("body", no_wrap=True, overflow="ellipsis")
+    table = Table("location", "row key", "column", "ref_key", "body", title=title, title_justify="left")
     for cell in cells:
         location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
         body = ", ".join(f"{name} {value}" for name, value in cell.body.items())
-        table.add_row(location, str(cell.row_key), cell.column_name, str(cell.ref_key), body)
+        shown = textwrap.shorten(body, BODY_CHARACTERS, placeholder=" …")
+        table.add_row(location, str(cell.row_key), cell.column_name, str(cell.ref_key), shown)
     return table
