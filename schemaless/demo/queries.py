@@ -20,7 +20,7 @@ TAILNUM = "N14228"
 JANUARY = (datetime(2013, 1, 1, tzinfo=UTC), datetime(2013, 2, 1, tzinfo=UTC))
 FIRST_FLIGHT = ("2013-01-01T10:00:00Z", "UA", "1545")
 LOG_CELLS = 5
-BODY_CHARACTERS = 68
+BODY_CHARACTERS = 64
 
 
 def show_queries(console: Console, client: Client, shards: int) -> list[Entry]:
