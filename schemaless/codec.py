@@ -6,6 +6,8 @@ msgspec and isal write it here because they are two to four times faster; `msgpa
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -21,6 +23,10 @@ DEPTH_MAX = 64
 _INFLATED_BYTES_MAX = 16 << 20
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)  # its stub says that it is an instance
 _LEVEL = 1  # on bodies of a few hundred bytes, higher levels save less than 1 %
+# A shorter body goes into its zlib stream as it is: deflate would take ten times as long to save 2 to 9 % of it (trips
+# of 231 bytes: 227, flights of 170: 167).
+_DEFLATED_BYTES_MIN = 256
+_STORED_BLOCK = struct.Struct("<HBHH")  # RFC 1950 header (fastest), RFC 1951 final stored block, length, its complement
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _decode_msgpack = msgspec.msgpack.Decoder().decode
@@ -59,7 +65,15 @@ def encode_body(value: Any, *, check_depth: bool = True) -> bytes:
         packed = _encode_msgpack(value)
     except (OverflowError, UnicodeEncodeError, TypeError, RecursionError) as error:
         raise Invalid("body", f"can't be stored: {error}") from error
-    return bytes(isal_zlib.compress(packed, _LEVEL))
+    return _zlib(packed)
+
+
+def _zlib(packed: bytes) -> bytes:
+    """A zlib stream (RFC 1950) of the bytes."""
+    size = len(packed)
+    if size >= _DEFLATED_BYTES_MIN:
+        return bytes(isal_zlib.compress(packed, _LEVEL))
+    return _STORED_BLOCK.pack(0x0178, 1, size, size ^ 0xFFFF) + packed + zlib.adler32(packed).to_bytes(4, "big")
 
 
 def decode_body(stored: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Bodies and records: what is accepted, what is refused, what counts as the same."""
 
 import json
+import zlib
 
 import msgpack
 import pytest
@@ -117,3 +118,15 @@ def test_other_records_are_corrupt(value):
     """A reader stops instead of guessing."""
     with pytest.raises(Corrupt):
         decode_record(value)
+
+
+@pytest.mark.parametrize("letters", [0, 1, 200, 240, 244, 245, 246, 250, 300, 5000])
+def test_a_body_of_any_length_is_a_zlib_stream_with_its_checksum(letters):
+    """Short ones are not deflated, yet any zlib reads them, and a flipped bit is noticed."""
+    body = {"text": "x" * letters, "n": 1}
+    stored = encode_body(body)
+    assert msgpack.unpackb(zlib.decompress(stored)) == body
+    assert decode_body(stored) == body
+    damaged = stored[:-5] + bytes([stored[-5] ^ 1]) + stored[-4:]
+    with pytest.raises(Corrupt):
+        decode_body(damaged)
