@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,13 @@ Name = Annotated[str, typer.Argument(help="of the index")]
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Make secondary indexes and ask them.", no_args_is_help=True)
-    commands = {"create": create, "list": list_all, "status": status, "wait": wait, "query": query}
+    commands: dict[str, Callable[..., None]] = {
+        "create": create,
+        "list": list_all,
+        "status": status,
+        "wait": wait,
+        "query": query,
+    }
     for name, function in commands.items():
         group.command(name)(function)
     app.add_typer(group, name="index")

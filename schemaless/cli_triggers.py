@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Annotated, Any
 
@@ -40,7 +40,8 @@ ProgramName = Annotated[str, typer.Argument(help="last part of the module's name
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Run trigger programs and look after them.", no_args_is_help=True)
-    for name, function in {"run": run, "list": list_all, "status": status, "resume": resume}.items():
+    commands: dict[str, Callable[..., None]] = {"run": run, "list": list_all, "status": status, "resume": resume}
+    for name, function in commands.items():
         group.command(name)(function)
     app.add_typer(group, name="triggers")
 
