@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from schemaless.bus.partition_log import PartitionLog
-from schemaless.errors import Misconfigured
+from schemaless.errors import Corrupt, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
 from tailer.shared import Shared, in_thread, pause
@@ -16,7 +16,7 @@ from tailer.tail import Tail
 
 log = structlog.get_logger()
 
-MISCONFIGURED_RETRY_S = 10.0  # somebody has to act first
+REFUSED_RETRY_S = 10.0  # somebody has to act first: on settings, or on a record that is not ours
 
 
 class OwnedPartition:
@@ -32,11 +32,11 @@ class OwnedPartition:
         while not self._stopping.is_set():
             try:
                 await self._open_and_tail()
-            except Misconfigured as error:
+            except (Corrupt, Misconfigured) as error:
                 log.error(
                     "partition is not tailed", topic=self._datastore.topic, partition=self.partition, why=str(error)
                 )
-                await pause(MISCONFIGURED_RETRY_S, self._stopping)
+                await pause(REFUSED_RETRY_S, self._stopping)
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in hand."""
