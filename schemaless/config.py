@@ -104,7 +104,7 @@ class ConsumerSettings(ServiceSettings):
 
     batch_cells_max: int = 1000  # of one index transaction, or of one shard's run of calls
     hang_limit_s: float = 30.0  # an event loop that stands still so long ends its process; the supervisor restarts it
-    attempts_max: int = 8  # of one call of a trigger; then its shard stops and `status` says why
+    attempts_max: int = 20  # of one call of a trigger, about two minutes: longer than any restart. Then its shard stops
     attempt_timeout_s: float = 60.0  # of an async call; a sync one can not be cut off
     retry_delay_s: float = 0.1  # doubled from attempt to attempt
     retry_delay_max_s: float = 10.0
