@@ -25,8 +25,8 @@ from examples.call_log import CallLog
 class CardProcessor(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, port: int, charges: CallLog) -> None:
-        super().__init__(("127.0.0.1", port), ChargeHandler)
+    def __init__(self, host: str, port: int, charges: CallLog) -> None:
+        super().__init__((host, port), ChargeHandler)
         self._charges = charges
         self._asked: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -71,11 +71,12 @@ def failures_of(trip: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.card_processor")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8200)
     parser.add_argument("--charges", type=Path, required=True, help="folder of the charge log")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with CardProcessor(arguments.port, CallLog(arguments.charges)) as processor:
+    with CardProcessor(arguments.host, arguments.port, CallLog(arguments.charges)) as processor:
         processor.serve_forever()
     return 0
 
