@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from threading import Lock
 
 import msgspec
 from confluent_kafka import KafkaException, Producer
@@ -26,10 +25,6 @@ from schemaless.location import GenerationStart, Location
 from schemaless.topology import Datastore
 
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
-_PRODUCING = Lock()
-"""Filling a transaction is all Python: threads that take turns at it are faster than threads that fight for the
-interpreter. Waiting for the broker, which takes longer, overlaps."""
-
 Headers = list[tuple[str, str | bytes | None]]
 _VERSION = ("v", b"1")
 _GENERATION_HEADERS: Headers = [_VERSION, ("kind", b"generation")]
@@ -87,7 +82,7 @@ class PartitionLog:
         """
         last = {cell.shard: cell for cell in cells}
         reached = {shard: Location(cell.generation, cell.added_id) for shard, cell in last.items()}
-        with self._transaction(), _PRODUCING:
+        with self._transaction():
             self._produce(cells)
             self._produce_progress(reached)
         return reached

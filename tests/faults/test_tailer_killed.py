@@ -14,7 +14,7 @@ from tests.log_harness import running_tailers, write_for
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
-LOAD_S = 60.0 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 8.0
+LOAD_S = 60.0 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 6.0
 
 
 def assert_clean(topology, kafka, datastore, cells):
