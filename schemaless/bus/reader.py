@@ -15,7 +15,11 @@ from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable
 
 _BATCH = 1000
-_LEADERLESS = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+_NOT_KNOWN_YET = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._UNKNOWN_PARTITION,  # the client's own metadata was cut short: seen on a starved machine
+}
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
 
 
@@ -103,7 +107,7 @@ class PartitionReader:
             try:
                 return Span(*consumer.get_watermark_offsets(asked, timeout=self._timeout_s))
             except KafkaException as error:
-                if error.args[0].code() not in _LEADERLESS or time.monotonic() > deadline:
+                if error.args[0].code() not in _NOT_KNOWN_YET or time.monotonic() > deadline:
                     raise translate(error.args[0], f"asking for the offsets of {topic} [{partition}]") from error
             time.sleep(_POLL_S)
 
