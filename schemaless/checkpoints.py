@@ -185,7 +185,10 @@ def clusters_of(datastore: Datastore) -> list[str]:
 
 async def all_or_first_error(work: Iterable[Awaitable[T]]) -> list[T]:
     """Waits for all, also after one failed: nothing goes on behind the caller's back."""
-    results = await asyncio.gather(*work, return_exceptions=True)
+    pending = list(work)
+    if len(pending) == 1:  # the usual case needs no task of its own
+        return [await pending[0]]
+    results = await asyncio.gather(*pending, return_exceptions=True)
     values: list[T] = []
     for result in results:
         if isinstance(result, BaseException):

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from schemaless.cell import StoredCell
+from schemaless.checkpoints import all_or_first_error
 from schemaless.codec import decode_record
 from schemaless.config import ConsumerSettings
 from schemaless.delivery import Delivery
@@ -108,12 +109,12 @@ class Subscription:
         by_home: dict[str, list[StoredCell]] = {}
         for cell in self._cells(partition, records):
             by_home.setdefault(self._datastore.home(cell.shard), []).append(cell)
-        await asyncio.gather(
-            *(
+        await all_or_first_error(
+            [
                 running.delivery.deliver(by_home[home])
                 for (_, number, home), running in self._running.items()
                 if number == partition and home in by_home
-            )
+            ]
         )
 
     async def step(self) -> None:
