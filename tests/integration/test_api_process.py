@@ -5,8 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import threading
+import time
 import uuid
 
 import httpx
