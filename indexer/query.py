@@ -37,7 +37,7 @@ WAIT_DEFAULT_S = 5.0
 WAIT_MAX_S = 30.0
 TERMS_MAX = 32
 _PAUSE_S = 0.003
-_PAUSE_MAX_S = 0.05
+_PAUSE_MAX_S = 0.02
 _CURSOR_CHARACTERS_MAX = 8192
 
 
@@ -118,7 +118,7 @@ async def when_reached(read: Callable[[], Awaitable[T]], wait_s: float) -> T:
             if time.monotonic() + pause_s > deadline:
                 raise
         await asyncio.sleep(pause_s)
-        pause_s = min(_PAUSE_MAX_S, pause_s * 1.5)
+        pause_s = min(_PAUSE_MAX_S, pause_s * 1.2)
 
 
 def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:
