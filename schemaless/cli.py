@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
+import structlog
 import typer
 from pydantic import ValidationError
 
@@ -28,6 +30,7 @@ for part in PARTS:
 
 
 def main() -> None:
+    _log_to_stderr()
     try:
         app()
     except SchemalessError as error:
@@ -39,3 +42,11 @@ def main() -> None:
         name = "_".join(str(part) for part in first["loc"]).upper()
         print(f"error: SCHEMALESS_{name}: {first['msg']} (correct the environment)", file=sys.stderr)
         sys.exit(1)
+
+
+def _log_to_stderr() -> None:
+    """Standard output belongs to the answer; a retry that mended itself is no news."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -2,7 +2,8 @@
 
 Looks when a supervised process changes its state, and every five seconds for datastores that somebody made.
 
-Speaks supervisord's event protocol on stdin and stdout. An event whose file can't be written is told on stderr and
+Speaks supervisord's event protocol on stdin and stdout, so nobody else may print: one foreign line, a library's warning
+say, and supervisord never sends an event again. An event whose file can't be written is told on stderr and
 passed over: the next one writes the whole file again.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from supervisor import childutils
 
@@ -17,20 +19,21 @@ from schemaless.errors import SchemalessError
 from schemaless.stack.endpoints import refresh_endpoints
 
 
-def step(home: Path) -> None:
+def step(home: Path, events: TextIO, answers: TextIO) -> None:
     """One event."""
-    childutils.listener.wait(sys.stdin, sys.stdout)
+    childutils.listener.wait(events, answers)
     try:
         refresh_endpoints(home)
     except (SchemalessError, OSError) as error:
         print(f"endpoints.json was not written: {error}", file=sys.stderr, flush=True)
-    childutils.listener.ok(sys.stdout)
+    childutils.listener.ok(answers)
 
 
 def main() -> None:
     home = Path(sys.argv[1])
+    answers, sys.stdout = sys.stdout, sys.stderr
     while True:
-        step(home)
+        step(home, sys.stdin, answers)
 
 
 if __name__ == "__main__":
