@@ -172,7 +172,8 @@ def test_added_program_is_supervised_until_it_is_removed(settings: StackSettings
     supervision.add_program(settings.home, "extra-0", ProcessRole.CONSUMERS, ["sleep", "9999"], {"A": 'b % "c"'})
     assert eventually(lambda: "extra-0" in {entry["name"] for entry in endpoints(settings)["processes"]})
     pid = next(process.pid for process in supervision.processes(settings.home) if process.name == "extra-0")
-    assert b'A=b % "c"\0' in Path(f"/proc/{pid}/environ").read_bytes()
+    environment = Path(f"/proc/{pid}/environ")  # the supervisor's own until the program has taken its place
+    assert eventually(lambda: b'A=b % "c"\0' in environment.read_bytes())
     supervision.remove_program(settings.home, "extra-0")
     assert "extra-0" not in {process.name for process in supervision.processes(settings.home)}
 
