@@ -29,18 +29,17 @@ class Section:
         return "\n".join([*lines, *(_line(row.cells()) for row in self.rows)]) + "\n"
 
 
-def render(command: str, sections: Sequence[Section]) -> str:
-    """The whole page."""
-    head = (
+def heading(command: str) -> str:
+    return (
         f"# Benchmark report\n\n`{command}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, on {machine()}.\n\n"
         "Medians of alternating rounds (ours, then the comparator, and again), lowest and highest in brackets; the\n"
         "ratio is the median of the rounds' ratios. Only ratios mean something elsewhere: servers, load and all\n"
         "processes share this machine.\n"
     )
-    return "\n".join([head, *(section.text() for section in sections), summary(sections), ""])
 
 
 def summary(sections: Sequence[Section]) -> str:
+    """Last line of the page, and a line for each floor that was not met."""
     floors = [row for section in sections for row in section.rows if row.floor]
     short = shortfalls(sections)
     return f"{len(floors) - len(short)} of {len(floors)} floors met." + "".join(
