@@ -11,24 +11,38 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.report import Section, render, shortfalls
+from bench.report import Section, heading, shortfalls, summary
 from bench.scale import FULL, QUICK
 from bench.suites import SUITES
 
 
 def main() -> int:
     options = _options().parse_args()
-    names = options.only or list(SUITES)
+    page = Page()
+    page.add(heading(shlex.join(["python", "-m", "bench", *sys.argv[1:]])))
     sections: list[Section] = []
-    for name in names:
+    for name in options.only or SUITES:
+        print(f"measuring {name} …", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="schemaless-bench-") as folder:
-            print(f"measuring {name} …", file=sys.stderr)
-            sections += SUITES[name](Path(folder), QUICK if options.quick else FULL)
-    report = render(shlex.join(["python", "-m", "bench", *sys.argv[1:]]), sections)
-    print(report)
+            measured = SUITES[name](Path(folder), QUICK if options.quick else FULL)
+        for section in measured:
+            page.add(section.text())
+        sections += measured
+    page.add(summary(sections))
     if options.report:
-        options.report.write_text(report)
+        options.report.write_text(page.text)
     return 1 if options.strict and shortfalls(sections) else 0
+
+
+class Page:
+    """What was printed so far: each part as soon as it is known."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, part: str) -> None:
+        print(part, flush=True)
+        self.text += part if not self.text else f"\n{part}"
 
 
 def _options() -> argparse.ArgumentParser:

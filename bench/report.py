@@ -42,9 +42,8 @@ def summary(sections: Sequence[Section]) -> str:
     """Last line of the page, and a line for each floor that was not met."""
     floors = [row for section in sections for row in section.rows if row.floor]
     short = shortfalls(sections)
-    return f"{len(floors) - len(short)} of {len(floors)} floors met." + "".join(
-        f"\n- NOT met: {what}" for what in short
-    )
+    lines = [f"{len(floors) - len(short)} of {len(floors)} floors met.", *(f"- NOT met: {what}" for what in short)]
+    return "\n".join(lines) + "\n"
 
 
 def shortfalls(sections: Sequence[Section]) -> list[str]:
