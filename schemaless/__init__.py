@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any
 from schemaless.trigger import Park, Retry, Skip, Stop, trigger  # at once: its module has the function's name
 
 if TYPE_CHECKING:
+    from schemaless.cell import StoredCell
     from schemaless.client.async_client import AsyncClient
     from schemaless.client.attempts import Limits
     from schemaless.client.client import Client
     from schemaless.client.client import Client as SchemalessClient
     from schemaless.client.put_batch import NewCell
+    from schemaless.codec import decode_body
     from schemaless.errors import SchemalessError
     from schemaless.location import Location
+    from schemaless.record import Announcement, ForeignRecord, decode_record
 
 __all__ = [
+    "Announcement",
     "AsyncClient",
     "Client",
+    "ForeignRecord",
     "Limits",
     "Location",
     "NewCell",
@@ -31,17 +36,25 @@ __all__ = [
     "SchemalessError",
     "Skip",
     "Stop",
+    "StoredCell",
+    "decode_body",
+    "decode_record",
     "trigger",
 ]
 
 _HOMES = {
+    "Announcement": ("schemaless.record", "Announcement"),
     "AsyncClient": ("schemaless.client.async_client", "AsyncClient"),
     "Client": ("schemaless.client.client", "Client"),
+    "ForeignRecord": ("schemaless.record", "ForeignRecord"),
     "Limits": ("schemaless.client.attempts", "Limits"),
     "Location": ("schemaless.location", "Location"),
     "NewCell": ("schemaless.client.put_batch", "NewCell"),
     "SchemalessClient": ("schemaless.client.client", "Client"),
     "SchemalessError": ("schemaless.errors", "SchemalessError"),
+    "StoredCell": ("schemaless.cell", "StoredCell"),
+    "decode_body": ("schemaless.codec", "decode_body"),
+    "decode_record": ("schemaless.record", "decode_record"),
 }
 
 

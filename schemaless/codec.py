@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from isal import isal_zlib
@@ -83,8 +83,10 @@ def decode_body(stored: bytes) -> dict[str, Any]:
         packed = inflate.decompress(stored, _INFLATED_BYTES_MAX)
         if inflate.unconsumed_tail:
             raise Corrupt("a stored body inflates beyond its bound")
+        if not inflate.eof:
+            raise Corrupt("a stored body can't be decoded: it was cut short")
         value = _decode_msgpack(packed)
-    except (_INFLATE_ERROR, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (_INFLATE_ERROR, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"a stored body can't be decoded: {error}") from error
     if not isinstance(value, dict):
         raise Corrupt("a stored body is not an object")
@@ -92,8 +94,11 @@ def decode_body(stored: bytes) -> dict[str, Any]:
 
 
 def body_json(stored: bytes) -> bytes:
-    """JSON text of a stored body, members in the order first stored."""
-    return bytes(_encode_json(decode_body(stored)))
+    """JSON text of a stored body, members in the order first stored. Raises Corrupt."""
+    try:
+        return bytes(_encode_json(decode_body(stored)))
+    except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise Corrupt(f"a stored body is no JSON object: {error}") from error
 
 
 def same_body(left: bytes, right: bytes) -> bool:
@@ -109,25 +114,35 @@ def encode_record(cell: StoredCell) -> bytes:
     return _encode_msgpack(cell)
 
 
+_COLUMN_NAME_BYTES_MAX = 64
+_INT64_MAX = 2**63 - 1
+_CREATED_AT_MAX = 253_402_300_799_999_999  # the end of the year 9999: what a datetime and created_at's text can hold
+
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=_INT64_MAX)]
+_NotNegative = Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
+
+
 class _Record(msgspec.Struct, frozen=True, gc=False):
-    row_key: bytes
-    column_name: str
-    ref_key: int
-    shard: int
-    generation: int
-    added_id: int
-    created_at: int
+    """Members that a later version may add are passed over."""
+
+    row_key: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    column_name: Annotated[str, msgspec.Meta(min_length=1, max_length=_COLUMN_NAME_BYTES_MAX)]
+    ref_key: _NotNegative
+    shard: _NotNegative
+    generation: _Positive
+    added_id: _Positive
+    created_at: Annotated[int, msgspec.Meta(ge=0, le=_CREATED_AT_MAX)]
     body: bytes
 
 
 _decode_record = msgspec.msgpack.Decoder(_Record).decode
 
 
-def decode_record(value: bytes) -> StoredCell:
-    """Raises Corrupt when the bytes are no record of ours."""
+def decode_cell(value: bytes) -> StoredCell:
+    """The cell of a record's value; its body is not looked into. Raises Corrupt when the bytes are no cell of ours."""
     try:
         record = _decode_record(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"not a cell record: {error}") from error
     return StoredCell(
         row_key=RowKey(record.row_key),

@@ -15,11 +15,10 @@ import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.checkpoints import all_or_first_error
-from schemaless.codec import decode_record
 from schemaless.config import ConsumerSettings
 from schemaless.delivery import Delivery
-from schemaless.errors import Corrupt
 from schemaless.handler import CheckpointStore, Handler
+from schemaless.record import DecodedRecord, ForeignRecord, Record, decoded, misplaced
 from schemaless.shard_logs import HeadWatch, ShardLogs
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.topology import Datastore
@@ -28,13 +27,6 @@ log = structlog.get_logger()
 
 _LOOK_PAUSE_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record of the cells topic as it came: `kind` is its header."""
-
-    kind: bytes
-    value: bytes
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -140,15 +132,23 @@ class Subscription:
         """Records that are not cells of this partition are passed over: other kinds, and what others wrote there."""
         cells = []
         for record in records:
-            cell = _decoded(record)
-            if cell is not None and self._belongs(cell, partition):
-                cells.append(cell)
+            found = self._cell(partition, record)
+            if isinstance(found, StoredCell):
+                cells.append(found)
             else:
                 self.passed_over += 1
+                if isinstance(found, ForeignRecord):
+                    log.warning("a record that is not ours was passed over", record=str(found))
         return cells
 
+    def _cell(self, partition: int, record: Record) -> DecodedRecord:
+        found = decoded(record)
+        if isinstance(found, StoredCell) and not self._belongs(found, partition):
+            return misplaced(record, found.shard)
+        return found
+
     def _belongs(self, cell: StoredCell, partition: int) -> bool:
-        return 0 <= cell.shard < self._datastore.shards and self._datastore.partition(cell.shard) == partition
+        return cell.shard < self._datastore.shards and self._datastore.partition(cell.shard) == partition
 
     def _start_missing(self) -> None:
         for name, consumer in self._consumers.items():
@@ -170,16 +170,6 @@ class Subscription:
         for running in self._running.values():
             if running.task.done():
                 running.task.result()
-
-
-def _decoded(record: Record) -> StoredCell | None:
-    if record.kind != b"cell":
-        return None
-    try:
-        return decode_record(record.value)
-    except Corrupt as error:
-        log.warning("a record that is no cell was passed over", why=str(error))
-        return None
 
 
 def _by_home(datastore: Datastore, partition: int) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, StoredCell
-from schemaless.codec import decode_record, encode_body
+from schemaless.codec import decode_cell, encode_body
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
@@ -149,4 +149,4 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list[StoredCell]:
     """All cells, in the topic's order, once there are so many."""
     found = wait_for_records(kafka, datastore, count, timeout_s)
-    return [decode_record(record.value) for record in found if record.kind == b"cell"]
+    return [decode_cell(record.value) for record in found if record.kind == b"cell"]

@@ -5,29 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from schemaless.audit.patience import Patience
 from schemaless.audit.report import Findings, Kind
 from schemaless.audit.shard_comparison import Digest, ShardComparison
 from schemaless.audit.stored_cells import digest_of
-from schemaless.bus.reader import PartitionReader, Record, Span
+from schemaless.bus.reader import PartitionReader, Span
 from schemaless.cell import StoredCell, row_key_text
-from schemaless.codec import decode_record
+from schemaless.codec import decode_cell
 from schemaless.errors import Corrupt
 from schemaless.location import GenerationStart
+from schemaless.record import KIND_CELL, KIND_GENERATION, KIND_SEEK, VERSION, Record, decode_announcement
 from schemaless.topology import Datastore
-
-_VERSION = b"1"
-
-
-class _Opening(msgspec.Struct, frozen=True, gc=False):
-    shard: int
-    generation: int
-    starts_at: int
-
-
-_decode_opening = msgspec.msgpack.Decoder(_Opening).decode
 
 
 class PartitionAudit:
@@ -62,11 +50,11 @@ class PartitionAudit:
         return sum(comparison.report.topic for comparison in self._comparisons.values())
 
     def take(self, record: Record) -> None:
-        if record.kind == b"cell":
+        if record.kind == KIND_CELL:
             self._take_cell(record)
-        elif record.kind == b"generation":
+        elif record.kind == KIND_GENERATION:
             self._take_opening(record)
-        elif record.kind == b"seek":
+        elif record.kind == KIND_SEEK:
             self.seeks += 1
         else:
             self.foreign += 1
@@ -78,7 +66,7 @@ class PartitionAudit:
 
     def _take_cell(self, record: Record) -> None:
         try:
-            cell = decode_record(record.value)
+            cell = decode_cell(record.value)
         except Corrupt as error:
             self._extra(-1, f"offset {record.offset}: {error}")
             return
@@ -101,7 +89,7 @@ class PartitionAudit:
             for name, fits in (
                 ("key", record.key == row_key_text(cell.row_key).encode()),
                 ("timestamp", record.timestamp_ms == cell.created_at // 1000),
-                ("header v", record.headers.get("v") == _VERSION),
+                ("header v", record.headers.get("v") == VERSION),
                 ("header column", record.headers.get("column") == cell.column_name.encode()),
             )
             if not fits
@@ -112,11 +100,11 @@ class PartitionAudit:
 
     def _take_opening(self, record: Record) -> None:
         try:
-            opening = _decode_opening(record.value)
-        except msgspec.DecodeError as error:
-            self._extra(-1, f"offset {record.offset}: not a generation record: {error}")
+            opening = decode_announcement(record.value)
+        except Corrupt as error:
+            self._extra(-1, f"offset {record.offset}: {error}")
             return
-        start = GenerationStart(opening.generation, opening.starts_at)
+        start = opening.start
         if start in self._starts.get(opening.shard, ()):
             self._announced[opening.shard, start] += 1
         else:

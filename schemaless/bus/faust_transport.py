@@ -26,7 +26,7 @@ from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
 from schemaless.errors import BusUnavailable
-from schemaless.subscription import Record
+from schemaless.record import Record
 
 log = structlog.get_logger()
 
@@ -70,7 +70,7 @@ class _InOrderConsumer(driver.Consumer):  # type: ignore[misc]
         last = record[-1]
         message = super()._to_message(tp, last)
         message.key = None
-        message.value = tuple([Record(_kind(found), found.value or b"") for found in record])
+        message.value = tuple([_record(found) for found in record])
         return message
 
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
@@ -207,8 +207,13 @@ def _app(bootstrap: str, group: str) -> _App:
     )
 
 
-def _kind(record: Any) -> bytes:
-    for name, value in record.headers:
-        if name == "kind":
-            return bytes(value)
-    return b""
+def _record(found: Any) -> Record:
+    return Record(
+        topic=found.topic,
+        partition=found.partition,
+        offset=found.offset,
+        timestamp_ms=found.timestamp or 0,
+        key=found.key,
+        value=found.value or b"",
+        headers={name: value or b"" for name, value in found.headers},
+    )

@@ -12,9 +12,10 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from schemaless.bus.reader import PartitionReader, Record, Span
+from schemaless.bus.reader import PartitionReader, Span
 from schemaless.errors import Corrupt, Misconfigured
 from schemaless.location import BEGINNING, Location
+from schemaless.record import Announcement, ForeignRecord, Record, decoded
 from schemaless.topology import Datastore
 
 _FIRST_WINDOW = 100_000
@@ -40,21 +41,14 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    """Value of a progress record and of a seek, and the fields of a cell record that progress needs."""
+    """Value of a progress record."""
 
     shard: int
     generation: int
     added_id: int
 
 
-class _Opening(msgspec.Struct, frozen=True, gc=False):
-    shard: int
-    generation: int
-    starts_at: int
-
-
 _decode_entry = msgspec.msgpack.Decoder(_Entry).decode
-_decode_opening = msgspec.msgpack.Decoder(_Opening).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -105,15 +99,13 @@ def _entries(records: Iterable[Record]) -> dict[int, Location]:
 
 
 def _published(records: Iterable[Record]) -> dict[int, Location]:
-    """Where records of the cells topic leave their shards. Kinds that we don't know say nothing."""
+    """Where records of the cells topic leave their shards. What isn't ours says nothing."""
     locations: dict[int, Location] = {}
-    for record in records:
-        if record.kind in (b"cell", b"seek"):
-            entry = _entry(record)
-            locations[entry.shard] = Location(entry.generation, entry.added_id)
-        elif record.kind == b"generation":
-            opening = _decode_opening(record.value)
-            locations[opening.shard] = Location(opening.generation, opening.starts_at - 1)
+    for found in map(decoded, records):
+        if isinstance(found, Announcement):
+            locations[found.shard] = Location(found.generation, found.starts_at - 1)
+        elif not isinstance(found, ForeignRecord):
+            locations[found.shard] = Location(found.generation, found.added_id)
     return locations
 
 

@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from schemaless.bus.client import client_settings
 from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable
+from schemaless.record import Record
 
 _BATCH = 1000
 _NOT_KNOWN_YET = {
@@ -21,20 +22,6 @@ _NOT_KNOWN_YET = {
     KafkaError._UNKNOWN_PARTITION,  # the client's own metadata was cut short: seen on a starved machine
 }
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record as it lies in the topic, nothing of it trusted yet."""
-
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes
-    headers: dict[str, bytes]
-
-    @property
-    def kind(self) -> bytes:
-        return self.headers.get("kind", b"")
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -82,7 +69,7 @@ class PartitionReader:
             if messages:
                 position = _position(messages[-1])
                 deadline = time.monotonic() + self._timeout_s
-                if records := [_record(m) for m in messages if not m.error() and _offset(m) < span.high]:
+                if records := [record_of(m) for m in messages if not m.error() and offset_of(m) < span.high]:
                     yield records
             elif time.monotonic() > deadline:
                 raise BusUnavailable(f"{topic} [{partition}] can't be read past offset {position}")
@@ -131,22 +118,28 @@ def _position(message: Message) -> int:
     """Offset to go on from. The end of a partition is told with the offset behind its last record or marker."""
     error = message.error()
     if error is None:
-        return _offset(message) + 1
+        return offset_of(message) + 1
     if error.code() == KafkaError._PARTITION_EOF:
-        return _offset(message)
+        return offset_of(message)
     raise translate(error, f"reading {message.topic()} [{message.partition()}]")
 
 
-def _offset(message: Message) -> int:
+def offset_of(message: Message) -> int:
     offset = message.offset()
     assert offset is not None, "a consumed message has an offset"
     return offset
 
 
-def _record(message: Message) -> Record:
+def record_of(message: Message) -> Record:
+    """Of a message that is no error."""
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None, "a consumed message has a topic"
+    assert partition is not None, "a consumed message has a partition"
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
     return Record(
-        offset=_offset(message),
+        topic=topic,
+        partition=partition,
+        offset=offset_of(message),
         timestamp_ms=message.timestamp()[1],
         key=message.key(),
         value=message.value() or b"",

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
-from schemaless.codec import decode_record, encode_body
+from schemaless.codec import decode_cell, encode_body
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.location import BEGINNING, GenerationStart, Location
 from schemaless.topology import Datastore
@@ -62,7 +62,7 @@ def cells(first, last, shard=SHARD, generation=1):
 
 def added_ids(kafka, datastore, count):
     """Of all cells in the topic, once there are so many: a commit is seen a moment after it was taken."""
-    return [decode_record(record.value).added_id for record in wait_for_records(kafka, datastore, count)]
+    return [decode_cell(record.value).added_id for record in wait_for_records(kafka, datastore, count)]
 
 
 def delete_topic(kafka, topic):
@@ -87,7 +87,7 @@ def test_cells_stand_in_the_topic_as_the_contract_says(kafka, datastore, opened)
     log.publish([cell])
     (record,) = wait_for_records(kafka, datastore, 1)
     assert record.key == row_key_text(cell.row_key).encode()
-    assert decode_record(record.value) == cell
+    assert decode_cell(record.value) == cell
     assert record.headers == {"v": b"1", "kind": b"cell", "column": b"BASE"}
     assert record.timestamp_ms == cell.created_at // 1000
 

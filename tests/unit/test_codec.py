@@ -11,7 +11,7 @@ from schemaless.codec import (
     DEPTH_MAX,
     body_json,
     decode_body,
-    decode_record,
+    decode_cell,
     encode_body,
     encode_record,
     parse_json_body,
@@ -110,14 +110,14 @@ def test_a_record_is_the_map_of_the_contract():
         "created_at": 5,
         "body": b"stored",
     }
-    assert decode_record(encode_record(cell)) == cell
+    assert decode_cell(encode_record(cell)) == cell
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc0", msgpack.packb({"row_key": b""}), msgpack.packb([1])])
 def test_other_records_are_corrupt(value):
     """A reader stops instead of guessing."""
     with pytest.raises(Corrupt):
-        decode_record(value)
+        decode_cell(value)
 
 
 @pytest.mark.parametrize("letters", [0, 1, 200, 240, 244, 245, 246, 250, 300, 5000])

@@ -1,0 +1,155 @@
+"""Record: what one record of the cells topic says. The one place where Kafka's bytes become values of ours.
+
+Whatever lies in the topic and isn't ours comes out as a `ForeignRecord`, which says where it lies and why: a reader
+counts it and goes on. Kinds, versions and fields: CONTRACT.md, "Kafka".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from schemaless.cell import StoredCell
+from schemaless.codec import decode_body, decode_cell
+from schemaless.errors import Corrupt
+from schemaless.location import ADDED_ID_MAX, GenerationStart, Location
+
+VERSION = b"1"
+KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
+_SHOWN_MAX = 40  # of a foreign header, in a reason
+
+Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] | None
+"""As confluent-kafka, aiokafka and Faust have them. Of a name that comes twice the last counts."""
+
+T = TypeVar("T")
+_NotNegative = Annotated[int, msgspec.Meta(ge=0, le=ADDED_ID_MAX)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=ADDED_ID_MAX)]
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record as it lies in a topic, nothing of it trusted yet."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes
+    headers: dict[str, bytes]
+
+    @property
+    def kind(self) -> bytes:
+        return self.headers.get("kind", b"")
+
+
+class Announcement(msgspec.Struct, frozen=True, gc=False):
+    """A generation of a shard begins: its first cell will stand at `starts_at` (I13)."""
+
+    shard: _NotNegative
+    generation: _Positive
+    starts_at: _Positive
+
+    @property
+    def start(self) -> GenerationStart:
+        return GenerationStart(self.generation, self.starts_at)
+
+
+class Seek(msgspec.Struct, frozen=True, gc=False):
+    """An operator let a shard be published again from behind a location: what follows may come twice, or lack some."""
+
+    shard: _NotNegative
+    generation: _Positive
+    added_id: _NotNegative
+
+    @property
+    def location(self) -> Location:
+        return Location(self.generation, self.added_id)
+
+
+class ForeignRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record that is not ours, or of a kind or version that this program doesn't know."""
+
+    topic: str
+    partition: int
+    offset: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.topic} [{self.partition}] offset {self.offset}: {self.why}"
+
+
+DecodedRecord = StoredCell | Announcement | Seek | ForeignRecord
+
+
+def decode_record(
+    value: bytes | None, headers: Headers, *, topic: str = "", partition: int = -1, offset: int = -1
+) -> DecodedRecord:
+    """Never raises, whatever the bytes are. `topic`, `partition` and `offset` say in a ForeignRecord where it lies."""
+    try:
+        found = dict(headers or ())
+        return _decoder_of(found)(value or b"")
+    except Corrupt as error:
+        return ForeignRecord(topic, partition, offset, str(error))
+
+
+def decoded(record: Record) -> DecodedRecord:
+    """`decode_record` of a record that one of our readers brought."""
+    return decode_record(
+        record.value, record.headers, topic=record.topic, partition=record.partition, offset=record.offset
+    )
+
+
+def misplaced(record: Record, shard: int) -> ForeignRecord:
+    """Of a shard that has no place in the record's partition (I8)."""
+    return ForeignRecord(
+        record.topic, record.partition, record.offset, f"shard {shard} does not belong to this partition"
+    )
+
+
+def decode_announcement(value: bytes) -> Announcement:
+    """Raises Corrupt."""
+    return _notice(_decode_opening, value, "generation")
+
+
+def _decode_seek(value: bytes) -> Seek:
+    return _notice(_decode_sought, value, "seek")
+
+
+def _decode_cell(value: bytes) -> StoredCell:
+    cell = decode_cell(value)
+    decode_body(cell.body)
+    return cell
+
+
+_KINDS: dict[bytes | None, Callable[[bytes], StoredCell | Announcement | Seek]] = {
+    KIND_CELL: _decode_cell,
+    KIND_GENERATION: decode_announcement,
+    KIND_SEEK: _decode_seek,
+}
+
+
+def _decoder_of(headers: Mapping[str, bytes | None]) -> Callable[[bytes], StoredCell | Announcement | Seek]:
+    version, kind = headers.get("v"), headers.get("kind")
+    if version != VERSION:
+        raise Corrupt(f"header v is {_shown(version)}: no record of version 1")
+    found = _KINDS.get(kind)
+    if found is None:
+        raise Corrupt(f"kind {_shown(kind)} is not known")
+    return found
+
+
+def _shown(value: bytes | None) -> str:
+    return "missing" if value is None else repr(value[:_SHOWN_MAX])
+
+
+_decode_opening = msgspec.msgpack.Decoder(Announcement).decode
+_decode_sought = msgspec.msgpack.Decoder(Seek).decode
+
+
+def _notice(decode: Callable[[bytes], T], value: bytes, kind: str) -> T:
+    try:
+        return decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"not a {kind} record: {error}") from error
