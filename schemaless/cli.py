@@ -9,7 +9,7 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo, cli_indexes, cli_tailer, cli_triggers
+from schemaless import cli_audit, cli_cells, cli_datastores, cli_demo, cli_indexes, cli_tail, cli_tailer, cli_triggers
 from schemaless.errors import SchemalessError
 from schemaless.stack import commands as stack_commands
 
@@ -20,6 +20,7 @@ PARTS = [
     cli_indexes,
     cli_triggers,
     cli_audit,
+    cli_tail,
     cli_tailer,
     cli_demo,
 ]  # each has `register(app)` and adds its own commands

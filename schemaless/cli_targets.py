@@ -59,6 +59,16 @@ def servers() -> Servers:
     return Servers(given.topology or plan.topology_file, given.kafka or plan.broker().bootstrap)
 
 
+def kafka_address(given: str) -> str:
+    """Of what was given, of SCHEMALESS_KAFKA, else of the embedded stack. Raises Misconfigured."""
+    if found := given or OperatorSettings().kafka:
+        return found
+    plan = _stack()
+    if plan is None:
+        raise Misconfigured("no Kafka is known: give --kafka, set SCHEMALESS_KAFKA, or run `schemaless up`")
+    return plan.broker().bootstrap
+
+
 def _stack() -> StackPlan | None:
     return load_plan(home_folder(StackSettings()))
 

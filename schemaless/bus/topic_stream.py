@@ -1,0 +1,124 @@
+"""TopicStream: several partitions of a topic at once, from given offsets on, committed records only, without a group.
+
+What comes is what lies there: nothing is checked here but that it can be read. Memory is bounded by the client's queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from schemaless.bus.client import client_settings
+from schemaless.bus.reader import Span, offset_of, record_of
+from schemaless.bus.translation import translate, translated
+from schemaless.errors import BusUnavailable, NotFound
+from schemaless.record import Record
+
+_BATCH = 500
+_POLL_S = 0.05  # consume() waits for a full batch or for this long
+_QUEUE_KBYTES = 16 << 10
+
+
+class TopicStream:
+    """One thread at a time."""
+
+    def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 10.0) -> None:
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._consumer = Consumer(
+            {
+                **client_settings(bootstrap),
+                "group.id": "schemaless.stream",  # the client wants one; nothing joins or commits
+                "enable.auto.commit": False,
+                # What retention cut off while it was read: the reader sees the hole, and goes on from what is left.
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 100,
+                "queued.max.messages.kbytes": _QUEUE_KBYTES,
+            }
+        )
+
+    def partitions(self) -> range:
+        """Raises NotFound when there is no such topic, BusUnavailable."""
+        with translated(f"asking for topic {self._topic}"):
+            found = self._consumer.list_topics(self._topic, self._timeout_s).topics[self._topic]
+        if found.error is not None or not found.partitions:
+            raise NotFound(f"there is no topic {self._topic}")
+        return range(len(found.partitions))
+
+    def span(self, partition: int) -> Span:
+        """What can be read now: up to the last stable offset."""
+        with translated(f"asking for the offsets of {self._topic} [{partition}]"):
+            return Span(
+                *self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=self._timeout_s)
+            )
+
+    def offsets_at(self, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+        """By partition, where the first record lies whose timestamp is not earlier; none: left out."""
+        asked = [TopicPartition(self._topic, partition, timestamp_ms) for partition in partitions]
+        with translated(f"asking for offsets of {self._topic} by time"):
+            found = self._consumer.offsets_for_times(asked, timeout=self._timeout_s)
+        return {place.partition: place.offset for place in found if place.offset >= 0}
+
+    def read(self, starts: Mapping[int, int], ends: Mapping[int, int] | None = None) -> Iterator[list[Record]]:
+        """Records in the order of each partition; an empty list now and then when nothing comes.
+
+        With `ends` (offsets not included) it ends there, and raises BusUnavailable when nothing comes for too long.
+        """
+        left = {partition: end for partition, end in (ends or {}).items() if starts[partition] < end}
+        if ends is not None and not left:
+            return
+        wanted = starts if ends is None else {partition: starts[partition] for partition in left}
+        with translated(f"reading {self._topic}"):
+            self._consumer.assign([TopicPartition(self._topic, *place) for place in wanted.items()])
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            messages = self._consume()
+            yield [record_of(message) for message in messages if message.error() is None and _within(message, ends)]
+            if ends is None:
+                continue
+            _drop_finished(left, messages)
+            if not left:
+                return
+            if messages:
+                deadline = time.monotonic() + self._timeout_s
+            elif time.monotonic() > deadline:
+                raise BusUnavailable(f"{self._topic} can't be read to its end: nothing came for {self._timeout_s} s")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def __enter__(self) -> TopicStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _consume(self) -> list[Message]:
+        with translated(f"reading {self._topic}"):
+            messages = self._consumer.consume(_BATCH, _POLL_S)
+        for message in messages:
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise translate(error, f"reading {message.topic()} [{message.partition()}]")
+        return messages
+
+
+def _within(message: Message, ends: Mapping[int, int] | None) -> bool:
+    partition = message.partition()
+    return ends is None or (partition is not None and offset_of(message) < ends[partition])
+
+
+def _drop_finished(left: dict[int, int], messages: Sequence[Message]) -> None:
+    """The end of a partition is told with the offset behind its last record or marker."""
+    for message in messages:
+        partition = message.partition()
+        reached = offset_of(message) + (message.error() is None)
+        if partition in left and reached >= left[partition]:
+            del left[partition]
