@@ -10,21 +10,26 @@ import msgspec
 
 from schemaless.errors import SchemalessError
 from schemaless.location import Location
-from schemaless.storage import buffer_table, checkpoint_table, conflict_table, shard_head
+from schemaless.storage import buffer_table, checkpoint_table, conflict_table, shard_head, tailer_order_table
 from schemaless.storage.async_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
+from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
+from schemaless.tailer_orders import latest
 from schemaless.topology import Datastore, Role
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What one server shows. `buffered`: rows that wait on it, by the home that they wait for."""
+    """What one server shows. `buffered`: rows that wait on it, by the home that they wait for; `orders`: what operators
+    told the tailers.
+    """
 
     heads: Sequence[Head]
     checkpoints: Sequence[Checkpoint]
     buffered: Mapping[str, int]
     conflicts: int
+    orders: Mapping[str, TailerOrder]
 
     @property
     def heads_sum(self) -> int:
@@ -71,6 +76,9 @@ class Status(msgspec.Struct, frozen=True):
         """One of each cluster that answers at all."""
         return [report for report in map(self.best_report, self.clusters()) if report is not None]
 
+    def tailing_paused(self, datastore: str) -> bool:
+        return latest(report.orders for report in self.reports()).get(datastore, NO_ORDER).paused
+
     def consumers(self) -> dict[str, dict[int, ConsumerShard]]:
         """By name and shard. Of a checkpoint that stands on several clusters the lowest counts."""
         reports = self.reports()
@@ -101,8 +109,9 @@ def _report(datastore: str) -> Operation[NodeReport]:
     checkpoints = yield from checkpoint_table.all_of(datastore)
     depths = yield from buffer_table.depths()
     conflicts = yield from conflict_table.count(datastore)
+    orders = yield from tailer_order_table.all_of()
     waiting = {home: count for (name, home), count in depths.items() if name == datastore}
-    return NodeReport(heads, checkpoints, waiting, conflicts)
+    return NodeReport(heads, checkpoints, waiting, conflicts, orders)
 
 
 def _consumer_shard(standing: Sequence[Checkpoint], head: int | None) -> ConsumerShard:

@@ -12,8 +12,10 @@ import typer
 
 from schemaless.client.client import Client
 from schemaless.config import ClientSettings, OperatorSettings, StackSettings
-from schemaless.errors import Misconfigured
+from schemaless.datastores import list_datastores
+from schemaless.errors import Misconfigured, NotFound
 from schemaless.stack.plan import StackPlan, home_folder, load_plan
+from schemaless.topology import Datastore, Topology
 
 DEFAULT_DATASTORE = "mezzanine"  # the one that a stack has from its start
 
@@ -67,6 +69,14 @@ def kafka_address(given: str) -> str:
     if plan is None:
         raise Misconfigured("no Kafka is known: give --kafka, set SCHEMALESS_KAFKA, or run `schemaless up`")
     return plan.broker().bootstrap
+
+
+def named_datastore(topology: Topology, name: str) -> Datastore:
+    """Raises NotFound."""
+    found = list_datastores(topology).get(name)
+    if found is None:
+        raise NotFound(f"there is no datastore {name!r}")
+    return found
 
 
 def _stack() -> StackPlan | None:

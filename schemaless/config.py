@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from schemaless.topology import Role
+
 
 class StackSettings(BaseSettings):
     """Where the embedded stack keeps everything."""
@@ -86,6 +88,8 @@ class TailerSettings(ServiceSettings):
 
     poll_s: float = 0.005  # one small query per server and turn; see docs for what an idle turn costs
     idle_poll_s: float = 0.03  # after a second without news: 2 % of a core for two servers
+    tail_from: Role = Role.MASTER  # freshest; minion: any minion, so that masters only write
+    tail_lag_max_s: float = 5.0  # a minion further behind is read only while nothing better answers
     batch_cells_max: int = 2000  # cells of one Kafka transaction: 2000 and 5000 drain alike
     batch_bytes_max: int = 8 << 20  # bounds memory when bodies are large
     batches_max: int = 8  # in hand at once, whatever the number of partitions: memory again

@@ -28,6 +28,7 @@ async def get_status(call: Call) -> Answer:
         "heads_sum": sum(report.heads_sum for report in status.reports()),
         "buffered": sum(sum(report.buffered.values()) for report in status.reports()),
         "conflicts": sum(report.conflicts for report in status.reports()),
+        "tailing": "paused" if status.tailing_paused(datastore.name) else "running",
         "clusters": {name: _cluster_view(call, status, name) for name in status.clusters()},
         "consumers": [consumer_view(name, shards) for name, shards in status.consumers().items()],
     }

@@ -6,6 +6,8 @@ is not the group's doing but the fencing of `schemaless/bus/partition_log.py`.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
@@ -41,6 +43,7 @@ class Membership:
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
+                "client.id": f"tailer-{socket.gethostname()}-{os.getpid()}",  # tells people whose partition it is
                 "group.id": tailer_group(datastore),
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),

@@ -96,6 +96,12 @@ class PartitionLog:
             self._produce_progress({shard: reached})
         return reached
 
+    def refuse(self, shard: int, published: Location, head: Location) -> None:
+        """The master's head lies below what was published: whoever opens the log next knows it, too."""
+        with self._transaction():
+            value = progress_value(shard, published, refused_at=head)
+            self._producer.produce(self._datastore.progress_topic, value, progress_key(shard), self._partition)
+
     def seek(self, locations: Mapping[int, Location]) -> None:
         """An operator says where to go on, instead of `open`. A tailer that has the partition is fenced, and reads it.
 

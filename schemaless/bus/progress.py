@@ -22,10 +22,14 @@ _FIRST_WINDOW = 100_000
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Last published location of each shard that is known; `unrecorded` are those that the progress topic lacked."""
+    """Last published location of each shard that is known; `unrecorded` are those that the progress topic lacked.
+
+    `refused` are shards whose master showed a head below that location: the head, by shard.
+    """
 
     locations: Mapping[int, Location]
     unrecorded: Mapping[int, Location]
+    refused: Mapping[int, Location]
 
     def location(self, shard: int, head: int) -> Location:
         """Raises Misconfigured when nothing tells how much of a shard with cells has been published."""
@@ -40,12 +44,13 @@ class Progress(msgspec.Struct, frozen=True):
         )
 
 
-class _Entry(msgspec.Struct, frozen=True, gc=False):
+class _Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Value of a progress record."""
 
     shard: int
     generation: int
     added_id: int
+    refused_at: tuple[int, int] | None = None
 
 
 _decode_entry = msgspec.msgpack.Decoder(_Entry).decode
@@ -56,15 +61,16 @@ def progress_key(shard: int) -> bytes:
     return str(shard).encode()
 
 
-def progress_value(shard: int, location: Location) -> bytes:
-    return _encode(_Entry(shard, location.generation, location.added_id))
+def progress_value(shard: int, location: Location, refused_at: Location | None = None) -> bytes:
+    """With the head at which publishing was refused, for a shard of which the topic has more than MySQL."""
+    head = None if refused_at is None else (refused_at.generation, refused_at.added_id)
+    return _encode(_Entry(shard, location.generation, location.added_id, head))
 
 
 def read_progress(reader: PartitionReader, datastore: Datastore, partition: int) -> Progress:
     """Up to the high watermark. Nobody may be publishing to the partition: its log was opened just now."""
-    locations: dict[int, Location] = {}
-    for records in reader.read(datastore.progress_topic, partition, reader.span(datastore.progress_topic, partition)):
-        locations.update(_entries(records))
+    span = reader.span(datastore.progress_topic, partition)
+    locations, refused = _recorded(reader, datastore, partition, span)
     cells = reader.span(datastore.topic, partition)
     if cells.high == 0 and any(location.added_id for location in locations.values()):
         raise Misconfigured(
@@ -73,7 +79,14 @@ def read_progress(reader: PartitionReader, datastore: Datastore, partition: int)
         )
     missing = set(datastore.shards_of_partition(partition)) - locations.keys()
     unrecorded = _from_cells(reader, datastore, partition, cells, missing) if missing else {}
-    return Progress(locations | unrecorded, unrecorded)
+    return Progress(locations | unrecorded, unrecorded, refused)
+
+
+def committed_progress(reader: PartitionReader, datastore: Datastore, partition: int) -> Progress:
+    """What the progress topic shows now, whoever publishes. For people who look, not for who publishes."""
+    span = reader.committed_span(datastore.progress_topic, partition)
+    locations, refused = _recorded(reader, datastore, partition, span)
+    return Progress(locations, {}, refused)
 
 
 def _from_cells(
@@ -94,8 +107,15 @@ def _from_cells(
     return {shard: location for shard, location in found.items() if shard in missing}
 
 
-def _entries(records: Iterable[Record]) -> dict[int, Location]:
-    return {entry.shard: Location(entry.generation, entry.added_id) for entry in map(_entry, records)}
+def _recorded(
+    reader: PartitionReader, datastore: Datastore, partition: int, span: Span
+) -> tuple[dict[int, Location], dict[int, Location]]:
+    """Of each shard its last record: where it is, and the heads of those that are refused."""
+    last: dict[int, _Entry] = {}
+    for records in reader.read(datastore.progress_topic, partition, span):
+        last.update({entry.shard: entry for entry in map(_entry, records)})
+    locations = {shard: Location(entry.generation, entry.added_id) for shard, entry in last.items()}
+    return locations, {shard: Location(*entry.refused_at) for shard, entry in last.items() if entry.refused_at}
 
 
 def _published(records: Iterable[Record]) -> dict[int, Location]:

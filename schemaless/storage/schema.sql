@@ -92,6 +92,14 @@ CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
     PRIMARY KEY (datastore, consumer, shard)
 ) ENGINE=InnoDB;
 
+-- What an operator told the tailers of a datastore. On every cluster: the latest row counts.
+CREATE TABLE IF NOT EXISTS schemaless.tailer_order (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    paused TINYINT NOT NULL COMMENT '1: nothing more is published',
+    seeks INT UNSIGNED NOT NULL COMMENT 'grows whenever progress was moved by hand',
+    changed_at DATETIME(6) NOT NULL COMMENT 'by the clock of whoever said it'
+) ENGINE=InnoDB;
+
 CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,

@@ -6,7 +6,7 @@ the head in the same transaction. So whoever sees head n can read every cell up 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -38,6 +38,9 @@ class Movement(msgspec.Struct, frozen=True, gc=False):
     generations_sum: int
 
 
+BLOCK_SHARDS = 128
+"""Shards whose heads are read together. 4096 shards: 32 sums, and one head that moved costs 128 heads at most."""
+
 _HEAD_COLUMNS = f"heads.shard, generation, head, {MICROSECONDS.format('last_created_at')}"
 
 
@@ -61,6 +64,43 @@ def heads(datastore: str) -> Operation[list[Head]]:
             datastore,
         )
     )
+    return [Head(*row) for row in rows]
+
+
+def block_of(shard: int) -> int:
+    return shard // BLOCK_SHARDS
+
+
+def block_movements(datastore: str) -> Operation[dict[int, Movement]]:
+    """As `movements`, for each block of shards: finer and dearer, to find which heads are worth reading."""
+    rows = yield from query(
+        sql(
+            "SELECT shard DIV %s AS block, SUM(head), SUM(generation) FROM schemaless.shard_head"
+            " WHERE datastore = %s GROUP BY block",
+            BLOCK_SHARDS,
+            datastore,
+        )
+    )
+    return {int(block): Movement(int(heads), int(generations)) for block, heads, generations in rows}
+
+
+def heads_in_blocks(datastore: str, blocks: Sequence[int]) -> Operation[list[Head]]:
+    """Heads of all shards of these blocks, found by their keys."""
+    ranges = " OR ".join(
+        f"shard BETWEEN {block * BLOCK_SHARDS} AND {(block + 1) * BLOCK_SHARDS - 1}" for block in blocks
+    )
+    rows = yield from query(
+        sql(f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads WHERE datastore = %s", datastore)
+        + f" AND ({ranges})"
+    )
+    return [Head(*row) for row in rows]
+
+
+def heads_of(datastore: str, shards: Collection[int]) -> Operation[list[Head]]:
+    """As `heads`, of some shards only; those that don't live here are left out."""
+    if not shards:
+        return []
+    rows = yield from query(f"SELECT {_HEAD_COLUMNS} {_from_exactly(datastore, list(shards))}")
     return [Head(*row) for row in rows]
 
 

@@ -22,10 +22,14 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """For each part that was wanted, its cells in added_id order. `cut`: there was more than the bytes allowed."""
+    """For each part that was wanted, its cells in added_id order. `cut`: there was more than the bytes allowed.
+
+    `lost`: shards without any cell behind `after`, although the same server shows a head behind it.
+    """
 
     cells: list[list[StoredCell]]
     cut: bool
+    lost: frozenset[int]
 
 
 def read(datastore: Datastore, wanted: Sequence[Wanted], bytes_max: int) -> Operation[Batch]:
@@ -39,7 +43,8 @@ def read(datastore: Datastore, wanted: Sequence[Wanted], bytes_max: int) -> Oper
     rows = dict(zip([part.shard for part in wanted], _within(results, bytes_max), strict=True))
     bodies = yield from _large_bodies(datastore, rows)
     cells = [_cells(shard, found, bodies.get(shard, {})) for shard, found in rows.items()]
-    return Batch(cells, cut=any(map(_was_cut, results, rows.values())))
+    lost = yield from _lost(datastore, [part for part, result in zip(wanted, results, strict=True) if not result.rows])
+    return Batch(cells, any(map(_was_cut, results, rows.values())), lost)
 
 
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
@@ -49,6 +54,30 @@ def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
         + sql("SELECT head FROM schemaless.shard_head WHERE datastore = %s AND shard = %s", datastore.name, shard)
     )
     return int(cells.rows[0][0]), int(heads.rows[0][0])
+
+
+class Oldest(msgspec.Struct, frozen=True, gc=False):
+    """The first cell behind a position, and how long ago it was written, by its master's clock."""
+
+    added_id: int
+    age_us: int
+
+
+def oldest_after(datastore: Datastore, positions: Mapping[int, int]) -> Operation[dict[int, Oldest | None]]:
+    """By shard; positions are added_ids. None: no cell follows."""
+    results = yield ";".join(
+        sql(
+            "SELECT added_id, TIMESTAMPDIFF(MICROSECOND, created_at, UTC_TIMESTAMP(6))"
+            " FROM %s.entity WHERE added_id > %s ORDER BY added_id LIMIT 1",
+            Name(datastore.database(shard)),
+            after,
+        )
+        for shard, after in positions.items()
+    )
+    return {
+        shard: Oldest(*result.rows[0]) if result.rows else None
+        for shard, result in zip(positions, results, strict=True)
+    }
 
 
 _LENGTH = -1
@@ -67,6 +96,25 @@ def _select(datastore: Datastore, part: Wanted, share: int) -> Script:
         part.after,
         part.limit,
     )
+
+
+def _lost(datastore: Datastore, empty: Sequence[Wanted]) -> Operation[frozenset[int]]:
+    """Asked of the server that had no cells, head and cells in one snapshot: on one that lags both are missing."""
+    if not empty:
+        return frozenset()
+    results = yield ";".join(
+        sql(
+            "SELECT shard FROM schemaless.shard_head WHERE datastore = %s AND shard = %s AND head > %s"
+            " AND NOT EXISTS (SELECT * FROM %s.entity WHERE added_id > %s)",
+            datastore.name,
+            part.shard,
+            part.after,
+            Name(datastore.database(part.shard)),
+            part.after,
+        )
+        for part in empty
+    )
+    return frozenset(shard for result in results for (shard,) in result.rows)
 
 
 def _within(results: Sequence[Result], bytes_max: int) -> Iterator[Sequence[Row]]:

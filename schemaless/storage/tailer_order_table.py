@@ -1,0 +1,50 @@
+"""tailer_order: what an operator told the tailers of a datastore. On every cluster, and the latest row counts.
+
+A stack made before this table has none until somebody says something.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemaless.errors import Misconfigured
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Time, sql
+
+
+class TailerOrder(msgspec.Struct, frozen=True):
+    """`paused`: nothing more is published. `seeks`: how often an operator has moved progress: a tailer that opened its
+    logs before reads it again. `changed_at` in microseconds since the epoch.
+    """
+
+    paused: bool
+    seeks: int
+    changed_at: int
+
+
+NO_ORDER = TailerOrder(paused=False, seeks=0, changed_at=0)
+
+
+def put(datastore: str, order: TailerOrder) -> Operation[None]:
+    """Nothing happens where a later one stands."""
+    newer = "VALUES(changed_at) > changed_at"
+    yield sql(
+        "INSERT INTO schemaless.tailer_order (datastore, paused, seeks, changed_at) VALUES (%s, %s, %s, %s)"
+        f" ON DUPLICATE KEY UPDATE paused = IF({newer}, VALUES(paused), paused),"
+        f" seeks = IF({newer}, VALUES(seeks), seeks), changed_at = GREATEST(changed_at, VALUES(changed_at))",
+        datastore,
+        order.paused,
+        order.seeks,
+        Time(order.changed_at),
+    )
+
+
+def all_of() -> Operation[dict[str, TailerOrder]]:
+    """By datastore."""
+    columns = f"datastore, paused, seeks, {MICROSECONDS.format('changed_at')}"
+    try:
+        rows = yield from query(f"SELECT {columns} FROM schemaless.tailer_order")
+    except Misconfigured:
+        return {}
+    return {name: TailerOrder(bool(paused), seeks, changed_at) for name, paused, seeks, changed_at in rows}
