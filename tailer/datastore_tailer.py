@@ -8,6 +8,7 @@ owner wants it back (I7).
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,9 +43,22 @@ class DatastoreTailer:
     def stop(self) -> None:
         self._stopping.set()
 
-    def heads_moved(self, heads: Mapping[int, Location]) -> None:
+    def look_again(self) -> None:
+        """`Shared.paused` has changed."""
         for owned in self._owned:
-            owned.heads_moved(heads)
+            owned.look_again()
+
+    def take_new_seat(self) -> None:
+        """Progress was moved by hand: every log is opened anew."""
+        log.info("progress was moved: taking a new seat in the group", datastore=self._datastore.name)
+        self._seat_lost.set()
+
+    def heads_moved(self, heads: Mapping[int, Location]) -> None:
+        by_partition: dict[int, dict[int, Location]] = defaultdict(dict)
+        for shard, head in heads.items():
+            by_partition[self._datastore.partition(shard)][shard] = head
+        for owned in self._owned:
+            owned.heads_moved(by_partition.get(owned.partition, {}))
 
     async def run(self) -> None:
         """Until `stop`. Transactions in hand are finished, then the seat is left, so that others take over at once."""

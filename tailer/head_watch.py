@@ -1,11 +1,13 @@
 """Which heads moved: one small question to each server in a turn, whatever the number of shards.
 
-Heads are read only when the answer changed, and never by time: an earlier time may be committed later.
+When the answer changed, the server is asked which blocks of shards it was, and only their heads are read. Never by
+time: an earlier time may be committed later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from schemaless.location import Location
 from schemaless.storage import shard_head
@@ -16,35 +18,59 @@ Moved = Callable[[str, dict[int, Location]], None]
 """Called with a datastore and the heads that moved, by shard."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Of one datastore. `blocks` is what the heads read last add up to, block by block."""
+
+    heads: dict[int, Location] = field(default_factory=dict)
+    blocks: dict[int, Movement] = field(default_factory=dict)
+    total: Movement | None = None
+
+
 class HeadWatch:
-    """One cluster. `heads` holds what was last seen, by datastore and shard."""
+    """One cluster."""
 
     def __init__(self, source: ClusterSource, moved: Moved) -> None:
         self._source = source
         self._moved = moved
-        self._seen: dict[str, Movement] = {}
-        self.heads: dict[str, dict[int, Location]] = {}
+        self._seen: dict[str, _Seen] = {}
+
+    def heads(self, name: str) -> Mapping[int, Location]:
+        """What was last seen of a datastore, by shard."""
+        seen = self._seen.get(name)
+        return {} if seen is None else seen.heads
 
     async def step(self) -> bool:
         """One turn; whether anything moved. Raises StorageUnavailable."""
         now = await self._source.run(shard_head.movements)
-        changed = [name for name, movement in now.items() if self._seen.get(name) != movement]
+        changed = [name for name, total in now.items() if name not in self._seen or self._seen[name].total != total]
         for name in changed:
-            await self._read_heads(name)
+            await self._look_closer(name, self._seen.setdefault(name, _Seen()))
         return bool(changed)
 
-    async def _read_heads(self, name: str) -> None:
-        found = await self._source.run(lambda: shard_head.heads(name))
-        known = self.heads.setdefault(name, {})
-        moved = dict(_moved(known, found))
-        known.update(moved)
-        # Of these heads, not of the question before: a minion that lags may have answered the second one.
-        self._seen[name] = Movement(sum(head.added_id for head in found), sum(head.generation for head in found))
+    async def _look_closer(self, name: str, seen: _Seen) -> None:
+        shown = await self._source.run(lambda: shard_head.block_movements(name))
+        blocks = [block for block, movement in shown.items() if seen.blocks.get(block) != movement]
+        found = await self._source.run(lambda: shard_head.heads_in_blocks(name, blocks)) if blocks else []
+        moved = {
+            head.shard: location
+            for head in found
+            if seen.heads.get(head.shard) != (location := Location(head.generation, head.added_id))
+        }
+        seen.heads.update(moved)
+        # What these heads add up to, not what was told before: a minion that lags may have answered now.
+        seen.blocks = {block: seen.blocks.get(block, Movement(0, 0)) for block in shown} | _sums(found)
+        seen.total = _total(seen.blocks.values())
         self._moved(name, moved)
 
 
-def _moved(known: dict[int, Location], found: Iterable[shard_head.Head]) -> Iterable[tuple[int, Location]]:
-    for head in found:
-        location = Location(head.generation, head.added_id)
-        if known.get(head.shard) != location:
-            yield head.shard, location
+def _sums(heads: Sequence[shard_head.Head]) -> dict[int, Movement]:
+    by_block: dict[int, list[Movement]] = {}
+    for head in heads:
+        by_block.setdefault(shard_head.block_of(head.shard), []).append(Movement(head.added_id, head.generation))
+    return {block: _total(movements) for block, movements in by_block.items()}
+
+
+def _total(movements: Iterable[Movement]) -> Movement:
+    parts = list(movements)
+    return Movement(sum(part.heads_sum for part in parts), sum(part.generations_sum for part in parts))

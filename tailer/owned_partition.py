@@ -44,11 +44,14 @@ class OwnedPartition:
         if self._tail is not None:
             self._tail.stop()
 
-    def heads_moved(self, heads: Mapping[int, Location]) -> None:
-        """Heads of any shards of the datastore."""
+    def look_again(self) -> None:
         if self._tail is not None:
-            mine = {shard: head for shard, head in heads.items() if self._datastore.partition(shard) == self.partition}
-            self._tail.heads_moved(mine)
+            self._tail.look_again()
+
+    def heads_moved(self, heads: Mapping[int, Location]) -> None:
+        """Heads of shards of this partition."""
+        if self._tail is not None:
+            self._tail.heads_moved(heads)
 
     async def _open_and_tail(self) -> None:
         settings = self._shared.settings
@@ -58,7 +61,9 @@ class OwnedPartition:
         try:
             progress = await in_thread(self._shared.opening, partition_log.open)
             self._tail = Tail(self._datastore, partition_log, progress, self._shared)
-            self.heads_moved(self._shared.heads(self._datastore.name))
+            known = self._shared.heads(self._datastore.name)
+            shards = self._datastore.shards_of_partition(self.partition)
+            self.heads_moved({shard: known[shard] for shard in shards if shard in known})
             if not self._stopping.is_set():
                 await self._tail.run()
         finally:

@@ -14,6 +14,8 @@ from schemaless.datastores import Catalogue
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location
 from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
+from schemaless.tailer_orders import ask_orders, latest
 from schemaless.topology import Datastore
 from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import HeadWatch
@@ -25,14 +27,21 @@ log = structlog.get_logger()
 DISCOVERY_S = 1.0
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
 AWAY_RETRY_S = 0.5
+CHECK_S = 0.5  # how soon a node that is back is used again
 OPENINGS_MAX = 32  # at once: each one mostly waits for the broker
 
 
 class TailerService:
     def __init__(self, settings: TailerSettings, storage: AsyncStorage) -> None:
         clusters = storage.topology.clusters
-        sources = {name: ClusterSource(storage, name) for name in clusters}
+        sources = {
+            name: ClusterSource(storage, name, tail_from=settings.tail_from, lag_max_s=settings.tail_lag_max_s)
+            for name in clusters
+        }
         self._settings = settings
+        self._storage = storage
+        self._sources = list(sources.values())
+        self._orders: dict[str, TailerOrder] = {}
         self._catalogue = Catalogue(storage)
         self._watches = [HeadWatch(source, self._heads_moved) for source in sources.values()]
         self._datastores: dict[str, DatastoreTailer] = {}
@@ -41,6 +50,7 @@ class TailerService:
             settings=settings,
             sources=sources,
             heads=self._heads,
+            paused=lambda name: self._orders.get(name, NO_ORDER).paused,
             slots=asyncio.Semaphore(settings.batches_max),
             publishing=ThreadPoolExecutor(settings.batches_max, thread_name_prefix="publish"),
             opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
@@ -54,6 +64,8 @@ class TailerService:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            for source in self._sources:
+                tasks.create_task(self._check(source))
             for watch in self._watches:
                 tasks.create_task(self._watch(watch))
             await self._discover(tasks)
@@ -62,6 +74,7 @@ class TailerService:
         while not self._stopping.is_set():
             try:
                 found = self._wanted(await self._catalogue.all())
+                self._obey(await ask_orders(self._storage))
             except StorageUnavailable as error:
                 log.warning("no catalogue of datastores", why=str(error))
                 found = {}
@@ -75,6 +88,22 @@ class TailerService:
     def _wanted(self, found: Mapping[str, Datastore]) -> Mapping[str, Datastore]:
         named = self._settings.datastores
         return {name: datastore for name, datastore in found.items() if not named or name in named}
+
+    def _obey(self, said: Mapping[str, TailerOrder]) -> None:
+        """Takes effect between two transactions. A minion that lags may answer alone: what is known counts, too."""
+        before, self._orders = self._orders, latest([self._orders, said])
+        for name, tailer in self._datastores.items():
+            known, order = before.get(name, NO_ORDER), self._orders.get(name, NO_ORDER)
+            if order.paused != known.paused:
+                log.warning("datastore is paused" if order.paused else "datastore is tailed again", datastore=name)
+                tailer.look_again()
+            if order.seeks != known.seeks:
+                tailer.take_new_seat()
+
+    async def _check(self, source: ClusterSource) -> None:
+        while not self._stopping.is_set():
+            await source.check()
+            await pause(CHECK_S, self._stopping)
 
     async def _watch(self, watch: HeadWatch) -> None:
         settings = self._settings
@@ -98,4 +127,4 @@ class TailerService:
             self._datastores[name].heads_moved(heads)
 
     def _heads(self, name: str) -> dict[int, Location]:
-        return {shard: head for watch in self._watches for shard, head in watch.heads.get(name, {}).items()}
+        return {shard: head for watch in self._watches for shard, head in watch.heads(name).items()}

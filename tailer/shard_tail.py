@@ -12,16 +12,37 @@ from schemaless.location import GenerationStart, Location
 
 @dataclass(slots=True)
 class ShardTail:
-    """`head` as last seen; `following` is the generation that has to be announced next, once it is known (I13)."""
+    """`head` as last seen; `following` is the generation that has to be announced next, once it is known (I13).
+
+    `held` is a published location that the master was seen to hold; `refused_at` the master's head when it was seen not
+    to.
+    """
 
     shard: int
     published: Location
     head: Location
     following: GenerationStart | None = None
+    held: Location | None = None
+    refused_at: Location | None = None
 
     @property
     def behind(self) -> bool:
-        return self.head > self.published
+        return self.head > self.published and not self.refused
+
+    @property
+    def refused(self) -> bool:
+        """The topic has cells that MySQL has not. What is written in their places now is another history."""
+        return self.refused_at is not None and self.head.generation <= self.published.generation
+
+    @property
+    def doubtful(self) -> bool:
+        """The topic may be ahead of the master; or a minion was asked that lags."""
+        return self.head < self.published and self.held != self.published and not self.refused
+
+    def published_up_to(self, location: Location) -> None:
+        if location.generation > self.published.generation:
+            self.following = self.refused_at = None
+        self.published = location
 
     @property
     def must_look_for_generation(self) -> bool:

@@ -17,11 +17,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """`heads` tells what was last seen of a datastore's heads; a tail holds a batch only while it has a slot."""
+    """`heads` tells what was last seen of a datastore's heads; `paused` which datastores wait for an operator; a tail
+    holds a batch only while it has a slot.
+    """
 
     settings: TailerSettings
     sources: Mapping[str, ClusterSource]
     heads: Callable[[str], Mapping[int, Location]]
+    paused: Callable[[str], bool]
     slots: asyncio.Semaphore
     publishing: Executor
     opening: Executor

@@ -16,20 +16,21 @@ from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.progress import Progress
 from schemaless.cell import StoredCell
 from schemaless.errors import BusUnavailable, Corrupt, Misconfigured, StorageUnavailable
-from schemaless.location import Location
+from schemaless.location import BEGINNING, Location
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Wanted
 from schemaless.topology import Datastore
 from tailer.shard_tail import ShardTail
+from tailer.shard_tails import ShardTails
 from tailer.shared import Shared, in_thread, pause
 from tailer.source import ClusterSource
 from tailer.turn import shares
 
 log = structlog.get_logger()
 
-SHARDS_MAX = 64  # of one transaction
 RETRY_S = 1.0  # after a failure that may pass
 CORRUPT_RETRY_S = 10.0  # somebody has to repair the shard first
+NOT_THERE_YET_S = 0.05  # a minion that lags is asked again; its own heads, read soon, end that
 
 
 class Tail:
@@ -44,34 +45,24 @@ class Tail:
     ) -> None:
         self._datastore = datastore
         self._log = partition_log
-        self._progress = progress
         self._shared = shared
         self._cells_max = shared.settings.batch_cells_max
-        self._shards: dict[int, ShardTail] = {}
-        self._behind: dict[int, None] = {}  # in the order of their turns
-        self._aside: set[int] = set()
-        self._news = asyncio.Event()
+        self._shards = ShardTails(datastore, progress)
         self._stopping = asyncio.Event()
 
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
         """Takes note of heads of this partition's shards."""
-        for shard, head in heads.items():
-            known = self._shards.get(shard)
-            if known is not None:
-                known.head = head
-                self._queue(known)
-            elif shard not in self._aside:
-                self._begin(shard, head)
+        self._shards.heads_moved(heads)
 
     async def run(self) -> None:
-        """Until `stop`; at most as many tails as there are slots hold a batch.
+        """Until `stop`; at most as many tails as there are slots hold a batch. While paused, nothing is published.
 
         Raises BusUnavailable, Fenced or Misconfigured when the log is not usable any more.
         """
         while not self._stopping.is_set():
-            if not self._behind:
-                self._news.clear()
-                await self._news.wait()
+            if self._shards.idle or self._shared.paused(self._datastore.name):
+                self._shards.news.clear()
+                await self._shards.news.wait()
                 continue
             try:
                 async with self._shared.slots:
@@ -85,14 +76,19 @@ class Tail:
     def stop(self) -> None:
         """Lets `run` return after the transaction in hand."""
         self._stopping.set()
-        self._news.set()
+        self._shards.news.set()
+
+    def look_again(self) -> None:
+        """Lets `run` see whether the datastore is paused."""
+        self._shards.news.set()
 
     async def step(self) -> int:
         """One transaction with the next cells of some shards of one cluster; how many cells.
 
         Raises StorageUnavailable, BusUnavailable, Fenced, or Misconfigured.
         """
-        turn = self._next_turn()
+        await self._judge_doubtful()
+        turn = self._shards.next_turn()
         try:
             await self._cross_generations(turn)
             cells = await self._read(turn)
@@ -100,37 +96,37 @@ class Tail:
                 for shard, location in (
                     await in_thread(self._shared.publishing, lambda: self._log.publish(cells))
                 ).items():
-                    self._shards[shard].published = location
+                    self._shards[shard].published_up_to(location)
             return len(cells)
         finally:
             for shard_tail in turn:
-                self._queue(shard_tail)
+                self._shards.queue(shard_tail)
 
-    def _begin(self, shard: int, head: Location) -> None:
-        try:
-            published = self._progress.location(shard, head.added_id)
-        except Misconfigured as error:
-            self._aside.add(shard)  # until progress says more: whoever writes it makes us open the log anew
-            log.error("shard is not tailed", datastore=self._datastore.name, shard=shard, error=str(error))
+    async def _judge_doubtful(self) -> None:
+        """Is the topic ahead of MySQL, or did a minion answer that lags? The master knows, asked after the log was
+        opened: whatever was published, it held before.
+        """
+        doubtful = self._shards.next_doubtful()
+        if not doubtful:
             return
-        self._shards[shard] = ShardTail(shard, published, head)
-        self._queue(self._shards[shard])
+        name, shards = self._datastore.name, [shard_tail.shard for shard_tail in doubtful]
+        try:
+            held = await self._source(shards[0]).ask_master(lambda: shard_head.heads_of(name, shards))
+        except StorageUnavailable:
+            for shard in shards:
+                self._shards.put_aside(shard, RETRY_S)
+            return
+        heads = {head.shard: Location(head.generation, head.added_id) for head in held}
+        for shard_tail in doubtful:
+            await self._judge(shard_tail, heads.get(shard_tail.shard, BEGINNING))
 
-    def _queue(self, shard_tail: ShardTail) -> None:
-        if shard_tail.behind and shard_tail.shard not in self._aside:
-            self._behind.setdefault(shard_tail.shard)
-            self._news.set()
-
-    def _next_turn(self) -> list[ShardTail]:
-        """Takes the shards that wait longest and share a cluster out of the queue."""
-        first = next(iter(self._behind), None)
-        if first is None:
-            return []
-        home = self._datastore.home(first)
-        turn = [shard for shard in self._behind if self._datastore.home(shard) == home][:SHARDS_MAX]
-        for shard in turn:
-            del self._behind[shard]
-        return [self._shards[shard] for shard in turn]
+    async def _judge(self, shard_tail: ShardTail, head: Location) -> None:
+        if head >= shard_tail.published:
+            shard_tail.held = shard_tail.published
+            return
+        self._shards.refuse(shard_tail, head)
+        refuse = partial(self._log.refuse, shard_tail.shard, shard_tail.published, head)
+        await in_thread(self._shared.publishing, refuse)
 
     async def _cross_generations(self, turn: Sequence[ShardTail]) -> None:
         for shard_tail in turn:
@@ -139,22 +135,22 @@ class Tail:
             following = shard_tail.following
             if following is not None and shard_tail.waiting == 0:
                 announce = partial(self._log.announce, shard_tail.shard, following)
-                shard_tail.published = await in_thread(self._shared.publishing, announce)
-                shard_tail.following = None
+                shard_tail.published_up_to(await in_thread(self._shared.publishing, announce))
 
     async def _look_for_generation(self, shard_tail: ShardTail) -> None:
         name, shard = self._datastore.name, shard_tail.shard
-        starts = await self._source(shard).run(lambda: shard_head.generations(name, shard))
+        head, starts = await self._source(shard).run(lambda: shard_head.history(name, shard))
         later = [start for start in starts if start.generation > shard_tail.published.generation]
         if later:
             shard_tail.following = later[0]
+        elif head.generation > shard_tail.published.generation:
+            self._report(shard, Corrupt(f"nothing tells where generation {head.generation} begins"))
         else:
-            error = Corrupt(f"nothing tells where generation {shard_tail.head.generation} begins")
-            self._put_aside(shard, error, CORRUPT_RETRY_S)
+            self._shards.put_aside(shard, NOT_THERE_YET_S)
 
     async def _read(self, turn: Sequence[ShardTail]) -> list[StoredCell]:
         """The next cells of the shards, proven to be the next ones."""
-        waiting = {tail.shard: tail.waiting for tail in turn if tail.waiting and tail.shard not in self._aside}
+        waiting = {tail.shard: tail.waiting for tail in turn if tail.waiting and not self._shards.is_aside(tail.shard)}
         if not waiting:
             return []
         wanted = [
@@ -167,8 +163,7 @@ class Tail:
             timeout_s=settings.statement_timeout_s,
         )
         proven = [self._proven(part.shard, cells) for part, cells in zip(wanted, batch.cells, strict=True)]
-        if not batch.cut:
-            self._report_missing(wanted, batch.cells)
+        self._put_empty_aside(wanted, batch)
         cells = [cell for part in proven for cell in part]
         self._adapt(len(cells), cut=batch.cut)
         return cells
@@ -177,15 +172,17 @@ class Tail:
         try:
             return self._shards[shard].proven(cells)
         except Corrupt as error:
-            self._put_aside(shard, error, CORRUPT_RETRY_S)
+            self._report(shard, error)
             return []
 
-    def _report_missing(self, wanted: Sequence[Wanted], found: Sequence[Sequence[StoredCell]]) -> None:
-        """A head without its cells: for a moment after changing over to a minion, else cells were lost."""
-        for part, cells in zip(wanted, found, strict=True):
-            if not cells:
+    def _put_empty_aside(self, wanted: Sequence[Wanted], batch: shard_log.Batch) -> None:
+        """Where nothing came, cells were lost, or the head was another server's, and a minion lags behind it."""
+        for part, cells in zip(wanted, batch.cells, strict=True):
+            if part.shard in batch.lost:
                 head = self._shards[part.shard].head
-                self._put_aside(part.shard, Corrupt(f"the head is {head}, but no cell follows {part.after}"), RETRY_S)
+                self._report(part.shard, Corrupt(f"the head is {head}, but no cell follows {part.after}"))
+            elif not cells and not batch.cut:
+                self._shards.put_aside(part.shard, NOT_THERE_YET_S)
 
     def _adapt(self, cells: int, *, cut: bool) -> None:
         """Bodies that are large on the average come in smaller batches, and are not read in vain."""
@@ -194,14 +191,15 @@ class Tail:
         elif cells >= self._cells_max:
             self._cells_max = min(self._shared.settings.batch_cells_max, self._cells_max * 2)
 
-    def _put_aside(self, shard: int, error: Corrupt, retry_s: float) -> None:
-        log.error("shard is not tailed", datastore=self._datastore.name, shard=shard, error=str(error), retry_s=retry_s)
-        self._aside.add(shard)
-        asyncio.get_running_loop().call_later(retry_s, self._take_back, shard)
-
-    def _take_back(self, shard: int) -> None:
-        self._aside.discard(shard)
-        self._queue(self._shards[shard])
+    def _report(self, shard: int, error: Corrupt) -> None:
+        log.error(
+            "shard is not tailed",
+            datastore=self._datastore.name,
+            shard=shard,
+            error=str(error),
+            retry_s=CORRUPT_RETRY_S,
+        )
+        self._shards.put_aside(shard, CORRUPT_RETRY_S)
 
     def _source(self, shard: int) -> ClusterSource:
         return self._shared.sources[self._datastore.home(shard)]

@@ -16,6 +16,9 @@ from schemaless.cell import CellKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
+from schemaless.stack.admin import session
+from schemaless.stack.local import RunningTopology
+from schemaless.stack.programs import Flavour
 from schemaless.storage import entity_table
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
@@ -150,3 +153,16 @@ def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: floa
     """All cells, in the topic's order, once there are so many."""
     found = wait_for_records(kafka, datastore, count, timeout_s)
     return [decode_cell(record.value) for record in found if record.kind == b"cell"]
+
+
+@contextmanager
+def replication_stopped(running: RunningTopology, minion: str) -> Iterator[None]:
+    """The minion applies nothing meanwhile, and shows what it showed."""
+    server = running.descriptions[minion]
+    word = "SLAVE" if server.flavour is Flavour.MARIADB else "REPLICA"
+    with session(server.address(running.accounts)) as connected:
+        connected.query(f"STOP {word} SQL_THREAD")
+        try:
+            yield
+        finally:
+            connected.query(f"START {word} SQL_THREAD")

@@ -1,10 +1,15 @@
-"""Fixtures of the integration tests: an API process for all that only ask it."""
+"""Fixtures of the integration tests: an API process for all that only ask it, tailers, a minion that lags."""
 
+import asyncio
 import time
 
 import pytest
 
+from schemaless.bus.topics import ensure_topics
+from schemaless.config import TailerSettings
+from tailer.service import TailerService
 from tests.integration.api_harness import api_process
+from tests.log_harness import replication_stopped
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +44,40 @@ def eventually():
         return answer
 
     return ask
+
+
+@pytest.fixture
+async def tailing(running, kafka, async_storage):
+    """Runs a tailer in this process: tailing(datastore, **settings) -> its service, stopped at the end."""
+    started = []
+
+    def start(datastore, **settings):
+        service = TailerService(
+            TailerSettings(topology=running.path, kafka=kafka, datastores=(datastore.name,), **settings), async_storage
+        )
+        started.append((service, asyncio.create_task(service.run())))
+        return service
+
+    yield start
+    for service, task in started:
+        service.stop()
+        await asyncio.wait_for(task, 20)
+
+
+@pytest.fixture
+def new_datastore(make_datastore, kafka):
+    """As `make_datastore`, with its topics."""
+
+    def make(**counts):
+        datastore = make_datastore(**counts)
+        ensure_topics(kafka, datastore)
+        return datastore
+
+    return make
+
+
+@pytest.fixture
+def stopped_replication(running):
+    """Cluster a's minion applies nothing until the test ends."""
+    with replication_stopped(running, "a-minion-1"):
+        yield

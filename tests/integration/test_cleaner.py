@@ -12,8 +12,6 @@ from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.config import CleanerSettings
 from schemaless.sharding import shard_of
-from schemaless.stack.admin import session
-from schemaless.stack.programs import Flavour
 from schemaless.storage import buffer_table, conflict_table, entity_table, shard_head
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.operation import query
@@ -66,18 +64,6 @@ async def minion_shows(async_storage, datastore, cells: int) -> None:
             return
         await asyncio.sleep(0.01)
     pytest.fail("the minion does not follow")
-
-
-@pytest.fixture
-def stopped_replication(running):
-    """Cluster a's minion applies nothing until the test ends."""
-    server = running.descriptions["a-minion-1"]
-    word = "SLAVE" if server.flavour is Flavour.MARIADB else "REPLICA"
-    thread = "SQL_THREAD"
-    with session(server.address(running.accounts)) as connected:
-        connected.query(f"STOP {word} {thread}")
-        yield
-        connected.query(f"START {word} {thread}")
 
 
 async def test_a_confirmed_row_goes(cleaner, async_storage, datastore):

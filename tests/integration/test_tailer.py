@@ -13,50 +13,18 @@ from structlog.testing import capture_logs
 from schemaless.audit import audit
 from schemaless.bus.membership import tailer_group
 from schemaless.bus.topics import ensure_topics
-from schemaless.config import TailerSettings
 from schemaless.datastores import create_shards
 from schemaless.storage import shard_head
 from schemaless.topology import Datastore
-from tailer.service import TailerService
 from tests.log_harness import new_cell, put, records, run_sql, until, wait_for_cells, wait_for_records, write_for
 
 pytestmark = pytest.mark.storage
-
-
-@pytest.fixture
-async def tailing(running, kafka, async_storage):
-    """Runs a tailer in this process: tailing(datastore, **settings) -> its service, stopped at the end."""
-    started = []
-
-    def start(datastore, **settings):
-        service = TailerService(
-            TailerSettings(topology=running.path, kafka=kafka, datastores=(datastore.name,), **settings), async_storage
-        )
-        started.append((service, asyncio.create_task(service.run())))
-        return service
-
-    yield start
-    for service, task in started:
-        service.stop()
-        await asyncio.wait_for(task, 20)
 
 
 def assert_clean(topology, kafka, datastore, cells):
     report = audit(topology, kafka, datastore, stall_s=10)
     assert report.findings.named == []
     assert report.cells()["matched"] == cells
-
-
-@pytest.fixture
-def new_datastore(make_datastore, kafka):
-    """As `make_datastore`, with its topics."""
-
-    def make(**counts):
-        datastore = make_datastore(**counts)
-        ensure_topics(kafka, datastore)
-        return datastore
-
-    return make
 
 
 def open_generation(master, datastore, starts_at):
