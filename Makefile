@@ -1,6 +1,6 @@
 # Every command of the README. A bare Debian machine is enough: each target installs what it misses.
 .DEFAULT_GOAL := help
-.PHONY: help venv servers servers-mysql up down demo test test-mysql check bench faults lock
+.PHONY: help venv servers servers-mysql servers-debezium up down demo test test-mysql check bench faults lock
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -19,6 +19,9 @@ servers: ## MariaDB, Java and Kafka, where missing
 
 servers-mysql:
 	@deploy/install-servers mysql
+
+servers-debezium:
+	@deploy/install-servers debezium
 
 up: venv servers ## start the embedded stack and wait until it is ready
 	@$(BIN)/schemaless up
@@ -42,7 +45,7 @@ check: venv ## format, lint, types, import contracts: no servers
 	$(BIN)/lint-imports
 	@for script in tests/check_*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
 
-bench: venv servers ## the benchmark report
+bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench
 
 faults: venv servers ## the long run that kills and stops processes

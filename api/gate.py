@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from api.batcher import Batcher, BatchLimits
 from api.breaker import Breaker, BreakerState
+from schemaless.batcher import Batcher, BatchLimits
 from schemaless.cell import Cell
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.async_driver import AsyncNode

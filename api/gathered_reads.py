@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from api.batcher import Batcher, BatchLimits
+from schemaless.batcher import Batcher, BatchLimits
 from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
 from schemaless.storage import entity_table
 from schemaless.storage.async_driver import AsyncNode

@@ -10,10 +10,10 @@ from functools import partial
 
 import msgspec
 
-from api.batcher import BatchLimits
 from api.breaker import Breaker
 from api.gate import Gate
 from api.put_outcome import PutResult
+from schemaless.batcher import BatchLimits
 from schemaless.cell import RowKey
 from schemaless.errors import Busy, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.sharding import by_rendezvous

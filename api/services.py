@@ -16,6 +16,7 @@ from api.index_catalogue import IndexCatalogue
 from api.lag import LagMeter
 from api.metrics import Metrics
 from api.payload import PayloadBudget
+from api.reached_watch import ReachedWatch
 from api.reader import Reader
 from api.writer import CellWriter
 from schemaless.config import ApiSettings
@@ -32,6 +33,7 @@ class Services:
     storage: AsyncStorage
     catalogue: Catalogue
     reader: Reader
+    reached_watch: ReachedWatch
     health: NodeHealth
     lag: LagMeter
     metrics: Metrics
@@ -62,6 +64,7 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
                 index_catalogue=IndexCatalogue(storage),
                 build_eta=BuildEta(),
                 reader=reader,
+                reached_watch=ReachedWatch(reader),
                 writer=writer,
                 health=health,
                 lag=lag,

@@ -28,11 +28,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from api.batcher import BatchLimits
 from api.breaker import Breaker
 from api.gate import Gate
 from api.put_outcome import PutOutcome, PutResult
 from api.secondaries import Copy, Secondaries
+from schemaless.batcher import BatchLimits
 from schemaless.cell import Cell, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
 from schemaless.config import ApiSettings

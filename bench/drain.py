@@ -34,7 +34,7 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
     fill_ours(stack, backlog(scale.cells_drained, stack.datastore.shards))
     tailed, read, produced = [], [], []
     for number in range(scale.drains):
-        tailed.append(_tail_rate(stack, scale.cells_drained))
+        tailed.append(tail_rate(stack, scale.cells_drained))
         read.append(read_rate(stack))
         produced.append(_produce_rate(stack, scale.cells_drained, f"raw-{number}"))
     slower = [min(pair) for pair in zip(read, produced, strict=True)]
@@ -54,7 +54,7 @@ def backlog(cells: int, shards: int) -> Iterator[ShardCell]:
         yield ShardCell(CellKey(row_key, COLUMN, RefKey(1)), body, shard_of(row_key, shards))
 
 
-def _tail_rate(stack: BenchStack, cells: int) -> float:
+def tail_rate(stack: BenchStack, cells: int) -> float:
     """Timed from the first progress that a committed reader sees to the last."""
     datastore = stack.datastore
     renew_topics(stack.kafka, datastore)

@@ -14,11 +14,15 @@ class Scale:
     rows_read: int
     cells_drained: int
     drains: int
+    peer_cells: int
     latency_s: float
 
 
-QUICK = Scale(rounds=3, round_s=1.0, rows_read=5_000, cells_drained=60_000, drains=2, latency_s=4.0)
-FULL = Scale(rounds=5, round_s=4.0, rows_read=20_000, cells_drained=500_000, drains=3, latency_s=15.0)
+QUICK = Scale(rounds=3, round_s=1.0, rows_read=5_000, cells_drained=60_000, drains=2, peer_cells=60_000, latency_s=4.0)
+FULL = Scale(
+    rounds=5, round_s=4.0, rows_read=20_000, cells_drained=500_000, drains=3, peer_cells=1_000_000, latency_s=15.0
+)
 
 SHARDS = 64
+PEER_SHARDS = 16
 PARTITIONS = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import batches, drain, latency, puts, reads
+from bench import batches, drain, latency, peer_drain, puts, reads
 from bench.report import Section
-from bench.scale import Scale
+from bench.scale import PEER_SHARDS, Scale
 from bench.servers import service, storage_stack
 from schemaless.stack.local import running_broker
 
@@ -57,6 +57,21 @@ def tail_drain(folder: Path, scale: Scale) -> list[Section]:
     return [Section("Tail drain", notes, drained)]
 
 
+def beside_debezium(folder: Path, scale: Scale) -> list[Section]:
+    with (
+        running_broker(folder / "kafka") as kafka,
+        storage_stack(folder, ("a",), shards=PEER_SHARDS, kafka=kafka) as stack,
+    ):
+        rows = peer_drain.measure(stack, scale)
+    notes = (
+        f"{scale.peer_cells:,} cells, stored bodies of about 300 bytes, in {PEER_SHARDS} shards of one server; one "
+        "tailer process, one Debezium 3.5.0 connector in a standalone worker with a heap of 2 GiB. The tailer's cells "
+        "come exactly once; the connector isn't asked for that. Tuned: batches of 8192, fetches of 10,240, 4 snapshot "
+        "threads, a lingering producer."
+    )
+    return [Section("Beside Debezium", notes, rows)]
+
+
 def effects(folder: Path, scale: Scale) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
         rows = latency.measure(stack, scale)
@@ -72,5 +87,6 @@ SUITES: Mapping[str, Suite] = {
     "two-copies": two_copies,
     "drain": tail_drain,
     "latency": effects,
+    "debezium": beside_debezium,
     "with-minions": with_minions,
 }

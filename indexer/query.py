@@ -7,13 +7,11 @@ that it can't yet.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,15 +27,11 @@ from schemaless.storage.index_table import After, FoundEntry, Selection, Term
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore
 
-T = TypeVar("T")
-
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1000
 WAIT_DEFAULT_S = 5.0
 WAIT_MAX_S = 30.0
 TERMS_MAX = 32
-_PAUSE_S = 0.003
-_PAUSE_MAX_S = 0.02
 _CURSOR_CHARACTERS_MAX = 8192
 
 
@@ -105,20 +99,6 @@ def find_entries(datastore: Datastore, definition: IndexDefinition, query: Index
         _check_reached(definition, query.after, [Location(*row) for row in reached.rows])
     entries = index_table.found(definition, result.rows)
     return Page(entries, _cursor(definition, query.selection, entries))
-
-
-async def when_reached(read: Callable[[], Awaitable[T]], wait_s: float) -> T:
-    """What `read` gives once it no longer raises Behind. Raises Behind after `wait_s`."""
-    deadline = time.monotonic() + wait_s
-    pause_s = _PAUSE_S
-    while True:
-        try:
-            return await read()
-        except Behind:
-            if time.monotonic() + pause_s > deadline:
-                raise
-        await asyncio.sleep(pause_s)
-        pause_s = min(_PAUSE_MAX_S, pause_s * 1.2)
 
 
 def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:

@@ -7,20 +7,19 @@ that writes the entries of that cluster; what all clusters have reached is what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from schemaless.errors import Fenced, SchemalessError, Unavailable
+from schemaless.gathered_moves import GatheredMoves
 from schemaless.handler import Advance, Script, Standing
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import checkpoint_table, shard_head
-from schemaless.storage.async_driver import AsyncNode, AsyncStorage
+from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, Move, State
 from schemaless.topology import Datastore
 
 T = TypeVar("T")
-_NO_OUTCOME = Unavailable("the move ended without an outcome")
 
 
 class Stand(Enum):
@@ -53,7 +52,7 @@ class Checkpoints:
         self._start_at = start_at
         self._read: dict[str, dict[int, Location]] = {cluster: {} for cluster in clusters_of(datastore)}
         self._gathered = {
-            cluster: _GatheredMoves(storage.master(cluster), datastore.name, consumer) for cluster in self._read
+            cluster: GatheredMoves(storage.master(cluster), datastore.name, consumer) for cluster in self._read
         }
 
     async def read(self, shards: Iterable[int]) -> dict[int, Standing]:
@@ -116,66 +115,8 @@ class Checkpoints:
         ]
         if not moves:
             return
-        if effect:
-            name, master = self._datastore.name, self._storage.master(cluster)
-            missed = await master.run(lambda: checkpoint_table.move(name, self.consumer, moves, effect))
-            if missed:
-                raise _fenced(self.consumer, missed)
-        else:
-            await self._gathered[cluster].move(moves)
+        await self._gathered[cluster].move(moves, effect)
         stands.update({move.shard: move.to for move in moves})
-
-
-class _GatheredMoves:
-    """While one statement is under way the next moves collect, so many shards share one commit."""
-
-    def __init__(self, master: AsyncNode, datastore: str, consumer: str) -> None:
-        self._master = master
-        self._datastore = datastore
-        self._consumer = consumer
-        self._waiting: list[tuple[Sequence[Move], asyncio.Future[None]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def move(self, moves: Sequence[Move]) -> None:
-        """Raises Fenced when one of them was moved by another process."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((moves, done))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._drain())
-        await done
-
-    async def _drain(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            together = [move for moves, _ in batch for move in moves]
-            failures: list[SchemalessError | None] = [_NO_OUTCOME for _ in batch]
-            try:
-                missed = await self._move(together)
-                failures = [self._failure([move for move in moves if move in missed]) for moves, _ in batch]
-            except SchemalessError as error:
-                failures = [error for _ in batch]
-            finally:  # whatever ended the move, nobody waits for ever
-                for (_, done), failure in zip(batch, failures, strict=True):
-                    _resolve(done, failure)
-
-    def _failure(self, missed: Sequence[Move]) -> Fenced | None:
-        return _fenced(self._consumer, missed) if missed else None
-
-    async def _move(self, moves: Sequence[Move]) -> Collection[Move]:
-        return await self._master.run(lambda: checkpoint_table.move(self._datastore, self._consumer, moves))
-
-
-def _fenced(consumer: str, missed: Sequence[Move]) -> Fenced:
-    return Fenced(f"{consumer}: another process moved the checkpoint of shard {missed[0].shard}")
-
-
-def _resolve(done: asyncio.Future[None], failure: SchemalessError | None) -> None:
-    if done.done():  # whoever waited was cancelled
-        return
-    if failure is None:
-        done.set_result(None)
-    else:
-        done.set_exception(failure)
 
 
 def clusters_of(datastore: Datastore) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,10 +16,12 @@ from api.many_cells import read_many
 from api.negotiation import Format
 from api.parameters import READ_FROM, parse_pairs
 from api.problems import problem_of
+from api.reached_watch import Place
 from api.reader import Served, served_together
 from api.route import Route
 from api.routes.indexes import progress_view
-from indexer.query import IndexQuery, Page, entry_view, find_entries, parse_query, when_reached
+from indexer.maintainer import consumer_name
+from indexer.query import Behind, IndexQuery, Page, entry_view, find_entries, parse_query
 from schemaless.errors import Invalid, NotReady
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.topology import Datastore, Role
@@ -49,9 +53,25 @@ async def get_entries(call: Call) -> Answer:
 async def _read(
     call: Call, datastore: Datastore, index: DefinedIndex, query: IndexQuery, wish: Role | None
 ) -> tuple[Page, Served]:
+    """Waits, within the query's `wait`, until the node that answers shows what was asked for. Raises Behind."""
     find = partial(find_entries, datastore, index.definition, query)
     cluster = datastore.home(query.shard)
-    return await when_reached(lambda: call.services.reader.read(cluster, find, wish), query.wait_s)
+    place = Place(cluster, wish, datastore.name, consumer_name(index.definition.name))
+    deadline = time.monotonic() + query.wait_s
+    while True:
+        try:
+            return await call.services.reader.read(cluster, find, wish)
+        except Behind as behind:
+            await _reached(call, place, query, deadline, behind)
+
+
+async def _reached(call: Call, place: Place, query: IndexQuery, deadline: float, behind: Behind) -> None:
+    assert query.after is not None, "only a query with `after` can come too early"
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await call.services.reached_watch.reached(place, query.after)
+    except TimeoutError:
+        raise behind from None
 
 
 async def _include(

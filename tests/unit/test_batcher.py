@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.batcher import Batcher, BatchLimits
+from schemaless.batcher import Batcher, BatchLimits
 from schemaless.errors import Invalid, SchemalessError, StorageUnavailable, Unavailable
 
 
