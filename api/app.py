@@ -30,7 +30,7 @@ _OTHER_METHOD = Kind(405, "method-not-allowed", "The path takes other methods")
 def create_served_app(settings: ApiSettings) -> ASGIApp:
     """What the server runs: the entrance stands before FastAPI, whose middleware the short way spares."""
     app = create_app(settings)
-    entrance = Entrance(app, cell_routes=short_ways(CONTRACT), calls_max=settings.calls_max)
+    entrance = Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.calls_max)
     return ServerErrorMiddleware(entrance, handler=_unexpected)
 
 

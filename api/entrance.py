@@ -1,11 +1,13 @@
 """Entrance: what every request passes, in front of FastAPI. Bounds what is in hand, counts, and takes the short way for
-single cells, which FastAPI's routing would cost more than MySQL does (docs/http.md, "What it costs")."""
+single cells and index queries, which FastAPI's routing would cost more than MySQL does (docs/http.md, "What it costs").
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
+import msgspec
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
@@ -18,10 +20,23 @@ from schemaless.errors import SchemalessError, Unavailable
 UNROUTED = "other"
 
 
+class ShortWay(msgspec.Struct, frozen=True, gc=False):
+    """A route with the positions of its path's names and words."""
+
+    route: Route
+    names: tuple[tuple[int, str], ...]
+    words: tuple[tuple[int, str], ...]
+
+
+SHORT = {"/cells/{row_key}/{column}", "/cells/{row_key}/{column}/{ref_key}", "/indexes/{name}/entries"}
+ShortWays = Mapping[tuple[str, int, str], ShortWay]
+"""By method, number of parts of the path, and the word after the datastore."""
+
+
 class Entrance:
-    def __init__(self, app: FastAPI, *, cell_routes: Mapping[tuple[str, int], Route], calls_max: int) -> None:
+    def __init__(self, app: FastAPI, *, short_ways: ShortWays, calls_max: int) -> None:
         self._app = app
-        self._cell_routes = cell_routes
+        self._short_ways = short_ways
         self._calls_max = calls_max
         self._in_hand = 0
 
@@ -43,7 +58,7 @@ class Entrance:
         services: Services = self._app.state.services
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
-        found = self._cell_route(scope)
+        found = self._short_way(scope)
         if found is None:
             watched = _Watched(send)
             await self._app(scope, receive, watched)
@@ -55,14 +70,13 @@ class Entrance:
             await send_answer(answer, send)
             services.metrics.called(route.name, answer.status, time.perf_counter() - began)
 
-    def _cell_route(self, scope: Scope) -> tuple[Route, dict[str, str]] | None:
-        """/v1/DATASTORE/cells/ROW_KEY/COLUMN[/REF_KEY], by counting parts."""
+    def _short_way(self, scope: Scope) -> tuple[Route, dict[str, str]] | None:
+        """The route of a path, and what the path names, by looking at its parts."""
         parts = scope["path"].split("/")
-        route = self._cell_routes.get((scope["method"], len(parts)))
-        if route is None or parts[1] != "v1" or parts[3] != "cells" or "" in parts[2:] or parts[-1] == "versions":
+        way = self._short_ways.get((scope["method"], len(parts), parts[3] if len(parts) > 3 else ""))
+        if way is None or "" in parts[1:] or parts[-1] == "versions" or any(parts[n] != word for n, word in way.words):
             return None
-        path = {"datastore": parts[2], "row_key": parts[4], "column": parts[5], "ref_key": parts[-1]}
-        return route, path
+        return way.route, {name: parts[n] for n, name in way.names}
 
 
 async def answer_of(route: Route, call: Call) -> Answer:
@@ -88,10 +102,14 @@ class _Watched:
         await self._send(message)
 
 
-def short_ways(routes: tuple[Route, ...]) -> dict[tuple[str, int], Route]:
-    """Of the routes of single cells, by method and number of parts of the path."""
-    return {
-        (route.method, len(f"/v1/x{route.path}".split("/"))): route
-        for route in routes
-        if route.path.startswith("/cells/{row_key}/{column}") and not route.path.endswith("versions")
-    }
+def short_ways(routes: tuple[Route, ...]) -> ShortWays:
+    """Of the routes of single cells and of index entries."""
+    ways = {}
+    for route in routes:
+        if route.path in SHORT:
+            parts = f"/v1/{{datastore}}{route.path}".split("/")
+            named = [part.startswith("{") for part in parts]
+            names = tuple((n, part[1:-1]) for n, part in enumerate(parts) if named[n])
+            words = tuple((n, part) for n, part in enumerate(parts) if not named[n])
+            ways[route.method, len(parts), parts[3]] = ShortWay(route, names, words)
+    return ways

@@ -18,7 +18,7 @@ from schemaless.location import Location, ShardLocation
 from schemaless.storage import checkpoint_table
 from schemaless.topology import Role
 
-_PAUSE_S = 0.003
+_PAUSE_S = 0.005
 _PAUSE_MAX_S = 0.05
 _PAUSE_OF_AGE = 0.1  # who has waited for long can wait a tenth of it more
 

@@ -23,7 +23,6 @@ from bench.servers import DATASTORE, BenchStack, our_api, service
 from bench.trips import TripMaker
 
 PUTS_PER_S = 200
-WARM_UP_S = 20.0  # the broker compiles its hot paths for about so long, on the cores that all share
 SETTLE_TIMEOUT_S = 60.0
 P50_FLOOR = at_most(50.0)
 INDEX = "by_driver"
@@ -41,7 +40,7 @@ def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
     trips = TripMaker(seed=5)
     with our_api(stack) as port, _effects(stack, port) as (records, trigger_log):
         _wait_for_index(port)
-        warm_up = put_paced(port, trips.make(round(WARM_UP_S * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
+        warm_up = put_paced(port, trips.make(round(scale.warm_up_s * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
         _settled(lambda: _calls(trigger_log), warm_up)
         puts = put_paced(port, trips.make(round(scale.latency_s * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
         calls = _settled(lambda: _calls(trigger_log), puts)

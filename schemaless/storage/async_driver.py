@@ -81,13 +81,24 @@ class AsyncNode:
             connection = self._idle.take() or await self._connect()
             try:
                 value = await _drive(connection, start(), self.node.name)
-            except BaseException as error:  # cancelled or failed: it may be in any state
+            except SchemalessError as error:
+                self._put_away(connection, error)
+                raise
+            except BaseException:  # cancelled: it may be in any state
                 connection.close()
-                if isinstance(error, StorageUnavailable):
-                    self._idle.close_all()
                 raise
             self._idle.give(connection)
             return value
+
+    def _put_away(self, connection: Any, error: SchemalessError) -> None:
+        """After a refusal the connection is as good as before, unless the operation gave up within a transaction."""
+        if isinstance(error, StorageUnavailable):
+            connection.close()
+            self._idle.close_all()
+        elif connection.get_transaction_status():
+            connection.close()
+        else:
+            self._idle.give(connection)
 
     async def _connect(self) -> Any:
         node = self.node
@@ -153,8 +164,10 @@ async def _refused(connection: Any, operation: Operation[T], error: Exception, n
     ours = translate(error, node) if isinstance(error, DRIVER_ERRORS) else StorageUnavailable(f"{node}: {error}")
     ours.__cause__ = error
     if not isinstance(ours, StorageUnavailable):
-        with translated(node):
+        try:
             await _execute(connection, "ROLLBACK")
+        except (*DRIVER_ERRORS, OSError, EOFError) as failure:  # nobody knows what state it is in
+            raise StorageUnavailable(f"{node}: {failure}") from failure
     return operation.throw(ours)
 
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pymysql
 import stamina
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, SERVER_STATUS
 
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.idle_connections import IdleConnections
 from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
 from schemaless.storage.session import SESSION
@@ -66,8 +66,13 @@ class SyncNode:
         except StorageUnavailable:
             self._idle.close_all()
             raise
+        except SchemalessError:
+            if connection is not None and not _in_transaction(connection):
+                self._idle.give(connection)  # a refusal left it as it was
+                connection = None
+            raise
         finally:
-            if connection is not None:  # an error may have left it in any state
+            if connection is not None:  # it may be in any state
                 _drop(connection)
             self._slots.release()
 
@@ -119,6 +124,10 @@ class SyncStorage:
             node.close()
 
 
+def _in_transaction(connection: pymysql.Connection) -> bool:
+    return bool(connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS)  # type: ignore[attr-defined]
+
+
 def _drop(connection: pymysql.Connection) -> None:
     """Without a word to the server: it may hang, and close() would wait for it."""
     connection._force_close()  # type: ignore[attr-defined]
@@ -143,8 +152,10 @@ def _refused(connection: pymysql.Connection, operation: Operation[T], error: Exc
     ours = translate(error, node) if isinstance(error, DRIVER_ERRORS) else StorageUnavailable(f"{node}: {error}")
     ours.__cause__ = error
     if not isinstance(ours, StorageUnavailable):
-        with translated(node):
+        try:
             connection.query("ROLLBACK")
+        except (*DRIVER_ERRORS, OSError) as failure:  # nobody knows what state it is in
+            raise StorageUnavailable(f"{node}: {failure}") from failure
     return operation.throw(ours)
 
 

@@ -67,6 +67,24 @@ async def test_a_connection_is_used_again(open_node):
     assert await node.run(connection_id) == await node.run(connection_id)
 
 
+async def test_a_refusal_keeps_the_connection(open_node):
+    """An operation that refuses what it was asked has read its answers: opening anew would cost more than asking."""
+    node = open_node(connections_max=1)
+    before = await node.run(connection_id)
+
+    def refusing():
+        yield "SELECT 1"
+        raise Invalid("field", "is wrong")
+
+    def misspelt():
+        yield "SELECT nothing FROM schemaless.nowhere"
+
+    for operation, error in ((refusing, Invalid), (misspelt, Misconfigured)):
+        with pytest.raises(error):
+            await node.run(operation)
+        assert await node.run(connection_id) == before
+
+
 async def test_every_session_is_set(open_node):
     """I3, I4: READ COMMITTED, UTC, strict; a lost client's locks don't outlive a minute."""
     rows = await open_node().run(
