@@ -23,7 +23,16 @@ class Scale:
     warm_up_s: float
 
 
-QUICK = Scale(rounds=3, round_s=1.0, rows_read=5_000, cells_drained=60_000, drains=2, peer_cells=60_000, latency_s=4.0)
+QUICK = Scale(
+    rounds=3,
+    round_s=1.0,
+    rows_read=5_000,
+    cells_drained=60_000,
+    drains=2,
+    peer_cells=60_000,
+    latency_s=4.0,
+    warm_up_s=3.0,
+)
 FULL = Scale(
     rounds=5,
     round_s=4.0,
