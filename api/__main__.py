@@ -1,16 +1,20 @@
-"""`python -m api`: one API process. On SIGTERM it stops taking calls, finishes those in hand, closes its pools."""
+"""`python -m api`: one API process. On SIGTERM it stops taking calls, lets followers go, finishes
+what is in hand, closes its pools."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import sys
+from contextlib import suppress
 
 import structlog
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
-from api.app import create_served_app
+from api.app import create_app, served_app, stop_following
 from api.one_write import OneWriteProtocol
+from api.server import ApiServer
 from schemaless.config import ApiSettings
 from schemaless.errors import SchemalessError
 
@@ -26,15 +30,15 @@ def main() -> int:
     level = settings.log_level.lower()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())))
     try:
-        app = create_served_app(settings)
+        app = create_app(settings)
     except SchemalessError as error:
         log.error("the API can't start", error=str(error), hint=error.hint)
         return 1
     gc.collect()
     gc.freeze()  # what lives as long as the process is never looked at again
     gc.set_threshold(YOUNG_OBJECTS_MAX, 20, 20)
-    uvicorn.run(
-        app,
+    config = uvicorn.Config(
+        served_app(app, settings),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -47,7 +51,10 @@ def main() -> int:
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
-    return 0
+    server = ApiServer(config, before_shutdown=lambda: stop_following(app))
+    with suppress(KeyboardInterrupt):  # the server raises its signals again when it has stopped
+        server.run()
+    return 0 if server.started else STARTUP_FAILURE
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope
 
 from api.negotiation import Format
 from api.problems import RETRY_AFTER_S, problem_of
@@ -25,6 +26,16 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     status: int
     body: bytes
     headers: tuple[Header, ...]
+
+
+class StreamAnswer(Answer, frozen=True, gc=False):
+    """One that goes on. `stream` sends all of it, status and headers too."""
+
+    stream: Callable[[Send], Awaitable[None]]
+
+
+def stream_answer(stream: Callable[[Send], Awaitable[None]]) -> StreamAnswer:
+    return StreamAnswer(200, b"", (), stream)
 
 
 def problem_answer(error: SchemalessError) -> Answer:
@@ -52,8 +63,19 @@ async def send_answer(answer: Answer, send: Send) -> None:
 
 
 def response_of(answer: Answer) -> Response:
+    if isinstance(answer, StreamAnswer):
+        return _Streaming(answer)
     response = Response(answer.body, answer.status)
     response.raw_headers = [*answer.headers]
     if answer.status != 304:
         response.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
     return response
+
+
+class _Streaming(Response):
+    def __init__(self, answer: StreamAnswer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer.stream(send)

@@ -17,7 +17,7 @@ from api.entrance import Entrance, answer_of, short_ways
 from api.problems import Kind, problem
 from api.route import Route
 from api.routes import CONTRACT, OUTSIDE
-from api.services import opened_services
+from api.services import Services, opened_services
 from schemaless.config import ApiSettings
 from schemaless.errors import SchemalessError
 from schemaless.topology import load_topology
@@ -27,11 +27,16 @@ _NO_SUCH_PATH = Kind(404, "no-such-path", "There is no such path")
 _OTHER_METHOD = Kind(405, "method-not-allowed", "The path takes other methods")
 
 
-def create_served_app(settings: ApiSettings) -> ASGIApp:
+def served_app(app: FastAPI, settings: ApiSettings) -> ASGIApp:
     """What the server runs: the entrance stands before FastAPI, whose middleware the short way spares."""
-    app = create_app(settings)
     entrance = Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.calls_max)
     return ServerErrorMiddleware(entrance, handler=_unexpected)
+
+
+def stop_following(app: FastAPI) -> None:
+    """Ends the calls that follow a log: they would never end by themselves."""
+    services: Services = app.state.services
+    services.followers.close()
 
 
 def create_app(settings: ApiSettings) -> FastAPI:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from api.answer import Answer
@@ -16,7 +17,10 @@ from schemaless.topology import Datastore
 if TYPE_CHECKING:
     from api.services import Services
 
-Scope = Mapping[str, Any]
+Scope = MutableMapping[str, Any]
+FOLLOWS = "schemaless.follows"
+"""A scope with it belongs to a call that follows a log."""
+HEADERS_ONLY = "schemaless.headers_only"
 
 
 class Call:
@@ -64,6 +68,31 @@ class Call:
         return await self._payload.read(
             bytes_max, self.header(b"content-length"), self.services.settings.payload_timeout_s
         )
+
+    def follows(self) -> None:
+        """Says so to the entrance and to the server's protocol."""
+        self._scope[FOLLOWS] = True
+
+    @property
+    def headers_only(self) -> bool:
+        """It was a HEAD."""
+        return HEADERS_ONLY in self._scope
+
+    async def unless_hung_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work, or as much of it as is done when the caller's connection ends."""
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self._hung_up())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hung_up(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def finish(self) -> None:
         """The answer is made: what the payload took of the process's bounds is free again."""

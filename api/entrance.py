@@ -12,12 +12,13 @@ from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from api.answer import Answer, problem_answer, send_answer
-from api.call import Call
+from api.call import FOLLOWS, HEADERS_ONLY, Call
 from api.route import Route
 from api.services import Services
 from schemaless.errors import SchemalessError, Unavailable
 
 UNROUTED = "other"
+FOLLOWED = "follow"  # its answers are late on purpose
 
 
 class ShortWay(msgspec.Struct, frozen=True, gc=False):
@@ -38,32 +39,32 @@ class Entrance:
         self._app = app
         self._short_ways = short_ways
         self._calls_max = calls_max
-        self._in_hand = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._in_hand >= self._calls_max:
-            await send_answer(problem_answer(Unavailable(f"{self._in_hand} calls are in hand already")), send)
-            return
-        self._in_hand += 1
-        try:
-            await self._serve(scope, receive, send)
-        finally:
-            self._in_hand -= 1
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.perf_counter()
         services: Services = self._app.state.services
+        in_hand = services.in_hand
+        if in_hand.count >= self._calls_max:
+            await send_answer(problem_answer(Unavailable(f"{in_hand.count} calls are in hand already")), send)
+            return
+        in_hand.count += 1
+        try:
+            await self._serve(services, scope, receive, send)
+        finally:
+            in_hand.count -= 1
+
+    async def _serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
         if scope["method"] == "HEAD":  # the server leaves the body out
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", HEADERS_ONLY: True}
         found = self._short_way(scope)
         if found is None:
             watched = _Watched(send)
             await self._app(scope, receive, watched)
-            route = scope.get("route")
-            services.metrics.called(getattr(route, "name", UNROUTED), watched.status, time.perf_counter() - began)
+            name = FOLLOWED if FOLLOWS in scope else getattr(scope.get("route"), "name", UNROUTED)
+            services.metrics.called(name, watched.status, watched.answered_at - began)
         else:
             route, path = found
             answer = await answer_of(route, Call(services, scope, receive, path))
@@ -90,15 +91,17 @@ async def answer_of(route: Route, call: Call) -> Answer:
 
 
 class _Watched:
-    """A `send` that remembers the status."""
+    """A `send` that remembers the status, and when the answer began."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status = 500
+        self.answered_at = time.perf_counter()
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.answered_at = time.perf_counter()
         await self._send(message)
 
 

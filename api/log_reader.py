@@ -28,18 +28,27 @@ class After(msgspec.Struct, frozen=True):
     added_id: int
 
 
+class End(msgspec.Struct, frozen=True):
+    """The head, as the node that answers shows it."""
+
+
+Start = After | Since | End
+BEGINNING = After(None, 0)
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """What one page is asked for; no columns: all of them."""
 
-    start: After | Since
+    start: Start
     limit: int
     columns: tuple[str, ...] = ()
 
 
 class Page(msgspec.Struct, frozen=True):
-    """`examined` is the last added_id looked at, whether or not its cell is among `cells`."""
+    """Of what comes after `after`. `examined` is the last added_id looked at, whether or not its cell is in `cells`."""
 
     cells: Sequence[StoredCell]
+    after: int
     examined: int
     head: int
     starts: Sequence[GenerationStart]
@@ -48,11 +57,17 @@ class Page(msgspec.Struct, frozen=True):
         """The page with its first `count` cells only: they are all that was examined, then."""
         if count == len(self.cells):
             return self
-        return Page(self.cells[:count], self.cells[count].added_id - 1, self.head, self.starts)
+        examined = self.cells[count].added_id - 1
+        return msgspec.structs.replace(self, cells=self.cells[:count], examined=examined)
 
     @property
     def next(self) -> Location:
         return Location(generation_at(self.examined, self.starts), self.examined)
+
+    @property
+    def position(self) -> Location:
+        """As `next`, but in the generation of the cell that comes after it: where a follower stands."""
+        return Location(generation_at(self.examined + 1, self.starts), self.examined)
 
     @property
     def pending(self) -> int:
@@ -74,13 +89,15 @@ def read_page(
         chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
         cells += chunk
         if len(chunk) < limit:
-            return Page(cells, until, head.added_id, starts)
-    return Page(cells, cells[-1].added_id if cells else after, head.added_id, starts)
+            return Page(cells, after, until, head.added_id, starts)
+    return Page(cells, after, cells[-1].added_id if cells else after, head.added_id, starts)
 
 
 def _resolve(
-    datastore: Datastore, shard: int, start: After | Since, starts: Sequence[GenerationStart], head: int
+    datastore: Datastore, shard: int, start: Start, starts: Sequence[GenerationStart], head: int
 ) -> Operation[int]:
+    if isinstance(start, End):
+        return head
     if isinstance(start, After):
         return resume(start.generation, start.added_id, starts, head)
     first = yield from entity_table.first_since(datastore, shard, start.created_at, head)

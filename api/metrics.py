@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -43,6 +43,10 @@ class Metrics:
     def watch(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter, puts: PutCounts) -> None:
         self.registry.register(_Nodes(storage, health, lag))
         self.registry.register(_Puts(puts))
+
+    def watch_followers(self, followers: Sized) -> None:
+        gauge = Gauge("schemaless_api_followers", "Calls that follow a log now.", registry=self.registry)
+        gauge.set_function(lambda: len(followers))
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

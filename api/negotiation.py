@@ -68,6 +68,10 @@ _ONE = {form.media_type: form for form in (JSON, MSGPACK)}
 _BATCH = {form.media_type: form for form in (JSON, MSGPACK, NDJSON)}
 
 
+EVENTS = "text/event-stream"
+_ANYTHING = ("", "*/*", "application/*")
+
+
 @lru_cache(maxsize=256)
 def request_format(content_type: bytes, content_encoding: bytes = b"", *, batch: bool = False) -> Format:
     """What the payload is in; JSON when nothing is said. Raises UnsupportedMedia."""
@@ -90,6 +94,16 @@ def answer_format(accept: bytes, *, batch: bool = False) -> Format:
     liked = [(quality, media_type) for media_type, quality in offers if media_type in known and quality > 0]
     best = max(liked, key=lambda pair: pair[0], default=(0.0, JSON.media_type))
     return known[best[1]]
+
+
+def follow_format(accept: bytes) -> Format | None:
+    """Of a call that follows a log: None is the event stream. Raises Invalid when `Accept` names nothing we have."""
+    offers = [_offer(part) for part in accept.decode("latin-1").lower().split(",")]
+    known = {**_ONE, EVENTS: None, **dict.fromkeys(_ANYTHING, JSON)}
+    liked = [(quality, media_type) for media_type, quality in offers if media_type in known and quality > 0]
+    if not liked:
+        raise Invalid("accept", f"must name one of {', '.join((EVENTS, *_ONE))}")
+    return known[max(liked, key=lambda pair: pair[0])[1]]
 
 
 def _offer(part: str) -> tuple[str, float]:

@@ -11,10 +11,40 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from api.call import FOLLOWS
+
+STALL_TIMEOUT_S = 60.0
+
 
 class OneWriteProtocol(HttpToolsProtocol):
+    _pauses = 0
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
+
+    def pause_writing(self) -> None:
+        """The reader has more before it than the transport holds willingly: it must take some of it in time (I14)."""
+        super().pause_writing()
+        self._pauses += 1
+        self._look_again(self._pauses, self.transport.get_write_buffer_size())
+
+    def _look_again(self, pause: int, left: int) -> None:
+        self.loop.call_later(STALL_TIMEOUT_S, self._cut_off_if_stalled, pause, left)
+
+    def _cut_off_if_stalled(self, pause: int, left_before: int) -> None:
+        if not self.flow.write_paused or pause != self._pauses:
+            return
+        left = self.transport.get_write_buffer_size()
+        if left < left_before:
+            self._look_again(pause, left)
+        else:
+            self.transport.abort()
+
+    def shutdown(self) -> None:
+        """A stream whose reader takes nothing would keep the process from stopping: it can only be cut off."""
+        if self.flow.write_paused and FOLLOWS in self.scope:
+            self.transport.abort()
+        super().shutdown()
 
 
 class GatheringTransport:
@@ -28,6 +58,8 @@ class GatheringTransport:
         self._pieces: list[bytes] = []
 
     def write(self, data: bytes) -> None:
+        if not data:
+            return
         if not self._pieces:
             self._loop.call_soon(self._flush)
         self._pieces.append(data)

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from indexer.query import WAIT_MAX_S
 from schemaless.cell import ColumnName, parse_column_name, parse_ref_key
 from schemaless.errors import Invalid
 from schemaless.topology import Role
@@ -31,8 +32,8 @@ class Parameter(msgspec.Struct, Generic[T], frozen=True, eq=False):
         text = query.get(self.name)
         return self.default if text is None else self.parse(text, self.name)
 
-    def openapi(self) -> dict[str, Any]:
-        return {"name": self.name, "in": "query", "description": self.description, "schema": {"type": "string"}}
+    def openapi(self, place: str = "query") -> dict[str, Any]:
+        return {"name": self.name, "in": place, "description": self.description, "schema": {"type": "string"}}
 
 
 def parse_query(raw: bytes, known: Iterable[Parameter[Any]]) -> dict[str, str]:
@@ -88,6 +89,17 @@ def parse_role(text: str, field: str) -> Role | None:
         return Role(text)
     except ValueError:
         raise Invalid(field, "must be master or minion") from None
+
+
+def parse_wait(value: Any, field: str) -> float:
+    """Seconds, also as text; as the queries of an index have it."""
+    try:
+        wait_s = float(value)
+    except (TypeError, ValueError):
+        wait_s = -1.0
+    if isinstance(value, bool) or not 0 <= wait_s <= WAIT_MAX_S:
+        raise Invalid(field, f"must be seconds from 0 to {WAIT_MAX_S:.0f}")
+    return wait_s
 
 
 def parse_columns(text: str, field: str) -> tuple[ColumnName, ...]:

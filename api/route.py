@@ -36,7 +36,7 @@ _PART = re.compile(r"{(\w+)(?::path)?}")
 
 class Route(msgspec.Struct, frozen=True):
     """`payload` is a JSON schema of what the call takes; `batch` says that it takes NDJSON too; `answers` lists the
-    statuses that are no problem documents.
+    statuses that are no problem documents; `media` the types of an answer that may have others than JSON's.
     """
 
     method: str
@@ -46,6 +46,8 @@ class Route(msgspec.Struct, frozen=True):
     payload: dict[str, Any] | None = None
     batch: bool = False
     answers: tuple[int, ...] = (200,)
+    headers: tuple[Parameter[Any], ...] = ()
+    media: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,11 +64,18 @@ class Route(msgspec.Struct, frozen=True):
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in _PART.findall(full_path)
         ]
-        document: dict[str, Any] = {"parameters": parts + [parameter.openapi() for parameter in self.parameters]}
-        document["responses"] = {str(status): {"description": HTTPStatus(status).phrase} for status in self.answers}
+        query = [parameter.openapi() for parameter in self.parameters]
+        document: dict[str, Any] = {"parameters": parts + query + [header.openapi("header") for header in self.headers]}
+        document["responses"] = {str(status): self._answer(status) for status in self.answers}
         document["responses"]["default"] = _PROBLEM
         if self.payload is not None:
             media = (JSON, MSGPACK, NDJSON) if self.batch else (JSON, MSGPACK)
             content = {form.media_type: {"schema": self.payload} for form in media}
             document["requestBody"] = {"required": True, "content": content}
         return document
+
+    def _answer(self, status: int) -> dict[str, Any]:
+        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+        if self.media:
+            answer["content"] = {media_type: {"schema": {}} for media_type in self.media}
+        return answer

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from api.build_eta import BuildEta
+from api.followers import CallsInHand, Followers
+from api.head_watch import HeadWatch
 from api.health import NodeHealth
 from api.index_catalogue import IndexCatalogue
 from api.lag import LagMeter
@@ -22,6 +25,8 @@ from api.writer import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.datastores import Catalogue
 from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.operation import Start
+from schemaless.storage.shard_head import Moved
 from schemaless.topology import Topology
 
 log = structlog.get_logger()
@@ -41,6 +46,8 @@ class Services:
     writer: CellWriter
     build_eta: BuildEta
     index_catalogue: IndexCatalogue
+    in_hand: CallsInHand
+    followers: Followers
 
 
 @asynccontextmanager
@@ -55,8 +62,12 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
         writer = CellWriter(storage, settings)
         metrics = Metrics()
         metrics.watch(storage, health, lag, writer.counts)
+        watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
+        in_hand = CallsInHand()
+        followers = Followers(watches, in_hand, followers_max=settings.followers_max)
+        metrics.watch_followers(followers)
         await lag.step()
-        async with _in_background(lag):
+        async with _in_background(lag.run(), *(watch.run() for watch in watches.values())):
             yield Services(
                 settings=settings,
                 storage=storage,
@@ -70,24 +81,37 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
                 lag=lag,
                 metrics=metrics,
                 payload_budget=PayloadBudget(settings.payload_bytes_max),
+                in_hand=in_hand,
+                followers=followers,
             )
             await writer.close()
 
 
+def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> HeadWatch:
+    async def ask(start: Start[dict[str, Moved]]) -> dict[str, Moved]:
+        moved, _ = await reader.read(cluster, start)
+        return moved
+
+    return HeadWatch(ask, poll_s=settings.follow_poll_s)
+
+
 @asynccontextmanager
-async def _in_background(lag: LagMeter) -> AsyncIterator[None]:
-    task = asyncio.create_task(lag.run())
-    task.add_done_callback(_end_process_if_failed)
+async def _in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    for task in tasks:
+        task.add_done_callback(_end_process_if_failed)
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _end_process_if_failed(task: asyncio.Task[None]) -> None:
-    """Without samples the breaker never closes: better to end, and to be started again by the supervisor."""
+    """Without samples the breaker never closes, without a watch followers hear nothing: better to end, and to be
+    started again by the supervisor.
+    """
     if not task.cancelled() and task.exception() is not None:
-        log.error("the sampler of nodes failed; the process ends and is started again", exc_info=task.exception())
+        log.error("a watch over the nodes failed; the process ends and is started again", exc_info=task.exception())
         signal.raise_signal(signal.SIGTERM)

@@ -64,6 +64,10 @@ class ApiSettings(ServiceSettings):
     read_timeout_s: float = 2.0  # of one node; then the next one is asked, and the breaker opens unless it is only slow
     probe_timeout_s: float = 1.0  # of each server, when /status asks them all
     calls_max: int = 1000  # in hand at once; more get 503, so memory stays bounded
+    followers_max: int = 1000  # streams and long polls in one process, which calls_max doesn't count; more get 503
+    follow_poll_s: float = 0.03  # one small query per cluster and turn, only while somebody follows
+    follow_bytes_max: int = 256 << 10  # one page of a stream: what a slow reader holds
+    heartbeat_s: float = 10.0  # of a stream that has nothing else to say
     payload_bytes_max: int = 128 << 20  # of all long payloads in hand together
     payload_timeout_s: float = 30.0  # for a slow line; a connection that sends nothing holds a call no longer
     keep_alive_s: int = 75  # longer than clients and load balancers keep idle connections, so that they close first

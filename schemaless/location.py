@@ -69,6 +69,19 @@ def generation_at(added_id: int, starts: Sequence[GenerationStart]) -> int:
     return max((start.generation for start in starts if start.starts_at <= added_id), default=FIRST_GENERATION)
 
 
+def visible_starts(starts: Sequence[GenerationStart]) -> list[GenerationStart]:
+    """Those that a reader of the log meets, in its order: a later generation may have begun before an earlier one."""
+    visible = [start for start in starts if generation_at(start.starts_at, starts) == start.generation]
+    return sorted(visible, key=lambda start: start.starts_at)
+
+
+def is_superseded(location: Location, gone: LocationGone) -> bool:
+    """Whether a reader whose location could be read from before has lost it for good (I13). If not, the node lags:
+    it doesn't show that generation, or that cell, yet.
+    """
+    return gone.generation > location.generation
+
+
 def resume(generation: int | None, added_id: int, starts: Sequence[GenerationStart], head: int) -> int:
     """The added_id to read after, for a reader that stands at a location (I13). No generation: the present one.
 

@@ -100,8 +100,32 @@ def heads_of(datastore: str, shards: Collection[int]) -> Operation[list[Head]]:
     """As `heads`, of some shards only; those that don't live here are left out."""
     if not shards:
         return []
-    rows = yield from query(f"SELECT {_HEAD_COLUMNS} {_from_exactly(datastore, list(shards))}")
+    rows = yield from query(
+        sql(f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads WHERE datastore = %s", datastore)
+        + f" AND shard IN ({commas([str(shard) for shard in shards])})"
+    )
     return [Head(*row) for row in rows]
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """A movement, and heads that are at least as new."""
+
+    movement: Movement
+    heads: list[Head]
+
+
+def moved_since(seen: Mapping[str, Movement], watched: Mapping[str, Collection[int]]) -> Operation[dict[str, Moved]]:
+    """By datastore, the heads of the `watched` shards if any head of theirs on this server moved since `seen`.
+
+    One node answers both questions, the heads last: what moves between them is told twice, never missed.
+    """
+    now = yield from movements()
+    moved = {}
+    for name, shards in watched.items():
+        movement_now = now.get(name, Movement(0, 0))
+        if movement_now != seen.get(name):
+            moved[name] = Moved(movement_now, (yield from heads_of(name, shards)))
+    return moved
 
 
 def generations(datastore: str, shard: int) -> Operation[list[GenerationStart]]:

@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 
 from schemaless.storage.sql import sql
-from tests.integration.api_harness import assert_problem, row_in
+from tests.integration.api_harness import api_process, assert_problem, row_in
+from tests.integration.follow_harness import following
 
 pytestmark = pytest.mark.storage
 
@@ -88,6 +89,39 @@ def test_columns_are_searched_up_to_the_limit_of_cells(call):
     assert (added_ids(shown), shown["next"]["added_id"], shown["pending"]) == ([15, 20, 25], 25, 0)
     shown = page(call, columns="NONE,OTHER")
     assert (shown["cells"], shown["next"]["added_id"], shown["pending"]) == ([], 25, 0)
+
+
+def test_a_search_for_columns_is_bounded_and_says_how_far_it_came(running, api, datastore, log):
+    """Of a rare column a page may be empty or short while `next` moves; `pending` is always head - `next`."""
+    with api_process(running.path, log_examined_max=4) as bounded:
+        call = bounded.at(datastore)
+        seen, after, pages = [], "1:0", 0
+        while True:
+            shown = page(call, after=after, columns="STATUS", limit=3)
+            assert shown["pending"] == CELLS - shown["next"]["added_id"]
+            assert (shown["head"], len(shown["cells"]) <= 1) == (CELLS, True)
+            seen += added_ids(shown)
+            after = "{generation}:{added_id}".format(**shown["next"])
+            pages += 1
+            if not shown["pending"]:
+                break
+        assert (seen, pages) == ([5, 10, 15, 20, 25], 7)
+        body = {"locations": {"0": 1, "1": "end"}, "columns": ["STATUS"], "wait": 30}
+        shards = call.post("/shards/cells", json=body).json()["shards"]
+        assert (added_ids(shards["0"]), shards["0"]["next"]["added_id"], shards["0"]["pending"]) == ([5], 5, 20)
+        assert shards["1"] == {"cells": [], "next": {"generation": 1, "added_id": 0}, "head": 0, "pending": 0}
+        with following(call, columns="STATUS") as stream:
+            assert stream.added_ids(5) == seen
+
+
+@pytest.mark.parametrize("columns", ["", "STATUS"])
+def test_the_end_is_the_head_as_it_is_now(call, columns):
+    """Nothing to read, nothing pending, and where to go on; of one shard and of several."""
+    query = {"columns": columns} if columns else {}
+    end = {"cells": [], "next": {"generation": 1, "added_id": CELLS}, "head": CELLS, "pending": 0}
+    assert page(call, after="end", **query) == end
+    for locations in ({"0": "end"}, {"0": "end", "1": 0}):
+        assert call.post("/shards/cells", json={"locations": locations}).json()["shards"]["0"] == end
 
 
 def test_a_time_is_the_first_cell_that_is_not_older(call, log):

@@ -54,7 +54,16 @@ def test_every_call_is_documented(api):
     assert put["requestBody"]["content"].keys() == {"application/json", "application/msgpack"}
     assert {"200", "201", "202", "default"} <= put["responses"].keys()
     page = document["paths"]["/v1/{datastore}/shards/{shard}/cells"]["get"]
-    assert {"after", "since", "limit", "columns", "read_from"} <= {p["name"] for p in page["parameters"]}
+    named = {(parameter["name"], parameter["in"]) for parameter in page["parameters"]}
+    query = {"after", "since", "limit", "columns", "follow", "wait", "read_from"}
+    assert {*((name, "query") for name in query), ("Last-Event-ID", "header")} <= named
+    assert page["responses"]["200"]["content"].keys() == {
+        "application/json",
+        "application/msgpack",
+        "text/event-stream",
+    }
+    many = document["paths"]["/v1/{datastore}/shards/cells"]["post"]["requestBody"]["content"]["application/json"]
+    assert many["schema"]["properties"].keys() == {"locations", "limit", "columns", "wait"}
     batch = document["paths"]["/v1/{datastore}/batch/put"]["post"]
     assert "application/x-ndjson" in batch["requestBody"]["content"]
 
@@ -81,7 +90,6 @@ def test_another_method_is_a_405(call, method, path):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/shards/0/cells?follow=true"),
         ("GET", "/triggers/billing/parked"),
         ("POST", "/triggers/billing/parked/0:1:2/retry"),
         ("DELETE", "/triggers/billing/parked/0:1:2"),
@@ -96,11 +104,6 @@ def test_what_isnt_built_says_so(call, method, path):
 def test_the_dashboard_isnt_built(api):
     """Outside /v1 too."""
     assert_problem(api.client.get("/ui"), 501)
-
-
-def test_following_by_accept_isnt_built(call):
-    """The event stream's media type is asked for by Accept as well."""
-    assert_problem(call.get("/shards/0/cells", headers={"accept": "text/event-stream"}), 501)
 
 
 def test_topology_shows_servers_but_no_accounts(call, topology):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.errors import LocationGone
-from schemaless.location import GenerationStart, generation_at, resume
+from schemaless.location import GenerationStart, Location, generation_at, is_superseded, resume, visible_starts
 
 ONE = [GenerationStart(1, 1)]
 PROMOTED = [GenerationStart(1, 1), GenerationStart(2, 11)]
@@ -71,6 +71,37 @@ def test_resume_at_can_always_be_read_from(begins, generation, added_id, beyond)
     at = resume_or_be_sent(generation, added_id, starts, head)
     assert 0 <= at <= min(added_id, head)
     assert resume(generation_at(at, starts), at, starts, head) == at
+
+
+@given(st.lists(st.integers(2, 50), max_size=4), st.integers(0, 80), st.integers(0, 30))
+def test_where_a_follower_stands_can_always_be_read_from(begins, added_id, beyond):
+    """It stands in the generation of what comes next, which it was told of: nothing supersedes that but a new one."""
+    starts = [GenerationStart(number, at) for number, at in enumerate([1, *begins], start=1)]
+    head = max(start.starts_at for start in starts) - 1 + beyond
+    position = Location(generation_at(added_id + 1, starts), min(added_id, head))
+    assert resume(position.generation, position.added_id, starts, head) == position.added_id
+
+
+@pytest.mark.parametrize(("starts", "met"), [(ONE, [1]), (PROMOTED, [1, 2]), (TWICE, [1, 3])])
+def test_a_hidden_generation_is_never_met(starts, met):
+    """One that began where a later one had begun already has no cells."""
+    assert [start.generation for start in visible_starts(starts)] == met
+
+
+@pytest.mark.parametrize(
+    ("position", "starts", "head", "superseded"),
+    [
+        (Location(1, 11), PROMOTED, 30, True),
+        (Location(2, 9), TWICE, 30, True),
+        (Location(1, 9), ONE, 8, False),  # a minion that doesn't have the cell yet
+        (Location(2, 10), ONE, 10, False),  # nor the generation
+    ],
+)
+def test_a_follower_tells_a_lost_place_from_a_node_that_lags(position, starts, head, superseded):
+    """Only a newer generation takes a place away."""
+    with pytest.raises(LocationGone) as refused:
+        resume(position.generation, position.added_id, starts, head)
+    assert is_superseded(position, refused.value) is superseded
 
 
 def resume_or_be_sent(generation, added_id, starts, head):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.negotiation import JSON, MSGPACK, NDJSON, answer_format, parse_msgpack, request_format
-from schemaless.errors import Malformed, UnsupportedMedia
+from api.negotiation import JSON, MSGPACK, NDJSON, answer_format, follow_format, parse_msgpack, request_format
+from schemaless.errors import Invalid, Malformed, UnsupportedMedia
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,31 @@ def test_other_types_are_refused(content_type):
     """Never guessed."""
     with pytest.raises(UnsupportedMedia):
         request_format(content_type)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (b"text/event-stream", None),
+        (b"Text/Event-Stream; charset=utf-8", None),
+        (b"text/event-stream, */*;q=0.1", None),
+        (b"application/json;q=0.5, text/event-stream", None),
+        (b"", JSON),
+        (b"*/*", JSON),
+        (b"application/json, text/event-stream;q=0.5", JSON),
+        (b"application/msgpack", MSGPACK),
+    ],
+)
+def test_a_follower_has_events_or_pages_as_it_likes(accept, expected):
+    """The event stream is asked for by name only."""
+    assert follow_format(accept) is expected
+
+
+@pytest.mark.parametrize("accept", [b"text/html", b"text/*", b"text/event-stream;q=0", b"application/x-ndjson"])
+def test_a_follower_gets_nothing_that_it_did_not_name(accept):
+    """A page in place of a stream, or a stream in place of a page, would be another call."""
+    with pytest.raises(Invalid):
+        follow_format(accept)
 
 
 @pytest.mark.parametrize(

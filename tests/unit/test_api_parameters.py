@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.parameters import COLUMNS, LIMIT, READ_FROM, TO, parse_pairs, parse_query
+from api.parameters import COLUMNS, LIMIT, READ_FROM, TO, parse_pairs, parse_query, parse_wait
 from schemaless.errors import Invalid
 from schemaless.topology import Role
 
@@ -46,3 +46,16 @@ def test_a_limit_is_a_plain_number(text):
 def test_blank_values_are_kept():
     """A parameter without a value is not a parameter that is missing."""
     assert parse_pairs(b"desc=&limit=1") == [("desc", ""), ("limit", "1")]
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("0", 0), ("2.5", 2.5), ("30", 30), (30, 30), (0.5, 0.5)])
+def test_a_wait_is_seconds(value, seconds):
+    """In a query as text, in a document as a number."""
+    assert parse_wait(value, "wait") == seconds
+
+
+@pytest.mark.parametrize("value", ["", "-1", "30.1", "nan", "inf", "soon", None, True, [1], {}])
+def test_any_other_wait_is_refused(value):
+    """Negative, endless, or no number."""
+    with pytest.raises(Invalid):
+        parse_wait(value, "wait")

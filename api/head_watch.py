@@ -1,0 +1,101 @@
+"""HeadWatch: which of the followed shards have moved. One small question to the cluster in a turn, whatever the number
+of shards and of followers; none while nobody follows.
+
+`head` of a shard is the most advanced that any node showed: a minion that lags takes nothing back. It may be behind the
+truth, never ahead of it, so whoever stands before it has something to read, on some node of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from schemaless.errors import SchemalessError
+from schemaless.location import Location
+from schemaless.storage import shard_head
+from schemaless.storage.operation import Start
+from schemaless.storage.shard_head import Moved, Movement
+
+Ask = Callable[[Start[dict[str, Moved]]], Awaitable[dict[str, Moved]]]
+"""Runs an operation on one node of the cluster, whichever answers."""
+
+
+class WatchedShard:
+    """`head` is None until a node was asked. `waiting` are set whenever it moves."""
+
+    __slots__ = ("head", "waiting")
+
+    def __init__(self) -> None:
+        self.head: Location | None = None
+        self.waiting: set[asyncio.Event] = set()
+
+    def show(self, head: Location) -> None:
+        if self.head is None or head > self.head:
+            self.head = head
+            for event in self.waiting:
+                event.set()
+
+
+class HeadWatch:
+    """Of one cluster."""
+
+    def __init__(self, ask: Ask, *, poll_s: float) -> None:
+        self._ask = ask
+        self._poll_s = poll_s
+        self._shards: dict[str, dict[int, WatchedShard]] = {}
+        self._seen: dict[str, Movement] = {}
+        self._wanted = asyncio.Event()
+
+    @contextmanager
+    def watching(
+        self, datastore: str, shards: Collection[int], event: asyncio.Event
+    ) -> Iterator[dict[int, WatchedShard]]:
+        """Sets `event` whenever one of the shards moves."""
+        known = self._shards.setdefault(datastore, {})
+        watched = {shard: known.setdefault(shard, WatchedShard()) for shard in shards}
+        for shard in watched.values():
+            shard.waiting.add(event)
+        self._wanted.set()
+        try:
+            yield watched
+        finally:
+            for number, shard in watched.items():
+                shard.waiting.discard(event)
+                if not shard.waiting:
+                    del known[number]
+            self._forget_unwatched()
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            await self.step()
+            await asyncio.sleep(self._poll_s)
+
+    async def step(self) -> None:
+        """One turn. While no node answers, those who wait go on waiting."""
+        watched = {name: tuple(shards) for name, shards in self._shards.items()}
+        seen = {name: movement for name, movement in self._seen.items() if self._all_known(name)}
+        try:
+            moved = await self._ask(lambda: shard_head.moved_since(seen, watched))
+        except SchemalessError:
+            return
+        for name, news in moved.items():
+            self._show(name, news)
+
+    def _all_known(self, name: str) -> bool:
+        """Whether no shard was added since the last turn."""
+        return all(shard.head is not None for shard in self._shards.get(name, {}).values())
+
+    def _show(self, name: str, news: Moved) -> None:
+        self._seen[name] = news.movement
+        shards = self._shards.get(name, {})
+        for head in news.heads:
+            if head.shard in shards:
+                shards[head.shard].show(Location(head.generation, head.added_id))
+
+    def _forget_unwatched(self) -> None:
+        self._shards = {name: shards for name, shards in self._shards.items() if shards}
+        if not self._shards:
+            self._wanted.clear()
+            self._seen.clear()
