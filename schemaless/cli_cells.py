@@ -6,7 +6,6 @@ One cell a line as text, or JSON as the API has it with --json. An empty place i
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -16,13 +15,11 @@ import typer
 from schemaless.cell import row_key_of
 from schemaless.cli_targets import DEFAULT_DATASTORE, DatastoreOption, HostsOption, JsonOption, open_client
 from schemaless.client.answers import FoundCell, PutAnswer, ReadCell
-from schemaless.client.client import Client
-from schemaless.client.requests import LogLocation
+from schemaless.client.client import Client, Tail
 from schemaless.errors import CellMissing, Invalid, Malformed
 from schemaless.sharding import shard_of
 
 NEXT = "next"
-FOLLOW_PAUSE_S = 0.2
 
 RowKey = Annotated[str, typer.Argument(help="UUID")]
 Column = Annotated[str, typer.Argument(help="column name")]
@@ -109,7 +106,7 @@ def versions(
 
 def log(
     shard: Annotated[int, typer.Argument(min=0)],
-    after: Annotated[str, typer.Option(help="ADDED_ID or GENERATION:ADDED_ID; default: the beginning")] = "0",
+    after: Annotated[str, typer.Option(help="ADDED_ID, GENERATION:ADDED_ID or end; default: the beginning")] = "0",
     limit: Limit = 100,
     follow: Annotated[bool, typer.Option(help="go on when the end is reached, until interrupted")] = False,
     datastore: DatastoreOption = DEFAULT_DATASTORE,
@@ -117,17 +114,23 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """Read a shard's log after a location, in added_id order."""
-    location: LogLocation = after
     with open_client(hosts, datastore) as client:
-        while True:
-            page = client.get_cells_for_shard(shard, location, limit)
-            _print_cells(page, as_json)
-            location = page.location
-            if not follow:
-                break
+        if follow:
+            _follow(client.tail(shard, after, limit=limit), shard, as_json)
+            return
+        page = client.get_cells_for_shard(shard, after, limit)
+    _print_cells(page, as_json)
+    print(f"next {page.location}, {page.pending} pending", file=sys.stderr)
+
+
+def _follow(tail: Tail, shard: int, as_json: bool) -> None:
+    """Until interrupted; each cell is on its way when the next one is waited for."""
+    try:
+        for cell in tail:
+            _print_cells([cell], as_json)
             sys.stdout.flush()
-            time.sleep(0.0 if page.pending else FOLLOW_PAUSE_S)
-    print(f"next {location}, {page.pending} pending", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"next {tail.locations[shard]}", file=sys.stderr)
 
 
 def shard_of_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 import httpx
@@ -33,6 +33,7 @@ from schemaless.client.requests import (
     Requests,
     VersionsOptions,
 )
+from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import answer_of, arguments_of, http_options, settings_of
 from schemaless.errors import SchemalessError
 
@@ -103,6 +104,13 @@ class AsyncClient:
         """A page of each shard; a shard that can't be read has its error in place of a page."""
         return await self._run(self._requests.get_cells_for_shards(locations, limit, read_from))
 
+    def tail(self, shards: Shards = None, location: LogLocation = None, **options: Unpack[TailOptions]) -> AsyncTail:
+        """The cells of one shard, of several or of all, after a location, and then each as it comes: without end.
+
+        Raises what a page of a log raises, and Corrupt when the log has a hole. It may be iterated on after an error.
+        """
+        return AsyncTail(self, LogTail(self._requests.base, shards, location, options))
+
     def index(self, name: str) -> AsyncIndex:
         return AsyncIndex(self, name)
 
@@ -132,7 +140,7 @@ class AsyncClient:
         await asyncio.sleep(call.delay_s)
         attempts = Attempts(self._hosts, self._limits, time.monotonic())
         while True:
-            attempt = attempts.begin(time.monotonic())
+            attempt = attempts.begin(time.monotonic(), call.wait_s)
             arguments = arguments_of(call, attempt.url, attempt.timeout_s, self._limits)
             try:
                 answer = answer_of(await self._http.request(**arguments))
@@ -146,6 +154,24 @@ class AsyncClient:
             finally:
                 attempts.end(attempt)
             await asyncio.sleep(pause_s)
+
+
+class AsyncTail(AsyncIterator[FoundCell]):
+    """What `AsyncClient.tail` gives. One task at a time may wait for its next cell."""
+
+    def __init__(self, client: AsyncClient, tail: LogTail) -> None:
+        self._client = client
+        self._tail = tail
+
+    @property
+    def locations(self) -> Mapping[int, LogLocation]:
+        """By shard, where to go on after the cells that were given: `client.tail(locations)`."""
+        return self._tail.locations
+
+    async def __anext__(self) -> FoundCell:
+        while (cell := self._tail.take()) is None:
+            await self._client._run(self._tail.fetch())
+        return cell
 
 
 class AsyncIndex:

@@ -35,6 +35,8 @@ class Attempt:
     url: str
     timeout_s: float
     started: float
+    waits: bool = False
+    """The server was asked to wait, so the time that it takes says nothing about it."""
 
 
 class Attempts:
@@ -46,15 +48,16 @@ class Attempts:
         self._deadline = now + limits.total_timeout_s
         self._tried: list[str] = []
 
-    def begin(self, now: float) -> Attempt:
+    def begin(self, now: float, wait_s: float = 0.0) -> Attempt:
+        """`wait_s`: how long the server may take on purpose."""
         url = self._hosts.choose(now, self._tried)
         timeout_s = max(min(self._limits.attempt_timeout_s, self._deadline - now), 0.001)
-        return Attempt(url, timeout_s, now)
+        return Attempt(url, timeout_s + wait_s, now, wait_s > 0)
 
     def answered(self, attempt: Attempt, answer: Answer, now: float) -> float | None:
         """Seconds to wait before the next attempt, or None: this answer is the last word."""
         if answer.status not in RETRIED or not is_retryable(answer):
-            self._hosts.answered(attempt.url, now, now - attempt.started)
+            self._hosts.answered(attempt.url, now, None if attempt.waits else now - attempt.started)
             return None
         self._hosts.failed(attempt.url, now, answer.retry_after_s)
         return self._pause(attempt, now, answer.retry_after_s)

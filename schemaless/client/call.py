@@ -30,6 +30,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     content: bytes = b""
     delay_s: float = 0.0
     """How long to wait before the first attempt."""
+    wait_s: float = 0.0
+    """How long the server may take on purpose."""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

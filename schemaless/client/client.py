@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 import httpx
@@ -32,6 +32,7 @@ from schemaless.client.requests import (
     Requests,
     VersionsOptions,
 )
+from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import answer_of, arguments_of, http_options, settings_of
 from schemaless.errors import SchemalessError
 
@@ -106,6 +107,13 @@ class Client:
         """A page of each shard; a shard that can't be read has its error in place of a page."""
         return self._run(self._requests.get_cells_for_shards(locations, limit, read_from))
 
+    def tail(self, shards: Shards = None, location: LogLocation = None, **options: Unpack[TailOptions]) -> Tail:
+        """The cells of one shard, of several or of all, after a location, and then each as it comes: without end.
+
+        Raises what a page of a log raises, and Corrupt when the log has a hole. It may be iterated on after an error.
+        """
+        return Tail(self, LogTail(self._requests.base, shards, location, options))
+
     def index(self, name: str) -> Index:
         return Index(self, name)
 
@@ -135,7 +143,7 @@ class Client:
         time.sleep(call.delay_s)
         attempts = Attempts(self._hosts, self._limits, time.monotonic())
         while True:
-            attempt = attempts.begin(time.monotonic())
+            attempt = attempts.begin(time.monotonic(), call.wait_s)
             arguments = arguments_of(call, attempt.url, attempt.timeout_s, self._limits)
             try:
                 answer = answer_of(self._http.request(**arguments))
@@ -149,6 +157,24 @@ class Client:
             finally:
                 attempts.end(attempt)
             time.sleep(pause_s)
+
+
+class Tail(Iterator[FoundCell]):
+    """What `Client.tail` gives; `next` waits for a cell. Not to be shared between threads."""
+
+    def __init__(self, client: Client, tail: LogTail) -> None:
+        self._client = client
+        self._tail = tail
+
+    @property
+    def locations(self) -> Mapping[int, LogLocation]:
+        """By shard, where to go on after the cells that were given: `client.tail(locations)`."""
+        return self._tail.locations
+
+    def __next__(self) -> FoundCell:
+        while (cell := self._tail.take()) is None:
+            self._client._run(self._tail.fetch())
+        return cell
 
 
 class Index:

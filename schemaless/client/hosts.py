@@ -54,12 +54,14 @@ class Hosts:
             host.under_way += 1
             return host.url
 
-    def answered(self, url: str, now: float, took_s: float) -> None:
-        """The host did its work, whatever the status of its answer."""
+    def answered(self, url: str, now: float, took_s: float | None) -> None:
+        """The host did its work, whatever the status of its answer. None: it was to wait, that says nothing of it."""
         with self._lock:
             host = self._hosts[url]
             host.failures = 0
             host.rests_until = 0.0
+            if took_s is None:
+                return
             host.answer_s = _smoothed(host.answer_s, took_s)
             if self._is_slow(host):
                 host.rests_until = now + SLOW_REST_S

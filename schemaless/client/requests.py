@@ -32,7 +32,9 @@ Key = uuid.UUID | str
 Body = Mapping[str, Any]
 ReadFrom = Literal["master", "minion"] | None
 LogLocation = int | str | Location | datetime | None
-"""An added_id, GENERATION:ADDED_ID, a Location, a time (cells created at or after it), or None: the beginning."""
+"""An added_id, GENERATION:ADDED_ID, a Location, a time (cells created at or after it), "end" (the head as it is then),
+or None: the beginning.
+"""
 CellName = tuple[Key, str] | tuple[Key, str, int]
 """Row key, column, and a ref_key unless the newest cell is meant."""
 
@@ -108,7 +110,7 @@ class Requests:
         self, locations: Mapping[int, LogLocation], limit: int, read_from: ReadFrom
     ) -> Flow[dict[int, LogPage | SchemalessError]]:
         """A shard that can't be read has an error in its place."""
-        wanted = {str(shard): _location_member(location) for shard, location in locations.items()}
+        wanted = {str(shard): location_member(location) for shard, location in locations.items()}
         content = encode({"locations": wanted, "limit": limit})
         answer = yield Call("POST", f"{self.base}/shards/cells", _params(read_from=read_from), _CONTENT, content)
         pages = _good(answer).read(_Shards).shards
@@ -181,7 +183,7 @@ def _location_param(location: LogLocation) -> dict[str, str]:
     return {} if location is None else {"after": str(location)}
 
 
-def _location_member(location: LogLocation) -> Any:
+def location_member(location: LogLocation) -> Any:
     if isinstance(location, datetime):
         return {"since": time_text(location, "since")}
     return 0 if location is None else location if isinstance(location, int) else str(location)
