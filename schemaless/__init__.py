@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from schemaless.trigger import Park, Retry, Skip, Stop, trigger  # at once: its module has the function's name
 
 if TYPE_CHECKING:
+    from schemaless.bus.subscriber import Subscriber
     from schemaless.cell import StoredCell
     from schemaless.client.async_client import AsyncClient
     from schemaless.client.attempts import Limits
@@ -20,23 +21,28 @@ if TYPE_CHECKING:
     from schemaless.codec import decode_body
     from schemaless.errors import SchemalessError
     from schemaless.location import Location
+    from schemaless.position import Batch, GenerationChange, Position
     from schemaless.record import Announcement, ForeignRecord, decode_record
 
 __all__ = [
     "Announcement",
     "AsyncClient",
+    "Batch",
     "Client",
     "ForeignRecord",
+    "GenerationChange",
     "Limits",
     "Location",
     "NewCell",
     "Park",
+    "Position",
     "Retry",
     "SchemalessClient",
     "SchemalessError",
     "Skip",
     "Stop",
     "StoredCell",
+    "Subscriber",
     "decode_body",
     "decode_record",
     "trigger",
@@ -45,14 +51,18 @@ __all__ = [
 _HOMES = {
     "Announcement": ("schemaless.record", "Announcement"),
     "AsyncClient": ("schemaless.client.async_client", "AsyncClient"),
+    "Batch": ("schemaless.position", "Batch"),
     "Client": ("schemaless.client.client", "Client"),
     "ForeignRecord": ("schemaless.record", "ForeignRecord"),
+    "GenerationChange": ("schemaless.position", "GenerationChange"),
     "Limits": ("schemaless.client.attempts", "Limits"),
     "Location": ("schemaless.location", "Location"),
     "NewCell": ("schemaless.client.put_batch", "NewCell"),
+    "Position": ("schemaless.position", "Position"),
     "SchemalessClient": ("schemaless.client.client", "Client"),
     "SchemalessError": ("schemaless.errors", "SchemalessError"),
     "StoredCell": ("schemaless.cell", "StoredCell"),
+    "Subscriber": ("schemaless.bus.subscriber", "Subscriber"),
     "decode_body": ("schemaless.codec", "decode_body"),
     "decode_record": ("schemaless.record", "decode_record"),
 }

@@ -53,7 +53,7 @@ def produce_foreign(kafka: str, datastore: Datastore, values: Iterable[bytes], p
 
 
 def delete_before(kafka: str, datastore: Datastore, offset: int, partition: int = 0) -> None:
-    """The beginning of a partition is cut off, as retention would."""
+    """The beginning of a partition is cut off, as retention would; OFFSET_END: nothing is left."""
     admin = AdminClient({"bootstrap.servers": kafka})
     (cut,) = admin.delete_records([TopicPartition(datastore.topic, partition, offset)]).values()
-    assert cut.result(10).low_watermark == offset
+    assert cut.result(10).low_watermark >= max(0, offset)

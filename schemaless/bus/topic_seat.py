@@ -1,0 +1,156 @@
+"""TopicSeat: a reader's place at a topic: partitions that it was given, by a group or by itself, read from any offset.
+
+A partition that was just given waits until `read_from` says where its reader goes on. Memory is bounded by the
+client's queue. One thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
+
+from schemaless.bus.client import client_settings
+from schemaless.bus.reader import Span, record_of
+from schemaless.bus.translation import translate, translated
+from schemaless.errors import NotFound
+from schemaless.record import Record
+
+_BATCH = 500
+_SEAT_PAUSE_S = 1.0
+_TIMEOUT_S = 10.0
+_QUEUE_KBYTES = 16 << 10
+_SESSION_TIMEOUT_S = 10
+_POLL_INTERVAL_MAX_S = 600  # a program that works on a batch for longer loses its partitions to others of its group
+
+Revoked = Callable[[Collection[int]], None]
+
+
+class TopicSeat:
+    """`fresh`: partitions that wait for `read_from`. `at_end`: those that are read to their present end.
+
+    `revoked` is called, from within `consume` and `keep`, with partitions that are not ours any more.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, group: str | None, revoked: Revoked) -> None:
+        self.fresh: list[int] = []
+        self.at_end: set[int] = set()
+        self._topic = topic
+        self._group = group
+        self._revoked = revoked
+        self._paused: list[TopicPartition] = []
+        self._seen_at = time.monotonic()
+        self._consumer = Consumer(_settings(bootstrap, group))
+
+    def partitions(self) -> range:
+        """Raises NotFound when there is no such topic, BusUnavailable."""
+        with translated(f"asking for topic {self._topic}"):
+            found = self._consumer.list_topics(self._topic, _TIMEOUT_S).topics[self._topic]
+        if found.error is not None or not found.partitions:
+            raise NotFound(f"there is no topic {self._topic}")
+        return range(len(found.partitions))
+
+    def join(self, partitions: Sequence[int]) -> None:
+        """The group, or, without one, exactly these partitions."""
+        with translated(f"joining the readers of {self._topic}"):
+            if self._group is None:
+                self._on_assign(self._consumer, [self._place(partition) for partition in partitions])
+                return
+            self._consumer.subscribe(
+                [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+            )
+
+    def span(self, partition: int) -> Span:
+        """What can be read now: up to the last stable offset."""
+        with translated(f"asking for the offsets of {self._topic} [{partition}]"):
+            return Span(*self._consumer.get_watermark_offsets(self._place(partition), timeout=_TIMEOUT_S))
+
+    def read_from(self, partition: int, offset: int) -> None:
+        with translated(f"reading {self._topic} [{partition}]"):
+            self._consumer.incremental_unassign([self._place(partition)])
+            self._consumer.incremental_assign([self._place(partition, offset)])
+            self._consumer.resume([self._place(partition)])
+        self.fresh.remove(partition)
+
+    def consume(self, wait_s: float) -> list[Record]:
+        """Returns as soon as something is there."""
+        self._resume()
+        self._seen_at = time.monotonic()
+        with translated(f"reading {self._topic}"):
+            first = self._consumer.poll(wait_s)
+            messages = [] if first is None else [first, *self._consumer.consume(_BATCH, 0)]
+        for message in messages:
+            self._note(message.error(), message.partition())
+        return [record_of(message) for message in messages if message.error() is None]
+
+    def keep(self) -> None:
+        """To be called while its reader is busy elsewhere: the group must see us, and the topic has to wait."""
+        if time.monotonic() - self._seen_at < _SEAT_PAUSE_S:
+            return
+        self._seen_at = time.monotonic()
+        with translated(f"keeping the seat at {self._topic}"):
+            if not self._paused:
+                self._paused = self._consumer.assignment()
+                self._consumer.pause(self._paused)
+            message = self._consumer.poll(0)
+        if message is not None:
+            self._note(message.error(), message.partition())
+
+    def close(self) -> None:
+        """Leaves the group, so that others take over at once."""
+        self._consumer.close()
+
+    def _resume(self) -> None:
+        """All but those that wait for `read_from`."""
+        if self._paused:
+            with translated(f"reading {self._topic}"):
+                self._consumer.resume([place for place in self._paused if place.partition not in self.fresh])
+            self._paused = []
+
+    def _note(self, error: KafkaError | None, partition: int | None) -> None:
+        """Whether a partition is at its end. Raises what is no passing state."""
+        if error is None:
+            self.at_end -= {partition}
+        elif error.code() == KafkaError._PARTITION_EOF:
+            self.at_end |= {partition} if partition is not None else set()
+        elif error.code() != KafkaError._MAX_POLL_EXCEEDED:  # then the group lets us join again
+            raise translate(error, f"reading {self._topic} [{partition}]")
+
+    def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        """Paused until it is known from where to read: that takes calls, which have no place in a callback."""
+        at_end = [self._place(place.partition) for place in places]
+        consumer.incremental_assign(at_end)
+        consumer.pause(at_end)
+        self.fresh += [place.partition for place in places]
+
+    def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        gone = {place.partition for place in places}
+        self._revoked(gone)
+        self.at_end -= gone
+        self.fresh = [partition for partition in self.fresh if partition not in gone]
+        self._paused = [place for place in self._paused if place.partition not in gone]
+        consumer.incremental_unassign(places)
+
+    def _place(self, partition: int, offset: int = OFFSET_END) -> TopicPartition:
+        return TopicPartition(self._topic, partition, offset)
+
+
+def _settings(bootstrap: str, group: str | None) -> dict[str, Any]:
+    settings = {
+        **client_settings(bootstrap),
+        "group.id": group or "schemaless.subscriber",  # the client wants one; without a group nothing joins
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",  # what retention cut off while it was read is a hole that its reader sees
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "queued.max.messages.kbytes": _QUEUE_KBYTES,
+    }
+    if group is None:
+        return settings
+    return settings | {
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": _SESSION_TIMEOUT_S * 1000,
+        "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
+    }
