@@ -1,6 +1,7 @@
 """What the tests of the log share: real tailer processes, writers, and a plain reader of a topic."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, StoredCell
@@ -26,9 +28,18 @@ from schemaless.topology import Datastore
 
 
 class TailerProcess:
-    """`python -m tailer` for one datastore, with short time-outs."""
+    """`python -m tailer` for one datastore, with short time-outs. `module`: another one that runs it."""
 
-    def __init__(self, topology_file, kafka: str, datastore: Datastore, **settings: object) -> None:
+    def __init__(
+        self,
+        topology_file,
+        kafka: str,
+        datastore: Datastore,
+        *,
+        module: Sequence[str] = ("tailer",),
+        output: Path | None = None,
+        **settings: object,
+    ) -> None:
         named = {
             "topology": topology_file,
             "kafka": kafka,
@@ -41,10 +52,29 @@ class TailerProcess:
             **os.environ,
             **{f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()},
         }
+        self._command = [sys.executable, "-m", *module]
+        self._output = output
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-m", "tailer"], env=self._environment, start_new_session=True)
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(self._output.open("ab")) if self._output else None
+            return subprocess.Popen(
+                self._command, env=self._environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def said(self) -> str:
+        """All that it wrote so far."""
+        return self._output.read_text()
+
+    def state(self) -> str:
+        """As the kernel has it: T is stopped."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def resident_bytes_max(self) -> int:
+        """Since it was started."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
