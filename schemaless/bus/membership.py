@@ -20,6 +20,7 @@ Partitions = Callable[[Sequence[int]], None]
 """Called with partition numbers, in the thread that polls."""
 
 _POLL_INTERVAL_MAX_S = 30
+_HEARTBEAT_MAX_S = 0.25  # the members hear of a rebalance with their next heartbeat: how long a partition waits
 
 
 class Membership:
@@ -47,7 +48,7 @@ class Membership:
                 "group.id": tailer_group(datastore),
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),
-                "heartbeat.interval.ms": round(session_timeout_s * 1000 / 6),
+                "heartbeat.interval.ms": round(min(session_timeout_s / 6, _HEARTBEAT_MAX_S) * 1000),
                 # A process that hangs without dying gives up its partitions, too.
                 "max.poll.interval.ms": max(_POLL_INTERVAL_MAX_S, round(session_timeout_s)) * 1000,
                 "enable.auto.commit": False,

@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from structlog.testing import capture_logs
 
 from schemaless.audit import audit
-from schemaless.bus.membership import tailer_group
 from schemaless.bus.topics import ensure_topics
 from schemaless.datastores import create_shards
 from schemaless.storage import shard_head
@@ -38,13 +36,6 @@ def open_generation(master, datastore, starts_at):
         f"INSERT INTO schemaless.shard_generation VALUES ('{datastore.name}', 0, 2, {starts_at}, UTC_TIMESTAMP(6));"
         "COMMIT",
     )
-
-
-def shares_of_group(kafka, datastore):
-    """How many partitions each member of the tailers' group has."""
-    admin = AdminClient({"bootstrap.servers": kafka})
-    (asked,) = admin.describe_consumer_groups([tailer_group(datastore)]).values()
-    return sorted(len(member.assignment.topic_partitions) for member in asked.result().members)
 
 
 async def test_every_cell_is_published_once_and_in_order(running, kafka, new_datastore, async_storage, tailing):
@@ -115,18 +106,6 @@ async def test_a_new_generation_is_announced_before_its_cells(running, kafka, ne
     await asyncio.to_thread(wait_for_records, kafka, datastore, 10)
     report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
     assert (report.findings.named, report.cells()["superseded"], report.cells()["matched"]) == ([], 2, 7)
-
-
-async def test_two_tailers_share_the_partitions(running, kafka, new_datastore, async_storage, tailing):
-    """The second one takes over a part, while cells are written, and nothing is repeated or lost."""
-    datastore = new_datastore(shards=8, partitions=4)
-    tailing(datastore)
-    writing = asyncio.create_task(write_for(async_storage, datastore, seconds=6))
-    await asyncio.to_thread(wait_for_cells, kafka, datastore, 1)
-    tailing(datastore)
-    await until(lambda: shares_of_group(kafka, datastore) == [2, 2])
-    cells = await writing
-    await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
 
 
 async def test_a_minion_is_read_while_its_master_is_away(running, kafka, new_datastore, storage, tailing):
