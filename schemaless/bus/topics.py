@@ -1,4 +1,4 @@
-"""The two topics of a datastore: makes them, and refuses ones that don't fit (I8).
+"""The two topics of a datastore: makes them, and refuses ones that don't fit (I7, I8).
 
 The cells topic keeps history for ever and takes the largest body; the progress topic is compacted and kept without
 end, so that a shard's progress outlives every consumer group.
@@ -7,51 +7,39 @@ end, so that a shard's progress outlives every consumer group.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from schemaless.bus.client import client_settings
+from schemaless.bus.topic_settings import CELLS, PROGRESS, check_cells_settings, check_progress_settings
 from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable, Misconfigured
 from schemaless.topology import Datastore
 
-MESSAGE_BYTES_MAX = 4 << 20
-"""Of one record. A body is 1 MiB as sent; the rest is room for one that grows in its stored form."""
+log = structlog.get_logger()
 
 _REPLICAS = 3
-_INT64_MAX = 2**63 - 1
-_CELLS = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "max.message.bytes": str(MESSAGE_BYTES_MAX),
-    # Timestamps are created_at: a master's clock may be ahead of the broker's by any amount.
-    "message.timestamp.after.max.ms": str(_INT64_MAX),
-}
-_PROGRESS = {
-    "cleanup.policy": "compact",
-    "retention.ms": "-1",
-    # Read from its beginning whenever a partition changes hands, so old segments are compacted early.
-    "segment.bytes": str(16 << 20),
-    "segment.ms": str(3_600_000),
-    "min.cleanable.dirty.ratio": "0.1",
-}
+_CHECKS = (check_cells_settings, check_progress_settings)
 _POLL_S = 0.1
 
 
 def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
     """Both topics exist with the datastore's partition count when this returns. Idempotent.
 
-    Raises Misconfigured for a topic with another partition count, BusUnavailable after `timeout_s` at the latest.
+    What is unusual about one that exists is logged. Raises Misconfigured for a topic with another partition count or
+    with settings that would lose cells or progress, BusUnavailable after `timeout_s` at the latest.
     """
     deadline = time.monotonic() + timeout_s
     admin = AdminClient(client_settings(bootstrap))
-    wanted = {datastore.topic: _CELLS, datastore.progress_topic: _PROGRESS}
+    wanted = {datastore.topic: CELLS, datastore.progress_topic: PROGRESS}
     cluster = _cluster(admin, timeout_s)
     missing = {topic: config for topic, config in wanted.items() if topic not in cluster.topics}
     if missing:
@@ -62,6 +50,19 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
         if time.monotonic() > deadline:
             raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
         time.sleep(_POLL_S)
+    if len(missing) < len(wanted):
+        _check_settings(admin, list(wanted), timeout_s)
+
+
+def _check_settings(admin: AdminClient, topics: Sequence[str], timeout_s: float) -> None:
+    """Of the cells topic and the progress topic."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    asked = admin.describe_configs(resources, request_timeout=timeout_s)
+    for topic, resource, check in zip(topics, resources, _CHECKS, strict=True):
+        with translated(f"asking for the settings of topic {topic}"):
+            found = asked[resource].result()
+        for told in check(topic, {name: entry.value or "" for name, entry in found.items()}):
+            log.warning("a topic is not as it should be", why=told)
 
 
 def _cluster(admin: AdminClient, timeout_s: float) -> ClusterMetadata:
