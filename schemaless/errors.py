@@ -15,6 +15,7 @@ SchemalessError
 ├── Unavailable             something needed is away; try again
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
 │   └── BusUnavailable      Kafka can't be reached
+│       └── TopicMissing    the topic was not made yet, or deleted
 ├── Busy                    MySQL gave way to another transaction; the same transaction may be run again
 ├── DuplicateKey            a unique key stood in the way of an INSERT; stays inside the storage adapter
 ├── Fenced                  another process has taken over; this one must let go (I7, I10)
@@ -106,6 +107,10 @@ class StorageUnavailable(Unavailable):
 
 class BusUnavailable(Unavailable):
     hint = "Kafka can't be reached; nothing is lost, the work goes on when it is back"
+
+
+class TopicMissing(BusUnavailable):
+    hint = "the topic was not made yet, or deleted: a tailer makes it"
 
 
 class Busy(SchemalessError):

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from schemaless.bus.membership import Membership
+from schemaless.bus.topic_identity import TopicsWatch
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.location import Location
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 
 POLL_S = 0.1
 TOPICS_TIMEOUT_S = 5.0
+TOPICS_CHECK_S = 2.0
+TOPICS_CHECK_TIMEOUT_S = 1.0
 RETRY_S = 1.0  # before a new seat is taken
 MISCONFIGURED_RETRY_S = 10.0  # somebody has to act first
 
@@ -82,7 +85,7 @@ class DatastoreTailer:
             await pause(MISCONFIGURED_RETRY_S, self._stopping)
 
     async def _hold_seat(self, tails: asyncio.TaskGroup) -> None:
-        """Until `stop`, or until the log of a partition fails."""
+        """Until `stop`, or until the log of a partition fails or the topics were deleted."""
         loop = asyncio.get_running_loop()
         self._seat_lost.clear()
 
@@ -92,18 +95,28 @@ class DatastoreTailer:
         def revoked(partitions: Sequence[int]) -> None:
             asyncio.run_coroutine_threadsafe(self._release(partitions), loop).result()
 
+        watch = await in_thread(self._group_thread, self._watch_topics)
         membership = await in_thread(self._group_thread, lambda: self._join(assigned, revoked))
         try:
             while not (self._stopping.is_set() or self._seat_lost.is_set()):
                 await in_thread(self._group_thread, lambda: membership.poll(POLL_S))
+                if await in_thread(self._group_thread, watch.changed):
+                    log.error("the topics were deleted: taking a new seat in the group", datastore=self._datastore.name)
+                    break
         finally:
             await self._release([owned.partition for owned in self._owned])
             await in_thread(self._group_thread, membership.close)
-        if self._seat_lost.is_set():
+        if not self._stopping.is_set():
             await pause(RETRY_S, self._stopping)
 
     def _ensure_topics(self) -> None:
         ensure_topics(self._shared.settings.kafka, self._datastore, timeout_s=TOPICS_TIMEOUT_S)
+
+    def _watch_topics(self) -> TopicsWatch:
+        topics = (self._datastore.topic, self._datastore.progress_topic)
+        return TopicsWatch(
+            self._shared.settings.kafka, topics, every_s=TOPICS_CHECK_S, timeout_s=TOPICS_CHECK_TIMEOUT_S
+        )
 
     def _join(self, assigned: Callable[[Sequence[int]], None], revoked: Callable[[Sequence[int]], None]) -> Membership:
         settings = self._shared.settings
@@ -116,7 +129,8 @@ class DatastoreTailer:
         )
 
     def _assign(self, partitions: Sequence[int], tails: asyncio.TaskGroup) -> None:
-        log.info("partitions assigned", datastore=self._datastore.name, partitions=sorted(partitions))
+        if partitions:
+            log.info("partitions assigned", datastore=self._datastore.name, partitions=sorted(partitions))
         for partition in partitions:
             owned = OwnedPartition(self._datastore, partition, self._shared)
             self._owned[owned] = tails.create_task(self._tend(owned))

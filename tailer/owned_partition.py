@@ -16,7 +16,7 @@ from tailer.tail import Tail
 
 log = structlog.get_logger()
 
-REFUSED_RETRY_S = 10.0  # somebody has to act first: on settings, or on a record that is not ours
+REFUSED_RETRY_S = 5.0  # somebody has to act first: on settings, or on a record that is not ours
 
 
 class OwnedPartition:

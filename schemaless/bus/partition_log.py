@@ -14,9 +14,10 @@ import msgspec
 from confluent_kafka import KafkaException, Producer
 
 from schemaless.bus.client import client_settings
-from schemaless.bus.progress import Progress, progress_key, progress_value, read_progress
+from schemaless.bus.progress import Progress, progress_key, progress_value, read_progress, seek_value
 from schemaless.bus.reader import PartitionReader
-from schemaless.bus.topics import MESSAGE_BYTES_MAX
+from schemaless.bus.topic_identity import topic_id
+from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
 from schemaless.bus.translation import translate, translated
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
@@ -45,6 +46,7 @@ class PartitionLog:
         self._datastore = datastore
         self._partition = partition
         self._timeout_s = transaction_timeout_s
+        self._topic_id = ""
         self._headers: dict[str, Headers] = {}
         self._name = f"{datastore.topic} [{partition}]"
         self._producer = Producer(
@@ -68,7 +70,7 @@ class PartitionLog:
         try:
             self._fence()
             with PartitionReader(self._bootstrap) as reader:
-                progress = read_progress(reader, self._datastore, self._partition)
+                progress = read_progress(reader, self._datastore, self._partition, self._topic_id)
             self._record(progress.unrecorded)
         except BaseException:
             self.usable = False
@@ -99,7 +101,7 @@ class PartitionLog:
     def refuse(self, shard: int, published: Location, head: Location) -> None:
         """The master's head lies below what was published: whoever opens the log next knows it, too."""
         with self._transaction():
-            value = progress_value(shard, published, refused_at=head)
+            value = progress_value(shard, published, self._topic_id, refused_at=head)
             self._producer.produce(self._datastore.progress_topic, value, progress_key(shard), self._partition)
 
     def seek(self, locations: Mapping[int, Location]) -> None:
@@ -110,7 +112,7 @@ class PartitionLog:
         self._fence()
         with self._transaction():
             for shard, location in locations.items():
-                self._produce_notice(progress_value(shard, location), _SEEK_HEADERS)
+                self._produce_notice(seek_value(shard, location), _SEEK_HEADERS)
             self._produce_progress(locations)
 
     def close(self) -> None:
@@ -121,7 +123,10 @@ class PartitionLog:
 
     def _fence(self) -> None:
         with translated(f"opening {self._name}"):
+            # Connects: a client that has no broker yet looks for its coordinator only half a second later.
+            self._producer.list_topics(self._datastore.topic, self._timeout_s)
             self._producer.init_transactions(self._timeout_s * 2)  # the predecessor's may have to run out first
+        self._topic_id = topic_id(self._bootstrap, self._datastore.topic, timeout_s=self._timeout_s)
 
     def _record(self, locations: Mapping[int, Location]) -> None:
         """Progress alone."""
@@ -185,7 +190,7 @@ class PartitionLog:
         for shard, location in locations.items():
             self._producer.produce(
                 self._datastore.progress_topic,
-                progress_value(shard, location),
+                progress_value(shard, location, self._topic_id),
                 progress_key(shard),
                 self._partition,
             )

@@ -15,7 +15,7 @@ import msgspec
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.errors import Corrupt, Misconfigured
 from schemaless.location import BEGINNING, Location
-from schemaless.record import Announcement, ForeignRecord, Record, decoded
+from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded
 from schemaless.topology import Datastore
 
 _FIRST_WINDOW = 100_000
@@ -24,12 +24,14 @@ _FIRST_WINDOW = 100_000
 class Progress(msgspec.Struct, frozen=True):
     """Last published location of each shard that is known; `unrecorded` are those that the progress topic lacked.
 
-    `refused` are shards whose master showed a head below that location: the head, by shard.
+    `refused` are shards whose master showed a head below that location: the head, by shard. `elsewhere` are those that
+    were published to another topic of the same name, which was deleted.
     """
 
     locations: Mapping[int, Location]
     unrecorded: Mapping[int, Location]
     refused: Mapping[int, Location]
+    elsewhere: AbstractSet[int]
 
     def location(self, shard: int, head: int) -> Location:
         """Raises Misconfigured when nothing tells how much of a shard with cells has been published."""
@@ -45,12 +47,17 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Value of a progress record."""
+    """Value of a progress record. `topic`: the id of the cells topic that was published to."""
 
     shard: int
     generation: int
     added_id: int
     refused_at: tuple[int, int] | None = None
+    topic: str = ""
+
+    @property
+    def location(self) -> Location:
+        return Location(self.generation, self.added_id)
 
 
 _decode_entry = msgspec.msgpack.Decoder(_Entry).decode
@@ -61,32 +68,40 @@ def progress_key(shard: int) -> bytes:
     return str(shard).encode()
 
 
-def progress_value(shard: int, location: Location, refused_at: Location | None = None) -> bytes:
+def progress_value(shard: int, location: Location, topic_id: str, refused_at: Location | None = None) -> bytes:
     """With the head at which publishing was refused, for a shard of which the topic has more than MySQL."""
     head = None if refused_at is None else (refused_at.generation, refused_at.added_id)
-    return _encode(_Entry(shard, location.generation, location.added_id, head))
+    return _encode(_Entry(shard, location.generation, location.added_id, head, topic_id))
 
 
-def read_progress(reader: PartitionReader, datastore: Datastore, partition: int) -> Progress:
+def seek_value(shard: int, location: Location) -> bytes:
+    return _encode(Seek(shard, location.generation, location.added_id))
+
+
+def read_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
     """Up to the high watermark. Nobody may be publishing to the partition: its log was opened just now."""
-    span = reader.span(datastore.progress_topic, partition)
-    locations, refused = _recorded(reader, datastore, partition, span)
+    recorded = _recorded(reader, datastore, partition, reader.span(datastore.progress_topic, partition), topic_id)
+    _refuse_another_topic(datastore, recorded.elsewhere)
     cells = reader.span(datastore.topic, partition)
-    if cells.high == 0 and any(location.added_id for location in locations.values()):
-        raise Misconfigured(
-            f"{datastore.topic} [{partition}] is empty, but cells were published to it before: the topic was made"
-            f" anew. `schemaless tailer seek {datastore.name} LOCATION` says from where to publish again"
-        )
-    missing = set(datastore.shards_of_partition(partition)) - locations.keys()
+    missing = set(datastore.shards_of_partition(partition)) - recorded.locations.keys()
     unrecorded = _from_cells(reader, datastore, partition, cells, missing) if missing else {}
-    return Progress(locations | unrecorded, unrecorded, refused)
+    return msgspec.structs.replace(recorded, locations={**recorded.locations, **unrecorded}, unrecorded=unrecorded)
 
 
-def committed_progress(reader: PartitionReader, datastore: Datastore, partition: int) -> Progress:
+def committed_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
     """What the progress topic shows now, whoever publishes. For people who look, not for who publishes."""
     span = reader.committed_span(datastore.progress_topic, partition)
-    locations, refused = _recorded(reader, datastore, partition, span)
-    return Progress(locations, {}, refused)
+    return _recorded(reader, datastore, partition, span, topic_id)
+
+
+def _refuse_another_topic(datastore: Datastore, elsewhere: AbstractSet[int]) -> None:
+    """Whoever went on in a topic that was made anew would leave out, unseen, what the former one held."""
+    if elsewhere:
+        raise Misconfigured(
+            f"{datastore.topic} was made anew, and {len(elsewhere)} shards of this partition, {min(elsewhere)} is the"
+            f" first, were published to the topic that was deleted. `schemaless tailer seek {datastore.name} LOCATION`,"
+            " for all shards or with --shard, says from where to publish again; 0 is the beginning"
+        )
 
 
 def _from_cells(
@@ -107,15 +122,17 @@ def _from_cells(
     return {shard: location for shard, location in found.items() if shard in missing}
 
 
-def _recorded(
-    reader: PartitionReader, datastore: Datastore, partition: int, span: Span
-) -> tuple[dict[int, Location], dict[int, Location]]:
-    """Of each shard its last record: where it is, and the heads of those that are refused."""
+def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, span: Span, topic_id: str) -> Progress:
+    """Of each shard what its last record tells."""
     last: dict[int, _Entry] = {}
     for records in reader.read(datastore.progress_topic, partition, span):
         last.update({entry.shard: entry for entry in map(_entry, records)})
-    locations = {shard: Location(entry.generation, entry.added_id) for shard, entry in last.items()}
-    return locations, {shard: Location(*entry.refused_at) for shard, entry in last.items() if entry.refused_at}
+    return Progress(
+        locations={shard: entry.location for shard, entry in last.items()},
+        unrecorded={},
+        refused={shard: Location(*entry.refused_at) for shard, entry in last.items() if entry.refused_at},
+        elsewhere={shard for shard, entry in last.items() if entry.added_id and entry.topic not in ("", topic_id)},
+    )
 
 
 def _published(records: Iterable[Record]) -> dict[int, Location]:

@@ -12,6 +12,7 @@ from schemaless.bus.client import client_settings
 from schemaless.bus.membership import tailer_group
 from schemaless.bus.progress import committed_progress
 from schemaless.bus.reader import PartitionReader
+from schemaless.bus.topic_identity import topic_ids
 from schemaless.bus.translation import translate, translated
 from schemaless.location import Location
 from schemaless.topology import Datastore
@@ -26,7 +27,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 class Publication(msgspec.Struct, frozen=True):
     """`locations`: last published of each shard; `refused`: the head at which its tailer gave it up; `emptied`:
-    partitions without a record, although cells were published to them; `owners`: by partition.
+    partitions made anew after cells were published to them; `owners`: by partition.
     """
 
     locations: Mapping[int, Location]
@@ -43,16 +44,16 @@ def read_publication(bootstrap: str, datastore: Datastore, *, timeout_s: float =
     owners = _owners(admin, datastore, timeout_s)
     if not {datastore.topic, datastore.progress_topic} <= topics.keys():
         return Publication({}, {}, frozenset(), owners)
+    (topic_id,) = topic_ids(admin, [datastore.topic], timeout_s=timeout_s)
     locations: dict[int, Location] = {}
     refused: dict[int, Location] = {}
     emptied: set[int] = set()
     with PartitionReader(bootstrap, timeout_s=timeout_s) as reader:
         for partition in range(datastore.partitions):
-            progress = committed_progress(reader, datastore, partition)
+            progress = committed_progress(reader, datastore, partition, topic_id)
             locations.update(progress.locations)
             refused.update(progress.refused)
-            published = any(location.added_id for location in progress.locations.values())
-            if published and reader.committed_span(datastore.topic, partition).high == 0:
+            if progress.elsewhere:
                 emptied.add(partition)
     return Publication(locations, refused, frozenset(emptied), owners)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
-from schemaless.errors import BusUnavailable, Fenced, Misconfigured, SchemalessError
+from schemaless.errors import BusUnavailable, Fenced, Misconfigured, SchemalessError, TopicMissing
 
 _FENCED = {
     KafkaError._FENCED,
@@ -15,6 +15,7 @@ _FENCED = {
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,  # idle so long that the broker forgot the producer
 }
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _FIT = {
     KafkaError._INVALID_ARG,
     KafkaError.INVALID_CONFIG,
@@ -46,4 +47,6 @@ def translate(error: KafkaError, doing: str) -> SchemalessError:
         return Fenced(text)
     if error.code() in _FIT:
         return Misconfigured(text)
+    if error.code() in _MISSING:
+        return TopicMissing(text)
     return BusUnavailable(text)

@@ -194,15 +194,21 @@ def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
 
 
 def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
-    """Progress without any records: cells would be missing for good, so somebody has to decide."""
+    """Cells would be missing for good, so somebody has to decide, for every shard that had cells.
+
+    Also when the former owner didn't notice: what it publishes to the new topic doesn't make that one the right one.
+    """
     log, _ = opened()
-    log.publish(cells(1, 5))
+    log.publish([*cells(1, 5), *cells(1, 1, NEIGHBOUR)])
     delete_topic(kafka, datastore.topic)
     ensure_topics(kafka, datastore)
-    with pytest.raises(Misconfigured, match="seek"):
-        opened()
-    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({SHARD: Location(1, 5), NEIGHBOUR: BEGINNING})
-    assert opened()[1].locations == {SHARD: Location(1, 5), NEIGHBOUR: BEGINNING}
+    log.publish(cells(6, 6))
+    for shards in ("2 shards of this partition, 1", "1 shards of this partition, 3"):
+        with pytest.raises(Misconfigured, match=f"made anew, and {shards} is the first.*seek"):
+            opened()
+        PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({SHARD: Location(1, 6)})
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: BEGINNING})
+    assert opened()[1].locations == {SHARD: Location(1, 6), NEIGHBOUR: BEGINNING}
 
 
 def test_topics_with_other_counts_are_refused(kafka, datastore):
