@@ -1,0 +1,68 @@
+"""One huge shard beside many small ones: everybody has a turn, whatever waits (I7, I14)."""
+
+import time
+import uuid
+
+import pytest
+
+from schemaless.audit import audit
+from schemaless.bus.topics import ensure_topics
+from schemaless.cell import CellKey
+from schemaless.codec import decode_cell, encode_body
+from schemaless.sharding import shard_of
+from schemaless.storage.entity_table import ShardCell
+from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
+
+pytestmark = pytest.mark.storage
+
+SHARDS = 64
+HUGE = 0
+BACKLOG_CELLS = 30_000
+BATCH_CELLS = 500
+INSERT_CELLS = 1000
+
+
+def backlog(datastore):
+    """Cells of one row of the huge shard."""
+    row_key = next(key for key in iter(lambda: uuid.uuid4().bytes, b"") if shard_of(key, SHARDS) == HUGE)
+    body = encode_body({"n": 1})
+    return [ShardCell(CellKey(row_key, "BASE", ref_key), body, HUGE) for ref_key in range(BACKLOG_CELLS)]
+
+
+def positions_of_small_ones(found):
+    """By added_id, where cells of small shards stand among all records."""
+    cells = [decode_cell(record.value) for record in found]
+    return {
+        added_id: [
+            position for position, cell in enumerate(cells) if (cell.shard != HUGE, cell.added_id) == (1, added_id)
+        ]
+        for added_id in (1, 2)
+    }
+
+
+def test_small_shards_do_not_wait_for_a_huge_one(running, kafka, storage, make_datastore):
+    """A backlog drains in turns of 500 cells, one batch in hand at a time.
+
+    A cell that each small shard had before is published in the first turn; one that comes while the backlog drains
+    passes most of what is left of it.
+    """
+    datastore = make_datastore(shards=SHARDS, partitions=1)
+    ensure_topics(kafka, datastore)
+    cells = backlog(datastore)
+    for begin in range(0, BACKLOG_CELLS, INSERT_CELLS):
+        put(storage, datastore, cells[begin : begin + INSERT_CELLS])
+    small = range(1, SHARDS)
+    put(storage, datastore, [new_cell(datastore, shard=shard) for shard in small])
+    with running_tailers(1, running.path, kafka, datastore, batches_max=1, batch_cells_max=BATCH_CELLS):
+        while len(records(kafka, datastore)) < SHARDS:
+            time.sleep(0.01)
+        put(storage, datastore, [new_cell(datastore, shard=shard) for shard in small])
+        published_before = len(records(kafka, datastore))
+        found = wait_for_records(kafka, datastore, BACKLOG_CELLS + 2 * len(small))
+        report = audit(running.topology, kafka, datastore, stall_s=5)
+    positions = positions_of_small_ones(found)
+    assert max(positions[1]) < 3 * BATCH_CELLS
+    left = len(found) - published_before
+    assert left > BACKLOG_CELLS / 4, "the backlog was still there"
+    assert max(positions[2]) < published_before + left / 2
+    assert report.findings.named == []
