@@ -97,10 +97,14 @@ class DatastoreTailer:
 
         watch = await in_thread(self._group_thread, self._watch_topics)
         membership = await in_thread(self._group_thread, lambda: self._join(assigned, revoked))
+
+        def take_part() -> bool:
+            membership.poll(POLL_S)
+            return not watch.changed()
+
         try:
             while not (self._stopping.is_set() or self._seat_lost.is_set()):
-                await in_thread(self._group_thread, lambda: membership.poll(POLL_S))
-                if await in_thread(self._group_thread, watch.changed):
+                if not await in_thread(self._group_thread, take_part):
                     log.error("the topics were deleted: taking a new seat in the group", datastore=self._datastore.name)
                     break
         finally:
