@@ -9,6 +9,7 @@ import uuid
 
 import pytest
 
+from schemaless.audit import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import decode_body
 from tests.consumer_harness import running_consumer, write_program
@@ -72,7 +73,7 @@ def consuming(running, kafka, make_datastore, tmp_path):
         yield datastore
 
 
-def test_bodies_at_the_limit_reach_the_consumers(api, consuming, kafka, tmp_path):
+def test_bodies_at_the_limit_reach_the_consumers(api, running, consuming, kafka, tmp_path):
     """One that compression doesn't make smaller, and one whose stored form is larger than what was sent."""
     put = api.at(consuming)
     sent = {str(uuid.uuid4()): body for body in ('{"n":1}', text(BODY_BYTES_MAX), numbers(BODY_BYTES_MAX))}
@@ -85,6 +86,7 @@ def test_bodies_at_the_limit_reach_the_consumers(api, consuming, kafka, tmp_path
     }
     assert [len(body) > BODY_BYTES_MAX - 8 for body in sent.values()] == [False, True, True]
     assert max(len(cell.body) for cell in cells) > BODY_BYTES_MAX
+    assert audit(running.topology, kafka, consuming, stall_s=5).findings.named == []
 
 
 def test_one_byte_more_is_refused(api, shared_datastore):
