@@ -45,9 +45,9 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
     ]
 
 
-def backlog(cells: int, shards: int) -> Iterator[ShardCell]:
-    """Cells whose stored bodies hardly compress."""
-    draw = random.Random(4)
+def backlog(cells: int, shards: int, seed: int = 4) -> Iterator[ShardCell]:
+    """Cells whose stored bodies hardly compress; other ones for another seed."""
+    draw = random.Random(seed)
     bodies = [encode_body({"noise": base64.b64encode(draw.randbytes(NOISE_BYTES)).decode()}) for _ in range(BODIES)]
     for body in islice(cycle(bodies), cells):
         row_key = RowKey(uuid.UUID(int=draw.getrandbits(128), version=4).bytes)

@@ -21,6 +21,10 @@ class Scale:
     peer_cells: int
     latency_s: float
     warm_up_s: float
+    idle_s: float
+    awakenings: int
+    cost_cells_few: int
+    cost_cells_many: int
 
 
 QUICK = Scale(
@@ -32,6 +36,10 @@ QUICK = Scale(
     peer_cells=60_000,
     latency_s=4.0,
     warm_up_s=3.0,
+    idle_s=10.0,
+    awakenings=5,
+    cost_cells_few=20_000,
+    cost_cells_many=100_000,
 )
 FULL = Scale(
     rounds=5,
@@ -42,8 +50,13 @@ FULL = Scale(
     peer_cells=1_000_000,
     latency_s=15.0,
     warm_up_s=45.0,
+    idle_s=30.0,
+    awakenings=15,
+    cost_cells_few=100_000,
+    cost_cells_many=1_000_000,
 )
 
 SHARDS = 64
 PEER_SHARDS = 16
+MANY_SHARDS = 4096
 PARTITIONS = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import batches, drain, latency, peer_drain, puts, reads
+from bench import batches, cell_cost, drain, idle, latency, peer_drain, puts, reads
 from bench.report import Section
-from bench.scale import PEER_SHARDS, Scale
+from bench.scale import MANY_SHARDS, PARTITIONS, PEER_SHARDS, Scale
 from bench.servers import service, storage_stack
 from schemaless.stack.local import running_broker
 
@@ -82,10 +82,31 @@ def effects(folder: Path, scale: Scale) -> list[Section]:
     return [Section("From a put to its effects", notes, rows)]
 
 
+def idle_tailer(folder: Path, scale: Scale) -> list[Section]:
+    few, many = folder / "few", folder / "many"
+    with running_broker(few / "kafka") as kafka, storage_stack(few, ("a", "b"), kafka=kafka) as stack:
+        beside = idle.measure_idle(stack, scale)
+    with (
+        running_broker(many / "kafka") as kafka,
+        storage_stack(many, ("a", "b"), shards=MANY_SHARDS, kafka=kafka) as stack,
+    ):
+        rows = idle.measure(stack, beside, scale)
+    notes = f"One tailer process over two masters, {PARTITIONS} partitions, nothing written for {scale.idle_s:.0f} s."
+    return [Section("A tailer at rest", notes, rows)]
+
+
+def cost_of_a_cell(folder: Path, scale: Scale) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
+        rows = cell_cost.measure(stack, scale)
+    return [Section("Cost of a published cell", "One tailer process, from its first transaction to its last.", rows)]
+
+
 SUITES: Mapping[str, Suite] = {
     "one-copy": one_copy,
     "two-copies": two_copies,
     "drain": tail_drain,
+    "idle": idle_tailer,
+    "cell-cost": cost_of_a_cell,
     "latency": effects,
     "debezium": beside_debezium,
     "with-minions": with_minions,

@@ -1,7 +1,7 @@
 """What operators tell the tailers of a datastore: to pause, to go on, to read their progress again. Durable, and
 seen by every tailer within two seconds.
 
-Written to every master that can be reached and read from every server; of several answers the latest counts. So one
+Written to every master that can be reached and read from every cluster; of several answers the latest counts. So one
 cluster that is away keeps nobody from pausing or resuming.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import schema, tailer_order_table
-from schemaless.storage.async_driver import AsyncNode, AsyncStorage
+from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.operation import Operation
 from schemaless.storage.sync_driver import SyncStorage
 from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
@@ -55,8 +55,9 @@ def read_orders(storage: SyncStorage) -> dict[str, TailerOrder]:
 
 
 async def ask_orders(storage: AsyncStorage) -> dict[str, TailerOrder]:
-    """Of all servers that answer. Raises StorageUnavailable when none does."""
-    answers = [answer for answer in await asyncio.gather(*map(_ask, storage.nodes.values())) if answer is not None]
+    """Of each cluster's master, or of a minion while it is away. Raises StorageUnavailable when no server answers."""
+    asked = await asyncio.gather(*(_ask(storage, cluster) for cluster in storage.topology.clusters))
+    answers = [answer for answer in asked if answer is not None]
     if not answers:
         raise StorageUnavailable("no server answers")
     return latest(answers)
@@ -76,11 +77,13 @@ def _change(storage: SyncStorage, datastore: str, change: Callable[[TailerOrder]
     return list(failures)
 
 
-async def _ask(node: AsyncNode) -> dict[str, TailerOrder] | None:
-    try:
-        return await node.run(tailer_order_table.all_of, timeout_s=_TIMEOUT_S)
-    except StorageUnavailable:
-        return None
+async def _ask(storage: AsyncStorage, cluster: str) -> dict[str, TailerOrder] | None:
+    for node in (storage.master(cluster), *storage.minions(cluster)):
+        try:
+            return await node.run(tailer_order_table.all_of, timeout_s=_TIMEOUT_S)
+        except StorageUnavailable:
+            continue
+    return None
 
 
 def _put(datastore: str, order: TailerOrder) -> Operation[None]:

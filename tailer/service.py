@@ -28,7 +28,7 @@ DISCOVERY_S = 1.0
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
 AWAY_RETRY_S = 0.5
 CHECK_S = 0.5  # how soon a node that is back is used again
-OPENINGS_MAX = 32  # at once: each one mostly waits for the broker
+OPENINGS_MAX = 8  # at once: each one mostly waits for the broker, with clients of its own meanwhile
 
 
 class TailerService:
@@ -120,7 +120,8 @@ class TailerService:
                 away = True
                 await pause(AWAY_RETRY_S, self._stopping)
             busy = time.monotonic() - news_at < BUSY_S
-            await asyncio.sleep(settings.poll_s if busy else settings.idle_poll_s)
+            period_s = settings.poll_s if busy else settings.idle_poll_s
+            await asyncio.sleep(period_s - time.monotonic() % period_s)  # clusters together: half as many awakenings
 
     def _heads_moved(self, name: str, heads: dict[int, Location]) -> None:
         if name in self._datastores:

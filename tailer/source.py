@@ -44,6 +44,7 @@ class ClusterSource:
         minions = storage.minions(cluster)
         random.shuffle(minions)  # tailers of one topology share them
         self._nodes = [self.master, *minions] if tail_from is Role.MASTER else [*minions, self.master]
+        self._fit = self._nodes
         self._tail_from = tail_from
         self._away: set[str] = set()
         self._lagging: set[str] = set()
@@ -54,10 +55,14 @@ class ClusterSource:
         self._clock = clock
 
     async def run(self, start: Start[T], *, timeout_s: float | None = None) -> T:
-        """Raises StorageUnavailable when no node of the cluster answers."""
-        for node in self._fit():
+        """Raises StorageUnavailable when no node of the cluster answers. `timeout_s`: of a question that may take long;
+        it ends early when another one finds the node away.
+        """
+        for node in self._fit:
             try:
-                return await self._ask(node, start, timeout_s or self._timeout_s)
+                if timeout_s is None:
+                    return await node.run(start, timeout_s=self._timeout_s)
+                return await self._ask_at_length(node, start, timeout_s)
             except StorageUnavailable as error:
                 self._leave_out(node, error)
             except Misconfigured:
@@ -76,12 +81,12 @@ class ClusterSource:
             shown = dict(zip(self._nodes, await asyncio.gather(*map(self._heads_sum, self._nodes)), strict=True))
             self._judge_lag({node.node.name: total for node, total in shown.items() if total is not None})
 
-    def _fit(self) -> list[AsyncNode]:
-        """In the order in which they are asked. A minion that lags is better than none."""
+    def _sort(self) -> None:
+        """Nodes in the order in which they are asked. A minion that lags is better than none."""
         there = [node for node in self._nodes if node.node.name not in self._away]
-        return sorted(there, key=lambda node: node.node.name in self._lagging)
+        self._fit = sorted(there, key=lambda node: node.node.name in self._lagging)
 
-    async def _ask(self, node: AsyncNode, start: Start[T], timeout_s: float) -> T:
+    async def _ask_at_length(self, node: AsyncNode, start: Start[T], timeout_s: float) -> T:
         asked = self._asked[node.node.name]
         try:
             async with asyncio.timeout(None) as cut:
@@ -94,11 +99,12 @@ class ClusterSource:
             raise StorageUnavailable(f"{node.node.name}: another question found it away") from error
 
     def _leave_out(self, node: AsyncNode, error: StorageUnavailable) -> None:
-        """Other questions to the node end now: one may wait ten seconds for cells of a server that hangs."""
+        """Long questions to the node end now: one may wait ten seconds for cells of a server that hangs."""
         name = node.node.name
         if name not in self._away:
             log.warning("reading from the next node of the cluster", away=name, error=str(error))
         self._away.add(name)
+        self._sort()
         waiting, self._asked[name] = self._asked[name], set()
         for cut in waiting:
             cut.reschedule(asyncio.get_running_loop().time())
@@ -115,6 +121,7 @@ class ClusterSource:
             return 0
         if name in self._away:
             self._away.discard(name)
+            self._sort()
             log.info("a node answers again", node=name)
         return position.heads_sum
 
@@ -129,3 +136,4 @@ class ClusterSource:
         for name in lagging - self._lagging:
             log.warning("a node lags and is read last", node=name, behind_s_min=self._lag_max_s, cells=due - sums[name])
         self._lagging = lagging
+        self._sort()

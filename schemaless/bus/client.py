@@ -15,4 +15,5 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
         "bootstrap.servers": bootstrap,
         "reconnect.backoff.max.ms": 500,  # soon back after the broker is
         "log_level": 0,
+        "enable.metrics.push": False,  # nobody asks for them, and a tailer has a client for each partition
     }

@@ -1,0 +1,46 @@
+"""What a published cell costs the tailer, in CPU time, for a short backlog and for a long one: nothing may grow."""
+
+from __future__ import annotations
+
+import time
+
+from bench.cells_log import committed_reader, renew_topics, watch_drain
+from bench.drain import backlog
+from bench.figures import Comparison, Values, at_most
+from bench.filling import fill_ours
+from bench.scale import Scale
+from bench.servers import BenchStack, cpu_seconds, service
+from schemaless.storage.sync_driver import SyncStorage
+from schemaless.tailer_orders import set_paused
+
+SETTLE_S = 6.0
+
+
+def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
+    fill_ours(stack, backlog(scale.cost_cells_few, stack.datastore.shards))
+    few = [_microseconds(stack, scale.cost_cells_few) for _ in range(scale.drains)]
+    fill_ours(stack, backlog(scale.cost_cells_many - scale.cost_cells_few, stack.datastore.shards, seed=5))
+    many = [_microseconds(stack, scale.cost_cells_many) for _ in range(scale.drains)]
+    what = f"CPU time of a published cell, {scale.cost_cells_many:,} cells beside {scale.cost_cells_few:,}"
+    return [Comparison(what, "µs", Values(tuple(many)), Values(tuple(few)), at_most(1.2))]
+
+
+def _microseconds(stack: BenchStack, cells: int) -> float:
+    """Of each cell. The tailer begins while the datastore is paused: its start doesn't count."""
+    datastore = stack.datastore
+    renew_topics(stack.kafka, datastore)
+    _set_paused(stack, True)
+    with (
+        committed_reader(stack.kafka, datastore.progress_topic, datastore.partitions) as reader,
+        service(stack, "tailer", ["tailer"]) as tailer,
+    ):
+        time.sleep(SETTLE_S)
+        before = cpu_seconds(tailer)
+        _set_paused(stack, False)
+        watch_drain(reader, cells)
+        return (cpu_seconds(tailer) - before) / cells * 1e6
+
+
+def _set_paused(stack: BenchStack, paused: bool) -> None:
+    with SyncStorage(stack.topology) as storage:
+        set_paused(storage, stack.datastore.name, paused)
