@@ -124,6 +124,14 @@ class ConsumerSettings(ServiceSettings):
         return split_at_commas(value)
 
 
+class ProbeSettings(ConsumerSettings):
+    """The probe, which runs only where somebody starts it. It finds the API as every client does."""
+
+    probe_period_s: float = 10.0  # each cell stays for ever: 8,640 a day
+    probe_timeout_s: float = 30.0  # a stage that takes longer counts as missed
+    probe_metrics_port: int | None = None  # on loopback; None: only log lines
+
+
 class ClientSettings(BaseSettings):
     """Defaults of `Client()` and of the command line."""
 

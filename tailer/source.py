@@ -72,7 +72,9 @@ class ClusterSource:
         raise StorageUnavailable(f"no node of cluster {self.cluster} answers")
 
     async def ask_master(self, start: Start[T]) -> T:
-        """What no minion can tell. Raises StorageUnavailable."""
+        """What no minion can tell. Raises StorageUnavailable, at once for a master that is known to be away."""
+        if self.master.node.name in self._away:
+            raise StorageUnavailable(f"{self.master.node.name} does not answer")
         return await self.master.run(start, timeout_s=self._timeout_s)
 
     async def check(self) -> None:

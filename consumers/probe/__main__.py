@@ -1,0 +1,26 @@
+"""`python -m consumers.probe --datastore D [--trigger]`: probes one datastore. Runs only where started."""
+
+from __future__ import annotations
+
+import argparse
+
+from consumers.probe.service import ProbeService
+from schemaless.config import ProbeSettings
+from schemaless.consumer_process import run_consumer_process
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m consumers.probe", description="Measures latencies end to end.")
+    parser.add_argument("--datastore", required=True)
+    parser.add_argument("--trigger", action="store_true", help="also wait for a call of a trigger in this process")
+    arguments = parser.parse_args()
+    settings = ProbeSettings()  # type: ignore[call-arg]  # from the environment
+    run_consumer_process(
+        "probe",
+        settings,
+        lambda storage: ProbeService(settings, storage).run(arguments.datastore, triggered=arguments.trigger),
+    )
+
+
+if __name__ == "__main__":
+    main()

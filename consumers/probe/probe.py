@@ -1,0 +1,139 @@
+"""Probe: writes one cell and tells when it was seen where: acknowledged, in the log, in the topic, in an index, at a
+trigger. It only looks from outside, as users do; what it wrote are cells like any others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import TypeVar
+
+from schemaless.bus.arrival import ArrivalWatch
+from schemaless.cell import ColumnName, RowKey, StoredCell
+from schemaless.client.answers import PutAnswer
+from schemaless.client.async_client import AsyncClient
+from schemaless.errors import SchemalessError
+from schemaless.record import Record, decoded
+from schemaless.sharding import shard_of
+from schemaless.topology import Datastore
+
+T = TypeVar("T")
+
+COLUMN = ColumnName("schemaless.probe")
+INDEX = "schemaless_probe"
+ROWS = 64
+"""Row keys that take turns, so that most shards, and all partitions, come to be probed."""
+
+_NAMESPACE = uuid.UUID("5c0e6a1e-0000-5000-8000-70726f626500")
+
+
+class Stage(StrEnum):
+    """What is seen, in the order of the cell's way."""
+
+    ACKNOWLEDGED = "acknowledged"
+    LOGGED = "logged"
+    PUBLISHED = "published"
+    INDEXED = "indexed"
+    TRIGGERED = "triggered"
+
+
+Latencies = Mapping[Stage, float | None]
+"""Seconds since the put was sent; None: not seen in time. Stages that nobody measures are left out."""
+
+
+class Calls:
+    """Calls of the probe's trigger: the one that is expected."""
+
+    def __init__(self) -> None:
+        self._ref_key = -1
+        self._arrived = asyncio.Event()
+
+    def expect(self, ref_key: int) -> None:
+        self._ref_key = ref_key
+        self._arrived.clear()
+
+    def arrived(self, ref_key: int) -> None:
+        if ref_key == self._ref_key:
+            self._arrived.set()
+
+    async def wait(self) -> bool:
+        return await self._arrived.wait()
+
+
+class Probe:
+    """`step` is one cell. Without `calls` no trigger is waited for."""
+
+    def __init__(
+        self, datastore: Datastore, client: AsyncClient, arrivals: ArrivalWatch, calls: Calls | None, timeout_s: float
+    ) -> None:
+        self._datastore = datastore
+        self._client = client
+        self._arrivals = arrivals
+        self._arrivals_thread = ThreadPoolExecutor(1, thread_name_prefix="arrivals")
+        self._calls = calls
+        self._timeout_s = timeout_s
+
+    async def step(self) -> Latencies:
+        """Raises what the put raises."""
+        ref_key = time.time_ns() // 1000
+        row_key = uuid.uuid5(_NAMESPACE, str(ref_key % ROWS))
+        indexed = await self._has_index()
+        await self._look_forward(row_key, ref_key)
+        began = time.perf_counter()
+        answer = await self._client.put_cell(row_key, COLUMN, ref_key, {"row": str(row_key), "sent_us": ref_key})
+        acknowledged = time.perf_counter() - began
+        seen = {Stage.LOGGED: self._logged(answer), Stage.PUBLISHED: self._published(row_key, ref_key)}
+        if indexed:
+            seen[Stage.INDEXED] = self._indexed(answer)
+        if self._calls is not None:
+            seen[Stage.TRIGGERED] = self._calls.wait()
+        latencies = await asyncio.gather(*(self._timed(began, each) for each in seen.values()))
+        return {Stage.ACKNOWLEDGED: acknowledged, **dict(zip(seen, latencies, strict=True))}
+
+    async def _look_forward(self, row_key: uuid.UUID, ref_key: int) -> None:
+        """Whatever comes from now on is noticed, also before the put is answered."""
+        partition = self._datastore.partition(shard_of(RowKey(row_key.bytes), self._datastore.shards))
+        await self._in_thread(lambda: self._arrivals.begin(partition))
+        if self._calls is not None:
+            self._calls.expect(ref_key)
+
+    async def _timed(self, began: float, seen: Awaitable[bool]) -> float | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return time.perf_counter() - began if await seen else None
+        except (TimeoutError, SchemalessError):
+            return None
+
+    async def _published(self, row_key: uuid.UUID, ref_key: int) -> bool:
+        return await self._in_thread(lambda: self._arrivals.wait(_is(row_key, ref_key), self._timeout_s))
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._arrivals_thread, call)
+
+    async def _logged(self, answer: PutAnswer) -> bool:
+        """A buffered cell has no place in the log yet."""
+        if answer.added_id is None:
+            return False
+        page = await self._client.get_cells_for_shard(answer.shard, answer.added_id - 1, 1)
+        return any(cell.added_id == answer.added_id for cell in page.cells)
+
+    async def _indexed(self, answer: PutAnswer) -> bool:
+        wait_s = round(min(30.0, self._timeout_s))
+        found = await self._client.index(INDEX).query(row=answer.row_key, after=answer.location, wait=wait_s)
+        return answer.location is not None and len(found.entries) > 0
+
+    async def _has_index(self) -> bool:
+        indexes = (await self._client.document("/indexes"))["indexes"]
+        return any(index["name"] == INDEX and index["state"] == "active" for index in indexes)
+
+
+def _is(row_key: uuid.UUID, ref_key: int) -> Callable[[Record], bool]:
+    def is_wanted(record: Record) -> bool:
+        cell = decoded(record)
+        return isinstance(cell, StoredCell) and (cell.row_key, cell.ref_key) == (row_key.bytes, ref_key)
+
+    return is_wanted

@@ -1,0 +1,97 @@
+"""The probe's process: a cell each period, its latencies as a log line and, with a port, for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from consumers.probe.probe import COLUMN, Calls, Latencies, Probe
+from consumers.program import Program
+from consumers.service import ProgramService
+from schemaless.bus.arrival import ArrivalWatch
+from schemaless.checkpoints import StartAt
+from schemaless.client.async_client import AsyncClient
+from schemaless.config import ProbeSettings
+from schemaless.datastores import Catalogue
+from schemaless.errors import SchemalessError
+from schemaless.storage.async_driver import AsyncStorage
+from schemaless.topology import Datastore
+from schemaless.trigger import TriggerCell, trigger, triggers_of
+
+log = structlog.get_logger()
+
+PROGRAM = "schemaless_probe"
+
+
+class ProbeService:
+    def __init__(self, settings: ProbeSettings, storage: AsyncStorage) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._metrics = ProbeMetrics(settings.probe_metrics_port)
+
+    async def run(self, name: str, *, triggered: bool) -> None:
+        """Until cancelled. With a trigger its first cells may be missed: it joins its group meanwhile."""
+        datastore = await Catalogue(self._storage).datastore(name)
+        settings = self._settings
+        calls = Calls() if triggered else None
+        async with AsyncExitStack() as opened:
+            client = await opened.enter_async_context(AsyncClient(datastore=name))
+            arrivals = opened.enter_context(ArrivalWatch(settings.kafka, datastore.topic))
+            tasks = await opened.enter_async_context(asyncio.TaskGroup())
+            if calls is not None:
+                program = ProgramService(settings, self._storage, probe_program(calls), StartAt.END)
+                tasks.create_task(program.run(name))
+            tasks.create_task(
+                self._probe(datastore, Probe(datastore, client, arrivals, calls, settings.probe_timeout_s))
+            )
+
+    async def _probe(self, datastore: Datastore, probe: Probe) -> None:
+        while True:
+            try:
+                latencies = await probe.step()
+            except SchemalessError as error:
+                log.warning("the probe could not write", datastore=datastore.name, error=str(error))
+                self._metrics.failed(datastore.name)
+            else:
+                shown = {f"{stage}_ms": None if s is None else round(s * 1000, 1) for stage, s in latencies.items()}
+                log.info("probe", datastore=datastore.name, **shown)
+                self._metrics.seen(datastore.name, latencies)
+            await asyncio.sleep(self._settings.probe_period_s)
+
+
+class ProbeMetrics:
+    """`schemaless_probe_seconds{datastore, stage}` of the last cell, and what was missed; on a port, if any."""
+
+    def __init__(self, port: int | None) -> None:
+        registry = CollectorRegistry()
+        self._seconds = Gauge(
+            "schemaless_probe_seconds", "From put to stage.", ["datastore", "stage"], registry=registry
+        )
+        self._missed = Counter(
+            "schemaless_probe_missed", "Not seen in time.", ["datastore", "stage"], registry=registry
+        )
+        if port is not None:
+            start_http_server(port, addr="127.0.0.1", registry=registry)
+
+    def seen(self, datastore: str, latencies: Latencies) -> None:
+        for stage, seconds in latencies.items():
+            if seconds is None:
+                self._missed.labels(datastore, stage).inc()
+            else:
+                self._seconds.labels(datastore, stage).set(seconds)
+
+    def failed(self, datastore: str) -> None:
+        self._missed.labels(datastore, "acknowledged").inc()
+
+
+def probe_program(calls: Calls) -> Program:
+    """A trigger on the reserved column, in this process."""
+
+    @trigger(column=COLUMN)
+    async def arrived(cell: TriggerCell) -> None:
+        calls.arrived(cell.ref_key)
+
+    return Program(PROGRAM, {COLUMN: triggers_of({"arrived": arrived})})
