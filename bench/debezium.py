@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from bench import plain_tier
@@ -125,6 +125,15 @@ class Peer:
         wanted = [NewTopic(name, 1, 1) for name in (*self.topics, self._prefix, f"{self._prefix}-{HISTORY_TOPIC}")]
         for created in self._admin.create_topics(wanted).values():
             created.result(30)
+        while not self._have_leaders():
+            time.sleep(POLL_S)
+
+    def _have_leaders(self) -> bool:
+        try:
+            self.records()
+        except KafkaException:
+            return False
+        return True
 
     def _worker(self, port: int) -> dict[str, str]:
         return {

@@ -76,8 +76,9 @@ def effects(folder: Path, scale: Scale) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
         rows = latency.measure(stack, scale)
     notes = (
-        f"{latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s and as many index queries; API, tailer, "
-        "indexer, one trigger program, broker and two masters on this machine."
+        f"{latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s, after {scale.warm_up_s:.0f} s of the same; "
+        "after every fourth the index is asked. API, tailer, indexer, one trigger program, broker and two masters on "
+        "this machine."
     )
     return [Section("From a put to its effects", notes, rows)]
 
