@@ -31,7 +31,7 @@ def _microseconds(stack: BenchStack, cells: int) -> float:
     renew_topics(stack.kafka, datastore)
     _set_paused(stack, True)
     with (
-        committed_reader(stack.kafka, datastore.progress_topic, datastore.partitions) as reader,
+        committed_reader(stack.kafka, [datastore.progress_topic], datastore.partitions) as reader,
         service(stack, "tailer", ["tailer"]) as tailer,
     ):
         time.sleep(SETTLE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +14,7 @@ from bench.raw_kafka import Record
 from schemaless.bus.topics import ensure_topics
 from schemaless.topology import Datastore
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ def watch_drain(progress_reader: Consumer, cells: int) -> Drain:
 def read_records(bootstrap: str, datastore: Datastore, cells: int) -> list[Record]:
     """Every record of the cells topic. Raises AssertionError when there are more or fewer than `cells`."""
     records: list[Record] = []
-    with committed_reader(bootstrap, datastore.topic, datastore.partitions) as reader:
+    with committed_reader(bootstrap, [datastore.topic], datastore.partitions) as reader:
         while messages := reader.consume(10_000, 3.0):
             records += [(m.partition(), m.key(), m.value(), m.timestamp()[1]) for m in messages]  # type: ignore[misc]
     assert len(records) == cells, f"{cells} cells in MySQL, {len(records)} records in the topic"
     return records
 
 
-def committed_reader(bootstrap: str, topic: str, partitions: int) -> Consumer:
-    """Reads all partitions from their beginning, committed records only."""
+def committed_reader(bootstrap: str, topics: Sequence[str], partitions: int) -> Consumer:
+    """Reads all partitions of each topic from their beginning, committed records only."""
     reader = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -79,5 +80,5 @@ def committed_reader(bootstrap: str, topic: str, partitions: int) -> Consumer:
             "isolation.level": "read_committed",
         }
     )
-    reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
+    reader.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for topic in topics for n in range(partitions)])
     return reader

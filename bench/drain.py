@@ -58,7 +58,7 @@ def tail_rate(stack: BenchStack, cells: int) -> float:
     """Timed from the first progress that a committed reader sees to the last."""
     datastore = stack.datastore
     renew_topics(stack.kafka, datastore)
-    with committed_reader(stack.kafka, datastore.progress_topic, datastore.partitions) as reader:
+    with committed_reader(stack.kafka, [datastore.progress_topic], datastore.partitions) as reader:
         reader.poll(1.0)  # connected before there is anything to see
         with service(stack, "tailer", ["tailer"]):
             return watch_drain(reader, cells).rate

@@ -102,7 +102,7 @@ def _awakenings(stack: BenchStack, count: int) -> list[float]:
     """In milliseconds."""
     datastore = stack.datastore
     with (
-        committed_reader(stack.kafka, datastore.topic, datastore.partitions) as reader,
+        committed_reader(stack.kafka, [datastore.topic], datastore.partitions) as reader,
         SyncStorage(stack.topology) as storage,
     ):
         reader.poll(1.0)  # connected before there is anything to see

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.cells_log import committed_reader
 from bench.figures import Figure, Floor, Values, at_most, percentile
 from bench.paced import Put, put_paced
 from bench.scale import Scale
 from bench.servers import DATASTORE, BenchStack, our_api, service
 from bench.trips import TripMaker
+from bench.visible import SETTLE_TIMEOUT_S, settled, visible_records
 
 PUTS_PER_S = 200
-SETTLE_TIMEOUT_S = 60.0
 P50_FLOOR = at_most(50.0)
 INDEX = "by_driver"
 DEFINITION = {
@@ -42,10 +40,10 @@ def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
     with our_api(stack) as port, _effects(stack, port) as (records, trigger_log):
         _wait_for_index(port)
         warm_up = put_paced(port, trips.make(round(scale.warm_up_s * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
-        _settled(lambda: _calls(trigger_log), warm_up)
+        settled(lambda: _calls(trigger_log), _row_keys(warm_up))
         puts = put_paced(port, trips.make(round(scale.latency_s * PUTS_PER_S)), puts_per_s=PUTS_PER_S, index=INDEX)
-        calls = _settled(lambda: _calls(trigger_log), puts)
-        visible = _settled(lambda: records, puts)
+        calls = settled(lambda: _calls(trigger_log), _row_keys(puts))
+        visible = settled(lambda: records, _row_keys(puts))
     return [
         *_figures("put → acknowledged", [put.acknowledged - put.sent for put in puts]),
         *_figures("acknowledged → record visible", _since_acknowledged(puts, visible), P50_FLOOR),
@@ -69,7 +67,7 @@ def _effects(stack: BenchStack, port: int) -> Iterator[tuple[Mapping[str, float]
         service(
             stack, "consumers", ["consumers", "bench.stamp_trigger", "--datastore", stack.datastore.name], hosts
         ) as consumers,
-        _visible_records(stack) as records,
+        visible_records(stack.kafka, [stack.datastore.topic], stack.datastore.partitions) as records,
     ):
         yield records, consumers.log
 
@@ -97,39 +95,6 @@ def _index_call(port: int, method: str, payload: str | None = None) -> dict[str,
     return json.loads(text)  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _visible_records(stack: BenchStack) -> Iterator[Mapping[str, float]]:
-    """Moments at which a committed reader got each record, by key."""
-    seen: dict[str, float] = {}
-    stopping = threading.Event()
-
-    def read() -> None:
-        with committed_reader(stack.kafka, stack.datastore.topic, stack.datastore.partitions) as reader:
-            while not stopping.is_set():
-                message = reader.poll(0.1)
-                key = message.key() if message is not None and not message.error() else None
-                if key:
-                    seen.setdefault(key.decode(), time.monotonic())
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stopping.set()
-        thread.join()
-
-
-def _settled(moments: Callable[[], Mapping[str, float]], puts: Sequence[Put]) -> Mapping[str, float]:
-    """The moments once there is one for every put. Raises TimeoutError."""
-    deadline = time.monotonic() + SETTLE_TIMEOUT_S
-    while missing := {put.row_key for put in puts} - moments().keys():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(missing)} of {len(puts)} puts had no effect after {SETTLE_TIMEOUT_S:.0f} s")
-        time.sleep(0.5)
-    return moments()
-
-
 def _calls(log: Path) -> Mapping[str, float]:
     """First call for each row, from what the trigger program printed."""
     calls: dict[str, float] = {}
@@ -138,6 +103,10 @@ def _calls(log: Path) -> Mapping[str, float]:
             case ["called", row_key, moment]:
                 calls.setdefault(row_key, float(moment))
     return calls
+
+
+def _row_keys(puts: Sequence[Put]) -> list[str]:
+    return [put.row_key for put in puts]
 
 
 def _since_acknowledged(puts: Sequence[Put], moments: Mapping[str, float]) -> list[float]:

@@ -32,7 +32,7 @@ class Put:
     indexed: float | None
 
 
-def put_paced(port: int, trips: Sequence[Trip], *, puts_per_s: float, index: str) -> list[Put]:
+def put_paced(port: int, trips: Sequence[Trip], *, puts_per_s: float, index: str | None = None) -> list[Put]:
     """Puts every trip at its moment, and asks `index` for the entry of every fourth right after the answer."""
     begin = time.monotonic() + 0.1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import batches, cell_cost, drain, idle, latency, peer_drain, puts, reads
+from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads
 from bench.report import Section
 from bench.scale import MANY_SHARDS, PARTITIONS, PEER_SHARDS, Scale
 from bench.servers import service, storage_stack
@@ -13,6 +13,7 @@ from schemaless.stack.local import running_broker
 
 Suite = Callable[[Path, Scale], list[Section]]
 
+BOTH = ("a", "b")
 _PUTS = (
     "Single puts over HTTP, bodies of about 300 bytes, one API process, masters durable at commit. Beside it: a plain "
     "FastAPI + PyMySQL tier (`bench/plain_tier.py`) under the same uvicorn settings and the same load. Batches: beside "
@@ -31,13 +32,13 @@ def one_copy(folder: Path, scale: Scale) -> list[Section]:
 
 
 def two_copies(folder: Path, scale: Scale) -> list[Section]:
-    with storage_stack(folder, ("a", "b")) as stack:
+    with storage_stack(folder, BOTH) as stack:
         rows = [*puts.measure(stack, scale, floors=True), *batches.measure(stack, scale, floors=True)]
     return [Section("Writes with one secondary", f"Two masters, both sides write durably to both. {_PUTS}", rows)]
 
 
 def with_minions(folder: Path, scale: Scale) -> list[Section]:
-    with storage_stack(folder, ("a", "b"), minions=1) as stack, service(stack, "cleaner", ["api.cleaner"]):
+    with storage_stack(folder, BOTH, minions=1) as stack, service(stack, "cleaner", ["api.cleaner"]):
         rows = [
             *puts.measure(stack, scale, floors=False),
             *batches.measure(stack, scale, floors=False),
@@ -48,7 +49,7 @@ def with_minions(folder: Path, scale: Scale) -> list[Section]:
 
 
 def tail_drain(folder: Path, scale: Scale) -> list[Section]:
-    with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         drained = drain.measure(stack, scale)
     notes = (
         f"{scale.cells_drained:,} cells, stored bodies of about 300 bytes, already in MySQL (two masters, 64 shards, 8 "
@@ -72,8 +73,22 @@ def beside_debezium(folder: Path, scale: Scale) -> list[Section]:
     return [Section("Beside Debezium", notes, rows)]
 
 
+def log_beside_debezium(folder: Path, scale: Scale) -> list[Section]:
+    with (
+        running_broker(folder / "kafka") as kafka,
+        storage_stack(folder, ("a",), shards=PEER_SHARDS, kafka=kafka) as stack,
+    ):
+        rows = log_latency.measure(stack, scale)
+    notes = (
+        f"{log_latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s, one server, {PEER_SHARDS} shards; in "
+        "turns one tailer process or one Debezium connector that polls every 10 ms. API, broker and server on this "
+        "machine."
+    )
+    return [Section("From a put to its record", notes, rows)]
+
+
 def effects(folder: Path, scale: Scale) -> list[Section]:
-    with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = latency.measure(stack, scale)
     notes = (
         f"{latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s, after {scale.warm_up_s:.0f} s of the same; "
@@ -85,11 +100,11 @@ def effects(folder: Path, scale: Scale) -> list[Section]:
 
 def idle_tailer(folder: Path, scale: Scale) -> list[Section]:
     few, many = folder / "few", folder / "many"
-    with running_broker(few / "kafka") as kafka, storage_stack(few, ("a", "b"), kafka=kafka) as stack:
+    with running_broker(few / "kafka") as kafka, storage_stack(few, BOTH, kafka=kafka) as stack:
         beside = idle.measure_idle(stack, scale)
     with (
         running_broker(many / "kafka") as kafka,
-        storage_stack(many, ("a", "b"), shards=MANY_SHARDS, kafka=kafka) as stack,
+        storage_stack(many, BOTH, shards=MANY_SHARDS, kafka=kafka) as stack,
     ):
         rows = idle.measure(stack, beside, scale)
     notes = f"One tailer process over two masters, {PARTITIONS} partitions, nothing written for {scale.idle_s:.0f} s."
@@ -97,7 +112,7 @@ def idle_tailer(folder: Path, scale: Scale) -> list[Section]:
 
 
 def cost_of_a_cell(folder: Path, scale: Scale) -> list[Section]:
-    with running_broker(folder / "kafka") as kafka, storage_stack(folder, ("a", "b"), kafka=kafka) as stack:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = cell_cost.measure(stack, scale)
     return [Section("Cost of a published cell", "One tailer process, from its first transaction to its last.", rows)]
 
@@ -110,5 +125,6 @@ SUITES: Mapping[str, Suite] = {
     "cell-cost": cost_of_a_cell,
     "latency": effects,
     "debezium": beside_debezium,
+    "log": log_beside_debezium,
     "with-minions": with_minions,
 }
