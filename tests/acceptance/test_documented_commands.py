@@ -1,0 +1,108 @@
+"""The commands and the example of the README, and the commands of the docs, as they stand there, on the whole stack."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemaless import Client
+from schemaless.config import StackSettings
+from schemaless.stack import embedded
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"^(?: {4})?(?:\.venv/bin/)?schemaless (?P<arguments>[a-z].*)$", re.MULTILINE)
+TRIP = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
+FLIGHT = {"tailnum": "N14228", "time_hour": "2013-01-01T05:00:00Z", "carrier": "UA", "flight": 1545}
+OFFSETS = {"3:1000": "3:0"}  # of a topic as short as a test's
+FIRST = ("index create", "index wait")
+LAST = ("tail", "triggers status", "triggers resume")
+FOLLOWS_S = 6.0
+
+pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
+
+
+def documented() -> list[list[str]]:
+    """Arguments of each command once, in the order of the pages, but what others need first or last."""
+    found = [match["arguments"] for page in PAGES for match in COMMAND.finditer(page.read_text())]
+    commands = dict.fromkeys(text.partition("#")[0].strip() for text in found)
+    ordered = sorted(commands, key=lambda text: (not text.startswith(FIRST), text.startswith(LAST)))
+    return [[OFFSETS.get(word, word) for word in shlex.split(text)] for text in ordered]
+
+
+def follows(arguments: list[str]) -> bool:
+    return (
+        arguments[:2] == ["triggers", "run"]
+        or "--follow" in arguments
+        or (arguments[0] == "tail" and "--no-follow" not in arguments)
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A stack with all its services, in a folder with what the pages say is there."""
+    folder = tmp_path_factory.mktemp("documented")
+    settings = StackSettings(home=folder / "home")
+    try:
+        embedded.up(settings)
+        shutil.copytree(ROOT / "examples", folder / "examples")
+        shutil.copy(ROOT / "examples" / "flights_by_tailnum.yaml", folder / "by_tail.yaml")
+        run(folder, ["datastore", "create", "flights", "--shards", "64", "--partitions", "8"])
+        with Client(hosts(folder), datastore="flights") as client:
+            client.put_cell(TRIP, "BASE", 1, FLIGHT)
+        with Client(hosts(folder), datastore="mezzanine") as client:
+            client.put_cell(TRIP, "BASE", 1, {"driver": "d-17"})
+        yield folder
+    finally:
+        embedded.down(settings)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def hosts(folder: Path) -> list[str]:
+    return json.loads((folder / "home" / "endpoints.json").read_bytes())["api"]
+
+
+def begin(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    env = {**os.environ, "SCHEMALESS_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "schemaless", *arguments]
+    return subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(folder: Path, arguments: list[str]) -> None:
+    process = begin(folder, arguments)
+    output = process.communicate(timeout=60)
+    assert process.returncode == 0, (arguments, output)
+
+
+def test_every_documented_command_does_what_it_is_shown_for(home: Path) -> None:
+    """STYLE: what a page shows runs, and ends with 0; what follows the log ends with 0 when it is interrupted."""
+    commands = documented()
+    assert len(commands) > 25, commands
+    following = [(arguments, begin(home, arguments)) for arguments in commands if follows(arguments)]
+    time.sleep(FOLLOWS_S)
+    for arguments in commands:
+        if not follows(arguments):
+            run(home, arguments)
+    for arguments, process in following:
+        if process.poll() is None or "--limit" not in arguments:
+            assert process.poll() is None, (arguments, process.communicate())
+            process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=30)
+        assert process.returncode == 0, (arguments, output)
+
+
+def test_the_readme_example_runs(home: Path) -> None:
+    """The first thing that people copy."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = example.replace("http://127.0.0.1:8000", hosts(home)[0]).replace(TRIP, TRIP.replace("5b1d", "6c2e"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
