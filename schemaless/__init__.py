@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from schemaless.trigger import Park, Retry, Skip, Stop, trigger  # at once: its module has the function's name
 
 if TYPE_CHECKING:
+    from schemaless.bus.faust_app import faust_app
+    from schemaless.bus.faust_cells import cells_topic, each_cell
     from schemaless.bus.subscriber import Subscriber
     from schemaless.cell import StoredCell
     from schemaless.client.async_client import AsyncClient
@@ -43,8 +45,11 @@ __all__ = [
     "Stop",
     "StoredCell",
     "Subscriber",
+    "cells_topic",
     "decode_body",
     "decode_record",
+    "each_cell",
+    "faust_app",
     "trigger",
 ]
 
@@ -63,6 +68,9 @@ _HOMES = {
     "SchemalessError": ("schemaless.errors", "SchemalessError"),
     "StoredCell": ("schemaless.cell", "StoredCell"),
     "Subscriber": ("schemaless.bus.subscriber", "Subscriber"),
+    "cells_topic": ("schemaless.bus.faust_cells", "cells_topic"),
+    "each_cell": ("schemaless.bus.faust_cells", "each_cell"),
+    "faust_app": ("schemaless.bus.faust_app", "faust_app"),
     "decode_body": ("schemaless.codec", "decode_body"),
     "decode_record": ("schemaless.record", "decode_record"),
 }

@@ -90,6 +90,7 @@ class FollowedShards:
         self._partitions = partitions
         self._shards: dict[int, _Shard] = {}
         self._offsets: dict[int, int] = {}
+        self._begun: dict[int, None] = {}  # shards with a run, in order
 
     def begin(
         self, partition: int, offset: int, locations: Mapping[int, Location], heads: Mapping[int, Location]
@@ -174,6 +175,7 @@ class FollowedShards:
                 return
             verdict = judge(shard.at, cell)
         if verdict is Verdict.NEXT:
+            self._begun[cell.shard] = None
             shard.take([cell])
         elif verdict is Verdict.REPEATED:
             self.counts.duplicates += 1
@@ -220,14 +222,15 @@ class FollowedShards:
         yield from self._flush(number, shard)
 
     def _give_out(self, ends: Mapping[int, int]) -> Steps:
-        """The runs of some partitions. The last one of each partition carries its new offset."""
-        for partition, end in ends.items():
-            runs = [(n, shard) for n, shard in self._shards.items() if shard.partition == partition and shard.run]
-            for number, shard in runs[:-1]:
-                yield from self._flush(number, shard)
-            self._offsets[partition] = end
-            for number, shard in runs[-1:]:
-                yield from self._flush(number, shard)
+        """The runs that the topic has begun. The last one of each partition carries its new offset."""
+        begun, self._begun = self._begun, {}
+        runs = [(number, shard) for number in begun if (shard := self._shards.get(number)) is not None and shard.run]
+        last = {shard.partition: number for number, shard in runs}
+        for number, shard in runs:
+            if last[shard.partition] == number:
+                self._offsets[shard.partition] = ends[shard.partition]
+            yield from self._flush(number, shard)
+        self._offsets.update(ends)
 
     def _flush(self, number: int, shard: _Shard) -> Steps:
         if shard.run:

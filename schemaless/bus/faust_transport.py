@@ -1,14 +1,8 @@
-"""Faust as a transport: a member of a group gets raw records of its partitions, in order. The only importer of Faust.
+"""Faust as a transport: a member of a group gets raw records of its partitions, in order.
 
-Faust's own acknowledgements lose and stall on transactional topics, so three of its parts are replaced (measured on
-faust-streaming 0.15.3; `tests/integration/test_faust_transport.py` holds them to it):
-
-- reading is `read_committed`, which Faust offers only together with exactly_once;
-- what was acknowledged last is committed, whatever offsets lie between: right because each partition is acknowledged
-  in order, here, and offsets are a hint anyway (I9);
-- the records of a partition that one fetch brought travel as one event, not as one each.
-
-An agent only hands events over to the partition's lane; no exception leaves it (CrashingSupervisor ends the process).
+What is wrong with Faust's own reading and acknowledging is corrected in schemaless/bus/faust_app.py. Here, the records
+of a partition that one fetch brought travel as one event, not as one each. An agent only hands events over to the
+partition's lane; no exception leaves it (CrashingSupervisor ends the process).
 """
 
 from __future__ import annotations
@@ -17,22 +11,20 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import faust
 import structlog
-from faust.transport.drivers import aiokafka as driver
 from faust.transport.utils import DefaultSchedulingStrategy
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
+from schemaless.bus.faust_app import CorrectedApp, CorrectedConsumer, CorrectedTransport, settings_of
 from schemaless.errors import BusUnavailable
 from schemaless.record import Record
 
 log = structlog.get_logger()
 
 _LANE_EVENTS_MAX = 4  # fetched batches of a partition that wait for their turn; then the agent waits
-_BUFFERED_EVENTS_MAX = 16  # in Faust's own queue
-_FETCH_BYTES = 1 << 20  # of one partition: with the two above, what bounds memory
+_BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with the one above and a fetch's size, what bounds memory
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
 
@@ -54,49 +46,22 @@ class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no
         return ((tp, found) for tp, found in records.items() if found)
 
 
-class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
-    def _create_worker_consumer(self, transport: Any) -> Any:
-        consumer = super()._create_worker_consumer(transport)
-        consumer._isolation_level = "read_committed"
-        return consumer
-
-
-class _InOrderConsumer(driver.Consumer):  # type: ignore[misc]
-    def _new_consumer_thread(self) -> _ReadCommittedThread:
-        return _ReadCommittedThread(self, loop=self.loop, beacon=self.beacon)
-
+class _BatchConsumer(CorrectedConsumer):
     def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
         """A batch becomes one message, with the offset of its last record."""
-        last = record[-1]
-        message = super()._to_message(tp, last)
+        message = super()._to_message(tp, record[-1])
         message.key = None
         message.value = tuple([_record(found) for found in record])
         return message
 
-    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
-        """Offsets without a record (transaction markers, aborted ones) need no book-keeping."""
 
-    def verify_event_path(self, now: float, tp: TP) -> None:
-        """Faust's own watch calls every idle partition stuck; heads tell us better what didn't come."""
-
-    def _new_offset(self, tp: TP) -> int | None:
-        acked = self._acked[tp]
-        if not acked:
-            return None
-        newest = max(acked) + 1
-        acked.clear()
-        self._acked_index[tp].clear()
-        committed = self._committed_offset[tp]
-        return newest if committed is None or newest > committed else None
+class _BatchTransport(CorrectedTransport):
+    Consumer = _BatchConsumer
 
 
-class _InOrderTransport(driver.Transport):  # type: ignore[misc]
-    Consumer = _InOrderConsumer
-
-
-class _App(faust.App):  # type: ignore[misc]
-    def _new_transport(self) -> _InOrderTransport:
-        return _InOrderTransport(self.conf.broker_consumer, self)
+class _App(CorrectedApp):
+    def _new_transport(self) -> _BatchTransport:
+        return _BatchTransport(self.conf.broker_consumer, self)
 
 
 class _Lane:
@@ -185,26 +150,12 @@ class FaustTransport:
 
 
 def _app(bootstrap: str, group: str) -> _App:
-    """Settings: what each prevents is told in docs/triggers.md."""
-    return _App(
-        group,
-        broker=[f"kafka://{host}" for host in bootstrap.split(",")],
-        processing_guarantee="at_least_once",
-        store="memory://",
-        web_enabled=False,
-        topic_allow_declare=False,
-        topic_disable_leader=True,
-        consumer_auto_offset_reset="latest",  # history is read from MySQL, up to where the topic is met
-        consumer_max_fetch_size=_FETCH_BYTES,
-        ConsumerScheduler=_Batches,
-        broker_commit_interval=1.0,
-        broker_max_poll_interval=86_400.0,  # an idle or waiting member must not leave the group
-        broker_session_timeout=10.0,  # how long the partitions of a killed member wait
-        broker_heartbeat_interval=3.0,
-        stream_buffer_maxsize=_BUFFERED_EVENTS_MAX,
-        stream_wait_empty=True,
-        agent_supervisor=CrashingSupervisor,
-    )
+    ours = {
+        "consumer_auto_offset_reset": "latest",  # history is read from MySQL, up to where the topic is met
+        "ConsumerScheduler": _Batches,
+        "stream_buffer_maxsize": _BUFFERED_EVENTS_MAX,
+    }
+    return _App(group, **(settings_of(bootstrap) | ours))
 
 
 def _record(found: Any) -> Record:

@@ -15,7 +15,7 @@ from schemaless.bus.reader import Span
 from schemaless.bus.topic_seat import TopicSeat
 from schemaless.cell import StoredCell
 from schemaless.client.client import Client
-from schemaless.errors import Misconfigured, Unavailable
+from schemaless.errors import Invalid, Misconfigured, Unavailable
 from schemaless.followed_shards import Counts, FollowedShards, LogAnswer, ReadLog, Steps
 from schemaless.location import BEGINNING, Location
 from schemaless.position import Batch, Position
@@ -76,9 +76,15 @@ class Subscriber:
         self._stopped = False
         self._seat = TopicSeat(kafka, f"schemaless.{datastore}.cells", group, self._end)
         known = self._seat.partitions()
+        wanted = known if partitions is None else partitions
+        if not set(wanted) <= set(known):
+            raise Invalid("partitions", f"must be from 0 to {len(known) - 1}")
+        shards = len(self._history.heads())
+        if shards % len(known):
+            raise Misconfigured(f"{len(known)} partitions of the topic do not divide {shards} shards of {datastore}")
         self._partition_count = len(known)
-        self._shards = FollowedShards(len(self._history.heads()), len(known))
-        self._seat.join(known if partitions is None else partitions)
+        self._shards = FollowedShards(shards, len(known))
+        self._seat.join(wanted)
 
     @property
     def counts(self) -> Counts:

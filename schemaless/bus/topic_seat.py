@@ -152,5 +152,6 @@ def _settings(bootstrap: str, group: str | None) -> dict[str, Any]:
     return settings | {
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": _SESSION_TIMEOUT_S * 1000,
+        "heartbeat.interval.ms": 1000,  # how soon a member hears that partitions move
         "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
     }

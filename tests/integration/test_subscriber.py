@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_END
 
 from schemaless import Client, Subscriber, decode_body
 from schemaless.bus.topics import ensure_topics
-from schemaless.errors import Misconfigured, NotFound, Unavailable
+from schemaless.errors import Invalid, Misconfigured, NotFound, Unavailable
 from schemaless.location import Location
 from tests.consumer_harness import heads
 from tests.integration.test_tailer import open_generation
@@ -104,8 +104,8 @@ async def test_history_goes_over_to_the_topic_while_cells_are_written(
 ):
     """I9: six writers, a subscriber that begins in the middle: each cell once, in order, with its body."""
     await asyncio.to_thread(put_and_wait, storage, kafka, datastore, 4)  # the tailer runs
-    writing = asyncio.create_task(write_for(async_storage, datastore, seconds=2.5))
-    await asyncio.sleep(0.7)
+    writing = asyncio.create_task(write_for(async_storage, datastore, seconds=1.5))
+    await asyncio.sleep(0.5)
     subscriber = follow(history=history, look_pause_s=5.0)
     kept = Kept()
     while not writing.done():
@@ -268,9 +268,12 @@ def test_hosts_that_do_not_answer_are_told_and_nothing_is_lost(storage, kafka, d
 
 
 def test_what_can_not_be_followed_is_refused(api, kafka, datastore):
-    """No such datastore; a group without a way to find positions."""
+    """No such datastore or partition; a group without a way to find positions."""
     hosts = [f"http://127.0.0.1:{api.port}"]
     with Client(hosts, datastore="nobody") as client, pytest.raises(NotFound):
         Subscriber(kafka, "nobody", client=client)
-    with Client(hosts, datastore=datastore.name) as client, pytest.raises(Misconfigured, match="positions"):
-        Subscriber(kafka, datastore.name, client=client, group="g")
+    with Client(hosts, datastore=datastore.name) as client:
+        with pytest.raises(Misconfigured, match="positions"):
+            Subscriber(kafka, datastore.name, client=client, group="g")
+        with pytest.raises(Invalid, match="from 0 to 1"):
+            Subscriber(kafka, datastore.name, client=client, partitions=[2])

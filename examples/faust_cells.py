@@ -1,0 +1,41 @@
+"""faust_cells: a Faust agent on the cells of a datastore: notes each one as `column, row key, location` in a file.
+
+    SCHEMALESS_KAFKA=127.0.0.1:9092 CELLS_DIR=/tmp/cells python -m examples.faust_cells worker --loglevel warning
+
+A cell comes at least once: after a crash some come again, under the same location. Run it under a supervisor: an agent
+that raises ends the process, and the cell that it was at comes first when it is started again.
+
+    DATASTORE   default: mezzanine
+    CELLS_DIR   folder of the lines (examples/call_log.py)
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from examples.call_log import CallLog
+from schemaless import cells_topic, each_cell, faust_app
+
+datastore = os.environ.get("DATASTORE", "mezzanine")
+notes = CallLog(Path(os.environ.get("CELLS_DIR", "cells")))
+app = faust_app(
+    f"{datastore}.notes",
+    os.environ.get("SCHEMALESS_KAFKA", "127.0.0.1:9092"),
+    broker_session_timeout=6.0,  # how long the partitions of a killed process wait
+    broker_heartbeat_interval=2.0,
+)
+topic = cells_topic(app, datastore)
+
+
+@app.agent(topic)
+async def note(stream: Any) -> None:
+    async for cell in each_cell(stream):
+        location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
+        notes.add(cell.column_name, str(uuid.UUID(bytes=cell.row_key)), location)
+
+
+if __name__ == "__main__":
+    app.main()

@@ -1,0 +1,120 @@
+"""A Faust app whose reading and acknowledging are corrected for transactional topics. Made for one exact release.
+
+Measured on faust-streaming 0.15.3; `tests/integration/test_faust_transport.py` and `test_faust_cells.py` hold it to it:
+
+- reading is `read_committed`, which Faust offers only together with exactly_once;
+- what is committed is the offset behind the longest run of acknowledged records from where it began, whatever offsets
+  lie between them: Faust's own book-keeping stops at every transaction marker, and skips one record now and then.
+
+What each setting prevents is told in docs/triggers.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+import faust
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+from faust.types.tuples import ConsumerMessage
+from mode.supervisors import CrashingSupervisor
+
+_BUFFERED_EVENTS_MAX = 1000  # in Faust's own queue, with the next one what bounds memory
+_FETCH_BYTES = 1 << 20  # of one partition
+
+
+class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types for mypy
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        consumer._isolation_level = "read_committed"
+        return consumer
+
+
+class CorrectedConsumer(driver.Consumer):  # type: ignore[misc]
+    """Remembers, of each partition, what was handed out and not committed yet, and what of it was acknowledged."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._handed_out: dict[TP, deque[int]] = defaultdict(deque)
+        self._finished: dict[TP, set[int]] = defaultdict(set)
+
+    def ack(self, message: Any) -> bool:
+        tp = message.tp
+        self._finished[tp].add(message.offset)
+        acked = bool(super().ack(message))
+        self._acked[tp]  # Faust asks only those partitions for an offset that have an entry here
+        return acked
+
+    def _new_consumer_thread(self) -> _ReadCommittedThread:
+        return _ReadCommittedThread(self, loop=self.loop, beacon=self.beacon)
+
+    def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
+        message = super()._to_message(tp, record)
+        handed_out = self._handed_out[tp]
+        if handed_out and handed_out[-1] >= message.offset:  # reading went back: it begins anew
+            handed_out.clear()
+            self._finished[tp].clear()
+        handed_out.append(message.offset)
+        return message
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        await super().on_partitions_revoked(revoked)
+        for tp in revoked:
+            self._handed_out.pop(tp, None)
+            self._finished.pop(tp, None)
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Offsets without a record (transaction markers, aborted ones) need no book-keeping."""
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Faust's own watch calls every idle partition stuck."""
+
+    def _new_offset(self, tp: TP) -> int | None:
+        handed_out, finished = self._handed_out[tp], self._finished[tp]
+        newest = None
+        while handed_out and handed_out[0] in finished:
+            newest = handed_out.popleft()
+            finished.discard(newest)
+        self._acked[tp].clear()
+        self._acked_index[tp].clear()
+        committed = self._committed_offset[tp]
+        return None if newest is None or (committed is not None and newest < committed) else newest + 1
+
+
+class CorrectedTransport(driver.Transport):  # type: ignore[misc]
+    Consumer = CorrectedConsumer
+
+
+class CorrectedApp(faust.App):  # type: ignore[misc]
+    def _new_transport(self) -> Any:
+        return CorrectedTransport(self.conf.broker_consumer, self)
+
+
+def settings_of(bootstrap: str) -> dict[str, Any]:
+    """Of an app that neither loses events nor leaves its group for ever."""
+    return {
+        "broker": [f"kafka://{host}" for host in bootstrap.split(",")],
+        "processing_guarantee": "at_least_once",
+        "store": "memory://",
+        "web_enabled": False,
+        "topic_allow_declare": False,
+        "topic_disable_leader": True,
+        "consumer_auto_offset_reset": "earliest",
+        "consumer_max_fetch_size": _FETCH_BYTES,
+        "broker_commit_interval": 1.0,
+        "broker_max_poll_interval": 86_400.0,  # an idle or waiting member must not leave the group
+        "broker_session_timeout": 10.0,  # how long the partitions of a killed member wait
+        "broker_heartbeat_interval": 3.0,
+        "stream_buffer_maxsize": _BUFFERED_EVENTS_MAX,
+        "stream_wait_empty": True,
+        "agent_supervisor": CrashingSupervisor,
+    }
+
+
+def faust_app(name: str, kafka: str, **settings: Any) -> faust.App:
+    """An app for agents on the cells topic; `name` is its consumer group, `settings` are Faust's and go before ours.
+
+    An agent that raises ends the process: run it under a supervisor. See `cells_topic` for how an agent acknowledges.
+    """
+    return CorrectedApp(name, **(settings_of(kafka) | settings))

@@ -1,0 +1,65 @@
+"""Parts of the Faust kit that need no broker: what an agent is given, and which offset is committed."""
+
+from collections import defaultdict, deque
+
+import faust
+import pytest
+from faust.exceptions import ValueDecodeError
+from faust.types import TP
+from faust.types.tuples import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemaless import cells_topic, faust_app
+from schemaless.bus.faust_app import CorrectedConsumer
+from schemaless.codec import encode_record
+from tests.topic_harness import stored_cell
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PARTITION = TP("t", 0)
+HEADERS = [("v", b"1"), ("kind", b"cell")]
+
+
+def message(value, offset=7):
+    return Message("t", 0, offset, 0.0, 0, HEADERS, b"key", value, None)
+
+
+@pytest.mark.parametrize("make", [faust_app, lambda name, kafka: faust.App(name, broker=f"kafka://{kafka}")])
+async def test_an_agent_is_given_cells_and_no_error(make):
+    """In our app and in a plain one: foreign records are counted, named, and never thrown into the agent."""
+    topic = cells_topic(make("kit", "127.0.0.1:9"), "mezzanine")
+    cell = stored_cell(0, 4)
+    event = await topic.decode(message(encode_record(cell)), propagate=True)
+    assert (event.value, event.key) == (cell, b"key")
+    foreign = message(b"not ours")
+    with pytest.raises(ValueDecodeError) as raised:
+        await topic.decode(foreign, propagate=True)
+    await topic.on_value_decode_error(raised.value, foreign)
+    assert topic.queue.empty()
+    assert (topic.counts.cells, topic.counts.foreign, topic.counts.named[0].offset) == (1, 1, 7)
+    assert topic.clone(is_iterator=True).counts is topic.counts
+
+
+def consumer():
+    """As much of one as its book-keeping needs."""
+    made = CorrectedConsumer.__new__(CorrectedConsumer)
+    made._handed_out, made._finished = defaultdict(deque), defaultdict(set)
+    made._acked, made._acked_index = defaultdict(list), defaultdict(set)
+    made._committed_offset = defaultdict(lambda: None)
+    return made
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.randoms(use_true_random=False))
+def test_what_is_committed_is_finished_to_the_last_record(offsets, chooser):
+    """Acknowledged in any order, with any offsets missing between: never past an unfinished record, never short."""
+    made, handed_out = consumer(), sorted(offsets)
+    made._handed_out[PARTITION].extend(handed_out)
+    finished = set()
+    for offset in chooser.sample(handed_out, len(handed_out)):
+        made._finished[PARTITION].add(offset)
+        finished.add(offset)
+        if (found := made._new_offset(PARTITION)) is not None:
+            made._committed_offset[PARTITION] = found
+        run = [at for place, at in enumerate(handed_out) if finished.issuperset(handed_out[: place + 1])]
+        assert made._committed_offset[PARTITION] == (run[-1] + 1 if run else None)
