@@ -63,6 +63,9 @@ class _App(CorrectedApp):
     def _new_transport(self) -> _BatchTransport:
         return _BatchTransport(self.conf.broker_consumer, self)
 
+    def _create_directories(self) -> None:
+        """Tables would keep files there; there are none, and empty folders where one happens to stand help nobody."""
+
 
 class _Lane:
     """One partition: its events, one after the other. A slow partition holds up others only when the lane is full."""
