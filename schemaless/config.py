@@ -91,7 +91,7 @@ class TailerSettings(ServiceSettings):
     """The tailers."""
 
     poll_s: float = 0.005  # one small query per server and turn; see docs for what an idle turn costs
-    idle_poll_s: float = 0.03  # after a second without news: 2 % of a core for two servers
+    idle_poll_s: float = 0.05  # after a second without news; what it costs is in docs/operating-the-log.md
     tail_from: Role = Role.MASTER  # freshest; minion: any minion, so that masters only write
     tail_lag_max_s: float = 5.0  # a minion further behind is read only while nothing better answers
     batch_cells_max: int = 2000  # cells of one Kafka transaction: 2000 and 5000 drain alike

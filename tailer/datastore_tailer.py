@@ -25,7 +25,7 @@ from tailer.shared import Shared, in_thread, pause
 
 log = structlog.get_logger()
 
-POLL_S = 0.1
+POLL_S = 0.2  # the group's decisions end a poll early; a stop waits for it
 TOPICS_TIMEOUT_S = 5.0
 TOPICS_CHECK_S = 2.0
 TOPICS_CHECK_TIMEOUT_S = 1.0

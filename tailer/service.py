@@ -24,7 +24,8 @@ from tailer.source import ClusterSource
 
 log = structlog.get_logger()
 
-DISCOVERY_S = 1.0
+ORDERS_S = 1.0
+CATALOGUE_S = 2.5  # asked of every server: dearer than what operators order
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
 AWAY_RETRY_S = 0.5
 CHECK_S = 0.5  # how soon a node that is back is used again
@@ -71,19 +72,22 @@ class TailerService:
             await self._discover(tasks)
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
+        looked_at = -CATALOGUE_S
         while not self._stopping.is_set():
+            found: Mapping[str, Datastore] = {}
             try:
-                found = self._wanted(await self._catalogue.all())
                 self._obey(await ask_orders(self._storage))
+                if time.monotonic() - looked_at >= CATALOGUE_S:
+                    found = self._wanted(await self._catalogue.all())
+                    looked_at = time.monotonic()
             except StorageUnavailable as error:
                 log.warning("no catalogue of datastores", why=str(error))
-                found = {}
             if self._stopping.is_set():  # meanwhile: who begins now would never be stopped
                 return
             for name in found.keys() - self._datastores.keys():
                 tailer = self._datastores[name] = DatastoreTailer(found[name], self._shared)
                 tasks.create_task(tailer.run())
-            await pause(DISCOVERY_S, self._stopping)
+            await pause(ORDERS_S, self._stopping)
 
     def _wanted(self, found: Mapping[str, Datastore]) -> Mapping[str, Datastore]:
         named = self._settings.datastores

@@ -78,7 +78,7 @@ async def test_a_node_that_hangs_is_left(running, kafka, new_datastore, async_st
     datastore = new_datastore(shards=4, partitions=2)
     with capture_logs() as told:
         tailing(datastore, tail_from=tail_from)
-        writing = asyncio.create_task(write_for(async_storage, datastore, seconds=4))
+        writing = asyncio.create_task(write_for(async_storage, datastore, seconds=3))
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
         hung = running.servers["b-master" if tail_from is Role.MASTER else "b-minion-1"]
         hung.stop()
