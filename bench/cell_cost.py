@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from confluent_kafka import Consumer
+
 from bench.cells_log import committed_reader, renew_topics, watch_drain
 from bench.drain import backlog
 from bench.figures import Comparison, Values, at_most
@@ -13,7 +15,8 @@ from bench.servers import BenchStack, cpu_seconds, service
 from schemaless.storage.sync_driver import SyncStorage
 from schemaless.tailer_orders import set_paused
 
-SETTLE_S = 6.0
+OPENED_TIMEOUT_S = 30.0
+SETTLE_S = 2.0
 
 
 def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
@@ -34,11 +37,22 @@ def _microseconds(stack: BenchStack, cells: int) -> float:
         committed_reader(stack.kafka, [datastore.progress_topic], datastore.partitions) as reader,
         service(stack, "tailer", ["tailer"]) as tailer,
     ):
-        time.sleep(SETTLE_S)
+        _wait_until_opened(reader, datastore.shards)
         before = cpu_seconds(tailer)
         _set_paused(stack, False)
         watch_drain(reader, cells)
         return (cpu_seconds(tailer) - before) / cells * 1e6
+
+
+def _wait_until_opened(progress_reader: Consumer, shards: int) -> None:
+    """With its progress gone, every shard gets a record when its partition is opened."""
+    opened: set[object] = set()
+    while len(opened) < shards:
+        message = progress_reader.poll(OPENED_TIMEOUT_S)
+        assert message is not None, f"{len(opened)} of {shards} shards were opened within {OPENED_TIMEOUT_S} s"
+        if not message.error():
+            opened.add(message.key())
+    time.sleep(SETTLE_S)
 
 
 def _set_paused(stack: BenchStack, paused: bool) -> None:
