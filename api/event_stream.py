@@ -29,9 +29,7 @@ HEADERS = (
     (b"vary", b"accept"),
     (b"x-accel-buffering", b"no"),  # a proxy must not gather events
 )
-
-
-CELLS_AT_FIRST = 10
+CELLS_AT_FIRST = 10  # until it is known how large they are
 
 
 class EventStream:

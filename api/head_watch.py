@@ -15,7 +15,7 @@ from schemaless.errors import SchemalessError
 from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.operation import Start
-from schemaless.storage.shard_head import Moved, Movement
+from schemaless.storage.shard_head import Moved
 
 Ask = Callable[[Start[dict[str, Moved]]], Awaitable[dict[str, Moved]]]
 """Runs an operation on one node of the cluster, whichever answers."""
@@ -44,7 +44,7 @@ class HeadWatch:
         self._ask = ask
         self._poll_s = poll_s
         self._shards: dict[str, dict[int, WatchedShard]] = {}
-        self._seen: dict[str, Movement] = {}
+        self._seen: dict[str, Moved] = {}
         self._wanted = asyncio.Event()
 
     @contextmanager
@@ -75,7 +75,7 @@ class HeadWatch:
     async def step(self) -> None:
         """One turn. While no node answers, those who wait go on waiting."""
         watched = {name: tuple(shards) for name, shards in self._shards.items()}
-        seen = {name: movement for name, movement in self._seen.items() if self._all_known(name)}
+        seen = {name: news for name, news in self._seen.items() if self._all_known(name)}
         try:
             moved = await self._ask(lambda: shard_head.moved_since(seen, watched))
         except SchemalessError:
@@ -88,7 +88,7 @@ class HeadWatch:
         return all(shard.head is not None for shard in self._shards.get(name, {}).values())
 
     def _show(self, name: str, news: Moved) -> None:
-        self._seen[name] = news.movement
+        self._seen[name] = news
         shards = self._shards.get(name, {})
         for head in news.heads:
             if head.shard in shards:

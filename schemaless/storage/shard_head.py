@@ -108,24 +108,35 @@ def heads_of(datastore: str, shards: Collection[int]) -> Operation[list[Head]]:
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """A movement, and heads that are at least as new."""
+    """Sums, and heads that are at least as new. `blocks` only where many shards are watched."""
 
-    movement: Movement
-    heads: list[Head]
+    total: Movement
+    blocks: Mapping[int, Movement] = {}
+    heads: Sequence[Head] = ()
 
 
-def moved_since(seen: Mapping[str, Movement], watched: Mapping[str, Collection[int]]) -> Operation[dict[str, Moved]]:
-    """By datastore, the heads of the `watched` shards if any head of theirs on this server moved since `seen`.
+NOTHING_SEEN = Moved(Movement(-1, -1))
 
-    One node answers both questions, the heads last: what moves between them is told twice, never missed.
+
+def moved_since(seen: Mapping[str, Moved], watched: Mapping[str, Collection[int]]) -> Operation[dict[str, Moved]]:
+    """By datastore, heads of the `watched` shards that may have moved since `seen`; nothing where surely none did.
+
+    One node answers all questions, the heads last: what moves between them is told twice, never missed.
     """
     now = yield from movements()
     moved = {}
     for name, shards in watched.items():
-        movement_now = now.get(name, Movement(0, 0))
-        if movement_now != seen.get(name):
-            moved[name] = Moved(movement_now, (yield from heads_of(name, shards)))
+        before, total = seen.get(name, NOTHING_SEEN), now.get(name, Movement(0, 0))
+        if total != before.total:
+            blocks = (yield from block_movements(name)) if len(shards) > BLOCK_SHARDS else {}
+            changed = [shard for shard in shards if not blocks or _changed(shard, before.blocks, blocks)]
+            moved[name] = Moved(total, blocks, (yield from heads_of(name, changed)))
     return moved
+
+
+def _changed(shard: int, before: Mapping[int, Movement], now: Mapping[int, Movement]) -> bool:
+    block = block_of(shard)
+    return before.get(block) != now.get(block)
 
 
 def generations(datastore: str, shard: int) -> Operation[list[GenerationStart]]:

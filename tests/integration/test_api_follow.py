@@ -6,6 +6,7 @@ from functools import partial
 import httpx
 import pytest
 
+from schemaless.tailer_orders import set_paused
 from tests.integration.api_harness import api_process, assert_problem, row_in
 from tests.integration.follow_harness import EVENTS, following, wait_for_followers
 from tests.integration.test_api_log import open_generation
@@ -154,6 +155,14 @@ def lose_after(datastore, kept):
         f"UPDATE schemaless.shard_head SET generation = 2, head = {kept}"
         f" WHERE datastore = '{datastore.name}' AND shard = 0"
     )
+
+
+def test_a_follower_of_a_paused_datastore_goes_on(call, datastore, storage):
+    """Pausing stops what is published; the log API reads MySQL."""
+    set_paused(storage, datastore.name, True)
+    with following(call) as stream:
+        put(call, datastore, 3)
+        assert stream.added_ids(3) == [1, 2, 3]
 
 
 def test_many_readers_see_all_of_their_shards(call, datastore):
