@@ -48,22 +48,27 @@ class EventStream:
         self._call.follows()
         try:
             with self._call.services.followers.follow(self._datastore, (self._shard,)) as follower:
-                page, served = await self._read(self._wanted.start)
+                events, served = await self._begin()
                 await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *served.headers]})
                 if self._call.headers_only:
                     await send({"type": "http.response.body", "body": b""})
                 else:
-                    await self._call.unless_hung_up(self._go_on(send, follower, page))
+                    await self._call.unless_hung_up(self._go_on(send, follower, events))
         except SchemalessError as error:
             await send_answer(problem_answer(error), send)
 
-    async def _go_on(self, send: Send, follower: Follower, first: Page) -> None:
-        events = ShardEvents(_beginning(self._wanted, first))
+    async def _begin(self) -> tuple[ShardEvents, Served]:
+        """Where the stream begins, and whether it can."""
+        page, served = await self._read(self._wanted.start, limit=0)
+        self._pending = page.pending > 0
+        return ShardEvents(_beginning(self._wanted, page)), served
+
+    async def _go_on(self, send: Send, follower: Follower, events: ShardEvents) -> None:
         try:
-            chunk = self._told(events, first) or events.heartbeat()
-            while chunk:
-                await _send_and_drain(send, chunk)
-                chunk = await self._next(events, follower)
+            if not self._pending:
+                await _send_and_drain(send, events.heartbeat())
+            while await _send_and_drain(send, await self._next(events, follower)):  # no name holds on to what was sent
+                pass
         except SchemalessError as error:
             await send({"type": "http.response.body", "body": problem_event(error), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -87,7 +92,7 @@ class EventStream:
         """None: nobody can show it for now."""
         after = After(position.generation, position.added_id)
         try:
-            page, _ = await self._read(after)
+            page, _ = await self._read(after, min(self._limit, self._wanted.limit))
         except LocationGone as gone:
             if is_superseded(position, gone):
                 raise
@@ -99,8 +104,8 @@ class EventStream:
         self._pending = False
         return None
 
-    async def _read(self, start: Start) -> tuple[Page, Served]:
-        wanted = Wanted(start, min(self._limit, self._wanted.limit), self._wanted.columns)
+    async def _read(self, start: Start, limit: int) -> tuple[Page, Served]:
+        wanted = Wanted(start, limit, self._wanted.columns)
         async with self._call.services.followers.reading(self._datastore.home(self._shard)):
             return await read_shard(
                 self._call, self._datastore, self._shard, wanted, self._wish, self._settings.follow_bytes_max
@@ -121,8 +126,13 @@ def _beginning(wanted: Wanted, first: Page) -> Location:
     return Location(generation_at(first.after, first.starts) if given is None else given, first.after)
 
 
-async def _send_and_drain(send: Send, chunk: bytes) -> None:
-    """Returns once the connection takes more: the second message waits for that, when the first was written."""
+async def _send_and_drain(send: Send, chunk: bytes) -> bool:
+    """Returns once the connection takes more: the second message waits for that, when the first was written. False for
+    nothing.
+    """
+    if not chunk:
+        return False
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await asyncio.sleep(0)  # what is written in one turn goes out at its end (api/one_write.py)
     await send({"type": "http.response.body", "body": b"", "more_body": True})
+    return True
