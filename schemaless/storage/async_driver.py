@@ -103,17 +103,20 @@ class AsyncNode:
     async def _connect(self) -> Any:
         node = self.node
         with translated(node.name):
-            connection = await asyncmy.connect(
-                host=node.host,
-                port=node.port,
-                unix_socket=node.socket,
-                user=node.user,
-                password=node.password,
-                charset="utf8mb4",
-                autocommit=True,
-                client_flag=MULTI_STATEMENTS | FOUND_ROWS,
-                connect_timeout=self._connect_timeout_s,
-            )
+            try:
+                connection = await asyncmy.connect(
+                    host=node.host,
+                    port=node.port,
+                    unix_socket=node.socket,
+                    user=node.user,
+                    password=node.password,
+                    charset="utf8mb4",
+                    autocommit=True,
+                    client_flag=MULTI_STATEMENTS | FOUND_ROWS,
+                    connect_timeout=self._connect_timeout_s,
+                )
+            except RuntimeError as error:  # asyncmy's, on uvloop: the server closed the connection as it was made
+                raise StorageUnavailable(f"{node.name}: {error}") from error
             await _execute(connection, SESSION)
             return connection
 

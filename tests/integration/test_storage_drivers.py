@@ -1,17 +1,22 @@
 """Both drivers on a server that closes, hangs, is killed and comes back; and what they do with a failed operation."""
 
 import asyncio
+import socket
+import struct
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
+import uvloop
 
 from schemaless.errors import Busy, DuplicateKey, Invalid, Misconfigured, StorageUnavailable
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.async_driver import AsyncNode, _execute
 from schemaless.storage.operation import query
 from schemaless.storage.sync_driver import SyncNode
+from schemaless.topology import Node, Role
 from tests.log_harness import new_cell
 
 pytestmark = pytest.mark.storage
@@ -239,3 +244,26 @@ def test_threads_share_a_bounded_pool(topology):
         thread.join()
     node.close()
     assert 1 <= len(seen) <= 2
+
+
+def test_a_server_that_dies_while_it_is_connected_to_is_away():
+    """It resets each connection at once, as a kill does. Whatever the driver makes of it, on the loop of the services,
+    is our error (I15).
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=reset_all, args=(listener,), daemon=True).start()
+        dying = AsyncNode(Node("n", "a", Role.MASTER, "127.0.0.1", listener.getsockname()[1], "u", "p"))
+        assert uvloop.run(errors_of(dying, 150)) == {StorageUnavailable}
+
+
+def reset_all(listener):
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+
+async def errors_of(node, tries):
+    answers = [node.run(shard_head.position, again_on=()) for _ in range(tries)]
+    return {type(error) for error in await asyncio.gather(*answers, return_exceptions=True)}
