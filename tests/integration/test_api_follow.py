@@ -168,10 +168,10 @@ def test_a_follower_of_a_paused_datastore_goes_on(call, datastore, storage):
 def test_many_readers_see_all_of_their_shards(call, datastore):
     """Two on one shard, one on the other: each cell of theirs, in order, once."""
     with following(call) as one, following(call) as two, following(call, shard=1) as other:
-        put(call, datastore, 40)
-        put(call, datastore, 20, shard=1)
-        assert one.added_ids(40) == two.added_ids(40) == list(range(1, 41))
-        assert other.added_ids(20) == list(range(1, 21))
+        put(call, datastore, 20)
+        put(call, datastore, 10, shard=1)
+        assert one.added_ids(20) == two.added_ids(20) == list(range(1, 21))
+        assert other.added_ids(10) == list(range(1, 11))
 
 
 def test_a_reader_that_hangs_up_is_forgotten(quick, call, datastore):

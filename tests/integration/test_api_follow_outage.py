@@ -10,7 +10,7 @@ from tests.log_harness import run_sql
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_stream_waits_for_a_minion_that_lags(quick, datastore, servers, storag
     with following(call, timeout_s=15) as stream:
         assert stream.added_ids(10) == list(range(1, 11))
         servers["a-master"].kill()
-        beats = [stream.next() for _ in range(6)]
+        beats = [stream.next() for _ in range(4)]
         assert {(beat.kind, beat.id, beat.data["head"]) for beat in beats} == {("heartbeat", "1:10", 10)}
         run_sql(minion, "START REPLICA SQL_THREAD")
         wait_for_minion(call, 10)
@@ -99,7 +99,7 @@ def test_a_long_poll_waits_through_an_outage(quick, datastore, servers):
     """While a shard's cluster is away altogether it ends with a 503 for that shard; once it is back, with its cells."""
     call = quick.at(datastore)
     put(call, datastore, 2)
-    locations = {"locations": {"0": "1:2"}, "wait": 1}
+    locations = {"locations": {"0": "1:2"}, "wait": 0.3}
     servers["a-master"].stop()
     servers["a-minion-1"].stop()
     time.sleep(0.2)  # a signal takes its time to stop all threads of a server
