@@ -36,7 +36,7 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
     for number in range(scale.drains):
         tailed.append(tail_rate(stack, scale.cells_drained))
         read.append(read_rate(stack))
-        produced.append(_produce_rate(stack, scale.cells_drained, f"raw-{number}"))
+        produced.append(raw_produce_rate(stack, scale.cells_drained, f"raw-{number}"))
     slower = [min(pair) for pair in zip(read, produced, strict=True)]
     return [
         _row("tailer beside PyMySQL reading and dropping", tailed, read),
@@ -64,7 +64,8 @@ def tail_rate(stack: BenchStack, cells: int) -> float:
             return watch_drain(reader, cells).rate
 
 
-def _produce_rate(stack: BenchStack, cells: int, topic: str) -> float:
+def raw_produce_rate(stack: BenchStack, cells: int, topic: str) -> float:
+    """The records that the tailer published just now, once more, by librdkafka alone."""
     records = read_records(stack.kafka, stack.datastore, cells)
     create_topic(stack.kafka, topic, PARTITIONS)
     return produce_rate(stack.kafka, topic, records)
