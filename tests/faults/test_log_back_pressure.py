@@ -20,7 +20,7 @@ BATCH_BYTES = 1 << 20
 BATCHES_MAX = 2
 BODY_BYTES = 200_000
 BACKLOG_BODIES = 200
-GROWTH_BYTES_MAX = 16 << 20
+GROWTH_BYTES_MAX = 20 << 20
 
 
 def put_large_bodies(storage, datastore, count):
