@@ -97,7 +97,7 @@ class TailerSettings(ServiceSettings):
     batch_cells_max: int = 2000  # cells of one Kafka transaction: 2000 and 5000 drain alike
     batch_bytes_max: int = 8 << 20  # bounds memory when bodies are large
     batches_max: int = 8  # in hand at once, whatever the number of partitions: memory again
-    transaction_timeout_s: float = 5.0  # a killed tailer's open transaction hides its partition this long
+    transaction_timeout_s: float = 5.0  # of one step; a killed tailer's transaction is ended by the next owner
     session_timeout_s: float = 6.0  # Kafka's least by default
     datastores: Annotated[tuple[str, ...], NoDecode] = ()  # comma-separated; none named: all of the catalogue
 

@@ -72,7 +72,10 @@ class PartitionReader:
                 if records := [record_of(m) for m in messages if not m.error() and offset_of(m) < span.high]:
                     yield records
             elif time.monotonic() > deadline:
-                raise BusUnavailable(f"{topic} [{partition}] can't be read past offset {position}")
+                raise BusUnavailable(
+                    f"{topic} [{partition}] can't be read past offset {position}: the broker is away, or a transaction"
+                    " stays open"
+                )
         self._consumer.unassign()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """One Kafka broker on this machine (KRaft, broker and controller in one): its folder and command line.
 
-Owns the settings that the log needs of a broker: nothing expires, topics are made on purpose only, a dead
-tailer's transaction ends soon (I7), messages are as large as the largest body.
+Owns the settings that the log needs of a broker: nothing expires, topics are made on purpose only, no transaction is
+left without its end (I7), messages are as large as the largest body.
 """
 
 from __future__ import annotations
@@ -54,13 +54,16 @@ auto.create.topics.enable=false
 # A body is 1 MiB at most; the rest is room for a batch's envelope.
 message.max.bytes=4194304
 replica.fetch.max.bytes=4194304
-# A killed broker is let in again only when its old session has ended: 9 s by default.
-broker.session.timeout.ms=3000
+# A killed broker is let in again only when its old session has ended. Yet no shorter than Kafka's own 9 s: a broker
+# that stands still for longer is put out, and what its transactions still owe (markers) is left out then, which hides
+# their partitions for ever: it has no other broker to lead them meanwhile.
+broker.session.timeout.ms=9000
 broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
-# How often it looks for transactions of dead producers, which hide their partitions: 10 s by default.
-transaction.abort.timed.out.transaction.cleanup.interval.ms=500
+# The next owner of a partition ends its predecessor's transaction. The broker itself must not do so while it waits to
+# be let in again, for the same reason.
+transaction.abort.timed.out.transaction.cleanup.interval.ms=60000
 """
 
 LOGGING = """\

@@ -128,6 +128,7 @@ def scenes(running, kafka, storage, make_datastore, tmp_path_factory):
         taker = play.taker(stack)
         play.write()
         play.await_halted(play.scenes)
+        play.write()  # only who takes over can publish these
         play.await_published(play.scenes)
         for scene in play.scenes:
             scene.wake()
