@@ -18,12 +18,10 @@ from schemaless.cell import CellKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
-from schemaless.stack.admin import session
-from schemaless.stack.local import RunningTopology
-from schemaless.stack.programs import Flavour
 from schemaless.storage import entity_table
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.sync_driver import SyncNode
 from schemaless.topology import Datastore
 
 
@@ -186,13 +184,10 @@ def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: floa
 
 
 @contextmanager
-def replication_stopped(running: RunningTopology, minion: str) -> Iterator[None]:
+def replication_stopped(minion: SyncNode) -> Iterator[None]:
     """The minion applies nothing meanwhile, and shows what it showed."""
-    server = running.descriptions[minion]
-    word = "SLAVE" if server.flavour is Flavour.MARIADB else "REPLICA"
-    with session(server.address(running.accounts)) as connected:
-        connected.query(f"STOP {word} SQL_THREAD")
-        try:
-            yield
-        finally:
-            connected.query(f"START {word} SQL_THREAD")
+    run_sql(minion, "STOP REPLICA SQL_THREAD")
+    try:
+        yield
+    finally:
+        run_sql(minion, "START REPLICA SQL_THREAD")

@@ -77,7 +77,7 @@ def new_datastore(make_datastore, kafka):
 
 
 @pytest.fixture
-def stopped_replication(running):
+def stopped_replication(storage):
     """Cluster a's minion applies nothing until the test ends."""
-    with replication_stopped(running, "a-minion-1"):
+    with replication_stopped(storage.minions("a")[0]):
         yield

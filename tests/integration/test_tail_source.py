@@ -58,7 +58,7 @@ async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(running, kafk
     datastore = new_datastore(shards=2, partitions=1)
     put(storage, datastore, cells_of_shard_0(datastore, 3))
     await until(shows(storage.minions("a")[0], datastore, 3))
-    with capture_logs() as told, replication_stopped(running, "a-minion-1"):
+    with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
         tailing(datastore, tail_from=Role.MINION, tail_lag_max_s=1.0)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
         put(storage, datastore, cells_of_shard_0(datastore, 4))
@@ -96,7 +96,7 @@ async def test_a_master_dies_while_its_minion_lags(running, kafka, new_datastore
     datastore = new_datastore(shards=2, partitions=1)
     master = running.servers["a-master"]
     with capture_logs() as told:
-        with replication_stopped(running, "a-minion-1"):
+        with replication_stopped(storage.minions("a")[0]):
             tailing(datastore)
             put(storage, datastore, cells_of_shard_0(datastore, 5))
             await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
@@ -123,7 +123,7 @@ async def test_a_head_of_the_master_with_cells_of_a_minion_is_no_hole(
     shared = Shared(settings, {"a": source}, dict, lambda name: False, asyncio.Semaphore(), threads, threads)
     tail = Tail(datastore, partition_log, await asyncio.to_thread(partition_log.open), shared)
     await until(shows(storage.minions("a")[0], datastore, 0))
-    with capture_logs() as told, replication_stopped(running, "a-minion-1"):
+    with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
         put(storage, datastore, cells_of_shard_0(datastore, 5))
         tail.heads_moved({0: Location(1, 5)})
         assert [await tail.step() for _ in range(2)] == [0, 0]
