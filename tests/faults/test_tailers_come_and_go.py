@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults]
 PARTITIONS = 6
 SESSION_S = 6.0  # the default: how long the group takes to notice that a tailer is dead
 MOVED_ON_WITHIN_S = 5.0
-HANDED_OVER_WITHIN_S = 3.0  # 0.7 s on a quiet machine; far from the end of a session in any case
+HANDED_OVER_WITHIN_S = 3.0  # about 0.7 s; far from the end of a session in any case
 
 
 class Group:
@@ -58,7 +58,8 @@ class Group:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Until a read_committed consumer has a cell of every shard that was written inside."""
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "-", "isolation.level": "read_committed"})
+        settings = {"group.id": "-", "isolation.level": "read_committed", "fetch.wait.max.ms": 20}
+        consumer = Consumer({"bootstrap.servers": self.kafka, **settings})
         ends = [TopicPartition(self.datastore.topic, number) for number in range(PARTITIONS)]
         for end in ends:
             end.offset = consumer.get_watermark_offsets(end, timeout=5)[1]
