@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.negotiation import NDJSON, Format, check_json_only
+from api.negotiation import NDJSON, Format
 from schemaless.cell import Cell, CellKey, ColumnName, RefKey, RowKey, parse_column_name, parse_ref_key, parse_row_key
 from schemaless.errors import Invalid, InvalidRequest, Malformed, TooLarge
 
@@ -54,7 +54,7 @@ def parse_gets(payload: bytes, form: Format) -> list[WantedCell]:
     """Raises Malformed, Invalid or TooLarge: an answer has no place for an item that is wrong."""
     items = _items(payload, form, _Gets, "keys")
     decoder = form.decoder(_GetItem)
-    return [_get_item(item, decoder, f"keys[{position}]") for position, item in enumerate(items)]
+    return [_get_item(item, form, decoder, f"keys[{position}]") for position, item in enumerate(items)]
 
 
 def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:
@@ -83,7 +83,7 @@ def _items(payload: bytes, form: Format, shape: type[_Puts] | type[_Gets], field
 def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any) -> Cell | InvalidRequest:
     try:
         item = decode(raw, decoder, "cell")
-        check_json_only([item.row_key, item.column_name, item.ref_key])
+        form.check([item.row_key, item.column_name, item.ref_key])
         body = _stored_body(bytes(item.body), form)
         return Cell(CellKey(parse_row_key(item.row_key), parse_column_name(item.column_name), _ref_key(item)), body)
     except Malformed:
@@ -98,9 +98,9 @@ def _stored_body(raw: bytes, form: Format) -> bytes:
     return form.parse_body(raw)
 
 
-def _get_item(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> WantedCell:
+def _get_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, field: str) -> WantedCell:
     item = decode(raw, decoder, field)
-    check_json_only([item.row_key, item.column_name, item.ref_key])
+    form.check([item.row_key, item.column_name, item.ref_key])
     try:
         ref_key = None if item.ref_key is None else _ref_key(item)
         return WantedCell(parse_row_key(item.row_key), parse_column_name(item.column_name), ref_key)

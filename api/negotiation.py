@@ -16,7 +16,8 @@ from schemaless.errors import Invalid, Malformed, TooLarge, UnsupportedMedia
 class Format(msgspec.Struct, frozen=True, eq=False):
     """How one media type is read and written. `parse_body` gives the stored form of a cell's body.
 
-    `encode` writes a whole answer, `encode_one` one item of it: only NDJSON tells them apart.
+    `encode` writes a whole answer, `encode_one` one item of it: only NDJSON tells them apart. `check` raises Malformed
+    for a decoded value that has no JSON.
     """
 
     media_type: str
@@ -25,10 +26,32 @@ class Format(msgspec.Struct, frozen=True, eq=False):
     parse: Callable[[bytes], Any]
     parse_body: Callable[[bytes], bytes]
     decoder: Callable[[Any], Any]
+    check: Callable[[Any], None]
 
     @property
     def header(self) -> tuple[bytes, bytes]:
         return (b"content-type", self.media_type.encode())
+
+
+def check_json_only(value: Any) -> None:
+    """Without recursion, as deep as the decoder goes."""
+    level = [value]
+    while level:
+        level = [member for item in level for member in _members(item)]
+
+
+def _members(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        if not all(isinstance(name, str) for name in item):
+            raise Malformed("MessagePack maps need keys that are strings")
+        return item.values()
+    if isinstance(item, list | tuple):
+        return item
+    if isinstance(item, float) and not math.isfinite(item):
+        raise Malformed("NaN and Infinity are no JSON values")
+    if item is not None and not isinstance(item, bool | int | float | str):
+        raise Malformed("MessagePack bin and ext are no JSON values")
+    return ()
 
 
 def parse_msgpack(raw: bytes) -> Any:
@@ -58,10 +81,25 @@ def _encode_lines(values: Iterable[Any]) -> bytes:
     return b"".join(_encode_json(value) + b"\n" for value in values)
 
 
-JSON = Format("application/json", _encode_json, _encode_json, parse_json, parse_json_body, msgspec.json.Decoder)
-NDJSON = Format("application/x-ndjson", _encode_lines, _encode_json, parse_json, parse_json_body, msgspec.json.Decoder)
+_json_decoder = msgspec.json.Decoder
+
+
+def _has_json(value: Any) -> None:
+    """It was JSON."""
+
+
+JSON = Format("application/json", _encode_json, _encode_json, parse_json, parse_json_body, _json_decoder, _has_json)
+NDJSON = Format(
+    "application/x-ndjson", _encode_lines, _encode_json, parse_json, parse_json_body, _json_decoder, _has_json
+)
 MSGPACK = Format(
-    "application/msgpack", _encode_msgpack, _encode_msgpack, parse_msgpack, parse_msgpack_body, msgspec.msgpack.Decoder
+    "application/msgpack",
+    _encode_msgpack,
+    _encode_msgpack,
+    parse_msgpack,
+    parse_msgpack_body,
+    msgspec.msgpack.Decoder,
+    check_json_only,
 )
 
 _ONE = {form.media_type: form for form in (JSON, MSGPACK)}
@@ -118,24 +156,3 @@ def _offer(part: str) -> tuple[str, float]:
 def _is_utf8(parameters: str) -> bool:
     charsets = [text.strip()[8:].strip('"') for text in parameters.split(";") if text.strip().startswith("charset=")]
     return all(charset in ("utf-8", "utf8") for charset in charsets)
-
-
-def check_json_only(value: Any) -> None:
-    """Without recursion, as deep as the decoder goes."""
-    level = [value]
-    while level:
-        level = [member for item in level for member in _members(item)]
-
-
-def _members(item: Any) -> Iterable[Any]:
-    if isinstance(item, dict):
-        if not all(isinstance(name, str) for name in item):
-            raise Malformed("MessagePack maps need keys that are strings")
-        return item.values()
-    if isinstance(item, list | tuple):
-        return item
-    if isinstance(item, float) and not math.isfinite(item):
-        raise Malformed("NaN and Infinity are no JSON values")
-    if item is not None and not isinstance(item, bool | int | float | str):
-        raise Malformed("MessagePack bin and ext are no JSON values")
-    return ()

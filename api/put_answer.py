@@ -10,7 +10,7 @@ from api.problems import problem_of
 from api.put_outcome import PutOutcome, PutResult
 from schemaless.cell import Placed, PutStatus, created_at_text, row_key_text
 from schemaless.errors import Conflict, SchemalessError
-from schemaless.location import Location, ShardLocation
+from schemaless.location import shard_location_text
 
 HTTP_STATUS = {PutStatus.STORED: 201, PutStatus.ALREADY_STORED: 200, PutStatus.BUFFERED: 202}
 REPLAYED = (b"idempotency-replayed", b"true")
@@ -65,5 +65,5 @@ def _place_view(placed: Placed | None) -> dict[str, Any]:
         "generation": placed.generation,
         "added_id": placed.added_id,
         "created_at": created_at_text(placed.created_at),
-        "location": str(ShardLocation(placed.shard, Location(placed.generation, placed.added_id))),
+        "location": shard_location_text(placed.shard, placed.generation, placed.added_id),
     }

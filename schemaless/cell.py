@@ -9,6 +9,7 @@ import re
 import uuid
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import NewType
 
 import msgspec
@@ -115,6 +116,7 @@ def parse_ref_key(value: int | str, field: str = "ref_key") -> RefKey:
     return RefKey(value)
 
 
+@lru_cache(1024)  # cells that were inserted together have the same
 def created_at_text(microseconds: int) -> str:
     """RFC 3339, UTC, six digits, Z."""
     return (_EPOCH_NAIVE + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
