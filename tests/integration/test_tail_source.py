@@ -16,6 +16,7 @@ from schemaless.cli import app
 from schemaless.config import TailerSettings
 from schemaless.location import Location
 from schemaless.storage import shard_head
+from schemaless.storage.operation import query
 from schemaless.topology import Role
 from tailer.shared import Shared
 from tailer.source import ClusterSource
@@ -49,6 +50,12 @@ def errors(told):
 
 def shows(node, datastore, cells):
     return lambda: node.run(partial(shard_head.movement, datastore.name)).heads_sum >= cells
+
+
+def has_shard_0(node, datastore):
+    """Its database, its table and, made last, its head."""
+    heads = f"SELECT 1 FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0"
+    return lambda: bool(node.run(partial(query, heads)))
 
 
 async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(running, kafka, new_datastore, storage, tailing):
@@ -122,7 +129,7 @@ async def test_a_head_of_the_master_with_cells_of_a_minion_is_no_hole(
     partition_log = PartitionLog(kafka, datastore, 0)
     shared = Shared(settings, {"a": source}, dict, lambda name: False, asyncio.Semaphore(), threads, threads)
     tail = Tail(datastore, partition_log, await asyncio.to_thread(partition_log.open), shared)
-    await until(shows(storage.minions("a")[0], datastore, 0))
+    await until(has_shard_0(storage.minions("a")[0], datastore))
     with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
         put(storage, datastore, cells_of_shard_0(datastore, 5))
         tail.heads_moved({0: Location(1, 5)})
