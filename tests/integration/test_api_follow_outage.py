@@ -99,6 +99,7 @@ def test_a_long_poll_waits_through_an_outage(quick, datastore, servers):
     """While a shard's cluster is away altogether it ends with a 503 for that shard; once it is back, with its cells."""
     call = quick.at(datastore)
     put(call, datastore, 2)
+    wait_for_minion(call, 2)  # else it may be asked first afterwards, and call the location past its head
     locations = {"locations": {"0": "1:2"}, "wait": 0.3}
     servers["a-master"].stop()
     servers["a-minion-1"].stop()
