@@ -93,10 +93,13 @@ class ContainerServer:
             self._wrapped().stop(timeout=STOP_TIMEOUT_S)
 
     def stop(self) -> None:
-        self._wrapped().kill(signal.SIGSTOP)
+        """By the engine's freezer, which returns when everything stands; SIGSTOP would be sent and not waited for."""
+        if not self._state()["Paused"]:
+            self._wrapped().pause()
 
     def cont(self) -> None:
-        self._wrapped().kill(signal.SIGCONT)
+        if self._state()["Paused"]:
+            self._wrapped().unpause()
 
     def _state(self) -> dict:
         self._wrapped().reload()

@@ -18,6 +18,7 @@ from schemaless.cell import CellKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
+from schemaless.stack.halting import halt, halted
 from schemaless.storage import entity_table
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
@@ -65,14 +66,18 @@ class TailerProcess:
         """All that it wrote so far."""
         return self._output.read_text()
 
-    def state(self) -> str:
-        """As the kernel has it: T is stopped."""
-        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    def halted(self) -> bool:
+        """Whether it stands still, after a SIGSTOP."""
+        return halted(self.process.pid)
 
     def resident_bytes_max(self) -> int:
         """Since it was started."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+    def halt(self) -> None:
+        """SIGSTOP; returns when it stands still."""
+        halt(self.process.pid)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

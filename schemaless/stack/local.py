@@ -14,6 +14,7 @@ from pathlib import Path
 
 from schemaless.stack import kafka_broker, mysql_server
 from schemaless.stack.accounts import Accounts, new_accounts
+from schemaless.stack.halting import halt
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.layout import server_roles
 from schemaless.stack.mysql_server import MySQLServer
@@ -65,8 +66,8 @@ class LocalServer:
         self._end(signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGSTOP: hangs, its port still open, until `cont`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """SIGSTOP: hangs, its port still open, until `cont`. Once this returns it answers nothing more."""
+        halt(self.pid)
 
     def cont(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -34,7 +34,7 @@ class Scene:
     exit_status: int | None = None
 
     def halted(self) -> bool:
-        return self.tailer.state() == "T"
+        return self.tailer.halted()
 
     def wake(self) -> None:
         self.said_asleep = len(self.tailer.said())

@@ -22,7 +22,7 @@ def assert_clean(topology, kafka, datastore, cells):
 
 
 async def stop_past_its_session(tailer):
-    tailer.send(signal.SIGSTOP)
+    tailer.halt()
     await asyncio.sleep(3.0)
     tailer.send(signal.SIGCONT)
 
