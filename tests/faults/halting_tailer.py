@@ -5,7 +5,6 @@ it; methods are wrapped from outside before it starts.
 """
 
 import functools
-import os
 import signal
 import sys
 import threading
@@ -31,7 +30,8 @@ def halting(number: signal.Signals, armed: Path) -> Halt:
             armed.unlink()
         except FileNotFoundError:
             return
-        os.kill(os.getpid(), number)
+        # To this very thread: sent to the process it may reach others first, and this one would go on meanwhile.
+        signal.pthread_kill(threading.get_ident(), number)
 
     return halt
 

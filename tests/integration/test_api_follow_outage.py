@@ -103,7 +103,6 @@ def test_a_long_poll_waits_through_an_outage(quick, datastore, servers):
     locations = {"locations": {"0": "1:2"}, "wait": 0.3}
     servers["a-master"].stop()
     servers["a-minion-1"].stop()
-    time.sleep(0.2)  # a signal takes its time to stop all threads of a server
     shown = call.post("/shards/cells", json=locations).json()["shards"]["0"]
     assert (shown["problem"]["status"], shown["problem"]["retryable"]) == (503, True)
     servers["a-master"].cont()
