@@ -30,7 +30,13 @@ class ProgramService:
         datastore = await self._find(datastore_name)
         subscription = Subscription(self._storage, datastore, self._settings)
         group = f"schemaless.{datastore.name}.trigger.{self._program.name}"
-        transport = FaustTransport(self._settings.kafka, group, datastore.topic, subscription)
+        transport = FaustTransport(
+            self._settings.kafka,
+            group,
+            datastore.topic,
+            subscription,
+            session_timeout_s=self._settings.session_timeout_s,
+        )
         await subscription.add(self._consumer(datastore))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(transport.run())

@@ -66,7 +66,13 @@ class DatastoreIndexer:
         self._datastore = datastore
         self._subscription = Subscription(storage, datastore, settings)
         group = f"schemaless.{datastore.name}.indexer"
-        self._transport = FaustTransport(settings.kafka, group, datastore.topic, self._subscription)
+        self._transport = FaustTransport(
+            settings.kafka,
+            group,
+            datastore.topic,
+            self._subscription,
+            session_timeout_s=settings.session_timeout_s,
+        )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -111,6 +111,7 @@ class ConsumerSettings(ServiceSettings):
     """Indexers and trigger programs."""
 
     batch_cells_max: int = 1000  # of one index transaction, or of one shard's run of calls
+    session_timeout_s: float = 10.0  # how long the partitions of a killed process wait for another one
     hang_limit_s: float = 30.0  # an event loop that stands still so long ends its process; the supervisor restarts it
     attempts_max: int = 20  # of one call of a trigger, about two minutes: longer than any restart. Then its shard stops
     attempt_timeout_s: float = 60.0  # of an async call; a sync one can not be cut off

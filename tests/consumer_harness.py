@@ -15,12 +15,13 @@ from schemaless.topology import Datastore
 
 
 class ConsumerProcess:
-    """`python -m MODULE …` with the settings of a consumer."""
+    """`python -m MODULE …` with the settings of a consumer, and a short session: others soon have what it left."""
 
     def __init__(self, arguments: list[str], settings: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", *arguments]
-        named = {f"SCHEMALESS_{name.upper()}": str(value) for name, value in settings.items()}
-        self._environment = {**os.environ, **named, **environment}
+        named = {"session_timeout_s": 3.0, **settings}
+        own = {f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()}
+        self._environment = {**os.environ, **own, **environment}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:

@@ -20,6 +20,7 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
+SESSION_TIMEOUT_S = 10.0  # how long the partitions of a killed member wait
 _BUFFERED_EVENTS_MAX = 1000  # in Faust's own queue, with the next one what bounds memory
 _FETCH_BYTES = 1 << 20  # of one partition
 
@@ -91,7 +92,7 @@ class CorrectedApp(faust.App):  # type: ignore[misc]
         return CorrectedTransport(self.conf.broker_consumer, self)
 
 
-def settings_of(bootstrap: str) -> dict[str, Any]:
+def settings_of(bootstrap: str, session_timeout_s: float = SESSION_TIMEOUT_S) -> dict[str, Any]:
     """Of an app that neither loses events nor leaves its group for ever."""
     return {
         "broker": [f"kafka://{host}" for host in bootstrap.split(",")],
@@ -104,8 +105,8 @@ def settings_of(bootstrap: str) -> dict[str, Any]:
         "consumer_max_fetch_size": _FETCH_BYTES,
         "broker_commit_interval": 1.0,
         "broker_max_poll_interval": 86_400.0,  # an idle or waiting member must not leave the group
-        "broker_session_timeout": 10.0,  # how long the partitions of a killed member wait
-        "broker_heartbeat_interval": 3.0,
+        "broker_session_timeout": session_timeout_s,
+        "broker_heartbeat_interval": session_timeout_s * 0.3,
         "stream_buffer_maxsize": _BUFFERED_EVENTS_MAX,
         "stream_wait_empty": True,
         "agent_supervisor": CrashingSupervisor,

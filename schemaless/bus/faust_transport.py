@@ -17,7 +17,13 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
-from schemaless.bus.faust_app import CorrectedApp, CorrectedConsumer, CorrectedTransport, settings_of
+from schemaless.bus.faust_app import (
+    SESSION_TIMEOUT_S,
+    CorrectedApp,
+    CorrectedConsumer,
+    CorrectedTransport,
+    settings_of,
+)
 from schemaless.errors import BusUnavailable
 from schemaless.record import Record
 
@@ -89,11 +95,19 @@ class _Lane:
 class FaustTransport:
     """One topic, one group, one receiver. `run` returns only by being cancelled or by raising."""
 
-    def __init__(self, bootstrap: str, group: str, topic: str, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        receiver: Receiver,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> None:
         self._receiver = receiver
         self._lanes: dict[int, _Lane] = {}
         self._topic = topic
-        self._app = _app(bootstrap, group)
+        self._app = _app(bootstrap, group, session_timeout_s)
         channel = self._app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
         self._app.agent(channel, concurrency=1, supervisor_strategy=CrashingSupervisor)(self._receive)
         self._app.on_partitions_assigned.connect(self._assigned, weak=False)
@@ -152,13 +166,13 @@ class FaustTransport:
         await self._receiver.revoked([tp.partition for tp in revoked if tp.topic == self._topic])
 
 
-def _app(bootstrap: str, group: str) -> _App:
+def _app(bootstrap: str, group: str, session_timeout_s: float) -> _App:
     ours = {
         "consumer_auto_offset_reset": "latest",  # history is read from MySQL, up to where the topic is met
         "ConsumerScheduler": _Batches,
         "stream_buffer_maxsize": _BUFFERED_EVENTS_MAX,
     }
-    return _App(group, **(settings_of(bootstrap) | ours))
+    return _App(group, **(settings_of(bootstrap, session_timeout_s) | ours))
 
 
 def _record(found: Any) -> Record:
