@@ -45,16 +45,34 @@ def start(settings: StackSettings, said: list[str] | None = None) -> dict[str, A
     return embedded.up(settings, say=lines.append, services=sleeping_services)
 
 
+UP = (
+    "import sys; from pathlib import Path; from schemaless.config import StackSettings; "
+    "from schemaless.stack import embedded; from tests.integration.test_stack import sleeping_services; "
+    "embedded.up(StackSettings(home=Path(sys.argv[1])), say=print, services=sleeping_services)"
+)
+
+
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackSettings]:
-    """A stack that is up. A test that stops it starts it again."""
-    made = StackSettings(home=tmp_path_factory.mktemp("stack") / "home")
+def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StackSettings, list[str]]]:
+    """A stack that two processes started at once, over what a killed first start had made by half; what they said."""
+    home = tmp_path_factory.mktemp("stack") / "home"
+    for half_made in ("mysql/.template.new", "mysql/a-master/data.new", "kafka/data.new"):
+        (home / half_made).mkdir(parents=True)
+    starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    made = StackSettings(home=home)
     try:
-        start(made)
-        yield made
+        said = [process.communicate(timeout=90)[0] for process in starts]
+        assert [process.returncode for process in starts] == [0, 0]
+        yield made, said
     finally:
         embedded.down(made)
-        shutil.rmtree(made.home, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def settings(first_starts: tuple[StackSettings, list[str]]) -> StackSettings:
+    """A stack that is up. A test that stops it starts it again."""
+    return first_starts[0]
 
 
 def endpoints(settings: StackSettings) -> dict[str, Any]:
@@ -219,26 +237,10 @@ def test_stack_is_found_again_after_its_supervisor_was_killed(settings: StackSet
     assert states == {ProcessState.RUNNING}
 
 
-def test_of_two_first_starts_one_waits_for_the_other(tmp_path: Path) -> None:
-    """And one that is killed half-way is finished by the next, though a data folder was half-made."""
-    script = (
-        "import sys; from pathlib import Path; from schemaless.config import StackSettings; "
-        "from schemaless.stack import embedded; from tests.integration.test_stack import sleeping_services; "
-        "embedded.up(StackSettings(home=Path(sys.argv[1])), say=print, services=sleeping_services)"
-    )
-    home = tmp_path / "home"
-    (home / "mysql" / ".template.new").mkdir(parents=True)
-    (home / "mysql" / "a-master" / "data.new").mkdir(parents=True)
-    (home / "kafka" / "data.new").mkdir(parents=True)
-    starts = [
-        subprocess.Popen([sys.executable, "-c", script, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"
-    ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in starts]
-        assert [process.returncode for process in starts] == [0, 0]
-        assert sum("waiting for it" in output for output in outputs) == 1
-    finally:
-        embedded.down(StackSettings(home=home))
+def test_of_two_first_starts_one_waits_for_the_other(first_starts: tuple[StackSettings, list[str]]) -> None:
+    """And one that was killed half-way is finished by the next, though a data folder was half-made."""
+    _, said = first_starts
+    assert sum("waiting for it" in output for output in said) == 1
 
 
 def test_folder_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
