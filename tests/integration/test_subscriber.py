@@ -25,17 +25,20 @@ pytestmark = pytest.mark.storage
 TIMEOUT_S = 30
 
 
-@pytest.fixture
-def datastore(make_datastore, kafka):
-    made = make_datastore(shards=4, partitions=2)
-    ensure_topics(kafka, made)
-    return made
+@pytest.fixture(scope="module")
+def tailed(request, running, kafka, make_datastore):
+    """A fresh datastore for each test of this file; one tailer for all of them."""
+    tests = [test for test in request.session.items if test.path == request.path]
+    made = [make_datastore(shards=4, partitions=2) for _ in tests]
+    for one in made:
+        ensure_topics(kafka, one)
+    with running_tailers(1, running.path, kafka, made[0], datastores=",".join(one.name for one in made)):
+        yield iter(made)
 
 
 @pytest.fixture
-def tailer(running, kafka, datastore):
-    with running_tailers(1, running.path, kafka, datastore):
-        yield
+def datastore(tailed):
+    return next(tailed)
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def put_and_wait(storage, kafka, datastore, count):
 
 @pytest.mark.parametrize("history", ["topic", "log"])
 async def test_history_goes_over_to_the_topic_while_cells_are_written(
-    storage, async_storage, kafka, datastore, tailer, follow, history
+    storage, async_storage, kafka, datastore, follow, history
 ):
     """I9: six writers, a subscriber that begins in the middle: each cell once, in order, with its body."""
     await asyncio.to_thread(put_and_wait, storage, kafka, datastore, 4)  # the tailer runs
@@ -120,7 +123,7 @@ async def test_history_goes_over_to_the_topic_while_cells_are_written(
     assert (subscriber.counts.from_log > 0) == (history == "log")
 
 
-def test_what_was_cut_off_from_the_topic_is_read_from_the_log(storage, kafka, datastore, tailer, follow):
+def test_what_was_cut_off_from_the_topic_is_read_from_the_log(storage, kafka, datastore, follow):
     """Shards with and without records that are left: from the first cell on, without a hole."""
     put_and_wait(storage, kafka, datastore, 40)
     for partition in range(2):
@@ -131,7 +134,7 @@ def test_what_was_cut_off_from_the_topic_is_read_from_the_log(storage, kafka, da
     assert 0 < subscriber.counts.from_log < 41
 
 
-def test_a_topic_of_which_nothing_is_left_is_no_loss(storage, kafka, datastore, tailer, follow):
+def test_a_topic_of_which_nothing_is_left_is_no_loss(storage, kafka, datastore, follow):
     """No record tells of the hole: the heads do."""
     put_and_wait(storage, kafka, datastore, 8)
     for partition in range(2):
@@ -139,7 +142,7 @@ def test_a_topic_of_which_nothing_is_left_is_no_loss(storage, kafka, datastore, 
     Kept().follow(follow(), filled(storage, datastore)).assert_dense()
 
 
-def test_records_that_are_dropped_or_repeated_on_the_way_change_nothing(storage, kafka, datastore, tailer, follow):
+def test_records_that_are_dropped_or_repeated_on_the_way_change_nothing(storage, kafka, datastore, follow):
     """Half of the records never arrive, some arrive twice, foreign ones lie between."""
     chance = random.Random(7)
     subscriber = follow()
@@ -160,7 +163,7 @@ def test_records_that_are_dropped_or_repeated_on_the_way_change_nothing(storage,
     assert "not a cell record" in str(subscriber.foreign[0])
 
 
-def test_a_new_generation_is_told_and_what_it_superseded_is_taken_back(storage, kafka, datastore, tailer, follow):
+def test_a_new_generation_is_told_and_what_it_superseded_is_taken_back(storage, kafka, datastore, follow):
     """I13: as the user has it at the end, the log is what MySQL holds."""
     put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
     kept = Kept().follow(subscriber := follow(), {0: 5})
@@ -177,7 +180,7 @@ def test_a_new_generation_is_told_and_what_it_superseded_is_taken_back(storage, 
     assert again.locations == kept.locations
 
 
-def test_a_position_is_where_the_next_process_goes_on(storage, kafka, datastore, tailer, follow):
+def test_a_position_is_where_the_next_process_goes_on(storage, kafka, datastore, follow):
     """Nothing comes twice, and the topic is read from where it is worth it; positions without offsets will do, too."""
     put_and_wait(storage, kafka, datastore, 40)
     first = Kept().follow(follow(), filled(storage, datastore))
@@ -192,7 +195,7 @@ def test_a_position_is_where_the_next_process_goes_on(storage, kafka, datastore,
     assert list(third) == []
 
 
-def test_it_begins_at_the_end_or_at_a_time(storage, kafka, datastore, tailer, follow):
+def test_it_begins_at_the_end_or_at_a_time(storage, kafka, datastore, follow):
     """What was written before is not given out; what comes then is, without a hole."""
     put_and_wait(storage, kafka, datastore, 8)
     time.sleep(0.01)
@@ -208,7 +211,7 @@ def test_it_begins_at_the_end_or_at_a_time(storage, kafka, datastore, tailer, fo
         assert found == {(shard, 3) for shard in range(4)}
 
 
-def test_a_group_shares_the_partitions_and_hands_them_over(storage, kafka, datastore, tailer, follow):
+def test_a_group_shares_the_partitions_and_hands_them_over(storage, kafka, datastore, follow):
     """Two members, one leaves: the other goes on from the positions that were stored."""
     kept, lock = Kept(), threading.Lock()
 
@@ -249,7 +252,7 @@ def wait_until(condition, timeout_s=TIMEOUT_S):
         time.sleep(0.05)
 
 
-def test_hosts_that_do_not_answer_are_told_and_nothing_is_lost(storage, kafka, datastore, tailer, follow):
+def test_hosts_that_do_not_answer_are_told_and_nothing_is_lost(storage, kafka, datastore, follow):
     """A hole can't be filled: the error says so; when the hosts are back, the same subscriber goes on."""
     subscriber = follow()
     put_and_wait(storage, kafka, datastore, 40)
