@@ -26,13 +26,13 @@ class Stream:
 
     def __init__(self, answer: httpx.Response) -> None:
         self.answer = answer
-        self._lines = answer.iter_lines()
+        self.lines = answer.iter_lines()
 
     def next(self, kind: str | None = None) -> Event:
         """The next event, or the next one of a kind."""
         while True:
             fields = {}
-            while line := next(self._lines):
+            while line := next(self.lines):
                 name, _, value = line.partition(": ")
                 fields[name] = value
             event = Event(fields["event"], fields.get("id"), json.loads(fields["data"]))

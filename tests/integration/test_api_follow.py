@@ -3,7 +3,6 @@
 import time
 from functools import partial
 
-import httpx
 import pytest
 
 from schemaless.tailer_orders import set_paused
@@ -91,7 +90,7 @@ def test_an_idle_stream_has_heartbeats(call, datastore):
         stream.cells(2)
         began = time.monotonic()
         beats = [stream.next() for _ in range(2)]
-        assert time.monotonic() - began == pytest.approx(2 * HEARTBEAT_S, abs=0.3)
+        assert HEARTBEAT_S < time.monotonic() - began < 10 * HEARTBEAT_S
         assert [(beat.kind, beat.id) for beat in beats] == [("heartbeat", "1:2")] * 2
         assert beats[0].data == {"generation": 1, "added_id": 2, "head": 2}
 
@@ -253,8 +252,10 @@ def test_a_bad_follow_is_a_problem_before_the_stream(call, kind):
 
 
 def test_a_stream_is_quiet_between_heartbeats(call):
-    """Nothing is sent that isn't in the contract."""
-    with following(call, timeout_s=HEARTBEAT_S * 0.6) as stream:
-        assert stream.next().kind == "heartbeat"
-        with pytest.raises(httpx.ReadTimeout):
-            stream.next()
+    """Nothing is sent that isn't in the contract, and no more often."""
+    with following(call) as stream:
+        began = time.monotonic()
+        lines = [line for _, line in zip(range(12), stream.lines, strict=False)]
+        assert [line.partition(":")[0] for line in lines] == ["event", "id", "data", ""] * 3
+        assert set(lines[::4]) == {"event: heartbeat"}
+        assert time.monotonic() - began > HEARTBEAT_S

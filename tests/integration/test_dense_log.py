@@ -90,6 +90,15 @@ async def caught_up(async_storage, datastore) -> dict[int, int]:
     return pytest.fail("the minion does not follow")
 
 
+async def settled(async_storage, datastore) -> dict[int, int]:
+    """As `caught_up`, once the server is through with what the last writers had sent before they were killed."""
+    heads = await caught_up(async_storage, datastore)
+    while True:
+        await asyncio.sleep(0.5)
+        if heads == (heads := await caught_up(async_storage, datastore)):
+            return heads
+
+
 @pytest.mark.faults
 async def test_no_reader_ever_sees_a_hole(gang_of, async_storage, datastore):
     """I3, I4: dense, in commit order, created_at never falling, on master and minion, during and after the kills;
@@ -99,12 +108,13 @@ async def test_no_reader_ever_sees_a_hole(gang_of, async_storage, datastore):
     async with readers(async_storage, datastore) as checkers:
         gang = gang_of(put_with_the_lock)
         for _ in range(KILLS):
-            await asyncio.sleep(rng.uniform(0.2, 0.6))
+            await asyncio.sleep(rng.uniform(0.1, 0.4))
             await asyncio.to_thread(gang.kill_one, rng)
         gang.kill_all()
-        await asyncio.sleep(0.5)  # the server notices that the last ones are gone
-        heads = await caught_up(async_storage, datastore)
-        await asyncio.sleep(0.5)  # and the readers read on
+        heads = await settled(async_storage, datastore)
+        async with asyncio.timeout(20):
+            while any(checker.after < heads[shard] for (_, shard), checker in checkers.items()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
     assert [violation for checker in checkers.values() for violation in checker.violations] == []
     for (_, shard), checker in checkers.items():
         assert [cell.added_id for cell in checker.cells] == list(range(1, heads[shard] + 1))

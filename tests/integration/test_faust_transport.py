@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from schemaless.bus.topics import ensure_topics
 pytestmark = [pytest.mark.storage, pytest.mark.filterwarnings("ignore")]
 
 PARTITIONS = 3
+GREETING = b"greeting "
 
 
 class Collector:
@@ -24,6 +26,7 @@ class Collector:
         self.kinds = set()
         self.owned = []
         self.assigned_at_all = asyncio.Event()
+        self.greeted = {n: b"" for n in range(PARTITIONS)}
 
     async def assigned(self, partitions):
         self.owned = list(partitions)
@@ -34,7 +37,11 @@ class Collector:
 
     async def take(self, partition, records):
         self.kinds.update(record.kind for record in records)
-        self.values[partition] += [record.value for record in records]
+        for record in records:
+            if record.value.startswith(GREETING):
+                self.greeted[partition] = record.value
+            else:
+                self.values[partition].append(record.value)
 
     async def wait_for(self, count, timeout_s=20.0):
         deadline = time.monotonic() + timeout_s
@@ -61,6 +68,7 @@ class running:  # reads as `async with running(…) as collector`
     """A transport in this event loop, with its partitions assigned."""
 
     def __init__(self, kafka, datastore):
+        self.kafka, self.datastore = kafka, datastore
         self.collector = Collector()
         self.transport = FaustTransport(kafka, f"{datastore.name}.test", datastore.topic, self.collector)
 
@@ -68,12 +76,29 @@ class running:  # reads as `async with running(…) as collector`
         self.task = asyncio.create_task(self.transport.run())
         async with asyncio.timeout(30):
             await self.collector.assigned_at_all.wait()
-        await asyncio.sleep(1.0)  # "latest" is looked up after the assignment; deliveries don't depend on it
+            await self.greeting()
         return self.collector
+
+    async def greeting(self):
+        """Records of their own until one has come from each partition: "latest" is looked up after the assignment."""
+        for number in itertools.count():
+            greeting = GREETING + str(number).encode()
+            await asyncio.to_thread(greet, self.kafka, self.datastore, greeting)
+            for _ in range(20):
+                if set(self.collector.greeted.values()) == {greeting}:
+                    return
+                await asyncio.sleep(0.02)
 
     async def __aexit__(self, *_):
         self.task.cancel()
         await asyncio.wait({self.task})
+
+
+def greet(kafka, datastore, greeting):
+    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0})
+    for partition in range(PARTITIONS):
+        producer.produce(datastore.topic, greeting, partition=partition, headers=[("v", b"1"), ("kind", b"cell")])
+    assert producer.flush(10) == 0
 
 
 def produce(kafka, datastore, transactions, first=0, size=5):
