@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults]
 PARTITIONS = 6
 SESSION_S = 6.0  # the default: how long the group takes to notice that a tailer is dead
 MOVED_ON_WITHIN_S = 5.0
-HANDED_OVER_WITHIN_S = 3.0  # about 0.7 s; far from the end of a session in any case
+HANDED_OVER_WITHIN_S = 5.0  # about 0.7 s on a quiet machine; before the end of a session in any case
 
 
 class Group:
@@ -116,7 +116,7 @@ def test_partitions_move_only_when_they_must_and_soon(running, kafka, storage, m
         armed.touch()
         with group.measured():
             group.write()
-            assert group.tailers[1].process.wait(5) == -signal.SIGKILL
+            assert group.tailers[1].process.wait(20) == -signal.SIGKILL
         assert group.let_go()[0] == before[0]
     handed_over_s, moved_on_s = group.seconds
     print(f"visible {handed_over_s:.2f} s after SIGTERM, {moved_on_s:.2f} s after SIGKILL")

@@ -34,6 +34,7 @@ SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
 CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
 ANSWER_MAX_S = 3.0
 REWRITE_MAX_S = 5.0
+FAST_S = 0.9  # less than the shortest time-out: nothing was waited for
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ async def test_a_hung_home_means_buffered_within_3_s_and_written_within_5(
     assert (first.status, first.placed, first.copies) == (PutStatus.BUFFERED, None, 1)
     assert second.status is PutStatus.BUFFERED
     assert first_s < ANSWER_MAX_S
-    assert second_s < 0.5
+    assert second_s < FAST_S
     await asyncio.sleep(CLEANER.rescue_grace_s)
     assert await buffered(async_storage, datastore) == {first.key.row_key, second.key.row_key}
     servers["a-master"].cont()
@@ -147,7 +148,7 @@ async def test_a_killed_home_means_buffered_and_written_when_it_is_back(
     servers["a-master"].kill()
     (outcome,), seconds = await timed(writer.put(datastore, [cell(n=1)]))
     assert (before.status, outcome.status) == (PutStatus.STORED, PutStatus.BUFFERED)
-    assert seconds < 1
+    assert seconds < FAST_S
     servers["a-master"].start()
     await reaches(lambda: at_home(async_storage.master("a"), datastore), 2, REWRITE_MAX_S)
     await reaches(lambda: buffered(async_storage, datastore), set(), 15)
@@ -160,7 +161,7 @@ async def test_without_a_secondary_the_home_takes_the_cell_alone(servers, writer
     (next_one,), next_s = await timed(writer.put(datastore, [cell(n=2)]))
     assert [(o.status, o.copies) for o in (alone, next_one)] == [(PutStatus.STORED, 1)] * 2
     assert alone_s < ANSWER_MAX_S
-    assert next_s < 0.5
+    assert next_s < FAST_S
     assert writer.counts[PutStatus.STORED, 1] == 2
     strict = CellWriter(async_storage, SETTINGS.model_copy(update={"min_copies": 2}))
     (refused,) = await strict.put(datastore, [cell(n=3)])

@@ -179,9 +179,7 @@ async def test_a_failed_operation_leaves_no_transaction_behind(open_node, make_d
 
     with pytest.raises(Invalid):
         await node.run(failing)
-    started = time.monotonic()
     await open_node().run(partial(query, lock))
-    assert time.monotonic() - started < 2
 
 
 async def test_an_operation_may_handle_its_error(open_node, make_datastore):

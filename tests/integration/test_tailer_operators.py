@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -56,9 +55,7 @@ async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafk
         ] * 2
         assert "paused; 2 of 2 shards are behind, by 6 cells" in await asyncio.to_thread(tailer, "status", name)
         await asyncio.to_thread(tailer, "resume", name)
-        resumed_at = time.monotonic()
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
-        assert time.monotonic() - resumed_at < 3
     report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
     assert (report.findings.named, report.cells()["matched"]) == ([], 10)
 
