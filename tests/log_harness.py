@@ -151,13 +151,19 @@ async def _write(storage: AsyncStorage, datastore: Datastore, end: float) -> int
     return written
 
 
-def records(kafka: str, datastore: Datastore) -> list:
-    """What a read_committed reader sees now, partition by partition, in the topic's order."""
+def records(kafka: str, datastore: Datastore, at_least: int = 0) -> list:
+    """What a read_committed reader sees now, partition by partition, in the topic's order.
+
+    Nothing, and soon, when there are not even as many offsets as `at_least`.
+    """
     with PartitionReader(kafka) as reader:
+        spans = [reader.committed_span(datastore.topic, partition) for partition in range(datastore.partitions)]
+        if sum(span.high - span.low for span in spans) < at_least:
+            return []
         return [
             record
-            for partition in range(datastore.partitions)
-            for batch in reader.read(datastore.topic, partition, reader.committed_span(datastore.topic, partition))
+            for partition, span in enumerate(spans)
+            for batch in reader.read(datastore.topic, partition, span)
             for record in batch
         ]
 
@@ -167,12 +173,12 @@ def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: fl
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            if len(found := records(kafka, datastore)) >= count:
+            if len(found := records(kafka, datastore, count)) >= count:
                 return found
         except BusUnavailable:
-            found = []
+            pass
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(found)} of {count} records are in the topic after {timeout_s} s")
+            raise TimeoutError(f"fewer than {count} records are in the topic after {timeout_s} s")
         time.sleep(0.05)
 
 
