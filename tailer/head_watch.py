@@ -45,11 +45,11 @@ class HeadWatch:
         now = await self._source.run(shard_head.movements)
         changed = [name for name, total in now.items() if name not in self._seen or self._seen[name].total != total]
         for name in changed:
-            await self._look_closer(name, self._seen.setdefault(name, _Seen()))
+            await self._look_closer(name, now[name], self._seen.setdefault(name, _Seen()))
         return bool(changed)
 
-    async def _look_closer(self, name: str, seen: _Seen) -> None:
-        shown = await self._source.run(lambda: shard_head.block_movements(name))
+    async def _look_closer(self, name: str, total: Movement, seen: _Seen) -> None:
+        shown = await self._blocks(name, total, seen)
         blocks = [block for block, movement in shown.items() if seen.blocks.get(block) != movement]
         found = await self._source.run(lambda: shard_head.heads_in_blocks(name, blocks)) if blocks else []
         moved = {
@@ -62,6 +62,12 @@ class HeadWatch:
         seen.blocks = {block: seen.blocks.get(block, Movement(0, 0)) for block in shown} | _sums(found)
         seen.total = _total(seen.blocks.values())
         self._moved(name, moved)
+
+    async def _blocks(self, name: str, total: Movement, seen: _Seen) -> Mapping[int, Movement]:
+        """Where there is but one block it is the one that moved. New shards, or generations, change the other sum."""
+        if len(seen.blocks) == 1 and seen.total and seen.total.generations_sum == total.generations_sum:
+            return dict.fromkeys(seen.blocks, total)
+        return await self._source.run(lambda: shard_head.block_movements(name))
 
 
 def _sums(heads: Sequence[shard_head.Head]) -> dict[int, Movement]:

@@ -13,8 +13,10 @@ class Node:
     def __init__(self, heads: dict[int, int]) -> None:
         self.heads = heads
         self.heads_told = 0
+        self.questions = 0
 
     def rows(self, script: str) -> list[tuple]:
+        self.questions += 1
         if "GROUP BY datastore" in script:
             return [("flights", sum(self.heads.values()), len(self.heads))]
         if "GROUP BY block" in script:
@@ -90,3 +92,18 @@ async def test_a_head_that_goes_back_is_seen_too():
     node.heads[0] = 2
     assert await watch.step()
     assert seen == {0: Location(1, 2), 200: Location(1, 3)}
+
+
+async def test_where_there_is_one_block_nobody_asks_which_it_was():
+    """Two questions tell what moved, until new shards come: then the blocks are asked for again."""
+    seen: dict[int, Location] = {}
+    node = Node({0: 5, 1: 3})
+    watch = HeadWatch(Source(node), lambda name, heads: seen.update(heads))
+    await watch.step()
+    node.heads[1], node.questions = 4, 0
+    assert await watch.step()
+    assert (seen[1], node.questions) == (Location(1, 4), 2)
+    node.heads[200] = 7
+    assert await watch.step()
+    assert seen[200] == Location(1, 7)
+    assert not await watch.step()
