@@ -43,6 +43,7 @@ class ShardTail:
         if location.generation > self.published.generation:
             self.following = self.refused_at = None
         self.published = location
+        self.head = max(self.head, location)
 
     @property
     def must_look_for_generation(self) -> bool:

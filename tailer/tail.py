@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0  # after a failure that may pass
 CORRUPT_RETRY_S = 10.0  # somebody has to repair the shard first
+NEWER_CELLS_MAX = 16  # of a shard: beyond its head as last seen
 NOT_THERE_YET_S = 0.05  # a minion that lags is asked again; its own heads, read soon, end that
 
 
@@ -67,6 +68,7 @@ class Tail:
             try:
                 async with self._shared.slots:
                     await self.step()
+                await pause(self._log.settling_s, self._stopping)
             except (StorageUnavailable, BusUnavailable, Misconfigured) as error:
                 if not self._log.usable:
                     raise
@@ -155,7 +157,7 @@ class Tail:
             return []
         wanted = [
             Wanted(shard, self._shards[shard].published.added_id, limit)
-            for shard, limit in shares(waiting, self._cells_max).items()
+            for shard, limit in shares(self._with_newer(waiting), self._cells_max).items()
         ]
         settings = self._shared.settings
         batch = await self._source(wanted[0].shard).run(
@@ -167,6 +169,13 @@ class Tail:
         cells = [cell for part in proven for cell in part]
         self._adapt(len(cells), cut=batch.cut)
         return cells
+
+    def _with_newer(self, waiting: Mapping[int, int]) -> Mapping[int, int]:
+        """Cells that came since the heads were read are taken along, up to a generation that must be announced."""
+        return {
+            shard: count if self._shards[shard].following else count + NEWER_CELLS_MAX
+            for shard, count in waiting.items()
+        }
 
     def _proven(self, shard: int, cells: Sequence[StoredCell]) -> Sequence[StoredCell]:
         try:

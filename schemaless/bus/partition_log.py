@@ -8,6 +8,7 @@ can't publish any more, however late it wakes up.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -24,6 +25,10 @@ from schemaless.codec import encode_record
 from schemaless.errors import BusUnavailable
 from schemaless.location import GenerationStart, Location
 from schemaless.topology import Datastore
+
+_SETTLING_S = 0.004
+"""After a commit was answered, Kafka still writes its markers. A transaction that begins meanwhile is put off by 20 ms,
+librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
 
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
@@ -47,6 +52,7 @@ class PartitionLog:
         self._partition = partition
         self._timeout_s = transaction_timeout_s
         self._topic_id = ""
+        self._settled_at = 0.0
         self._headers: dict[str, Headers] = {}
         self._name = f"{datastore.topic} [{partition}]"
         self._producer = Producer(
@@ -61,6 +67,11 @@ class PartitionLog:
                 "delivery.report.only.error": True,
             }
         )
+
+    @property
+    def settling_s(self) -> float:
+        """For so long the next transaction will wait: who has nothing to publish yet may gather cells meanwhile."""
+        return max(0.0, self._settled_at - time.monotonic())
 
     def open(self) -> Progress:
         """Fences the predecessor, then reads how far it came.
@@ -137,11 +148,14 @@ class PartitionLog:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """Begins, flushes and commits. After any failure nothing is published, or the log is not `usable`."""
+        time.sleep(self.settling_s)
         try:
             with translated(f"publishing to {self._name}"):
                 self._producer.begin_transaction()
-                yield
-                self._flush()
+                try:
+                    yield
+                finally:  # also before an abort: Kafka refuses to end what has not begun there yet, and that is fatal
+                    self._flush()
         except BaseException:
             self._abort()
             raise
@@ -160,12 +174,14 @@ class PartitionLog:
             else:
                 self.usable = False  # fenced, or nobody knows whether it was committed
             raise translate(error.args[0], f"committing to {self._name}") from error
+        self._settled_at = time.monotonic() + _SETTLING_S
 
     def _abort(self) -> None:
         try:
             self._producer.abort_transaction(self._timeout_s)
         except KafkaException:
             self.usable = False
+        self._settled_at = time.monotonic() + _SETTLING_S
 
     def _produce(self, cells: Iterable[StoredCell]) -> None:
         produce, topic, partition = self._producer.produce, self._datastore.topic, self._partition

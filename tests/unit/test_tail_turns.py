@@ -90,3 +90,10 @@ def test_what_waits_ends_where_a_generation_begins(published, head, following, w
     """Cells up to the start of the next generation come before its announcement."""
     shard_tail = tail(published, head, following)
     assert (shard_tail.waiting, shard_tail.behind) == (waiting, behind)
+
+
+def test_published_cells_prove_a_head():
+    """Cells newer than the head that was seen were published: the shard is neither behind nor ahead of its master."""
+    shard_tail = tail(Location(1, 3), Location(1, 4))
+    shard_tail.published_up_to(Location(1, 7))
+    assert (shard_tail.behind, shard_tail.doubtful) == (False, False)
