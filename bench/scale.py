@@ -60,3 +60,4 @@ SHARDS = 64
 PEER_SHARDS = 16
 MANY_SHARDS = 4096
 PARTITIONS = 8
+PARTITIONS_AT_500 = 2  # a transaction is of one partition: fewer partitions, more cells in each

@@ -63,11 +63,17 @@ class BenchStack:
 
 @contextmanager
 def storage_stack(
-    folder: Path, clusters: Sequence[str], *, minions: int = 0, shards: int = SHARDS, kafka: str = NO_BROKER
+    folder: Path,
+    clusters: Sequence[str],
+    *,
+    minions: int = 0,
+    shards: int = SHARDS,
+    partitions: int = PARTITIONS,
+    kafka: str = NO_BROKER,
 ) -> Iterator[BenchStack]:
     """Durable masters, `minions` for each, one datastore of ours and the tables of the plain tier."""
     with running_topology(folder, clusters, minions) as running:
-        wanted = Datastore(DATASTORE, shards, PARTITIONS, tuple(clusters))
+        wanted = Datastore(DATASTORE, shards, partitions, tuple(clusters))
         datastore = make_shards(running.topology, wanted)
         if kafka != NO_BROKER:
             ensure_topics(kafka, datastore)

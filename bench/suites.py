@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads
 from bench.report import Section
-from bench.scale import MANY_SHARDS, PARTITIONS, PEER_SHARDS, Scale
+from bench.scale import MANY_SHARDS, PARTITIONS, PARTITIONS_AT_500, PEER_SHARDS, Scale
 from bench.servers import service, storage_stack
 from schemaless.stack.local import running_broker
 
@@ -76,13 +76,14 @@ def beside_debezium(folder: Path, scale: Scale) -> list[Section]:
 def log_beside_debezium(folder: Path, scale: Scale) -> list[Section]:
     with (
         running_broker(folder / "kafka") as kafka,
-        storage_stack(folder, ("a",), shards=PEER_SHARDS, kafka=kafka) as stack,
+        storage_stack(folder, ("a",), shards=PEER_SHARDS, partitions=PARTITIONS_AT_500, kafka=kafka) as stack,
     ):
         rows = log_latency.measure(stack, scale)
     notes = (
-        f"{log_latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s, one server, {PEER_SHARDS} shards; in "
-        "turns one tailer process or one Debezium connector that polls every 10 ms. API, broker and server on this "
-        "machine."
+        f"{log_latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s, one server, {PEER_SHARDS} shards, "
+        f"{PARTITIONS_AT_500} partitions; in turns one tailer process or one Debezium connector that polls every 10 "
+        f"ms, each after {scale.latency_s:.0f} s of the same load, the broker after {scale.warm_up_s:.0f} s more. API, "
+        "broker and server on this machine."
     )
     return [Section("From a put to its record", notes, rows)]
 
