@@ -53,7 +53,7 @@ FULL = Scale(
     idle_s=30.0,
     awakenings=15,
     cost_cells_few=100_000,
-    cost_cells_many=1_000_000,
+    cost_cells_many=5_000_000,
 )
 
 SHARDS = 64
