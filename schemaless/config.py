@@ -94,9 +94,9 @@ class TailerSettings(ServiceSettings):
     idle_poll_s: float = 0.05  # after a second without news; what it costs is in docs/operating-the-log.md
     tail_from: Role = Role.MASTER  # freshest; minion: any minion, so that masters only write
     tail_lag_max_s: float = 5.0  # a minion further behind is read only while nothing better answers
-    batch_cells_max: int = 2000  # cells of one Kafka transaction: 2000 and 5000 drain alike
+    batch_cells_max: int = 5000  # cells of one Kafka transaction: 2000 drain a fifth slower, 8000 no faster
     batch_bytes_max: int = 8 << 20  # bounds memory when bodies are large
-    batches_max: int = 8  # in hand at once, whatever the number of partitions: memory again
+    batches_max: int = 4  # in hand at once, whatever the number of partitions: memory again
     transaction_timeout_s: float = 5.0  # of one step; a killed tailer's transaction is ended by the next owner
     session_timeout_s: float = 6.0  # Kafka's least by default
     datastores: Annotated[tuple[str, ...], NoDecode] = ()  # comma-separated; none named: all of the catalogue
