@@ -2,7 +2,7 @@
 
 What is wrong with Faust's own reading and acknowledging is corrected in schemaless/bus/faust_app.py. Here, the records
 of a partition that one fetch brought travel as one event, not as one each. An agent only hands events over to the
-partition's lane; no exception leaves it (CrashingSupervisor ends the process).
+partition's lane, which takes what came meanwhile in one; no exception leaves it (CrashingSupervisor ends the process).
 """
 
 from __future__ import annotations
@@ -87,9 +87,15 @@ class _Lane:
 
     async def _run(self) -> None:
         while True:
-            event = await self._events.get()
-            await self._receiver.take(self._partition, event.value)
-            event.ack()  # nothing after this line: what was acknowledged is finished, or will come from the log
+            events = [await self._events.get(), *self._waiting()]
+            await self._receiver.take(self._partition, [record for event in events for record in event.value])
+            for event in events:  # nothing after this: what was acknowledged is finished, or will come from the log
+                event.ack()
+
+    def _waiting(self) -> Iterator[Any]:
+        """What came meanwhile is taken in one."""
+        while not self._events.empty():
+            yield self._events.get_nowait()
 
 
 class FaustTransport:
