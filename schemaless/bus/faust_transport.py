@@ -30,6 +30,7 @@ from schemaless.record import Record
 log = structlog.get_logger()
 
 _LANE_EVENTS_MAX = 4  # fetched batches of a partition that wait for their turn; then the agent waits
+_LANE_RECORDS_MAX = 1000  # of several fetches, taken in one; a single fetch may bring more
 _BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with the one above and a fetch's size, what bounds memory
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
@@ -87,15 +88,19 @@ class _Lane:
 
     async def _run(self) -> None:
         while True:
-            events = [await self._events.get(), *self._waiting()]
+            events = await self._next()
             await self._receiver.take(self._partition, [record for event in events for record in event.value])
             for event in events:  # nothing after this: what was acknowledged is finished, or will come from the log
                 event.ack()
 
-    def _waiting(self) -> Iterator[Any]:
-        """What came meanwhile is taken in one."""
-        while not self._events.empty():
-            yield self._events.get_nowait()
+    async def _next(self) -> list[Any]:
+        """The next event, and what came meanwhile, up to about _LANE_RECORDS_MAX records."""
+        events = [await self._events.get()]
+        records = len(events[0].value)
+        while not self._events.empty() and records < _LANE_RECORDS_MAX:
+            events.append(self._events.get_nowait())
+            records += len(events[-1].value)
+        return events
 
 
 class FaustTransport:
