@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import msgspec
 
-from api.breaker import Breaker
-from api.gate import Gate
+from api.gate import Gates
 from api.put_outcome import PutResult
-from schemaless.batcher import BatchLimits
 from schemaless.cell import RowKey
 from schemaless.errors import Busy, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.sharding import by_rendezvous
@@ -21,8 +19,6 @@ from schemaless.storage import buffer_table
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
-
-_LIMITS = BatchLimits(lanes=1)
 
 
 class Copy(msgspec.Struct, gc=False):
@@ -39,32 +35,26 @@ class Copy(msgspec.Struct, gc=False):
 
 
 class Secondaries:
-    """`breakers` by cluster name; shared with whoever else writes to the same masters."""
+    """Chooses the secondary of each put, and another one when that fails."""
 
     def __init__(
-        self,
-        storage: AsyncStorage,
-        breakers: Mapping[str, Breaker],
-        *,
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, storage: AsyncStorage, gates: Gates, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._storage = storage
-        self._breakers = breakers
+        self._gates = gates
         self._timeout_s = timeout_s
         self._clock = clock
-        self._gates: dict[tuple[str, str], Gate[BufferRow, BufferOutcome]] = {}
 
     def choose(self, home: str, row_key: RowKey) -> str | None:
         """The cluster that the row prefers of those that may be tried now; None when there is none."""
-        others = [name for name, breaker in self._breakers.items() if name != home and breaker.may_allow()]
+        others = [name for name, breaker in self._gates.breakers.items() if name != home and breaker.may_allow()]
         return by_rendezvous(row_key, others)[0] if others else None
 
     async def buffer(self, datastore: Datastore, home: str, copies: Sequence[Copy]) -> None:
         """Each copy learns its secondary and outcome within the time-out; it keeps None when no secondary took it."""
         deadline = self._clock() + self._timeout_s
         waiting = await self._buffer_once(datastore, home, copies)
-        for _ in range(len(self._breakers) - 2):  # one failed: another one is tried
+        for _ in range(len(self._gates.breakers) - 2):  # one failed: another one is tried
             left_s = deadline - self._clock()
             if not waiting or left_s <= 0:
                 return
@@ -83,11 +73,7 @@ class Secondaries:
             try:
                 await self._storage.master(secondary).run(remove, timeout_s=self._timeout_s)
             except StorageUnavailable:
-                self._breakers[secondary].failed()
-
-    async def drain(self) -> None:
-        for gate in list(self._gates.values()):
-            await gate.drain()
+                self._gates.breakers[secondary].failed()
 
     async def _buffer_once(self, datastore: Datastore, home: str, copies: Sequence[Copy]) -> list[Copy]:
         """Returns those that no secondary took."""
@@ -105,7 +91,7 @@ class Secondaries:
 
     async def _buffer_on(self, datastore: Datastore, secondary: str, copies: Sequence[Copy]) -> None:
         try:
-            outcomes = await self._gate(datastore, secondary).submit([copy.cell for copy in copies])
+            outcomes = await self._gates.to(secondary, datastore).buffer([copy.cell for copy in copies])
         except (Unavailable, Busy):
             return
         except SchemalessError as error:
@@ -115,15 +101,3 @@ class Secondaries:
         for copy, outcome in zip(copies, outcomes, strict=True):
             copy.secondary = secondary
             copy.outcome = outcome
-
-    def _gate(self, datastore: Datastore, cluster: str) -> Gate[BufferRow, BufferOutcome]:
-        gate = self._gates.get((datastore.name, cluster))
-        if gate is None:
-            gate = self._gates[datastore.name, cluster] = Gate(
-                self._storage.master(cluster),
-                self._breakers[cluster],
-                partial(buffer_table.insert, datastore),
-                timeout_s=self._timeout_s,
-                limits=_LIMITS,
-            )
-        return gate

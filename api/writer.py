@@ -16,6 +16,9 @@ Interleavings that decided the details (K a key, A and B bodies that differ):
 - A put fails at home with the outcome unknown and says BUFFERED: the cleaner puts the cell again, which changes
   nothing if it is there (I1).
 - A buffer row whose outcome is unknown isn't counted as a copy, and may be there: the cleaner treats it as any other.
+- What is written to one master is one transaction, second copies too: whoever holds a head's lock for longer than
+  write_timeout_s, say a process that was stopped between lock and insert, takes the second copies that share a batch
+  with that shard down to one copy meanwhile. The server ends such a transaction (storage/session.py).
 - A batch holds K twice: buffer and home both keep its order, because a caller's cells for one home stay together.
 """
 
@@ -28,11 +31,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from api.breaker import Breaker
-from api.gate import Gate
+from api.gate import Gates
 from api.put_outcome import PutOutcome, PutResult
 from api.secondaries import Copy, Secondaries
-from schemaless.batcher import BatchLimits
 from schemaless.cell import Cell, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
 from schemaless.config import ApiSettings
@@ -41,13 +42,10 @@ from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, next_version
 from schemaless.storage.async_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
-from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.next_version import NewVersion, NextVersion
 from schemaless.storage.operation import AGAIN_ON
 from schemaless.topology import Datastore
 
-_HOME_LIMITS = BatchLimits(lanes=1)
-"""One: a second one would wait for the head locks of the first, and halve the batches."""
 _CHUNK_BYTES_MAX = 4 << 20  # of one operation: twice that as SQL, below any server's max_allowed_packet
 
 
@@ -61,9 +59,9 @@ class CellWriter:
         """Puts by (status, copies), since the process began."""
         self._storage = storage
         self._settings = settings
-        self._breakers = {name: Breaker(settings.breaker_open_s, clock) for name in sorted(storage.topology.clusters)}
-        self._secondaries = Secondaries(storage, self._breakers, timeout_s=settings.buffer_timeout_s, clock=clock)
-        self._homes: dict[tuple[str, str], Gate[ShardCell, Placed]] = {}
+        self._timeout_s = settings.write_timeout_s
+        self._gates = Gates(storage, timeout_s=self._timeout_s, open_s=settings.breaker_open_s, clock=clock)
+        self._secondaries = Secondaries(storage, self._gates, timeout_s=self._timeout_s, clock=clock)
 
     async def put(self, datastore: Datastore, cells: Sequence[Cell]) -> list[PutResult]:
         """One result for each cell, in order. A key that comes twice counts in order.
@@ -77,7 +75,9 @@ class CellWriter:
             home = datastore.home(shard)
             groups.setdefault(home, []).append(position)
             rows.append(BufferRow(cell.key, cell.body, shard, home, random.getrandbits(63)))
-        if len(groups) == 1:
+        if len(rows) == 1:  # the usual case pays for no pieces
+            results = await self._put_chunk(datastore, rows[0].home, rows)
+        elif len(groups) == 1:
             results = await self._put_at(datastore, rows[0].home, rows)
         else:
             results = await self._put_at_all(datastore, rows, groups)
@@ -116,10 +116,8 @@ class CellWriter:
         return PutOutcome(next_one.placed.status, cell.key, shard, next_one.placed, copies, next_one.replayed)
 
     async def close(self) -> None:
-        """Returns when every put that was taken has its outcome."""
-        await self._secondaries.drain()
-        for gate in list(self._homes.values()):
-            await gate.drain()
+        """Returns when all that was begun has its outcome. For the end, when no call is in hand any more."""
+        await self._gates.drain()
 
     async def _put_at_all(
         self, datastore: Datastore, rows: Sequence[BufferRow], groups: dict[str, list[int]]
@@ -141,7 +139,7 @@ class CellWriter:
         return results
 
     async def _put_chunk(self, datastore: Datastore, home: str, rows: Sequence[BufferRow]) -> list[PutResult]:
-        if self._home_gate(datastore, home).full:  # before anything is buffered for it
+        if self._gates.to(home, datastore).full:  # before anything is buffered for it
             return [Unavailable("too much waits to be written already")] * len(rows)
         copies = [Copy(row) for row in rows]
         await self._secondaries.buffer(datastore, home, copies)
@@ -159,7 +157,7 @@ class CellWriter:
 
     async def _put_home(self, datastore: Datastore, home: str, copies: Sequence[Copy]) -> None:
         try:
-            placed = await self._home_gate(datastore, home).submit([copy.cell for copy in copies])
+            placed = await self._gates.to(home, datastore).store([copy.cell for copy in copies])
         except (Unavailable, Busy) as error:
             for copy in copies:
                 copy.result = error if copy.secondary is None else _buffered(copy)
@@ -185,20 +183,18 @@ class CellWriter:
     ) -> Sequence[StoredCell | None]:
         """From the master, else from a minion: what that shows is true as well, it may only be late."""
         keys = [(row.shard, row.key) for row in rows]
-        breaker = self._breakers[home]
+        breaker = self._gates.breakers[home]
         nodes = [self._storage.master(home)] if breaker.allows() else []
         for node in [*nodes, *self._storage.minions(home)]:
             try:
-                return await node.run(
-                    partial(entity_table.get, datastore, keys), timeout_s=self._settings.home_timeout_s / 2
-                )
+                return await node.run(partial(entity_table.get, datastore, keys), timeout_s=self._timeout_s / 2)
             except StorageUnavailable:
                 if node in nodes:
                     breaker.failed()
         return [None] * len(rows)
 
     async def _put_next_at(self, home: str, datastore: Datastore, new: NewVersion) -> NextVersion:
-        breaker = self._breakers[home]
+        breaker = self._gates.breakers[home]
         if not breaker.allows():
             raise StorageUnavailable(f"the master of cluster {home} is left alone after a failure")
         # Without a key to recognise it by, what was lost with the outcome unknown would be written twice.
@@ -206,7 +202,7 @@ class CellWriter:
         try:
             next_one = await self._storage.master(home).run(
                 partial(next_version.put_next, datastore, new),
-                timeout_s=self._settings.home_timeout_s,
+                timeout_s=self._timeout_s,
                 again_on=again_on,
             )
         except StorageUnavailable:
@@ -214,18 +210,6 @@ class CellWriter:
             raise
         breaker.succeeded()
         return next_one
-
-    def _home_gate(self, datastore: Datastore, cluster: str) -> Gate[ShardCell, Placed]:
-        gate = self._homes.get((datastore.name, cluster))
-        if gate is None:
-            gate = self._homes[datastore.name, cluster] = Gate(
-                self._storage.master(cluster),
-                self._breakers[cluster],
-                partial(entity_table.put_cells, datastore),
-                timeout_s=self._settings.home_timeout_s,
-                limits=_HOME_LIMITS,
-            )
-        return gate
 
 
 def _placed(copy: Copy, placed: Placed) -> PutOutcome:

@@ -65,6 +65,11 @@ class Batcher(Generic[Item, Outcome]):
         self._running = 0  # lanes that will look at the queue again; a task is done only some turns of the loop later
 
     @property
+    def busy(self) -> bool:
+        """Whether anything submitted may still be without its outcome."""
+        return bool(self._lanes)
+
+    @property
     def full(self) -> bool:
         return self._queued_bytes >= self._limits.queued_bytes_max or len(self._queue) >= self._limits.queued_units_max
 

@@ -57,8 +57,7 @@ class ApiSettings(ServiceSettings):
 
     host: str = "127.0.0.1"  # loopback unless told
     port: int = 8000
-    home_timeout_s: float = 1.5  # a put is answered within 3 s also when its home hangs: buffer first, then this
-    buffer_timeout_s: float = 1.0  # the secondary's share of the same 3 s
+    write_timeout_s: float = 1.25  # of one master, a little more for MBs: 3 s for a put whose home and secondary hang
     min_copies: int = Field(default=1, ge=1, le=2)  # 2: no secondary reachable in time is a 503 (I5)
     breaker_open_s: float = 1.0  # how long a failing node is left alone before the next try
     read_timeout_s: float = 2.0  # of one node; then the next one is asked, and the breaker opens unless it is only slow
@@ -82,7 +81,7 @@ class CleanerSettings(ServiceSettings):
 
     turn_s: float = 0.2  # pause after a turn that found nothing to do
     grace_s: float = 1.0  # a younger buffer row is hardly on a minion yet: looking it up is wasted
-    rescue_grace_s: float = 2.0  # a younger one may still be under way to its home (ApiSettings.home_timeout_s)
+    rescue_grace_s: float = 2.0  # a younger one is likely still under way to its home; written twice it changes nothing
     node_timeout_s: float = 1.5  # of one question to a node: a hung one must not keep the others' rows waiting
     batch_rows_max: int = 1000
 

@@ -70,10 +70,23 @@ def insert(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[Bu
     A key that comes twice counts in order. Running it twice with the same claims is the same as running it once.
     """
     try:
-        yield _insert_script(datastore, rows)
+        yield insertion_of(datastore, rows)
     except DuplicateKey:
         return (yield from _insert_missing(datastore, rows))
     return [BufferOutcome.INSERTED] * len(rows)
+
+
+def insertion_of(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
+    """One statement that puts rows into the buffer; DuplicateKey when a key stands in the way."""
+    name = sql("%s", datastore.name.encode())
+    return _INSERT + commas(
+        [
+            f"({name},x'{row.home.encode().hex()}',{row.shard},x'{row.key.row_key.hex()}',"
+            f"x'{row.key.column_name.encode().hex()}',{row.key.ref_key},x'{row.body.hex()}',{row.claim},"
+            "UTC_TIMESTAMP(6))"
+            for row in rows
+        ]
+    )
 
 
 def remove(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[None]:
@@ -160,7 +173,7 @@ def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operatio
     )
     standing = {row.key: result.rows[0] for row, result in zip(rows, found[1:], strict=True) if result.rows}
     outcomes, missing, shared = _compare(rows, standing)
-    script = [_insert_script(datastore, missing)] if missing else []
+    script = [insertion_of(datastore, missing)] if missing else []
     script += [
         sql(f"UPDATE schemaless.buffer SET claim = %s WHERE {_KEY}", row.claim, *_key(datastore, row)) for row in shared
     ]
@@ -191,18 +204,6 @@ def _compare(
             outcome = BufferOutcome.CONFLICT
         outcomes.append(outcome)
     return outcomes, missing, shared
-
-
-def _insert_script(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
-    name = sql("%s", datastore.name.encode())
-    return _INSERT + commas(
-        [
-            f"({name},x'{row.home.encode().hex()}',{row.shard},x'{row.key.row_key.hex()}',"
-            f"x'{row.key.column_name.encode().hex()}',{row.key.ref_key},x'{row.body.hex()}',{row.claim},"
-            "UTC_TIMESTAMP(6))"
-            for row in rows
-        ]
-    )
 
 
 def _key(datastore: Datastore, row: BufferRow) -> tuple[bytes, bytes, bytes, int]:

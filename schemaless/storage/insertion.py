@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from schemaless.cell import Placed, PutStatus
+from schemaless.errors import Misconfigured
 from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
@@ -27,16 +28,29 @@ log = structlog.get_logger()
 CLOCK_BEHIND_MAX_US = 60_000_000
 """A master's clock further behind the last created_at than this is a loud warning (I4)."""
 
-_VARIABLE_HEADS_MAX = 64  # the locking SELECT has three expressions for each, evaluated for each
+_VARIABLE_HEADS_MAX = 64  # the locking SELECT has two expressions for each, evaluated for each
 _COLUMNS = "(added_id, generation, row_key, column_name, ref_key, body, created_at)"
 
 
-def insert_new(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Inserts cells of which none exists yet; their places, in order."""
+def insert_new(
+    datastore: Datastore, cells: Sequence[ShardCell], before: Sequence[Script] = ()
+) -> Operation[list[Placed]]:
+    """Inserts cells of which none exists yet; their places, in order. `before` runs in the same transaction, while no
+    head is locked yet.
+    """
     shards = sorted({cell.shard for cell in cells})
-    if len(shards) > _VARIABLE_HEADS_MAX:
-        heads, now = yield from shard_head.lock(datastore.name, shards)
-        return (yield from append(datastore, heads, now, cells))
+    if len(shards) <= _VARIABLE_HEADS_MAX:
+        try:
+            return (yield from _insert_by_variables(datastore, shards, cells, before))
+        except Misconfigured:
+            pass  # a head isn't here, or the clock is behind it: under the lock it is seen which
+    heads, now = yield from shard_head.lock(datastore.name, shards, before)
+    return (yield from append(datastore, heads, now, cells))
+
+
+def _insert_by_variables(
+    datastore: Datastore, shards: Sequence[int], cells: Sequence[ShardCell], before: Sequence[Script]
+) -> Operation[list[Placed]]:
     variables = {shard: n for n, shard in enumerate(shards)}
     counts = dict.fromkeys(shards, 0)
     values: dict[int, list[Script]] = {shard: [] for shard in shards}
@@ -45,10 +59,11 @@ def insert_new(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[li
         shard, n = cell.shard, variables[cell.shard]
         counts[shard] += 1
         offsets.append(counts[shard])
-        values[shard].append(f"(@h{n}+{counts[shard]},@g{n},{_row_values(cell)},@c{n})")
+        values[shard].append(f"(@h{n}+{counts[shard]},@g{n},{_row_values(cell)},@now)")
     results = yield ";".join(
         [
             "BEGIN",
+            *before,
             shard_head.lock_into_variables(datastore.name, shards),
             *(_insert(datastore, shard, rows) for shard, rows in values.items()),
             shard_head.move_by_variables(datastore.name, counts),
@@ -56,9 +71,8 @@ def insert_new(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[li
             shard_head.select_variables(len(shards)),
         ]
     )
-    clock, *numbers = map(int, results[-1].rows[0])
-    heads = {shard: Head(shard, *numbers[3 * n : 3 * n + 3]) for shard, n in variables.items()}
-    _warn_if_behind(datastore, heads.values(), clock)
+    now, *numbers = map(int, results[-1].rows[0])
+    heads = {shard: Head(shard, numbers[2 * n], numbers[2 * n + 1], now) for shard, n in variables.items()}
     return [_placed(heads[cell.shard], offset) for cell, offset in zip(cells, offsets, strict=True)]
 
 
@@ -71,7 +85,6 @@ def append(
     """
     shards = {cell.shard for cell in cells}
     moved = {n: Head(n, heads[n].generation, heads[n].added_id, max(now, heads[n].last_created_at)) for n in shards}
-    _warn_if_behind(datastore, moved.values(), now)
     rows: dict[int, list[Script]] = {shard: [] for shard in shards}
     placed = []
     for cell in cells:
@@ -82,6 +95,7 @@ def append(
     ends = [Head(n, h.generation, h.added_id + len(rows[n]), h.last_created_at) for n, h in moved.items()]
     inserts = [_insert(datastore, shard, values) for shard, values in rows.items()]
     yield ";".join([*inserts, *also, shard_head.move(datastore.name, ends), "COMMIT"])
+    _warn_if_behind(datastore, moved.values(), now)
     return placed
 
 

@@ -163,18 +163,26 @@ def history(datastore: str, shard: int) -> Operation[tuple[Head, list[Generation
     return Head(*found.rows[0]), [GenerationStart(*row) for row in starts.rows]
 
 
-def lock(datastore: str, shards: Iterable[int]) -> Operation[tuple[dict[int, Head], int]]:
-    """Begins a transaction and locks the heads, in shard order. Returns them and the master's clock under the lock."""
+def lock(
+    datastore: str, shards: Iterable[int], before: Sequence[Script] = ()
+) -> Operation[tuple[dict[int, Head], int]]:
+    """Begins a transaction, runs `before` in it and locks the heads, in shard order. Returns them and the master's
+    clock under the lock.
+    """
     wanted = sorted(set(shards))
-    found = yield (
-        f"BEGIN;SELECT {_HEAD_COLUMNS} {_from_exactly(datastore, wanted)} FOR UPDATE;"
-        f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}"
+    *_, found, clock = yield ";".join(
+        [
+            "BEGIN",
+            *before,
+            f"SELECT {_HEAD_COLUMNS} {_from_exactly(datastore, wanted)} FOR UPDATE",
+            f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}",
+        ]
     )
-    locked = {row[0]: Head(*row) for row in found[1].rows}
+    locked = {row[0]: Head(*row) for row in found.rows}
     if len(locked) != len(wanted):
         missing = sorted(set(wanted) - locked.keys())
         raise Misconfigured(f"datastore {datastore}: shards {missing[:5]} do not live on this cluster")
-    return locked, int(found[2].rows[0][0])
+    return locked, int(clock.rows[0][0])
 
 
 def move(datastore: str, moved: Iterable[Head]) -> Script:
@@ -186,19 +194,18 @@ def move(datastore: str, moved: Iterable[Head]) -> Script:
 
 
 def lock_into_variables(datastore: str, shards: Sequence[int]) -> Script:
-    """Locks the heads, in shard order. The nth has its head in @hn, generation in @gn, the created_at of what is
-    inserted now in @cn; @clock is the master's clock under the lock. A head that isn't here leaves NULLs.
+    """Locks the heads, in shard order. The nth has its head in @hn and its generation in @gn; @now is the master's
+    clock under the lock. A head that isn't here leaves NULLs, and @now is NULL where one has a later created_at: no
+    column of a cell takes them.
     """
     values = [
-        f"MAX(CASE heads.shard WHEN {shard} THEN {column} END)"
-        for shard in shards
-        for column in ("head", "generation", "last_created_at")
+        f"MAX(CASE heads.shard WHEN {shard} THEN {column} END)" for shard in shards for column in ("head", "generation")
     ]
-    variables = [f"@{letter}{n}" for n in range(len(shards)) for letter in "hgc"]
-    moments = [f"@c{n}=GREATEST(CAST(@c{n} AS DATETIME(6)),UTC_TIMESTAMP(6))" for n in range(len(shards))]
+    variables = [f"@{letter}{n}" for n in range(len(shards)) for letter in "hg"]
     return (
-        f"SELECT {commas(values)} INTO {commas(variables)} {_from_exactly(datastore, shards)} FOR UPDATE;"
-        f"SET @clock=UTC_TIMESTAMP(6),{commas(moments)}"
+        f"SELECT MAX(last_created_at),{commas(values)} INTO @now,{commas(variables)} {_from_exactly(datastore, shards)}"
+        " FOR UPDATE;"
+        "SET @now=IF(CAST(@now AS DATETIME(6))<=UTC_TIMESTAMP(6),UTC_TIMESTAMP(6),NULL)"
     )
 
 
@@ -206,15 +213,13 @@ def move_by_variables(datastore: str, counts: Mapping[int, int]) -> Script:
     """As `move`, behind `lock_into_variables` of the same shards: `counts` cells were inserted into each."""
     name = sql("%s", datastore.encode())
     return _MOVE.format(
-        commas([f"({name},{shard},@g{n},@h{n}+{count},@c{n})" for n, (shard, count) in enumerate(counts.items())])
+        commas([f"({name},{shard},@g{n},@h{n}+{count},@now)" for n, (shard, count) in enumerate(counts.items())])
     )
 
 
 def select_variables(count: int) -> Script:
-    """The clock, then (generation, head before, created_at) of each; times in microseconds since the epoch."""
-    return f"SELECT {MICROSECONDS.format('@clock')}," + commas(
-        [f"@g{n},@h{n},{MICROSECONDS.format(f'@c{n}')}" for n in range(count)]
-    )
+    """@now in microseconds since the epoch, then (generation, head before) of each."""
+    return f"SELECT {MICROSECONDS.format('@now')}," + commas([f"@g{n},@h{n}" for n in range(count)])
 
 
 _MOVE = (

@@ -32,7 +32,7 @@ _AWAY = {
     3675,  # can't create tablespace: disk full
     4031,  # disconnected by the server
 }  # fmt: skip
-# 1048 is an added_id of NULL: the shard has no head on this server.
+# 1048 is an added_id of NULL, where the shard has no head on this server, or a created_at: insertion.py sees to it.
 _FIT = {1044, 1045, 1048, 1049, 1054, 1142, 1146, 1193, 1231}
 
 

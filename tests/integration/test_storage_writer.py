@@ -145,7 +145,7 @@ async def test_concurrent_puts_of_the_same_cells_agree(writer, async_storage, da
 
 async def test_large_bodies_go_in_pieces(async_storage, make_datastore):
     """A batch larger than one operation is cut, and the order of its items holds across the cut."""
-    patient = SETTINGS.model_copy(update={"home_timeout_s": 30.0, "buffer_timeout_s": 30.0})
+    patient = SETTINGS.model_copy(update={"write_timeout_s": 30.0})
     writer = CellWriter(async_storage, patient)
     datastore = make_datastore(placement=("a",))
     cells = [cell(row_key(), text=os.urandom(450_000).hex()) for _ in range(12)]
