@@ -21,6 +21,8 @@ Scope = MutableMapping[str, Any]
 FOLLOWS = "schemaless.follows"
 """A scope with it belongs to a call that follows a log."""
 HEADERS_ONLY = "schemaless.headers_only"
+WHOLE = "schemaless.whole"
+"""A scope with it belongs to a request whose payload has come to its end."""
 
 
 class Call:
@@ -66,7 +68,10 @@ class Call:
         """Raises TooLarge, Malformed or Unavailable."""
         self._payload = Payload(self._receive, self.services.payload_budget)
         return await self._payload.read(
-            bytes_max, self.header(b"content-length"), self.services.settings.payload_timeout_s
+            bytes_max,
+            self.header(b"content-length"),
+            self.services.settings.payload_timeout_s,
+            whole=WHOLE in self._scope,
         )
 
     def follows(self) -> None:

@@ -1,4 +1,5 @@
-"""OneWriteProtocol: uvicorn's HTTP protocol, whose answers leave in one write instead of two.
+"""OneWriteProtocol: uvicorn's HTTP protocol, whose answers leave in one write instead of two, and which says when a
+request has come as a whole.
 
 uvicorn writes an answer's head and body apart, and uvloop makes a system call of each, which wakes the caller twice
 for one answer. Here what is written within one turn of the event loop goes out together.
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.call import FOLLOWS
+from api.call import FOLLOWS, WHOLE
 
 STALL_TIMEOUT_S = 60.0
 
@@ -21,6 +22,10 @@ class OneWriteProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
+
+    def on_message_complete(self) -> None:
+        cast(dict[str, Any], self.scope)[WHOLE] = True
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         """The reader has more before it than the transport holds willingly: it must take some of it in time (I14)."""

@@ -40,20 +40,25 @@ class Payload:
         self._receive = receive
         self._budget = budget
 
-    async def read(self, bytes_max: int, announced: bytes, timeout_s: float) -> bytes:
-        """`announced`: Content-Length, if there is one. Raises TooLarge as soon as that is known, Malformed when the
-        payload ends early or doesn't come in time, Unavailable.
+    async def read(self, bytes_max: int, announced: bytes, timeout_s: float, *, whole: bool = False) -> bytes:
+        """`announced`: Content-Length, if there is one; `whole`: all of it has come. Raises TooLarge as soon as that
+        is known, Malformed when the payload ends early or doesn't come in time, Unavailable.
         """
         if announced and int(announced) > bytes_max:
             raise TooLarge(f"at most {bytes_max} bytes are taken, {int(announced)} were announced")
+        if whole:  # a timer that nothing waits for would cost as much as parsing a small body
+            return await self._read(bytes_max)
         try:
             async with asyncio.timeout(timeout_s):
-                message = await self._receive()
-                if message["type"] == "http.request" and not message.get("more_body"):
-                    return _bounded(message["body"], bytes_max)
-                return await self._read_on(message, bytes_max)
+                return await self._read(bytes_max)
         except TimeoutError:
             raise Malformed(f"the payload was not there after {timeout_s} s") from None
+
+    async def _read(self, bytes_max: int) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            return _bounded(message["body"], bytes_max)
+        return await self._read_on(message, bytes_max)
 
     async def _read_on(self, message: Any, bytes_max: int) -> bytes:
         gathered = bytearray()
