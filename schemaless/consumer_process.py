@@ -37,6 +37,7 @@ Work = Callable[[AsyncStorage], Awaitable[None]]
 
 def run_consumer_process(name: str, settings: ConsumerSettings, work: Work) -> NoReturn:
     """Ends the process: 0 after an orderly stop, 1 after a failure."""
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     serve = partial(_serve, settings, work)
     status = run_service(name, serve, log_level=settings.log_level, loop_factory=uvloop.new_event_loop)
     sys.stdout.flush()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
@@ -64,19 +65,24 @@ class Delivery:
         self._log = shard_log
         self._batch_cells_max = batch_cells_max
         self._page_cells = _PAGE_CELLS_MIN
+        self._turns: dict[int, asyncio.Event] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._closing = False
 
     async def deliver(self, cells: Iterable[StoredCell]) -> None:
-        """The partition's next cells, in topic order. Returns when they are finished or their shards are behind."""
-        if self._closing:
-            return
+        """The partition's next cells, in topic order. Returns when they are finished or their shards are behind.
+
+        May be called again meanwhile: that call then waits for the earlier ones that share a shard with it.
+        """
         by_shard: dict[int, list[StoredCell]] = {}
         for cell in cells:
             by_shard.setdefault(cell.shard, []).append(cell)
-        runs = [run for shard, found in by_shard.items() if (run := self._accept(shard, found)) is not None]
-        await self._advance_patiently(runs)
+        async with self._turn_of(by_shard):
+            if self._closing:
+                return
+            runs = [run for shard, found in by_shard.items() if (run := self._accept(shard, found)) is not None]
+            await self._advance_patiently(runs)
 
     async def step(self) -> float:
         """One pass over shards that are behind. Returns for how many seconds none will be due."""
@@ -123,6 +129,22 @@ class Delivery:
     def locations(self) -> dict[int, Location | None]:
         """Where each shard stands; None: not known at the moment."""
         return {shard: state.location for shard, state in self._shards.items()}
+
+    @asynccontextmanager
+    async def _turn_of(self, shards: Collection[int]) -> AsyncIterator[None]:
+        """Entered by one `deliver` after the other as far as they share a shard, in the order of their calls."""
+        mine = asyncio.Event()
+        earlier = [self._turns[shard] for shard in shards if shard in self._turns]
+        self._turns.update(dict.fromkeys(shards, mine))
+        try:
+            for turn in earlier:
+                await turn.wait()
+            yield
+        finally:
+            mine.set()
+            for shard in shards:
+                if self._turns.get(shard) is mine:
+                    del self._turns[shard]
 
     def _accept(self, shard: int, cells: Sequence[StoredCell]) -> Run | None:
         """The run that these cells are; None: nothing new, or the shard is behind."""

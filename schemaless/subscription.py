@@ -103,7 +103,7 @@ class Subscription:
             by_home.setdefault(self._datastore.home(cell.shard), []).append(cell)
         await all_or_first_error(
             [
-                running.delivery.deliver(by_home[home])
+                asyncio.ensure_future(running.delivery.deliver(by_home[home]))  # so that calls begin in order
                 for (_, number, home), running in self._running.items()
                 if number == partition and home in by_home
             ]

@@ -29,6 +29,7 @@ from schemaless.record import Record
 
 log = structlog.get_logger()
 
+_LANE_BATCHES_MAX = 4  # of a partition under way at once: a batch waits for those only that share a shard with it
 _LANE_EVENTS_MAX = 4  # fetched batches of a partition that wait for their turn; then the agent waits
 _LANE_RECORDS_MAX = 1000  # of several fetches, taken in one; a single fetch may bring more
 _BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with the one above and a fetch's size, what bounds memory
@@ -43,7 +44,8 @@ class Receiver(Protocol):
 
     async def revoked(self, partitions: Iterable[int]) -> None: ...
 
-    async def take(self, partition: int, records: Sequence[Record]) -> None: ...
+    async def take(self, partition: int, records: Sequence[Record]) -> None:
+        """Called in the order of the records; the next call may come before the one before has returned."""
 
 
 class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no types for mypy
@@ -75,13 +77,15 @@ class _App(CorrectedApp):
 
 
 class _Lane:
-    """One partition: its events, one after the other. A slow partition holds up others only when the lane is full."""
+    """One partition: its events in order, a few batches at a time. What is slow holds up others only when all are
+    under way and the lane is full.
+    """
 
     def __init__(self, partition: int, receiver: Receiver) -> None:
         self._partition = partition
         self._receiver = receiver
         self._events: asyncio.Queue[Any] = asyncio.Queue(_LANE_EVENTS_MAX)
-        self.task = asyncio.create_task(self._run())
+        self.tasks = [asyncio.create_task(self._run()) for _ in range(_LANE_BATCHES_MAX)]
 
     async def put(self, event: Any) -> None:
         await self._events.put(event)
@@ -148,17 +152,21 @@ class FaustTransport:
                 await self._app.stop()
         except TimeoutError:
             log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
-        for lane in self._lanes.values():
-            lane.task.cancel()
+        for task in self._lane_tasks():
+            task.cancel()
 
     async def _watch(self) -> None:
         crashed = asyncio.ensure_future(self._app.wait_until_stopped())
         while not crashed.done():
-            await asyncio.wait({crashed, *(lane.task for lane in self._lanes.values())}, timeout=1.0)
-            for lane in self._lanes.values():
-                if lane.task.done():
-                    lane.task.result()
+            watched = {crashed, *self._lane_tasks()}
+            await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            for task in self._lane_tasks():
+                if task.done():
+                    task.result()
         raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}")
+
+    def _lane_tasks(self) -> list[asyncio.Task[None]]:
+        return [task for lane in self._lanes.values() for task in lane.tasks]
 
     async def _receive(self, stream: Any) -> None:
         async for event in stream.noack().events():

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from schemaless.bus.faust_app import FETCH_PAUSE_S
 from schemaless.bus.faust_transport import FaustTransport
 from schemaless.bus.topics import ensure_topics
 
@@ -122,6 +123,15 @@ def produce(kafka, datastore, transactions, first=0, size=5):
     return committed
 
 
+def trickle(kafka, datastore, records):
+    """One record after the other, about 3 ms apart."""
+    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0})
+    for number in range(records):
+        producer.produce(datastore.topic, b"%d" % number, partition=0, headers=[("v", b"1"), ("kind", b"cell")])
+        producer.poll(0.003)
+    assert producer.flush(10) == 0
+
+
 def count(committed):
     return sum(map(len, committed.values()))
 
@@ -174,8 +184,26 @@ async def test_the_next_member_goes_on_where_the_last_one_stopped(kafka, datasto
         assert second.values == between
 
 
+async def test_records_that_come_soon_after_one_another_are_fetched_together(kafka, datastore):
+    """Work for each fetch is bounded: there is at most one in FETCH_PAUSE_S."""
+    member = running(kafka, datastore)
+    async with member as collector:
+        lane, fetched = member.transport._lanes[0], []
+        put = lane.put
+
+        async def counted(event):
+            fetched.append(event)
+            await put(event)
+
+        lane.put = counted
+        began = time.monotonic()
+        await asyncio.to_thread(trickle, kafka, datastore, 150)
+        await collector.wait_for(150)
+        assert len(fetched) <= (time.monotonic() - began) / FETCH_PAUSE_S + 2
+
+
 async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore):
-    """Nothing is acknowledged behind a failure: `run` raises, and the process is started again."""
+    """No offset is committed behind a failure: `run` raises, and the process is started again."""
     member = running(kafka, datastore)
     async with member as collector:
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemaless import delivery
 from schemaless.cell import StoredCell
 from schemaless.delivery import Delivery
 from schemaless.errors import Fenced, StorageUnavailable
@@ -69,15 +70,23 @@ class MemoryCheckpoints:
 
 
 class Recorder:
-    """Keeps what it was given; `judge` may say something else than finished."""
+    """Keeps what it was given; `judge` may say something else than finished. A shard with a gate waits for it."""
 
     def __init__(self, together=True):
         self.together = together
         self.seen = {shard: [] for shard in SHARDS}
         self.judge = lambda cell: None
+        self.begun = dict.fromkeys(SHARDS, 0)
+        self.gates = {}
+        self.held = asyncio.Event()
 
     async def handle(self, runs):
         await asyncio.sleep(0)
+        for run in runs:
+            self.begun[run.shard] += 1
+            if run.shard in self.gates:
+                self.held.set()
+                await self.gates[run.shard].wait()
         return Effect([self._outcome(run) for run in runs])
 
     def _outcome(self, run):
@@ -133,6 +142,70 @@ async def test_dense_records_are_handled_in_order_without_reading_the_log(world)
     assert world.handler.seen[0] == list(range(1, 10))
     assert world.finished(0) == 9
     assert world.log.reads == reads
+
+
+async def held(world):
+    """Shard 0 is being worked on, and stays so until the event is set; with that delivery."""
+    world.handler.gates[0] = asyncio.Event()
+    world.log.grow(0, 9)
+    world.log.grow(2, 9)
+    first = asyncio.create_task(world.delivery.deliver(cells(0, 1, 3)))
+    await world.handler.held.wait()
+    return first
+
+
+async def test_a_shards_cells_wait_for_those_before_and_for_no_other_shard(world):
+    """What is called meanwhile keeps its order in each shard, and reads no log."""
+    reads = world.log.reads
+    first = await held(world)
+    later = [asyncio.create_task(world.delivery.deliver(cells(0, n, n))) for n in (4, 5)]
+    async with asyncio.timeout(10):
+        await world.delivery.deliver(cells(2, 1, 4))
+    assert (world.handler.seen, world.handler.begun[0]) == ({0: [], 2: [1, 2, 3, 4]}, 1)
+
+    world.handler.gates[0].set()
+    await asyncio.gather(first, *later)
+    assert world.handler.seen[0] == [1, 2, 3, 4, 5]
+    assert (world.delivery.counts.holes, world.log.reads) == (0, reads)
+
+
+async def test_a_delivery_of_several_shards_keeps_the_order_of_each(world):
+    """It waits for the one that is busy, and the next of either shard waits for it."""
+    reads = world.log.reads
+    first = await held(world)
+    both = asyncio.create_task(world.delivery.deliver([*cells(0, 4, 5), *cells(2, 1, 2)]))
+    last = asyncio.create_task(world.delivery.deliver(cells(2, 3, 3)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.handler.seen == {0: [], 2: []}
+
+    world.handler.gates[0].set()
+    await asyncio.gather(first, both, last)
+    assert world.handler.seen == {0: [1, 2, 3, 4, 5], 2: [1, 2, 3]}
+    assert (world.delivery.counts.holes, world.log.reads) == (0, reads)
+
+
+async def test_whoever_waited_too_long_comes_from_the_log(world, monkeypatch):
+    """A slow call holds up what comes behind it no longer than PATIENCE_S."""
+    monkeypatch.setattr(delivery, "PATIENCE_S", 0.01)
+    first = await held(world)
+    second = asyncio.create_task(world.delivery.deliver(cells(0, 4, 9)))
+    async with asyncio.timeout(10):
+        await asyncio.gather(first, second)
+    assert world.handler.begun[0] == 1
+    world.handler.gates[0].set()
+    await world.until(lambda: world.finished(0) == 9)
+    assert world.handler.seen[0] == list(range(1, 10))
+
+
+async def test_what_waits_when_delivery_is_closed_is_not_begun(world):
+    first = await held(world)
+    waiting = asyncio.create_task(world.delivery.deliver(cells(0, 4, 5)))
+    closing = asyncio.create_task(world.delivery.close(10.0))
+    await asyncio.sleep(0)
+    world.handler.gates[0].set()
+    await asyncio.gather(first, waiting, closing)
+    assert world.handler.seen[0] == [1, 2, 3]
 
 
 async def test_a_duplicate_is_passed_over(world):

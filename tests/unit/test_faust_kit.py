@@ -1,5 +1,7 @@
 """Parts of the Faust kit that need no broker: what an agent is given, and which offset is committed."""
 
+import asyncio
+import time
 from collections import defaultdict, deque
 
 import faust
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless import cells_topic, faust_app
-from schemaless.bus.faust_app import CorrectedConsumer
+from schemaless.bus import faust_app as faust_app_module
+from schemaless.bus.faust_app import CorrectedConsumer, keep_fetches_apart
 from schemaless.codec import encode_record
 from tests.topic_harness import stored_cell
 
@@ -63,3 +66,44 @@ def test_what_is_committed_is_finished_to_the_last_record(offsets, chooser):
             made._committed_offset[PARTITION] = found
         run = [at for place, at in enumerate(handed_out) if finished.issuperset(handed_out[: place + 1])]
         assert made._committed_offset[PARTITION] == (run[-1] + 1 if run else None)
+
+
+@pytest.fixture
+def fetcher(monkeypatch):
+    """Whose fetches begin half a second apart."""
+    monkeypatch.setattr(faust_app_module, "FETCH_PAUSE_S", 0.5)
+
+    class Fetcher:
+        def __init__(self):
+            self.begun_at = {}
+
+        async def _proc_fetch_request(self, assignment, node_id, request):
+            self.begun_at[request] = time.monotonic()
+            return request
+
+    made = Fetcher()
+    keep_fetches_apart(made)
+    return made
+
+
+async def test_fetches_from_one_broker_begin_a_little_apart(fetcher):
+    """And what one gives is what the next step gets; another broker's don't wait, nor does one that comes late."""
+    fetches = ((1, "first"), (2, "other"), (1, "second"))
+    assert [await fetcher._proc_fetch_request(None, *fetch) for fetch in fetches] == ["first", "other", "second"]
+    await asyncio.sleep(0.5)
+    late = time.monotonic()
+    await fetcher._proc_fetch_request(None, 1, "late")
+    at = fetcher.begun_at
+    assert at["second"] - at["first"] >= 0.49
+    assert at["other"] - at["first"] < 0.4
+    assert at["late"] - late < 0.4
+
+
+async def test_a_fetch_that_is_closed_in_its_pause_answers(fetcher):
+    """aiokafka's fetcher cancels its fetches and awaits each: an exception would end its close half way."""
+    await fetcher._proc_fetch_request(None, 1, "first")
+    second = asyncio.create_task(fetcher._proc_fetch_request(None, 1, "second"))
+    await asyncio.sleep(0)
+    second.cancel()
+    assert await second is False
+    assert "second" not in fetcher.begun_at
