@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,6 +55,11 @@ class Outcome(msgspec.Struct, frozen=True):
         return self
 
 
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
 class Connection:
     """One keep-alive connection with at most one request under way."""
 
@@ -67,8 +73,8 @@ class Connection:
         self.sent_at = time.perf_counter()
         self.socket.sendall(request)
 
-    def receive(self) -> int | None:
-        """Status of the answer once it is whole."""
+    def receive(self) -> Answer | None:
+        """The answer once it is whole."""
         received = self.socket.recv(1 << 18)
         if not received:
             raise ConnectionError("the server closed a connection")
@@ -77,9 +83,9 @@ class Connection:
         length = _LENGTH.search(self._data, 0, end) if end >= 0 else None
         if length is None or len(self._data) < end + 4 + int(length[1]):
             return None
-        status = int(self._data[9:12])
+        answer = Answer(int(self._data[9:12]), self._data[end + 4 :])
         self._data = b""
-        return status
+        return answer
 
 
 def run_load(port: int, requests: Sequence[bytes], *, connections: int, seconds: float) -> Outcome:
@@ -113,12 +119,12 @@ def _drive(connections: Sequence[Connection], plan: Plan, poll: select.epoll) ->
     while under_way:
         for number, _ in _events(poll):
             connection = by_number[number]
-            status = connection.receive()
-            if status is None:
+            answer = connection.receive()
+            if answer is None:
                 continue
             now = time.perf_counter()
             latencies.append((now - connection.sent_at) * 1000)
-            statuses[status] += 1
+            statuses[answer.status] += 1
             if waiting and now < deadline:
                 connection.send(waiting.popleft())
             else:

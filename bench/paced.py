@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
-import json
+import select
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
+
+from bench.load import STALLED_AFTER_S, Connection
 from bench.servers import DATASTORE
-from bench.trips import COLUMN, Trip
+from bench.trips import Trip, get_request, put_request
 
 ASKED_EVERY = 4  # puts: asking for each would be as much load as the puts are
-THREADS = 24  # each has one put under way; 24 in flight at 200 a second are 120 ms
-TIMEOUT_S = 15.0
+CONNECTIONS = 24  # each has one call under way; 24 in flight at 200 a second are 120 ms
+PREFIX = f"/v1/{DATASTORE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +35,82 @@ class Put:
 
 
 def put_paced(port: int, trips: Sequence[Trip], *, puts_per_s: float, index: str | None = None) -> list[Put]:
-    """Puts every trip at its moment, and asks `index` for the entry of every fourth right after the answer."""
-    begin = time.monotonic() + 0.1
+    """Puts every trip at its moment, and asks `index` for the entry of every fourth right after the answer.
 
-    def work(thread: int) -> list[Put]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        done = []
-        for number in range(thread, len(trips), THREADS):
-            time.sleep(max(0.0, begin + number / puts_per_s - time.monotonic()))
-            done.append(_put_and_ask(connection, trips[number], index if number % ASKED_EVERY == 0 else None))
-        connection.close()
-        return done
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return [put for done in pool.map(work, range(THREADS)) for put in done]
-
-
-def _put_and_ask(connection: http.client.HTTPConnection, trip: Trip, index: str | None) -> Put:
-    sent = time.monotonic()
-    path = f"/v1/{DATASTORE}/cells/{trip.row_key}/{COLUMN}/{trip.ref_key}"
-    answer = _call(connection, "PUT", path, trip.json, 201)
-    acknowledged = time.monotonic()
-    if index is None:
-        return Put(str(trip.row_key), sent, acknowledged, None)
-    _ask(connection, trip, index, answer["location"])
-    return Put(str(trip.row_key), sent, acknowledged, time.monotonic())
+    Raises AssertionError for an answer without the cell or the entry, TimeoutError when none comes any more.
+    """
+    calls = [
+        _Calls(trip, put_request(trip, PREFIX), index if number % ASKED_EVERY == 0 else None)
+        for number, trip in enumerate(trips)
+    ]
+    with ExitStack() as stack:
+        poll = stack.enter_context(select.epoll())
+        connections = [Connection(port) for _ in range(CONNECTIONS)]
+        for connection in connections:
+            stack.enter_context(connection.socket)
+            poll.register(connection.socket.fileno(), select.EPOLLIN)
+        _drive(calls, connections, poll, puts_per_s)
+    return [call.made for call in calls]
 
 
-def _ask(connection: http.client.HTTPConnection, trip: Trip, index: str, location: str) -> None:
-    """Raises AssertionError for an answer without the entry."""
-    question = urlencode({"driver_uuid": json.loads(trip.json)["driver_uuid"], "after": location})
-    found = _call(connection, "GET", f"/v1/{DATASTORE}/indexes/{index}/entries?{question}", None, 200)
-    assert [entry["row_key"] for entry in found["entries"]] == [str(trip.row_key)], f"entry missing in {found}"
+class _Calls:
+    """The calls for one trip, one after the other on one connection."""
+
+    def __init__(self, trip: Trip, request: bytes, index: str | None) -> None:
+        self._trip = trip
+        self._request = request
+        self._index = index
+        self._sent = self._acknowledged = 0.0
+        self._indexed: float | None = None
+
+    @property
+    def made(self) -> Put:
+        return Put(str(self._trip.row_key), self._sent, self._acknowledged, self._indexed)
+
+    def begin(self, connection: Connection) -> None:
+        self._sent = time.monotonic()
+        connection.send(self._request)
+
+    def go_on(self, connection: Connection) -> bool:
+        """Takes what came; whether it was the last answer."""
+        answer = connection.receive()
+        if answer is None:
+            return False
+        if not self._acknowledged:
+            self._acknowledged = time.monotonic()
+            assert answer.status == 201, f"{self._trip.row_key}: {answer}"
+            if self._index is None:
+                return True
+            location = msgspec.json.decode(answer.body)["location"]
+            driver = msgspec.json.decode(self._trip.json)["driver_uuid"]
+            question = urlencode({"driver_uuid": driver, "after": location})
+            connection.send(get_request(f"{PREFIX}/indexes/{self._index}/entries?{question}"))
+            return False
+        self._indexed = time.monotonic()
+        entries = msgspec.json.decode(answer.body).get("entries", [])
+        found = [entry["row_key"] for entry in entries]
+        assert found == [str(self._trip.row_key)], f"entry of {self._trip.row_key} missing in {answer}"
+        return True
 
 
-def _call(
-    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, status: int
-) -> dict[str, Any]:
-    connection.request(method, path, body, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    text = response.read()
-    assert response.status == status, f"{method} {path}: {response.status} {text!r}"
-    return json.loads(text)  # type: ignore[no-any-return]
+def _drive(calls: Sequence[_Calls], connections: Sequence[Connection], poll: select.epoll, puts_per_s: float) -> None:
+    by_number = {connection.socket.fileno(): connection for connection in connections}
+    idle = deque(connections)
+    waiting = deque(calls)
+    under_way: dict[Connection, _Calls] = {}
+    due = time.monotonic() + 0.1
+    while waiting or under_way:
+        wait_s = max(0.0, due - time.monotonic()) if waiting and idle else STALLED_AFTER_S
+        events = poll.poll(wait_s)
+        if not events and wait_s == STALLED_AFTER_S:
+            raise TimeoutError(f"no answer for {STALLED_AFTER_S} s")
+        for number, _ in events:
+            connection = by_number[number]
+            if under_way[connection].go_on(connection):
+                del under_way[connection]
+                idle.append(connection)
+        while waiting and idle and time.monotonic() >= due:
+            connection = idle.popleft()
+            under_way[connection] = waiting.popleft()
+            under_way[connection].begin(connection)
+            due += 1 / puts_per_s

@@ -92,9 +92,9 @@ def effects(folder: Path, scale: Scale) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = latency.measure(stack, scale)
     notes = (
-        f"{latency.PUTS_PER_S} puts a second for {scale.latency_s:.0f} s, after {scale.warm_up_s:.0f} s of the same; "
-        "after every fourth the index is asked. API, tailer, indexer, one trigger program, broker and two masters on "
-        "this machine."
+        f"{latency.PUTS_PER_S} puts a second in rounds of {scale.latency_s:.0f} s, after {scale.warm_up_s:.0f} s of "
+        "the same; after every fourth the index is asked. API, tailer, indexer, one trigger program, broker and two "
+        "masters on this machine."
     )
     return [Section("From a put to its effects", notes, rows)]
 

@@ -79,7 +79,11 @@ def put_request(trip: Trip, prefix: str = "") -> bytes:
 
 
 def newest_request(row_key: uuid.UUID, prefix: str = "") -> bytes:
-    return _request("GET", f"{prefix}/cells/{row_key}/{COLUMN}")
+    return get_request(f"{prefix}/cells/{row_key}/{COLUMN}")
+
+
+def get_request(path: str) -> bytes:
+    return _request("GET", path)
 
 
 def batch_request(trips: Sequence[Trip], prefix: str) -> bytes:
