@@ -3,6 +3,9 @@
 The transactional.id names the partition. Opening fences the predecessor and ends its transaction, and only then is
 progress read; so whoever could open the log knows exactly what was published, and a process that lost the partition
 can't publish any more, however late it wakes up.
+
+A commit that Kafka took may stay unseen: a broker that dies at that moment can forget to write it into the partitions.
+The next transaction decides about it, too. So nothing is published after an abort before the log was opened anew.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.client import client_settings
+from schemaless.bus.hidden_records import hidden_records
 from schemaless.bus.progress import Progress, progress_key, progress_value, read_progress, seek_value
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topic_identity import topic_id
@@ -22,7 +28,7 @@ from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
 from schemaless.bus.translation import translate, translated
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
-from schemaless.errors import BusUnavailable
+from schemaless.errors import BusUnavailable, Misconfigured
 from schemaless.location import GenerationStart, Location
 from schemaless.topology import Datastore
 
@@ -30,6 +36,10 @@ _SETTLING_S = 0.004
 """After a commit was answered, Kafka still writes its markers. A transaction that begins meanwhile is put off by 20 ms,
 librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
 
+_MARKERS_S = 2.0
+"""What is hidden for longer than this, after the fence, is hidden for good: Kafka left the markers of its end out."""
+
+_HIDDEN_POLL_S = 0.05
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
 _VERSION = ("v", b"1")
@@ -40,7 +50,7 @@ _SEEK_HEADERS: Headers = [_VERSION, ("kind", b"seek")]
 class PartitionLog:
     """Publishes to one partition. One thread at a time.
 
-    After an error look at `usable`: False means that the log must be opened anew, and only by whom the group names.
+    After an error in a transaction the log must be opened anew, and only by whom the group names: it isn't `usable`.
     """
 
     def __init__(
@@ -74,12 +84,13 @@ class PartitionLog:
         return max(0.0, self._settled_at - time.monotonic())
 
     def open(self) -> Progress:
-        """Fences the predecessor, then reads how far it came.
+        """Fences the predecessor, ends what Kafka left open of it, then reads how far it came.
 
         Raises BusUnavailable, Fenced, or Misconfigured when progress can't be told.
         """
         try:
             self._fence()
+            self._end_what_stayed_open()
             with PartitionReader(self._bootstrap) as reader:
                 progress = read_progress(reader, self._datastore, self._partition, self._topic_id)
             self._record(progress.unrecorded)
@@ -111,6 +122,7 @@ class PartitionLog:
 
     def refuse(self, shard: int, published: Location, head: Location) -> None:
         """The master's head lies below what was published: whoever opens the log next knows it, too."""
+        self._require_all_seen()
         with self._transaction():
             value = progress_value(shard, published, self._topic_id, refused_at=head)
             self._producer.produce(self._datastore.progress_topic, value, progress_key(shard), self._partition)
@@ -121,6 +133,7 @@ class PartitionLog:
         A record of kind `seek` in the cells topic keeps the trace. Raises BusUnavailable or Fenced.
         """
         self._fence()
+        self._end_what_stayed_open()
         with self._transaction():
             for shard, location in locations.items():
                 self._produce_notice(seek_value(shard, location), _SEEK_HEADERS)
@@ -139,6 +152,56 @@ class PartitionLog:
             self._producer.init_transactions(self._timeout_s * 2)  # the predecessor's may have to run out first
         self._topic_id = topic_id(self._bootstrap, self._datastore.topic, timeout_s=self._timeout_s)
 
+    def _end_what_stayed_open(self) -> None:
+        """A transaction of cells hides both topics, so nobody has seen any of it: it is aborted, and published again.
+
+        Raises Misconfigured where only one topic is hidden, since half of such a transaction may have been seen.
+        """
+        hidden = self._hidden_for_good()
+        if not hidden:
+            return
+        if hidden == {self._datastore.topic, self._datastore.progress_topic} or self._nothing_but_progress(hidden):
+            self._abort_over(hidden)
+            hidden = self._hidden_for_good()
+        if hidden:
+            raise Misconfigured(
+                f"records of {' and '.join(sorted(hidden))} [{self._partition}] stay hidden behind a transaction"
+                " without an end: end it with kafka-transactions.sh, as docs/exactly-once.md tells"
+            )
+
+    def _nothing_but_progress(self, hidden: AbstractSet[str]) -> bool:
+        """The first progress of a partition, which comes without cells."""
+        if hidden != {self._datastore.progress_topic}:
+            return False
+        with PartitionReader(self._bootstrap) as reader:
+            return reader.span(self._datastore.topic, self._partition).high == 0
+
+    def _abort_over(self, topics: Iterable[str]) -> None:
+        """Its markers end whatever this transactional.id has open there."""
+        with translated(f"ending what stayed open of {self._name}"):
+            self._producer.begin_transaction()
+            for topic in topics:
+                self._producer.produce(topic, b"", b"aborted", self._partition)
+            self._flush()
+            self._producer.abort_transaction(self._timeout_s)
+
+    def _require_all_seen(self) -> None:
+        """Before progress is written alone: an end of it without the cells before it would tear them apart."""
+        if self._hidden_for_good():
+            self.usable = False
+            raise BusUnavailable(f"{self._name} hides records behind a transaction without an end")
+
+    def _hidden_for_good(self) -> AbstractSet[str]:
+        """Topics with records in this partition that nobody sees, `_MARKERS_S` after the last end of a transaction."""
+        admin = AdminClient(client_settings(self._bootstrap))
+        places = [(self._datastore.topic, self._partition), (self._datastore.progress_topic, self._partition)]
+        deadline = time.monotonic() + _MARKERS_S
+        while hidden := hidden_records(admin, places, timeout_s=self._timeout_s):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_HIDDEN_POLL_S)
+        return {topic for topic, _ in hidden}
+
     def _record(self, locations: Mapping[int, Location]) -> None:
         """Progress alone."""
         if locations:
@@ -147,7 +210,7 @@ class PartitionLog:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Begins, flushes and commits. After any failure nothing is published, or the log is not `usable`."""
+        """Begins, flushes and commits. After any failure the log is not `usable`."""
         time.sleep(self.settling_s)
         try:
             with translated(f"publishing to {self._name}"):
@@ -171,17 +234,14 @@ class PartitionLog:
         except KafkaException as error:
             if error.args[0].txn_requires_abort():
                 self._abort()
-            else:
-                self.usable = False  # fenced, or nobody knows whether it was committed
+            self.usable = False  # else fenced, or nobody knows whether it was committed
             raise translate(error.args[0], f"committing to {self._name}") from error
         self._settled_at = time.monotonic() + _SETTLING_S
 
     def _abort(self) -> None:
-        try:
+        self.usable = False
+        with contextlib.suppress(KafkaException):  # then the next owner ends it
             self._producer.abort_transaction(self._timeout_s)
-        except KafkaException:
-            self.usable = False
-        self._settled_at = time.monotonic() + _SETTLING_S
 
     def _produce(self, cells: Iterable[StoredCell]) -> None:
         produce, topic, partition = self._producer.produce, self._datastore.topic, self._partition

@@ -1,7 +1,7 @@
 """One Kafka broker on this machine (KRaft, broker and controller in one): its folder and command line.
 
 Owns the settings that the log needs of a broker: nothing expires, topics are made on purpose only, no transaction is
-left without its end (I7), messages are as large as the largest body.
+left without its end by the broker alone (I7), messages are as large as the largest body.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ auto.create.topics.enable=false
 message.max.bytes=4194304
 replica.fetch.max.bytes=4194304
 # A killed broker is let in again only when its old session has ended. Yet no shorter than Kafka's own 9 s: a broker
-# that stands still for longer is put out, and what its transactions still owe (markers) is left out then, which hides
-# their partitions for ever: it has no other broker to lead them meanwhile.
+# that stands still for longer is put out, and what its transactions still owe (markers) is left out then: it has no
+# other broker to lead their partitions meanwhile. Tailers end them (docs/exactly-once.md), which takes them seconds.
 broker.session.timeout.ms=9000
 broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0

@@ -4,7 +4,7 @@ import time
 import uuid
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.partition_log import PartitionLog
@@ -137,15 +137,42 @@ def test_a_transaction_in_hand_dies_with_its_owner(kafka, datastore, opened, flu
     assert opened()[1].location(SHARD, head=2) == Location(1, 2)
 
 
-def test_a_failed_batch_leaves_nothing_and_the_log_usable(kafka, datastore, opened):
-    """A record beyond the topic's limit fails its whole transaction; the next one goes through."""
+def test_a_failed_batch_leaves_nothing_and_the_log_is_opened_anew(kafka, datastore, opened):
+    """A record beyond the topic's limit fails its whole transaction. What came before may have gone with it, if Kafka
+    had not written its end yet: so this log doesn't go on. The next one does.
+    """
     log, _ = opened()
     large = cells(2, 2)[0]
     with pytest.raises(Misconfigured):
         log.publish([*cells(1, 1), StoredCell(large.row_key, "BASE", 1, SHARD, 1, 2, large.created_at, bytes(5 << 20))])
-    assert log.usable
-    log.publish(cells(1, 1))
+    assert not log.usable
+    opened()[0].publish(cells(1, 1))
     assert added_ids(kafka, datastore, 1) == [1]
+
+
+@pytest.mark.parametrize("topic", ["topic", "progress_topic"])
+def test_half_of_a_transaction_without_an_end_waits_for_a_person(kafka, datastore, opened, topic):
+    """One topic alone hides records: what stands in the other one can't be told from here. Nothing is published, not
+    even progress alone, until the transaction was ended.
+    """
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    added_ids(kafka, datastore, 1)
+    foreign = Producer({"bootstrap.servers": kafka, "transactional.id": datastore.name, "log_level": 0})
+    foreign.init_transactions(10)
+    foreign.begin_transaction()
+    foreign.produce(getattr(datastore, topic), b"", b"foreign", 1)
+    foreign.flush(10)
+    with pytest.raises(BusUnavailable, match="hides records"):
+        log.refuse(SHARD, Location(1, 1), BEGINNING)
+    assert not log.usable
+    with pytest.raises(Misconfigured, match=rf"{getattr(datastore, topic)} \[1\] stay hidden.*docs/exactly-once.md"):
+        opened()
+    foreign.abort_transaction(10)
+    fresh, progress = opened()
+    assert (progress.locations[SHARD], progress.refused) == (Location(1, 1), {})
+    fresh.publish(cells(2, 2))
+    assert added_ids(kafka, datastore, 2) == [1, 2]
 
 
 def test_a_generation_is_announced_once(kafka, datastore, opened):

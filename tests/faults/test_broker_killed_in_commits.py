@@ -1,0 +1,100 @@
+"""A lone broker that is killed while it ends transactions may never end them: whoever opens the logs next does (I7)."""
+
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from schemaless.bus.hidden_records import hidden_records
+from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus.topics import ensure_topics
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
+from schemaless.codec import encode_body
+from schemaless.errors import SchemalessError
+from schemaless.stack.local import LocalServer, running_kafka
+from schemaless.topology import Datastore
+from tests.log_harness import wait_for_cells
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
+
+PARTITIONS = 8
+UNDER_WAY = 20  # transactions, before the broker is killed
+KILLS_MAX = 6
+TIMEOUT_S = 3.0  # all fail: a killed broker is let in again after 9 s
+BODY = encode_body({"n": 1})
+
+
+class Writer(threading.Thread):
+    """Publishes the cells of one shard, one in each transaction, until its log fails; then opens it anew."""
+
+    def __init__(self, kafka: str, datastore: Datastore, shard: int) -> None:
+        super().__init__(daemon=True)
+        self.published = 0
+        self._next = 0
+        self._shard = shard
+        self._log = PartitionLog(kafka, datastore, datastore.partition(shard), transaction_timeout_s=TIMEOUT_S)
+
+    def open(self) -> None:
+        self._next = self._log.open().locations[self._shard].added_id + 1
+
+    def run(self) -> None:
+        try:
+            while True:
+                self._log.publish([cell(self._shard, self._next)])
+                self._next += 1
+                self.published += 1
+        except SchemalessError:
+            self._log.close()
+
+
+def cell(shard: int, added_id: int) -> StoredCell:
+    key = RowKey(uuid.uuid4().bytes)
+    return StoredCell(key, ColumnName("BASE"), RefKey(1), shard, 1, added_id, 1_700_000_000_000_000 + added_id, BODY)
+
+
+def opened(kafka: str, datastore: Datastore) -> list[Writer]:
+    writers = [Writer(kafka, datastore, shard) for shard in range(datastore.shards)]
+    for writer in writers:
+        writer.open()
+    return writers
+
+
+def kill_amid_commits(broker: LocalServer, writers: Sequence[Writer]) -> None:
+    for writer in writers:
+        writer.start()
+    while min(writer.published for writer in writers) < UNDER_WAY:
+        assert all(writer.is_alive() for writer in writers)
+        time.sleep(0.01)
+    broker.kill()
+    broker.start()
+    for writer in writers:
+        writer.join()
+
+
+def hidden(kafka: str, datastore: Datastore) -> dict[tuple[str, int], int]:
+    places = [(topic, n) for topic in (datastore.topic, datastore.progress_topic) for n in range(PARTITIONS)]
+    return hidden_records(AdminClient({"bootstrap.servers": kafka}), places, timeout_s=10)
+
+
+def test_what_a_killed_broker_left_open_is_ended_by_the_next_owner(tmp_path):
+    """Every cell stands in the topic once and in order, though some transactions were decided and never ended."""
+    datastore = Datastore(f"k{uuid.uuid4().hex[:8]}", PARTITIONS, PARTITIONS, ("a",))
+    with running_kafka(tmp_path / "kafka") as (kafka, broker):
+        ensure_topics(kafka, datastore)
+        for _ in range(KILLS_MAX):
+            kill_amid_commits(broker, opened(kafka, datastore))
+            if hidden(kafka, datastore):
+                break
+        else:
+            pytest.fail("no kill met a commit: this test has shown nothing")
+        writers = opened(kafka, datastore)
+        assert not hidden(kafka, datastore)
+        last = [writer._next for writer in writers]
+        for writer in writers:
+            assert writer._log.publish([cell(writer._shard, writer._next)])
+        found = wait_for_cells(kafka, datastore, sum(last))
+        for shard in range(PARTITIONS):
+            assert [each.added_id for each in found if each.shard == shard] == list(range(1, last[shard] + 1))
