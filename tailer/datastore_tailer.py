@@ -2,18 +2,20 @@
 
 A tail runs only between assignment and revocation. When the log of any partition fails, this process gives up its
 seat and takes a new one: so a log is opened only for a partition that the group has just given, never because a stale
-owner wants it back (I7).
+owner wants it back (I7). It does the same when records of an open log stay hidden, since opening a log ends that.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 
+from schemaless.bus.hidden_records import HiddenRecordsWatch
 from schemaless.bus.membership import Membership
 from schemaless.bus.topic_identity import TopicsWatch
 from schemaless.bus.topics import ensure_topics
@@ -95,17 +97,24 @@ class DatastoreTailer:
         def revoked(partitions: Sequence[int]) -> None:
             asyncio.run_coroutine_threadsafe(self._release(partitions), loop).result()
 
-        watch = await in_thread(self._group_thread, self._watch_topics)
+        topics = await in_thread(self._group_thread, self._watch_topics)
+        hidden = await in_thread(self._group_thread, self._watch_hidden_records)
         membership = await in_thread(self._group_thread, lambda: self._join(assigned, revoked))
 
-        def take_part() -> bool:
+        def take_part(tailed: Collection[int]) -> str:
+            """What ends it: nothing, or what was noticed."""
             membership.poll(POLL_S)
-            return not watch.changed()
+            if topics.changed():
+                return "the topics were deleted"
+            if stuck := hidden.stuck(tailed):
+                return f"records of partitions {stuck} stay hidden behind a transaction without an end"
+            return ""
 
         try:
             while not (self._stopping.is_set() or self._seat_lost.is_set()):
-                if not await in_thread(self._group_thread, take_part):
-                    log.error("the topics were deleted: taking a new seat in the group", datastore=self._datastore.name)
+                tailed = [owned.partition for owned in self._owned if owned.tailed]
+                if noticed := await in_thread(self._group_thread, partial(take_part, tailed)):
+                    log.error("taking a new seat in the group", datastore=self._datastore.name, why=noticed)
                     break
         finally:
             await self._release([owned.partition for owned in self._owned])
@@ -120,6 +129,16 @@ class DatastoreTailer:
         topics = (self._datastore.topic, self._datastore.progress_topic)
         return TopicsWatch(
             self._shared.settings.kafka, topics, every_s=TOPICS_CHECK_S, timeout_s=TOPICS_CHECK_TIMEOUT_S
+        )
+
+    def _watch_hidden_records(self) -> HiddenRecordsWatch:
+        settings = self._shared.settings
+        return HiddenRecordsWatch(
+            settings.kafka,
+            self._datastore.topic,
+            every_s=TOPICS_CHECK_S,
+            patience_s=2 * settings.transaction_timeout_s,  # one to flush, one to commit or abort
+            timeout_s=TOPICS_CHECK_TIMEOUT_S,
         )
 
     def _join(self, assigned: Callable[[Sequence[int]], None], revoked: Callable[[Sequence[int]], None]) -> Membership:

@@ -27,6 +27,11 @@ class OwnedPartition:
         self._stopping = asyncio.Event()
         self._tail: Tail | None = None
 
+    @property
+    def tailed(self) -> bool:
+        """Whether its log is open."""
+        return self._tail is not None
+
     async def run(self) -> None:
         """Until `stop`. Raises BusUnavailable or Fenced when the log can't be used any more."""
         while not self._stopping.is_set():

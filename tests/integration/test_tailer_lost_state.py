@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
@@ -119,3 +119,23 @@ def test_topics_deleted_under_a_tailer_are_made_anew_and_wait_for_a_seek(case):
         case.await_published(8)
         report = case.audit()
     assert (report.findings.named, report.cells()["matched"]) == ([], 7)
+
+
+def test_records_that_stay_hidden_are_noticed_without_any_cell_to_publish(case):
+    """A transaction without an end stands in the topic: the tailer notices, says what has to be done, and goes on by
+    itself once it was ended.
+    """
+    case.write(ONE, 1)
+    with case.tailing():
+        case.await_published(1)
+        foreign = Producer({"bootstrap.servers": case.kafka, "transactional.id": case.datastore.name, "log_level": 0})
+        foreign.init_transactions(10)
+        foreign.begin_transaction()
+        foreign.produce(case.datastore.topic, b"", partition=0)
+        foreign.flush(10)
+        case.await_told("records of partitions [0] stay hidden")
+        case.await_told("end it with kafka-transactions.sh")
+        case.write(ONE, 1)
+        assert case.published_after_a_while() == 1
+        foreign.abort_transaction(10)
+        case.await_published(2)
