@@ -98,17 +98,17 @@ class DatastoreTailer:
             asyncio.run_coroutine_threadsafe(self._release(partitions), loop).result()
 
         topics = await in_thread(self._group_thread, self._watch_topics)
-        hidden = await in_thread(self._group_thread, self._watch_hidden_records)
+        hidden = self._watch_hidden_records()
         membership = await in_thread(self._group_thread, lambda: self._join(assigned, revoked))
 
-        def take_part(tailed: Collection[int]) -> str:
-            """What ends it: nothing, or what was noticed."""
+        def take_part(tailed: Collection[int]) -> str | None:
+            """What was noticed that ends it."""
             membership.poll(POLL_S)
             if topics.changed():
                 return "the topics were deleted"
             if stuck := hidden.stuck(tailed):
                 return f"records of partitions {stuck} stay hidden behind a transaction without an end"
-            return ""
+            return None
 
         try:
             while not (self._stopping.is_set() or self._seat_lost.is_set()):
@@ -137,7 +137,7 @@ class DatastoreTailer:
             settings.kafka,
             self._datastore.topic,
             every_s=TOPICS_CHECK_S,
-            patience_s=2 * settings.transaction_timeout_s,  # one to flush, one to commit or abort
+            patience_s=3 * settings.transaction_timeout_s,  # to flush, to commit, to abort
             timeout_s=TOPICS_CHECK_TIMEOUT_S,
         )
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import structlog
 
 from schemaless.bus.partition_log import PartitionLog
-from schemaless.errors import Corrupt, Misconfigured
+from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
 from tailer.shared import Shared, in_thread, pause
-from tailer.tail import Tail
+from tailer.tail import RETRY_S, Tail
 
 log = structlog.get_logger()
 
@@ -33,15 +33,24 @@ class OwnedPartition:
         return self._tail is not None
 
     async def run(self) -> None:
-        """Until `stop`. Raises BusUnavailable or Fenced when the log can't be used any more."""
+        """Until `stop`; opens the log anew after a transaction was aborted.
+
+        Raises BusUnavailable or Fenced when the log may have become another's.
+        """
         while not self._stopping.is_set():
+            partition_log = self._new_log()
             try:
-                await self._open_and_tail()
+                await self._open_and_tail(partition_log)
             except (Corrupt, Misconfigured) as error:
                 log.error(
                     "partition is not tailed", topic=self._datastore.topic, partition=self.partition, why=str(error)
                 )
                 await pause(REFUSED_RETRY_S, self._stopping)
+            except BusUnavailable as error:
+                if not partition_log.aborted:
+                    raise
+                log.warning("tailing pauses", topic=self._datastore.topic, partition=self.partition, why=str(error))
+                await pause(RETRY_S, self._stopping)
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in hand."""
@@ -58,11 +67,13 @@ class OwnedPartition:
         if self._tail is not None:
             self._tail.heads_moved(heads)
 
-    async def _open_and_tail(self) -> None:
+    def _new_log(self) -> PartitionLog:
         settings = self._shared.settings
-        partition_log = PartitionLog(
+        return PartitionLog(
             settings.kafka, self._datastore, self.partition, transaction_timeout_s=settings.transaction_timeout_s
         )
+
+    async def _open_and_tail(self, partition_log: PartitionLog) -> None:
         try:
             progress = await in_thread(self._shared.opening, partition_log.open)
             self._tail = Tail(self._datastore, partition_log, progress, self._shared)

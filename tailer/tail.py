@@ -15,7 +15,7 @@ import structlog
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.progress import Progress
 from schemaless.cell import StoredCell
-from schemaless.errors import BusUnavailable, Corrupt, Misconfigured, StorageUnavailable
+from schemaless.errors import Corrupt, Misconfigured, StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Wanted
@@ -69,7 +69,7 @@ class Tail:
                 async with self._shared.slots:
                     await self.step()
                 await pause(self._log.settling_s, self._stopping)
-            except (StorageUnavailable, BusUnavailable, Misconfigured) as error:
+            except (StorageUnavailable, Misconfigured) as error:
                 if not self._log.usable:
                     raise
                 log.warning("tailing pauses", datastore=self._datastore.name, error=str(error))

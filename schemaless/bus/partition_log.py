@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.client import client_settings
-from schemaless.bus.hidden_records import hidden_records
-from schemaless.bus.progress import Progress, progress_key, progress_value, read_progress, seek_value
+from schemaless.bus.hidden_records import records_that_stay_hidden
+from schemaless.bus.progress import (
+    Progress,
+    committed_progress,
+    counts_hidden_cells,
+    progress_key,
+    progress_value,
+    published_beyond,
+    read_progress,
+    seek_value,
+)
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topic_identity import topic_id
 from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
@@ -36,10 +43,6 @@ _SETTLING_S = 0.004
 """After a commit was answered, Kafka still writes its markers. A transaction that begins meanwhile is put off by 20 ms,
 librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
 
-_MARKERS_S = 2.0
-"""What is hidden for longer than this, after the fence, is hidden for good: Kafka left the markers of its end out."""
-
-_HIDDEN_POLL_S = 0.05
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
 _VERSION = ("v", b"1")
@@ -51,12 +54,14 @@ class PartitionLog:
     """Publishes to one partition. One thread at a time.
 
     After an error in a transaction the log must be opened anew, and only by whom the group names: it isn't `usable`.
+    `aborted`: that much is sure; else the transaction's outcome isn't known, or the partition is another's.
     """
 
     def __init__(
         self, bootstrap: str, datastore: Datastore, partition: int, *, transaction_timeout_s: float = 5.0
     ) -> None:
         self.usable = True
+        self.aborted = False
         self._bootstrap = bootstrap
         self._datastore = datastore
         self._partition = partition
@@ -86,7 +91,7 @@ class PartitionLog:
     def open(self) -> Progress:
         """Fences the predecessor, ends what Kafka left open of it, then reads how far it came.
 
-        Raises BusUnavailable, Fenced, or Misconfigured when progress can't be told.
+        Raises BusUnavailable, Fenced, or Misconfigured when progress can't be told, or records stay hidden.
         """
         try:
             self._fence()
@@ -121,7 +126,10 @@ class PartitionLog:
         return reached
 
     def refuse(self, shard: int, published: Location, head: Location) -> None:
-        """The master's head lies below what was published: whoever opens the log next knows it, too."""
+        """The master's head lies below what was published: whoever opens the log next knows it, too.
+
+        Raises BusUnavailable or Fenced.
+        """
         self._require_all_seen()
         with self._transaction():
             value = progress_value(shard, published, self._topic_id, refused_at=head)
@@ -130,7 +138,8 @@ class PartitionLog:
     def seek(self, locations: Mapping[int, Location]) -> None:
         """An operator says where to go on, instead of `open`. A tailer that has the partition is fenced, and reads it.
 
-        A record of kind `seek` in the cells topic keeps the trace. Raises BusUnavailable or Fenced.
+        A record of kind `seek` in the cells topic keeps the trace. Raises BusUnavailable, Fenced, or Misconfigured
+        when records stay hidden.
         """
         self._fence()
         self._end_what_stayed_open()
@@ -153,54 +162,57 @@ class PartitionLog:
         self._topic_id = topic_id(self._bootstrap, self._datastore.topic, timeout_s=self._timeout_s)
 
     def _end_what_stayed_open(self) -> None:
-        """A transaction of cells hides both topics, so nobody has seen any of it: it is aborted, and published again.
+        """What nobody has seen is aborted, and will be published again. Then progress follows what the topic shows.
 
-        Raises Misconfigured where only one topic is hidden, since half of such a transaction may have been seen.
+        Raises Misconfigured where progress counts cells that are hidden, and where it isn't ours to end.
         """
         hidden = self._hidden_for_good()
         if not hidden:
             return
-        if hidden == {self._datastore.topic, self._datastore.progress_topic} or self._nothing_but_progress(hidden):
-            self._abort_over(hidden)
-            hidden = self._hidden_for_good()
-        if hidden:
-            raise Misconfigured(
-                f"records of {' and '.join(sorted(hidden))} [{self._partition}] stay hidden behind a transaction"
-                " without an end: end it with kafka-transactions.sh, as docs/exactly-once.md tells"
-            )
-
-    def _nothing_but_progress(self, hidden: AbstractSet[str]) -> bool:
-        """The first progress of a partition, which comes without cells."""
-        if hidden != {self._datastore.progress_topic}:
-            return False
+        if self._datastore.topic in hidden and counts_hidden_cells(
+            self._bootstrap, self._datastore, self._partition, hidden[self._datastore.topic], self._seen_progress()
+        ):
+            raise Misconfigured(self._stay_hidden(hidden, "though progress counts them as published"))
+        self._abort_over(hidden)
+        if hidden := self._hidden_for_good():
+            raise Misconfigured(self._stay_hidden(hidden, "that isn't this log's"))
         with PartitionReader(self._bootstrap) as reader:
-            return reader.span(self._datastore.topic, self._partition).high == 0
+            beyond = published_beyond(reader, self._datastore, self._partition, self._seen_progress())
+        self._record(beyond)
 
-    def _abort_over(self, topics: Iterable[str]) -> None:
-        """Its markers end whatever this transactional.id has open there."""
+    def _abort_over(self, topics: Collection[str]) -> None:
+        """Its markers end whatever this transactional.id has open there. Progress first: a crash between the two must
+        leave no progress that counts cells which were aborted.
+        """
+        progress_first = sorted(topics, key=[self._datastore.progress_topic, self._datastore.topic].index)
         with translated(f"ending what stayed open of {self._name}"):
             self._producer.begin_transaction()
-            for topic in topics:
+            for topic in progress_first:
                 self._producer.produce(topic, b"", b"aborted", self._partition)
-            self._flush()
+                self._flush()
             self._producer.abort_transaction(self._timeout_s)
 
     def _require_all_seen(self) -> None:
         """Before progress is written alone: an end of it without the cells before it would tear them apart."""
-        if self._hidden_for_good():
+        if hidden := self._hidden_for_good():
             self.usable = False
-            raise BusUnavailable(f"{self._name} hides records behind a transaction without an end")
+            raise BusUnavailable(self._stay_hidden(hidden, "which only whoever opens the log may end"))
 
-    def _hidden_for_good(self) -> AbstractSet[str]:
-        """Topics with records in this partition that nobody sees, `_MARKERS_S` after the last end of a transaction."""
-        admin = AdminClient(client_settings(self._bootstrap))
+    def _hidden_for_good(self) -> dict[str, int]:
+        """Topics that hide records of this partition, and from which offset."""
         places = [(self._datastore.topic, self._partition), (self._datastore.progress_topic, self._partition)]
-        deadline = time.monotonic() + _MARKERS_S
-        while hidden := hidden_records(admin, places, timeout_s=self._timeout_s):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_HIDDEN_POLL_S)
-        return {topic for topic, _ in hidden}
+        hidden = records_that_stay_hidden(self._bootstrap, places, timeout_s=self._timeout_s)
+        return {topic: offset for (topic, _), offset in hidden.items()}
+
+    def _stay_hidden(self, hidden: Collection[str], which: str) -> str:
+        return (
+            f"records of {' and '.join(sorted(hidden))} [{self._partition}] stay hidden behind a transaction without an"
+            f" end, {which} (docs/exactly-once.md tells what to do)"
+        )
+
+    def _seen_progress(self) -> Progress:
+        with PartitionReader(self._bootstrap) as reader:
+            return committed_progress(reader, self._datastore, self._partition, self._topic_id)
 
     def _record(self, locations: Mapping[int, Location]) -> None:
         """Progress alone."""
@@ -242,6 +254,7 @@ class PartitionLog:
         self.usable = False
         with contextlib.suppress(KafkaException):  # then the next owner ends it
             self._producer.abort_transaction(self._timeout_s)
+            self.aborted = True
 
     def _produce(self, cells: Iterable[StoredCell]) -> None:
         produce, topic, partition = self._producer.produce, self._datastore.topic, self._partition

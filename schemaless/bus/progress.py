@@ -7,7 +7,7 @@ guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.errors import Corrupt, Misconfigured
 from schemaless.location import BEGINNING, Location
-from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded
+from schemaless.record import Announcement, DecodedRecord, ForeignRecord, Record, Seek, decoded
 from schemaless.topology import Datastore
 
 _FIRST_WINDOW = 100_000
@@ -89,9 +89,35 @@ def read_progress(reader: PartitionReader, datastore: Datastore, partition: int,
 
 
 def committed_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
-    """What the progress topic shows now, whoever publishes. For people who look, not for who publishes."""
+    """What the progress topic shows now: behind what was published while somebody publishes."""
     span = reader.committed_span(datastore.progress_topic, partition)
     return _recorded(reader, datastore, partition, span, topic_id)
+
+
+def counts_hidden_cells(
+    bootstrap: str, datastore: Datastore, partition: int, hidden_from: int, progress: Progress
+) -> bool:
+    """Whether progress counts cells as published that lie behind that offset of the cells topic, hidden."""
+    with PartitionReader(bootstrap, hidden=True) as reader:
+        span = Span(hidden_from, reader.span(datastore.topic, partition).high)
+        return any(
+            location <= progress.locations.get(shard, BEGINNING)
+            for records in reader.read(datastore.topic, partition, span)
+            for shard, location in _locations(found for found in map(decoded, records) if not isinstance(found, Seek))
+        )
+
+
+def published_beyond(
+    reader: PartitionReader, datastore: Datastore, partition: int, progress: Progress
+) -> dict[int, Location]:
+    """Shards whose cells are seen beyond their progress, at the end of the topic."""
+    cells = reader.committed_span(datastore.topic, partition)
+    found: dict[int, Location] = {}
+    for records in reader.read(
+        datastore.topic, partition, Span(max(cells.low, cells.high - _FIRST_WINDOW), cells.high)
+    ):
+        found.update(_locations(map(decoded, records)))
+    return {shard: at for shard, at in found.items() if at > progress.locations.get(shard, at)}
 
 
 def _refuse_another_topic(datastore: Datastore, elsewhere: AbstractSet[int]) -> None:
@@ -114,7 +140,7 @@ def _from_cells(
         start = max(cells.low, stop - window)
         earlier: dict[int, Location] = {}
         for records in reader.read(datastore.topic, partition, Span(start, stop)):
-            earlier.update(_published(records))
+            earlier.update(_locations(map(decoded, records)))
         found = earlier | found
         stop, window = start, window * 2
     if cells.low == 0:
@@ -135,15 +161,13 @@ def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, spa
     )
 
 
-def _published(records: Iterable[Record]) -> dict[int, Location]:
-    """Where records of the cells topic leave their shards. What isn't ours says nothing."""
-    locations: dict[int, Location] = {}
-    for found in map(decoded, records):
+def _locations(records: Iterable[DecodedRecord]) -> Iterator[tuple[int, Location]]:
+    """Where each record of the cells topic leaves its shard. What isn't ours says nothing."""
+    for found in records:
         if isinstance(found, Announcement):
-            locations[found.shard] = Location(found.generation, found.starts_at - 1)
+            yield found.shard, Location(found.generation, found.starts_at - 1)
         elif not isinstance(found, ForeignRecord):
-            locations[found.shard] = Location(found.generation, found.added_id)
-    return locations
+            yield found.shard, Location(found.generation, found.added_id)
 
 
 def _entry(record: Record) -> _Entry:

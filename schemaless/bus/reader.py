@@ -1,4 +1,4 @@
-"""Reads a partition between two offsets: committed records only, no group, bounded memory."""
+"""Reads a partition between two offsets: no group, bounded memory, committed records only unless told otherwise."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemaless.bus.client import client_settings
-from schemaless.bus.translation import translate, translated
+from schemaless.bus.translation import NOT_KNOWN_YET, translate, translated
 from schemaless.errors import BusUnavailable
 from schemaless.record import Record
 
 _BATCH = 1000
-_NOT_KNOWN_YET = {
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError._UNKNOWN_PARTITION,  # the client's own metadata was cut short: seen on a starved machine
-}
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
 
 
@@ -32,12 +27,12 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class PartitionReader:
-    """A consumer that belongs to no group. One thread at a time."""
+    """A consumer that belongs to no group. One thread at a time. `hidden`: reads what was not committed, too."""
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, bootstrap: str, *, timeout_s: float = 10.0, hidden: bool = False) -> None:
         self._bootstrap = bootstrap
         self._timeout_s = timeout_s
-        self._consumer = _consumer(bootstrap, "read_committed")
+        self._consumer = _consumer(bootstrap, "read_uncommitted" if hidden else "read_committed")
 
     def span(self, topic: str, partition: int) -> Span:
         """Up to the high watermark: open transactions included."""
@@ -52,7 +47,7 @@ class PartitionReader:
         return self._span(self._consumer, topic, partition)
 
     def read(self, topic: str, partition: int, span: Span) -> Iterator[list[Record]]:
-        """Committed records of the span, in order, at most a thousand at a time.
+        """Records of the span, in order, at most a thousand at a time.
 
         Raises BusUnavailable when nothing comes for `timeout_s`: the broker is away, or a transaction stays open.
         """
@@ -97,7 +92,7 @@ class PartitionReader:
             try:
                 return Span(*consumer.get_watermark_offsets(asked, timeout=self._timeout_s))
             except KafkaException as error:
-                if error.args[0].code() not in _NOT_KNOWN_YET or time.monotonic() > deadline:
+                if error.args[0].code() not in NOT_KNOWN_YET or time.monotonic() > deadline:
                     raise translate(error.args[0], f"asking for the offsets of {topic} [{partition}]") from error
             time.sleep(_POLL_S)
 

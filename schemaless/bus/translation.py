@@ -15,6 +15,13 @@ _FENCED = {
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.INVALID_PRODUCER_ID_MAPPING,  # idle so long that the broker forgot the producer
 }
+NOT_KNOWN_YET = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._UNKNOWN_PARTITION,  # the client's own metadata was cut short: seen on a starved machine
+}
+"""Of a partition whose leader was chosen just now: it may be asked again."""
+
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _FIT = {
     KafkaError._INVALID_ARG,

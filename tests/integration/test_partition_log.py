@@ -10,11 +10,11 @@ from confluent_kafka.admin import AdminClient
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
-from schemaless.codec import decode_cell, encode_body
+from schemaless.codec import decode_cell, encode_body, encode_record
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.location import BEGINNING, GenerationStart, Location
 from schemaless.topology import Datastore
-from tests.log_harness import wait_for_records
+from tests.log_harness import wait_for_cells, wait_for_records
 
 pytestmark = pytest.mark.storage
 
@@ -151,10 +151,8 @@ def test_a_failed_batch_leaves_nothing_and_the_log_is_opened_anew(kafka, datasto
 
 
 @pytest.mark.parametrize("topic", ["topic", "progress_topic"])
-def test_half_of_a_transaction_without_an_end_waits_for_a_person(kafka, datastore, opened, topic):
-    """One topic alone hides records: what stands in the other one can't be told from here. Nothing is published, not
-    even progress alone, until the transaction was ended.
-    """
+def test_a_transaction_of_others_without_an_end_waits_for_a_person(kafka, datastore, opened, topic):
+    """Another program's: nothing is published, not even progress alone, until it was ended."""
     log, _ = opened()
     log.publish(cells(1, 1))
     added_ids(kafka, datastore, 1)
@@ -163,7 +161,7 @@ def test_half_of_a_transaction_without_an_end_waits_for_a_person(kafka, datastor
     foreign.begin_transaction()
     foreign.produce(getattr(datastore, topic), b"", b"foreign", 1)
     foreign.flush(10)
-    with pytest.raises(BusUnavailable, match="hides records"):
+    with pytest.raises(BusUnavailable, match="which only whoever opens the log may end"):
         log.refuse(SHARD, Location(1, 1), BEGINNING)
     assert not log.usable
     with pytest.raises(Misconfigured, match=rf"{getattr(datastore, topic)} \[1\] stay hidden.*docs/exactly-once.md"):
@@ -173,6 +171,40 @@ def test_half_of_a_transaction_without_an_end_waits_for_a_person(kafka, datastor
     assert (progress.locations[SHARD], progress.refused) == (Location(1, 1), {})
     fresh.publish(cells(2, 2))
     assert added_ids(kafka, datastore, 2) == [1, 2]
+
+
+def test_hidden_cells_that_progress_counts_wait_for_a_person(kafka, datastore, opened):
+    """Half of a transaction was seen: whatever its end would be, cells would be missing or come twice."""
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    (published,) = wait_for_cells(kafka, datastore, 1)
+    foreign = Producer({"bootstrap.servers": kafka, "transactional.id": datastore.name, "log_level": 0})
+    foreign.init_transactions(10)
+    foreign.begin_transaction()
+    foreign.produce(datastore.topic, encode_record(published), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
+    foreign.flush(10)
+    with pytest.raises(Misconfigured, match="though progress counts them as published"):
+        opened()
+    foreign.abort_transaction(10)
+    assert opened()[1].locations[SHARD] == Location(1, 1)
+
+
+def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, datastore, opened, monkeypatch):
+    """The cells of a commit are seen, its progress is not: they aren't published again."""
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    producer = Producer({"bootstrap.servers": kafka})
+    (second,) = cells(2, 2)
+    producer.produce(datastore.topic, encode_record(second), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
+    producer.flush(10)
+    answers = iter([{datastore.progress_topic: 1}, {}])
+    monkeypatch.setattr(PartitionLog, "_hidden_for_good", lambda log: next(answers))
+    assert opened()[1].locations[SHARD] == Location(1, 2)
+    monkeypatch.undo()
+    fresh, progress = opened()
+    assert progress.locations[SHARD] == Location(1, 2)
+    fresh.publish(cells(3, 3))
+    assert added_ids(kafka, datastore, 3) == [1, 2, 3]
 
 
 def test_a_generation_is_announced_once(kafka, datastore, opened):
