@@ -62,6 +62,7 @@ class Batcher(Generic[Item, Outcome]):
         self._queue: deque[_Unit[Item, Outcome]] = deque()
         self._queued_bytes = 0
         self._lanes: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()  # kept: Python asks the kernel for the process each time
         self._running = 0  # lanes that will look at the queue again; a task is done only some turns of the loop later
 
     @property
@@ -80,13 +81,12 @@ class Batcher(Generic[Item, Outcome]):
         """
         if self.full:
             raise Unavailable("too much waits to be written already")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Sequence[Outcome]] = loop.create_future()
+        future: asyncio.Future[Sequence[Outcome]] = self._loop.create_future()
         self._queue.append(_Unit(items, size_bytes, future))
         self._queued_bytes += size_bytes
         if self._running < self._limits.lanes:
             self._running += 1
-            lane = loop.create_task(self._run_lane())
+            lane = self._loop.create_task(self._run_lane())
             self._lanes.add(lane)
             lane.add_done_callback(self._lanes.discard)
         return future

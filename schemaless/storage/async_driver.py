@@ -175,9 +175,14 @@ async def _refused(connection: Any, operation: Operation[T], error: Exception, n
 
 
 async def _execute(connection: Any, script: Script) -> list[Result]:
-    async with connection.cursor() as cursor:
-        await cursor.execute(script)
-        results = [Result(await cursor.fetchall() or (), cursor.rowcount)]
-        while await cursor.nextset():
-            results.append(Result(await cursor.fetchall() or (), cursor.rowcount))
-        return results
+    """By the connection itself: a cursor would cost half as much again, for each statement."""
+    await connection.query(script)
+    results = [_result(connection._result)]
+    while connection._result.has_next:
+        await connection.next_result()
+        results.append(_result(connection._result))
+    return results
+
+
+def _result(found: Any) -> Result:
+    return Result(found.rows or (), found.affected_rows)

@@ -71,7 +71,8 @@ def _insert_by_variables(
             shard_head.select_variables(len(shards)),
         ]
     )
-    now, *numbers = map(int, results[-1].rows[0])
+    ((numbers_text,),) = results[-1].rows
+    now, *numbers = map(int, numbers_text.split())
     heads = {shard: Head(shard, numbers[2 * n], numbers[2 * n + 1], now) for shard, n in variables.items()}
     return [_placed(heads[cell.shard], offset) for cell, offset in zip(cells, offsets, strict=True)]
 
