@@ -8,18 +8,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
-from api.answer import document_answer, problem_answer, response_of
+from api.answer import document_answer, response_of
 from api.call import Call
-from api.entrance import Entrance, answer_of, short_ways
+from api.entrance import UNEXPECTED, Entrance, answer_of, short_ways
 from api.problems import Kind, problem
 from api.route import Route
 from api.routes import CONTRACT, OUTSIDE
 from api.services import Services, opened_services
 from schemaless.config import ApiSettings
-from schemaless.errors import SchemalessError
 from schemaless.topology import load_topology
 
 PREFIX = "/v1/{datastore}"
@@ -29,8 +27,7 @@ _OTHER_METHOD = Kind(405, "method-not-allowed", "The path takes other methods")
 
 def served_app(app: FastAPI, settings: ApiSettings) -> ASGIApp:
     """What the server runs: the entrance stands before FastAPI, whose middleware the short way spares."""
-    entrance = Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.calls_max)
-    return ServerErrorMiddleware(entrance, handler=_unexpected)
+    return Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.calls_max)
 
 
 def stop_following(app: FastAPI) -> None:
@@ -62,6 +59,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _http_error,
+            Exception: _unexpected,
         },
     )
     for route in CONTRACT:
@@ -103,4 +101,4 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """The server logs the error with its trace; the caller learns only that it is not theirs."""
-    return response_of(problem_answer(SchemalessError("an unexpected error; the log of this process has it")))
+    return response_of(UNEXPECTED)

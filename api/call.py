@@ -28,13 +28,14 @@ WHOLE = "schemaless.whole"
 class Call:
     """`path` holds the named parts of the path as text, not yet looked at."""
 
-    __slots__ = ("_payload", "_receive", "_scope", "path", "services")
+    __slots__ = ("_headers", "_payload", "_receive", "_scope", "path", "services")
 
     def __init__(self, services: Services, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
         self.services = services
         self.path = path
         self._scope = scope
         self._receive = receive
+        self._headers: dict[bytes, bytes] | None = None
         self._payload: Payload | None = None
 
     async def datastore(self) -> Datastore:
@@ -42,11 +43,11 @@ class Call:
         return await self.services.catalogue.datastore(self.path["datastore"])
 
     def header(self, name: bytes) -> bytes:
-        """Its value, or nothing; `name` in lower case."""
-        for key, value in self._scope["headers"]:
-            if key == name:
-                return bytes(value)
-        return b""
+        """Its value, or nothing; `name` in lower case. The first one counts."""
+        headers = self._headers
+        if headers is None:
+            headers = self._headers = dict(reversed(self._scope["headers"]))
+        return headers.get(name, b"")
 
     @property
     def raw_query(self) -> bytes:

@@ -19,6 +19,8 @@ from schemaless.errors import SchemalessError, Unavailable
 
 UNROUTED = "other"
 FOLLOWED = "follow"  # its answers are late on purpose
+UNEXPECTED = problem_answer(SchemalessError("an unexpected error; the log of this process has it"))
+"""Where a handler raises what nobody foresaw: the server logs it, with its trace."""
 
 
 class ShortWay(msgspec.Struct, frozen=True, gc=False):
@@ -67,8 +69,11 @@ class Entrance:
             services.metrics.called(name, watched.status, watched.answered_at - began)
         else:
             route, path = found
-            answer = await answer_of(route, Call(services, scope, receive, path))
-            await send_answer(answer, send)
+            answer = UNEXPECTED
+            try:
+                answer = await answer_of(route, Call(services, scope, receive, path))
+            finally:
+                await send_answer(answer, send)
             services.metrics.called(route.name, answer.status, time.perf_counter() - began)
 
     def _short_way(self, scope: Scope) -> tuple[Route, dict[str, str]] | None:

@@ -74,6 +74,9 @@ class GatheringTransport:
         self._flush()
         self._transport.close()
 
+    def is_closing(self) -> bool:  # asked for each answer
+        return self._transport.is_closing()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 

@@ -68,19 +68,11 @@ class CellWriter:
 
         StorageUnavailable as a result: not known to be durable, it may still appear, and may be put again.
         """
-        groups: dict[str, list[int]] = {}
-        rows = []
-        for position, cell in enumerate(cells):
-            shard = shard_of(cell.key.row_key, datastore.shards)
-            home = datastore.home(shard)
-            groups.setdefault(home, []).append(position)
-            rows.append(BufferRow(cell.key, cell.body, shard, home, random.getrandbits(63)))
+        rows = [_row(datastore, cell) for cell in cells]
         if len(rows) == 1:  # the usual case pays for no pieces
             results = await self._put_chunk(datastore, rows[0].home, rows)
-        elif len(groups) == 1:
-            results = await self._put_at(datastore, rows[0].home, rows)
         else:
-            results = await self._put_at_all(datastore, rows, groups)
+            results = await self._put_at_all(datastore, rows)
         for result in results:
             if isinstance(result, PutOutcome):
                 self.counts[result.status, result.copies] += 1
@@ -119,9 +111,10 @@ class CellWriter:
         """Returns when all that was begun has its outcome. For the end, when no call is in hand any more."""
         await self._gates.drain()
 
-    async def _put_at_all(
-        self, datastore: Datastore, rows: Sequence[BufferRow], groups: dict[str, list[int]]
-    ) -> list[PutResult]:
+    async def _put_at_all(self, datastore: Datastore, rows: Sequence[BufferRow]) -> list[PutResult]:
+        groups: dict[str, list[int]] = {}
+        for position, row in enumerate(rows):
+            groups.setdefault(row.home, []).append(position)
         answers = await asyncio.gather(
             *(self._put_at(datastore, home, [rows[n] for n in positions]) for home, positions in groups.items())
         )
@@ -210,6 +203,11 @@ class CellWriter:
             raise
         breaker.succeeded()
         return next_one
+
+
+def _row(datastore: Datastore, cell: Cell) -> BufferRow:
+    shard = shard_of(cell.key.row_key, datastore.shards)
+    return BufferRow(cell.key, cell.body, shard, datastore.home(shard), random.getrandbits(63))
 
 
 def _placed(copy: Copy, placed: Placed) -> PutOutcome:
