@@ -1,8 +1,8 @@
 """One datastore: a seat in the group of its tailers, and a tail for each partition that the group gives.
 
-A tail runs only between assignment and revocation. When the log of any partition fails, this process gives up its
-seat and takes a new one: so a log is opened only for a partition that the group has just given, never because a stale
-owner wants it back (I7). It does the same when records of an open log stay hidden, since opening a log ends that.
+A tail runs only between assignment and revocation. When the log of any partition fails and nobody knows how, this
+process gives up its seat and takes a new one: so a log isn't opened because a stale owner wants it back (I7). It does
+the same when records of an open log stay hidden, since opening a log ends that.
 """
 
 from __future__ import annotations

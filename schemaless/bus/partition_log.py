@@ -53,8 +53,8 @@ _SEEK_HEADERS: Headers = [_VERSION, ("kind", b"seek")]
 class PartitionLog:
     """Publishes to one partition. One thread at a time.
 
-    After an error in a transaction the log must be opened anew, and only by whom the group names: it isn't `usable`.
-    `aborted`: that much is sure; else the transaction's outcome isn't known, or the partition is another's.
+    After an error in a transaction the log isn't `usable`: it must be opened anew. `aborted` tells that this
+    transaction surely was; else its outcome isn't known, or the partition is another's: the group has to say whose.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PartitionLog:
 
         Raises BusUnavailable or Fenced.
         """
-        self._require_all_seen()
+        self._require_all_seen()  # the end of progress alone would tear it from the cells before it
         with self._transaction():
             value = progress_value(shard, published, self._topic_id, refused_at=head)
             self._producer.produce(self._datastore.progress_topic, value, progress_key(shard), self._partition)
@@ -147,6 +147,7 @@ class PartitionLog:
             for shard, location in locations.items():
                 self._produce_notice(seek_value(shard, location), _SEEK_HEADERS)
             self._produce_progress(locations)
+        self._require_all_seen()  # what Kafka forgot to end would be aborted, and nobody would say it again
 
     def close(self) -> None:
         """Frees the client. An open transaction is left to the next owner, who ends it."""
@@ -162,23 +163,29 @@ class PartitionLog:
         self._topic_id = topic_id(self._bootstrap, self._datastore.topic, timeout_s=self._timeout_s)
 
     def _end_what_stayed_open(self) -> None:
-        """What nobody has seen is aborted, and will be published again. Then progress follows what the topic shows.
+        """Cells that nobody has seen are aborted, and will be published again. Where cells are seen and only their
+        progress isn't, it is committed.
 
         Raises Misconfigured where progress counts cells that are hidden, and where it isn't ours to end.
         """
         hidden = self._hidden_for_good()
         if not hidden:
             return
-        if self._datastore.topic in hidden and counts_hidden_cells(
-            self._bootstrap, self._datastore, self._partition, hidden[self._datastore.topic], self._seen_progress()
-        ):
-            raise Misconfigured(self._stay_hidden(hidden, "though progress counts them as published"))
-        self._abort_over(hidden)
+        seen = self._seen_progress()
+        if self._datastore.topic in hidden:
+            first = hidden[self._datastore.topic]
+            if counts_hidden_cells(self._bootstrap, self._datastore, self._partition, first, seen):
+                raise Misconfigured(self._stay_hidden(hidden, "and progress counts cells behind it as published"))
+            self._abort_over(hidden)
+        else:
+            with PartitionReader(self._bootstrap) as reader:
+                beyond = published_beyond(reader, self._datastore, self._partition, seen)
+            if beyond:
+                self._record(beyond)
+            else:
+                self._abort_over(hidden)
         if hidden := self._hidden_for_good():
             raise Misconfigured(self._stay_hidden(hidden, "that isn't this log's"))
-        with PartitionReader(self._bootstrap) as reader:
-            beyond = published_beyond(reader, self._datastore, self._partition, self._seen_progress())
-        self._record(beyond)
 
     def _abort_over(self, topics: Collection[str]) -> None:
         """Its markers end whatever this transactional.id has open there. Progress first: a crash between the two must
@@ -193,10 +200,11 @@ class PartitionLog:
             self._producer.abort_transaction(self._timeout_s)
 
     def _require_all_seen(self) -> None:
-        """Before progress is written alone: an end of it without the cells before it would tear them apart."""
+        """Raises BusUnavailable when something stays hidden, or that can't be told."""
+        self.usable = False
         if hidden := self._hidden_for_good():
-            self.usable = False
             raise BusUnavailable(self._stay_hidden(hidden, "which only whoever opens the log may end"))
+        self.usable = True
 
     def _hidden_for_good(self) -> dict[str, int]:
         """Topics that hide records of this partition, and from which offset."""

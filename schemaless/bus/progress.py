@@ -97,14 +97,19 @@ def committed_progress(reader: PartitionReader, datastore: Datastore, partition:
 def counts_hidden_cells(
     bootstrap: str, datastore: Datastore, partition: int, hidden_from: int, progress: Progress
 ) -> bool:
-    """Whether progress counts cells as published that lie behind that offset of the cells topic, hidden."""
+    """Whether progress comes from a transaction that has records behind that offset of the cells topic, hidden.
+
+    A seek may well go behind what was published before it: it counts where progress is just there.
+    """
     with PartitionReader(bootstrap, hidden=True) as reader:
         span = Span(hidden_from, reader.span(datastore.topic, partition).high)
-        return any(
-            location <= progress.locations.get(shard, BEGINNING)
-            for records in reader.read(datastore.topic, partition, span)
-            for shard, location in _locations(found for found in map(decoded, records) if not isinstance(found, Seek))
-        )
+        for records in reader.read(datastore.topic, partition, span):
+            for found in map(decoded, records):
+                for shard, location in _locations([found]):
+                    counted = progress.locations.get(shard, BEGINNING)
+                    if location == counted or (location < counted and not isinstance(found, Seek)):
+                        return True
+    return False
 
 
 def published_beyond(

@@ -18,7 +18,7 @@ from schemaless.stack.local import LocalServer, running_kafka
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 PARTITIONS = 8
 UNDER_WAY = 20  # transactions, before the broker is killed
@@ -68,6 +68,7 @@ def opened_writer(kafka: str, datastore: Datastore, shard: int) -> Writer:
         try:
             writer.open()
         except BusUnavailable:
+            writer._log.close()
             assert time.monotonic() < deadline
         else:
             return writer

@@ -1,0 +1,98 @@
+"""Who opens a log again after it failed: this process, where the transaction was surely aborted, else the group."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from schemaless.bus.progress import Progress
+from schemaless.errors import BusUnavailable, Fenced
+from schemaless.topology import Datastore
+from tailer import owned_partition
+from tailer.owned_partition import OwnedPartition
+
+DATASTORE = Datastore("trips", 2, 1, ("a",))
+
+
+class FakeLog:
+    """Its opening ends as the next line of the script says: an error, if any, and whether it was an abort."""
+
+    def __init__(self, script):
+        self.aborted = False
+        self.closed = False
+        self._script = script
+
+    def open(self):
+        failure, self.aborted = self._script.pop(0)
+        if failure is not None:
+            raise failure
+        return Progress({}, {}, {}, set())
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def logs(monkeypatch):
+    """The logs that were opened, and the script of those to come; a pause after a failure is short."""
+    made, script = [], []
+
+    def make(*arguments, **settings):
+        made.append(FakeLog(script))
+        return made[-1]
+
+    monkeypatch.setattr(owned_partition, "PartitionLog", make)
+    monkeypatch.setattr(owned_partition, "RETRY_S", 0.01)
+    return SimpleNamespace(made=made, script=script)
+
+
+@pytest.fixture
+def owned(logs):
+    shared = SimpleNamespace(
+        settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, batch_cells_max=10),
+        opening=None,
+        publishing=None,
+        heads=lambda name: {},
+        paused=lambda name: False,
+    )
+    return OwnedPartition(DATASTORE, 0, shared)
+
+
+async def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it never came to that")
+
+
+async def run_until_open(owned):
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: owned.tailed or running.done())
+    owned.stop()
+    await running
+
+
+async def test_after_an_abort_the_log_is_opened_anew_in_place(owned, logs):
+    logs.script += [(BusUnavailable("slow"), True), (None, False)]
+    await run_until_open(owned)
+    assert [log.closed for log in logs.made] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "failure", [BusUnavailable("outcome not known"), Fenced("another's")], ids=["unknown", "fenced"]
+)
+async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure):
+    logs.script += [(failure, False), (None, False)]
+    with pytest.raises(type(failure)):
+        await run_until_open(owned)
+    assert [log.closed for log in logs.made] == [True]
+
+
+async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):
+    monkeypatch.setattr(owned_partition, "RETRY_S", 60.0)
+    logs.script += [(BusUnavailable("slow"), True)]
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: logs.made and logs.made[0].closed)
+    owned.stop()
+    await asyncio.wait_for(running, 5)
