@@ -4,6 +4,7 @@ single cells and index queries, which FastAPI's routing would cost more than MyS
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ UNROUTED = "other"
 FOLLOWED = "follow"  # its answers are late on purpose
 UNEXPECTED = problem_answer(SchemalessError("an unexpected error; the log of this process has it"))
 """Where a handler raises what nobody foresaw: the server logs it, with its trace."""
+STOPPING = problem_answer(Unavailable("this process stops, before the call had its outcome"))
 
 
 class ShortWay(msgspec.Struct, frozen=True, gc=False):
@@ -64,17 +66,22 @@ class Entrance:
         found = self._short_way(scope)
         if found is None:
             watched = _Watched(send)
-            await self._app(scope, receive, watched)
-            name = FOLLOWED if FOLLOWS in scope else getattr(scope.get("route"), "name", UNROUTED)
-            services.metrics.called(name, watched.status, watched.answered_at - began)
+            try:
+                await self._app(scope, receive, watched)
+            finally:
+                name = FOLLOWED if FOLLOWS in scope else getattr(scope.get("route"), "name", UNROUTED)
+                services.metrics.called(name, watched.status, watched.answered_at - began)
         else:
             route, path = found
             answer = UNEXPECTED
             try:
                 answer = await answer_of(route, Call(services, scope, receive, path))
+            except asyncio.CancelledError:
+                answer = STOPPING
+                raise
             finally:
                 await send_answer(answer, send)
-            services.metrics.called(route.name, answer.status, time.perf_counter() - began)
+                services.metrics.called(route.name, answer.status, time.perf_counter() - began)
 
     def _short_way(self, scope: Scope) -> tuple[Route, dict[str, str]] | None:
         """The route of a path, and what the path names, by looking at its parts."""

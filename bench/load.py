@@ -66,7 +66,7 @@ class Connection:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=STALLED_AFTER_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.settimeout(None)  # with one, each call asks the kernel first whether it would have to wait
+        self.socket.settimeout(None)  # with one, each call asks first whether it would wait; epoll has the time-out
         self.sent_at = 0.0
         self._data = b""
 

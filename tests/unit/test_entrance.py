@@ -1,6 +1,8 @@
 """What nobody foresaw is answered as a problem, on the short way and on FastAPI's, and is left to the server to log."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,3 +58,25 @@ async def test_an_unforeseen_error_is_a_problem_document(served, services, path)
     assert "unexpected error" in json.loads(body["body"])["detail"]
     assert "catalogue" in str(error)
     assert services.in_hand.count == 0
+    assert b'status="500"} 1.0' in services.metrics.exposition()
+
+
+async def test_a_call_that_is_cancelled_may_be_tried_elsewhere(served, services):
+    """A process that stops cancels what it has in hand: the caller learns that another one may be asked."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def wait_for_ever(name):
+        await asyncio.Event().wait()
+
+    services.catalogue = SimpleNamespace(datastore=wait_for_ever)
+    scope = {"type": "http", "method": "GET", "path": f"/v1/trips/cells/{ROW}/BASE", "query_string": b"", "headers": []}
+    running = asyncio.ensure_future(served(scope, None, send))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    start, body = sent
+    assert (start["status"], json.loads(body["body"])["retryable"]) == (503, True)
