@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from schemaless.audit import AuditReport, audit
+from schemaless.audit.report import FINDINGS_MAX
 from schemaless.audit.run import STALL_S
 from schemaless.cli_targets import JsonOption, servers
 from schemaless.datastores import list_datastores
@@ -28,15 +29,20 @@ def audit_datastores(
     wait: Annotated[
         float, typer.Option(help="seconds without progress that tailers and consumers are waited for")
     ] = STALL_S,
+    name_all: Annotated[
+        bool, typer.Option("--all", help=f"name every finding, not only the first {FINDINGS_MAX} of a datastore")
+    ] = False,
 ) -> None:
-    """Compare MySQL, topic, indexes and checkpoints: every missing, extra or differing cell is named."""
+    """Compare MySQL, topic, indexes and checkpoints, and name each cell that is missing, extra or different."""
     reached = servers()
     topology = load_topology(reached.topology)
     known = list_datastores(topology)
     if datastore and datastore not in known:
         raise NotFound(f"there is no datastore {datastore!r}")
     reports = [
-        audit(topology, reached.kafka, found, stall_s=wait) for name, found in known.items() if datastore in ("", name)
+        audit(topology, reached.kafka, found, stall_s=wait, findings_max=None if name_all else FINDINGS_MAX)
+        for name, found in known.items()
+        if datastore in ("", name)
     ]
     if as_json:
         print(json.dumps({"clean": _clean(reports), "datastores": [report.document() for report in reports]}, indent=2))
@@ -74,7 +80,7 @@ def print_findings(report: AuditReport, console: Console) -> None:
     for finding in report.findings.named:
         console.print(f"{finding.kind}: shard {finding.shard}: {finding.detail}", style="red", markup=False)
     if report.findings.unnamed:
-        console.print(f"and {report.findings.unnamed} more", style="red")
+        console.print(f"and {report.findings.unnamed} more, which --all names", style="red")
     verdict = "clean" if report.clean else f"{report.findings.total} findings"
     console.print(f"{report.datastore}: {verdict} ({report.seconds:.1f} s)", style="green" if report.clean else "red")
 

@@ -1,4 +1,4 @@
-"""One partition of the topic: every record is checked for what CONTRACT.md promises and given to its shard (I7)."""
+"""One partition of the topic: every record is checked for what subscribers may rely on, and goes to its shard (I7)."""
 
 from __future__ import annotations
 

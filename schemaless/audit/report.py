@@ -1,4 +1,4 @@
-"""What an audit found: values, and their form for people and programs. Findings are bounded in number (I14)."""
+"""What an audit found: values, and their form for people and programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 FINDINGS_MAX = 100
-"""Of one datastore; more are counted, not named."""
+"""Of one datastore, unless all are asked for; more are counted, not named (I14)."""
+_SHARDS_NAMED_MAX = 5
 
 
 class Kind(StrEnum):
@@ -34,9 +35,9 @@ class Finding:
 
 
 class Findings:
-    """Names the first ones, counts all."""
+    """Names the first ones, or all where `findings_max` is None; counts all."""
 
-    def __init__(self, findings_max: int = FINDINGS_MAX) -> None:
+    def __init__(self, findings_max: int | None = FINDINGS_MAX) -> None:
         self.named: list[Finding] = []
         self.unnamed = 0
         self.counts: Counter[Kind] = Counter()
@@ -45,7 +46,7 @@ class Findings:
     def add(self, kind: Kind, shard: int, detail: str, count: int = 1) -> None:
         """`count` when one finding stands for several cells in a row."""
         self.counts[kind] += count
-        if len(self.named) < self._max:
+        if self._max is None or len(self.named) < self._max:
             self.named.append(Finding(kind, shard, detail))
         else:
             self.unnamed += count
@@ -122,11 +123,21 @@ class AuditReport:
             f"{self.buffered} cells wait in buffers": self.buffered,
             f"{self.conflicts} conflicts recorded": self.conflicts,
             f"{superseded} records of superseded generations": superseded,
-            f"{not_held} cells are older than what the topic holds": not_held,
+            f"{not_held} cells are older than what the topic holds: {self._beginnings()}": not_held,
             f"{self.seeks} times an operator said from where a shard is published": self.seeks,
             f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
         }
         return [text for text, count in told.items() if count]
+
+    def _beginnings(self) -> str:
+        """Where the topic begins, of the shards whose beginning it has lost."""
+        cut = [shard for shard in self.shards if shard.not_held]
+        named = [
+            f"shard {shard.shard} {'has none left' if shard.held_from is None else f'begins at {shard.held_from}'}"
+            for shard in cut[:_SHARDS_NAMED_MAX]
+        ]
+        more = [f"{len(cut) - len(named)} more shards"] if len(cut) > len(named) else []
+        return ", ".join(named + more)
 
     def document(self) -> dict[str, Any]:
         """For programs."""

@@ -14,7 +14,7 @@ from schemaless.audit.consumer_audit import audit_consumers
 from schemaless.audit.index_audit import IndexAudit
 from schemaless.audit.partition_audit import PartitionAudit, read_partition
 from schemaless.audit.patience import Patience
-from schemaless.audit.report import AuditReport, Findings, IndexReport, Kind, ShardReport
+from schemaless.audit.report import FINDINGS_MAX, AuditReport, Findings, IndexReport, Kind, ShardReport
 from schemaless.audit.shard_comparison import ShardComparison
 from schemaless.audit.stored_cells import StoredCells
 from schemaless.bus.reader import PartitionReader
@@ -29,13 +29,21 @@ Starts = Mapping[int, Sequence[GenerationStart]]
 STALL_S = 30.0
 
 
-def audit(topology: Topology, bootstrap: str, datastore: Datastore, *, stall_s: float = STALL_S) -> AuditReport:
-    """Waits for tailers and consumers as long as they get on, at most `stall_s` without progress.
+def audit(
+    topology: Topology,
+    bootstrap: str,
+    datastore: Datastore,
+    *,
+    stall_s: float = STALL_S,
+    findings_max: int | None = FINDINGS_MAX,
+) -> AuditReport:
+    """Waits for tailers and consumers as long as they get on, at most `stall_s` without progress. Names `findings_max`
+    findings, or all.
 
     Raises StorageUnavailable or BusUnavailable when a server is away: nothing can be said then.
     """
     begun_at = time.monotonic()
-    findings = Findings()
+    findings = Findings(findings_max)
     with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
         shards, starts = _fix_heads(storage, datastore)
         foreign, seeks = _audit_topic(storage, reader, datastore, shards, starts, findings, Patience(stall_s))

@@ -72,6 +72,8 @@ def test_findings_are_bounded_and_counted():
     """Of many findings the first are named, all are counted."""
     findings, _, _ = compare(range(1, 1001), [], findings_max=10)
     assert (len(findings.named), findings.total, findings.unnamed) == (10, 1000, 990)
+    everything, _, _ = compare(range(1, 1001), [], findings_max=None)
+    assert (len(everything.named), everything.unnamed) == (1000, 0)
 
 
 @given(st.integers(0, 30), st.data())
