@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from schemaless.storage.operation import Operation, query
+from schemaless.storage.schema import check_format
 from schemaless.storage.sql import sql
 from schemaless.topology import Datastore
 
@@ -25,7 +26,11 @@ def set_ready(name: str) -> Operation[None]:
 
 
 def all_of(*, ready: bool = True) -> Operation[dict[str, Datastore]]:
-    """Datastores by name; with ready=False also those whose shards are still being made."""
+    """Datastores by name; with ready=False also those whose shards are still being made.
+
+    Whatever uses a datastore begins here, so here the format is checked: raises Misconfigured for an unknown one.
+    """
+    yield from check_format()
     rows = yield from query(
         sql(
             "SELECT name, shards, partitions, placement FROM schemaless.datastore WHERE ready >= %s ORDER BY name",

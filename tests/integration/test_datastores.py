@@ -9,6 +9,7 @@ import pytest
 from schemaless.datastores import Catalogue, create_shards, list_datastores, parse_name
 from schemaless.errors import Invalid, Misconfigured, NotFound
 from schemaless.storage import datastore_table, schema, shard_head
+from schemaless.storage.operation import query
 from schemaless.topology import Datastore
 
 pytestmark = pytest.mark.storage
@@ -91,3 +92,16 @@ async def test_those_who_ask_for_missing_names_at_once_share_a_look(async_storag
     await asyncio.gather(*(catalogue.datastore(f"missing{n}") for n in range(100)), return_exceptions=True)
     ticks = next(clock)
     assert ticks - 100 <= 2, "a tick for each caller, and one for each look"
+
+
+def test_a_format_that_is_not_known_is_refused(storage, topology):
+    """A later program's databases are left alone, by everything that asks for its datastores."""
+    create_shards(storage, fresh(2), silent)
+    master = storage.master("a")
+    master.run(lambda: query("UPDATE schemaless.format SET version = 99"))
+    try:
+        with pytest.raises(Misconfigured, match=r"the databases have format \[99\], this program knows 1"):
+            list_datastores(topology)
+    finally:
+        master.run(lambda: query("UPDATE schemaless.format SET version = 1"))
+    assert list_datastores(topology)
