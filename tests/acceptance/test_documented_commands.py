@@ -121,6 +121,7 @@ def test_every_documented_command_does_what_it_is_shown_for(home: Path) -> None:
 def test_the_readme_example_runs(home: Path) -> None:
     """The first thing that people copy."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    code = example.replace("http://127.0.0.1:8000", hosts(home)[0]).replace(TRIP, TRIP.replace("5b1d", "6c2e"))
+    assert '".schemaless/endpoints.json"' in example
+    code = example.replace(".schemaless/", f"{home}/home/").replace(TRIP, TRIP.replace("5b1d", "6c2e"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
