@@ -38,12 +38,12 @@ test: venv servers ## the whole default suite, on real servers that it starts it
 test-mysql: venv servers-mysql ## what touches storage or the log, on MySQL 9.7
 	SCHEMALESS_MYSQL_FLAVOUR=mysql $(BIN)/pytest -m storage
 
-check: venv ## format, lint, types, import contracts: no servers
+check: venv ## format, lint, types, import contracts, docs and sizes: no servers
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@for script in tests/check_*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+	$(BIN)/pytest tests/unit/test_tidy.py
 
 bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench

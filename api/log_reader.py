@@ -1,4 +1,4 @@
-"""LogReader: pages of a shard's log, for anybody who follows it without Kafka. What a page says is in CONTRACT.md."""
+"""LogReader: pages of a shard's log, for anybody who follows it without Kafka. What a page says is in docs/http.md."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def same_body(left: bytes, right: bytes) -> bool:
 
 
 def encode_record(cell: StoredCell) -> bytes:
-    """Value of a cell's Kafka record: a MessagePack map, the body as it is stored (CONTRACT.md, "Kafka").
+    """Value of a cell's Kafka record: a MessagePack map, the body as it is stored (docs/subscribers.md).
 
     The fields of StoredCell are the members of the map, by name and in order.
     """

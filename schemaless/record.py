@@ -1,7 +1,7 @@
 """Record: what one record of the cells topic says. The one place where Kafka's bytes become values of ours.
 
 Whatever lies in the topic and isn't ours comes out as a `ForeignRecord`, which says where it lies and why: a reader
-counts it and goes on. Kinds, versions and fields: CONTRACT.md, "Kafka".
+counts it and goes on. Kinds, versions and fields: docs/subscribers.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from api.call import Call
 from api.cell_view import all_views
 from api.many_cells import read_many
 from api.negotiation import Format
-from api.parameters import READ_FROM, parse_pairs
+from api.parameters import READ_FROM, Parameter, parse_pairs
 from api.problems import problem_of
 from api.reached_watch import Place
 from api.reader import Served, served_together
@@ -100,4 +100,20 @@ async def _not_ready(call: Call, datastore: Datastore, index: DefinedIndex) -> A
     return document_answer({**problem_of(error), "progress": await progress_view(call, datastore, index)})
 
 
-ROUTES = (Route("GET", "/indexes/{name}/entries", get_entries, (READ_FROM,)),)
+def _option(name: str, description: str) -> Parameter[str]:
+    """As the documentation has it: indexer/query.py parses it, by the index's definition."""
+    return Parameter(name, lambda text, field: text, "", description)
+
+
+_OPTIONS = (
+    _option("order", "The field that entries are ordered by; default: the second keyed field."),
+    _option("desc", "true: from the highest down."),
+    _option("limit", "1 to 1000, default 100."),
+    _option("cursor", "Of the page before: where this one begins."),
+    _option("fields", "Names of stored fields with commas; default: all."),
+    _option("include", "Columns with commas whose newest cells each entry brings."),
+    _option("after", "A put's location: the answer includes it, or is a 503."),
+    _option("wait", "Seconds that `after` may take, default 5."),
+)
+
+ROUTES = (Route("GET", "/indexes/{name}/entries", get_entries, (READ_FROM, *_OPTIONS)),)

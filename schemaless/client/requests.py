@@ -1,7 +1,7 @@
 """Requests: what to send for each thing a client can do, and how to read what comes back. Pure (no I/O).
 
 Every function is a flow (schemaless/client/call.py). What can be known to be wrong here is refused before anything is
-sent; everything else is the server's to judge. Paths and shapes: CONTRACT.md, "HTTP".
+sent; everything else is the server's to judge. Paths and shapes: docs/http.md.
 """
 
 from __future__ import annotations

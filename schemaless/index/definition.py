@@ -1,4 +1,4 @@
-"""IndexDefinition: a declared index, parsed and validated from CONTRACT.md's object. Nothing invalid gets past here."""
+"""IndexDefinition: a declared index, parsed and validated from its JSON object. Nothing invalid gets past here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Field values: the types of CONTRACT.md, and each type's forms.
+"""Field values: the types of docs/indexes.md, and each type's forms.
 
 A value that came from a cell is converted to its type or becomes null (None); it never fails. Values that a person
 wrote, in a definition or in a query, raise Invalid instead.
@@ -95,7 +95,7 @@ def to_json(kind: FieldType, value: Value | None) -> Any:
 
 
 def shard_text(kind: FieldType, value: Value) -> str:
-    """The text whose hash places an entry: fixed by CONTRACT.md for every type that may be a shard field."""
+    """The text whose hash places an entry: fixed for ever for every type that may be a shard field."""
     return _SHARD_TEXT[kind](value)
 
 

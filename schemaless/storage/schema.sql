@@ -103,7 +103,7 @@ CREATE TABLE IF NOT EXISTS schemaless.tailer_order (
 CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    definition MEDIUMTEXT NOT NULL COMMENT 'JSON, as CONTRACT.md has it',
+    definition MEDIUMTEXT NOT NULL COMMENT 'JSON, as docs/indexes.md has it',
     state VARCHAR(16) CHARACTER SET ascii NOT NULL,
     build_until MEDIUMTEXT NOT NULL COMMENT 'JSON {shard: added_id}: active once every checkpoint has reached it',
     created_at DATETIME(6) NOT NULL,
