@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from schemaless.bus import hidden_records
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
@@ -30,8 +31,9 @@ def datastore(kafka):
 
 
 @pytest.fixture
-def opened(kafka, datastore):
-    """Opens logs of partition 1, and closes them at the end."""
+def opened(kafka, datastore, monkeypatch):
+    """Opens logs of partition 1, and closes them at the end. What is hidden is soon taken for good."""
+    monkeypatch.setattr(hidden_records, "MARKERS_S", 0.5)
     logs = []
 
     def open_log():

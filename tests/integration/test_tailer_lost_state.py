@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from schemaless.audit import audit
 from schemaless.bus.membership import tailer_group
-from schemaless.bus.reader import PartitionReader, Span
 from schemaless.cli import app
 from schemaless.codec import decode_cell
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
@@ -41,19 +40,11 @@ class Case:
         time.sleep(0.5)
         return len(records(self.kafka, self.datastore))
 
-    def await_told(self, text, timeout_s=20.0, times=1):
+    def await_told(self, text, timeout_s=20.0):
         deadline = time.monotonic() + timeout_s
-        while self.output.read_text().count(text) < times:
+        while text not in self.output.read_text():
             assert time.monotonic() < deadline, f"not told: {text}"
             time.sleep(0.05)
-
-    def cells_that_nobody_sees(self):
-        topic = self.datastore.topic
-        with PartitionReader(self.kafka) as seen, PartitionReader(self.kafka, hidden=True) as reader:
-            hidden = Span(seen.committed_span(topic, 0).high, seen.span(topic, 0).high)
-            found = [record for batch in reader.read(topic, 0, hidden) for record in batch]
-        assert found, "something is hidden"
-        return sum(record.kind == b"cell" for record in found)
 
     def delete_topic(self, topic):
         self.admin.delete_topics([topic])[topic].result()
@@ -145,7 +136,5 @@ def test_records_that_stay_hidden_are_noticed_without_any_cell_to_publish(case):
         case.await_told("records of partitions [0] stay hidden", timeout_s=60)
         case.await_told("that isn't this log's", timeout_s=60)
         case.write(ONE, 1)
-        case.await_told("that isn't this log's", timeout_s=60, times=2)
-        assert case.cells_that_nobody_sees() == 0
         foreign.abort_transaction(10)
         case.await_published(2)
