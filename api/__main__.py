@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from api.app import create_app, served_app, stop_following
-from api.one_write import OneWriteProtocol
-from api.server import ApiServer
+from api.http.server import ApiServer
+from api.http.uvicorn_protocol import OneWriteProtocol
 from schemaless.config import ApiSettings
 from schemaless.errors import SchemalessError
 

@@ -10,13 +10,13 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from api.answer import document_answer, response_of
-from api.call import Call
-from api.entrance import UNEXPECTED, Entrance, answer_of, short_ways
-from api.problems import Kind, problem
-from api.route import Route
+from api.http.asgi import UNEXPECTED, Entrance, answer_of, short_ways
+from api.http.problems import Kind, problem
+from api.http.request import Call
+from api.http.response import document_answer, response_of
+from api.http.route import Route
 from api.routes import CONTRACT, OUTSIDE
-from api.services import Services, opened_services
+from api.state import Services, opened_services
 from schemaless.config import ApiSettings
 from schemaless.topology import load_topology
 

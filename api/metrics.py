@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from api.health import NodeHealth
-from api.lag import LagMeter
+from api.read.read_breaker import NodeHealth
+from api.read.replica_lag import LagMeter
 from schemaless.cell import PutStatus
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
 
 PutCounts = Mapping[tuple[PutStatus, int], int]
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

@@ -10,13 +10,13 @@ import msgspec
 
 from schemaless.errors import SchemalessError
 from schemaless.location import Location
+from schemaless.ops.tailer_control import latest
 from schemaless.storage import buffer_table, checkpoint_table, conflict_table, shard_head, tailer_order_table
-from schemaless.storage.async_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
 from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
-from schemaless.tailer_orders import latest
 from schemaless.topology import Datastore, Role
 
 

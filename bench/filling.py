@@ -12,7 +12,7 @@ from bench import plain_tier
 from bench.servers import BenchStack
 from bench.trips import COLUMN, Trip
 from schemaless.storage.entity_table import ShardCell, put_cells
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 
 T = TypeVar("T")
 CELLS_PER_TRANSACTION = 1000

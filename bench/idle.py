@@ -24,7 +24,7 @@ from bench.servers import BenchStack, cpu_seconds, service
 from schemaless.stack.local import LocalServer
 from schemaless.storage.entity_table import put_cells
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 
 SETTLE_S = 10.0  # a tailer opens its logs and reads all heads once

@@ -17,12 +17,12 @@ from pymysql.constants import CLIENT
 from bench import plain_tier
 from bench.scale import PARTITIONS, SHARDS
 from schemaless.bus.topics import ensure_topics
-from schemaless.datastores import create_shards
 from schemaless.errors import StorageUnavailable
+from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import LocalServer, running_topology
 from schemaless.stack.ports import free_ports
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_head import movement
-from schemaless.storage.sync_driver import SyncStorage
 from schemaless.topology import Datastore, Node, Topology
 
 DATASTORE = "bench"

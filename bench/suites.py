@@ -38,7 +38,7 @@ def two_copies(folder: Path, scale: Scale) -> list[Section]:
 
 
 def with_minions(folder: Path, scale: Scale) -> list[Section]:
-    with storage_stack(folder, BOTH, minions=1) as stack, service(stack, "cleaner", ["api.cleaner"]):
+    with storage_stack(folder, BOTH, minions=1) as stack, service(stack, "cleaner", ["cleaner"]):
         rows = [
             *puts.measure(stack, scale, floors=False),
             *batches.measure(stack, scale, floors=False),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from consumers.program import load_program
-from consumers.service import ProgramService
-from schemaless.checkpoints import StartAt
 from schemaless.config import ConsumerSettings
-from schemaless.consumer_process import run_consumer_process
+from schemaless.consume.checkpoints import StartAt
+from schemaless.consume.process import run_consumer_process
+from schemaless.consume.trigger_program import load_program
+from schemaless.consume.trigger_worker import ProgramService
 from schemaless.errors import SchemalessError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indexer.service import IndexerService
 from schemaless.config import ConsumerSettings
-from schemaless.consumer_process import run_consumer_process
+from schemaless.consume.process import run_consumer_process
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ from functools import partial
 
 import structlog
 
-from indexer.definitions import build_progress, run_on_all_masters
-from schemaless.checkpoints import all_or_first_error, clusters_of
+from schemaless.consume.checkpoints import all_or_first_error, clusters_of
+from schemaless.index.catalogue import build_progress, run_on_all_masters
 from schemaless.index.definition import IndexDefinition
 from schemaless.storage import index_definition_table, index_table, shard_head
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.topology import Datastore
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schemaless.cell import RowKey, StoredCell
-from schemaless.checkpoints import all_or_first_error
-from schemaless.handler import Effect, Outcome, Run
+from schemaless.consume.checkpoints import all_or_first_error
+from schemaless.consume.ports import Effect, Outcome, Run
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.transition import IndexWrite, Row, index_writes
 from schemaless.storage import entity_table, index_table
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
 
 Rows = dict[RowKey, Row]
-
-
-def consumer_name(index: str) -> str:
-    """Under which its checkpoints stand."""
-    return f"index:{index}"
 
 
 class Maintainer:

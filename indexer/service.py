@@ -11,17 +11,18 @@ import asyncio
 import structlog
 
 from indexer.builder import build_step
-from indexer.definitions import list_indexes
-from indexer.maintainer import Maintainer, consumer_name
+from indexer.maintainer import Maintainer
 from schemaless.bus.faust_transport import FaustTransport
-from schemaless.checkpoints import Checkpoints, Stand
 from schemaless.config import ConsumerSettings
-from schemaless.datastores import Catalogue
+from schemaless.consume.checkpoints import Checkpoints, Stand
+from schemaless.consume.host import Consumer, Subscription
 from schemaless.errors import StorageUnavailable
+from schemaless.index.catalogue import list_indexes
 from schemaless.index.definition import IndexDefinition
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.names import index_consumer
+from schemaless.ops.datastores import Catalogue
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex
-from schemaless.subscription import Consumer, Subscription
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -84,7 +85,7 @@ class DatastoreIndexer:
         """Every defined index one stage further; those that have tables are kept current."""
         for name, index in (await list_indexes(self._storage, self._datastore)).items():
             await build_step(self._storage, self._datastore, index)
-            if self._has_tables(index) and consumer_name(name) not in self._subscription.consumers:
+            if self._has_tables(index) and index_consumer(name) not in self._subscription.consumers:
                 await self._subscription.add(self._consumer(index.definition))
 
     async def _follow_definitions(self) -> None:
@@ -99,7 +100,7 @@ class DatastoreIndexer:
         return index.build_until is not None
 
     def _consumer(self, definition: IndexDefinition) -> Consumer:
-        name = consumer_name(definition.name)
+        name = index_consumer(definition.name)
         return Consumer(
             Maintainer(self._storage, self._datastore, definition),
             Checkpoints(self._storage, self._datastore, name, Stand.EVERYWHERE),

@@ -13,7 +13,6 @@ from schemaless.trigger import Park, Retry, Skip, Stop, trigger  # at once: its 
 if TYPE_CHECKING:
     from schemaless.bus.faust_app import faust_app
     from schemaless.bus.faust_cells import cells_topic, each_cell
-    from schemaless.bus.subscriber import Subscriber
     from schemaless.cell import StoredCell
     from schemaless.client.async_client import AsyncClient
     from schemaless.client.attempts import Limits
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
     from schemaless.codec import decode_body
     from schemaless.errors import SchemalessError
     from schemaless.location import Location
-    from schemaless.position import Batch, GenerationChange, Position
     from schemaless.record import Announcement, ForeignRecord, decode_record
+    from schemaless.subscriber.position import Batch, GenerationChange, Position
+    from schemaless.subscriber.subscriber import Subscriber
 
 __all__ = [
     "Announcement",
@@ -56,18 +56,18 @@ __all__ = [
 _HOMES = {
     "Announcement": ("schemaless.record", "Announcement"),
     "AsyncClient": ("schemaless.client.async_client", "AsyncClient"),
-    "Batch": ("schemaless.position", "Batch"),
+    "Batch": ("schemaless.subscriber.position", "Batch"),
     "Client": ("schemaless.client.client", "Client"),
     "ForeignRecord": ("schemaless.record", "ForeignRecord"),
-    "GenerationChange": ("schemaless.position", "GenerationChange"),
+    "GenerationChange": ("schemaless.subscriber.position", "GenerationChange"),
     "Limits": ("schemaless.client.attempts", "Limits"),
     "Location": ("schemaless.location", "Location"),
     "NewCell": ("schemaless.client.put_batch", "NewCell"),
-    "Position": ("schemaless.position", "Position"),
+    "Position": ("schemaless.subscriber.position", "Position"),
     "SchemalessClient": ("schemaless.client.client", "Client"),
     "SchemalessError": ("schemaless.errors", "SchemalessError"),
     "StoredCell": ("schemaless.cell", "StoredCell"),
-    "Subscriber": ("schemaless.bus.subscriber", "Subscriber"),
+    "Subscriber": ("schemaless.subscriber.subscriber", "Subscriber"),
     "cells_topic": ("schemaless.bus.faust_cells", "cells_topic"),
     "each_cell": ("schemaless.bus.faust_cells", "each_cell"),
     "faust_app": ("schemaless.bus.faust_app", "faust_app"),

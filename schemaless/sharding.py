@@ -1,5 +1,5 @@
 """shard_of: which shard a key lies in, for ever (I2). The hash is Kafka's default partitioner's, so that any Kafka
-client that partitions by key co-partitions with us (I8). Golden vectors: tests/unit/test_sharding.py.
+client that partitions by key co-partitions with us (I8). Golden vectors: tests/unit/schemaless/test_sharding.py.
 
 Source: org.apache.kafka.common.utils.Utils.murmur2 and toPositive.
 """

@@ -10,7 +10,7 @@ import structlog
 import uvloop
 
 from schemaless.config import TailerSettings
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 from tailer.service import TailerService
 

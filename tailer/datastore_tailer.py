@@ -15,15 +15,15 @@ from functools import partial
 
 import structlog
 
-from schemaless.bus.hidden_records import HiddenRecordsWatch
+from schemaless.bus.hanging_transactions import HiddenRecordsWatch
 from schemaless.bus.membership import Membership
 from schemaless.bus.topic_identity import TopicsWatch
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
+from tailer.context import Shared, in_thread, pause
 from tailer.owned_partition import OwnedPartition
-from tailer.shared import Shared, in_thread, pause
 
 log = structlog.get_logger()
 

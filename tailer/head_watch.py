@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.shard_head import Movement
-from tailer.source import ClusterSource
+from tailer.cluster_reader import ClusterSource
 
 Moved = Callable[[str, dict[int, Location]], None]
 """Called with a datastore and the heads that moved, by shard."""

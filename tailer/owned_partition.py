@@ -11,8 +11,8 @@ from schemaless.bus.partition_log import PartitionLog
 from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
-from tailer.shared import Shared, in_thread, pause
-from tailer.tail import RETRY_S, Tail
+from tailer.context import Shared, in_thread, pause
+from tailer.partition_tail import RETRY_S, Tail
 
 log = structlog.get_logger()
 

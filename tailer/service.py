@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from schemaless.config import TailerSettings
-from schemaless.datastores import Catalogue
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.ops.datastores import Catalogue
+from schemaless.ops.tailer_control import ask_orders, latest
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
-from schemaless.tailer_orders import ask_orders, latest
 from schemaless.topology import Datastore
+from tailer.cluster_reader import ClusterSource
+from tailer.context import Shared, pause
 from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import HeadWatch
-from tailer.shared import Shared, pause
-from tailer.source import ClusterSource
 
 log = structlog.get_logger()
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from schemaless.datastores import create_shards
+from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import RunningTopology, running_broker, running_topology
 from schemaless.stack.programs import Flavour
-from schemaless.storage.async_driver import AsyncStorage
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology
 
 FLAVOUR = Flavour(os.environ.get("SCHEMALESS_MYSQL_FLAVOUR", "mariadb"))

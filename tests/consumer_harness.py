@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schemaless.storage import checkpoint_table, shard_head
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 
 

@@ -20,9 +20,9 @@ from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
 from schemaless.stack.halting import halt, halted
 from schemaless.storage import entity_table
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
-from schemaless.storage.sync_driver import SyncNode
+from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Datastore
 
 

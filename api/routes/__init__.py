@@ -1,15 +1,15 @@
 """Every call, in the order in which paths are matched: fixed words before named parts."""
 
-from api.routes import batch, cells, conflicts, entries, indexes, outside, shards, status, triggers
+from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, status, triggers
 
 CONTRACT = (
     *cells.ROUTES,
     *batch.ROUTES,
-    *shards.ROUTES,
+    *log.ROUTES,
     *conflicts.ROUTES,
     *indexes.ROUTES,
-    *entries.ROUTES,
+    *index_entries.ROUTES,
     *triggers.ROUTES,
     *status.ROUTES,
 )
-OUTSIDE = outside.ROUTES
+OUTSIDE = ops.ROUTES

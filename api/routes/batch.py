@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.answer import Answer, good_answer
-from api.batch_items import ITEMS_MAX, parse_gets, parse_puts
-from api.call import Call
-from api.cell_view import all_views
-from api.many_cells import read_many
-from api.negotiation import NDJSON
-from api.parameters import READ_FROM
-from api.put_answer import item_view
-from api.route import Route
+from api.http.batch_request import ITEMS_MAX, parse_gets, parse_puts
+from api.http.cell_json import all_views
+from api.http.content import NDJSON
+from api.http.parameters import READ_FROM
+from api.http.request import Call
+from api.http.response import Answer, good_answer
+from api.http.route import Route
+from api.read.multi_get import read_many
+from api.write.response import item_view
 from schemaless.cell import Cell
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from api.answer import Answer, Header, good_answer
-from api.call import Call, home_of
-from api.cell_view import all_views, cell_view, views_within
-from api.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
-from api.put_answer import put_answer
-from api.reader import Served
-from api.route import Route
+from api.http.cell_json import all_views, cell_view, views_within
+from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
+from api.http.request import Call, home_of
+from api.http.response import Answer, Header, good_answer
+from api.http.route import Route
+from api.read.reader import Served
+from api.write.response import put_answer
 from schemaless.cell import (
     Cell,
     CellKey,

@@ -6,12 +6,12 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from api.answer import Answer, good_answer
-from api.call import Call
-from api.cell_view import views_within
-from api.parameters import READ_FROM, Parameter, parse_int
-from api.reader import served_together
-from api.route import Route
+from api.http.cell_json import views_within
+from api.http.parameters import READ_FROM, Parameter, parse_int
+from api.http.request import Call
+from api.http.response import Answer, good_answer
+from api.http.route import Route
+from api.read.reader import served_together
 from schemaless.cell import created_at_text, row_key_text
 from schemaless.codec import decode_body
 from schemaless.storage import conflict_table

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.answer import Answer, good_answer
-from api.call import Call
-from api.route import Route
+from api.http.request import Call
+from api.http.response import Answer, good_answer
+from api.http.route import Route
 from api.routes.status import NEVER_KEPT
-from indexer.definitions import build_progress, create_index, find_index, list_indexes
 from schemaless.errors import Invalid, NotBuilt
+from schemaless.index.catalogue import build_progress, create_index, find_index, list_indexes
 from schemaless.index.definition import parse_definition, parse_index_name
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.topology import Datastore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.answer import Answer, good_answer
-from api.call import Call
-from api.route import Route
+from api.http.request import Call
+from api.http.response import Answer, good_answer
+from api.http.route import Route
 from api.status import ConsumerShard, NodeStatus, Status, read_status, total_lag
 from schemaless.storage.checkpoint_table import State
 from schemaless.topology import Node, Role, StorageCluster

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from api.answer import Answer, good_answer
-from api.call import Call
-from api.route import Route
+from api.http.request import Call
+from api.http.response import Answer, good_answer
+from api.http.route import Route
 from api.routes.status import NEVER_KEPT, consumer_view
 from api.status import ConsumerShard, read_status
 from schemaless.errors import NotBuilt, NotFound
+from schemaless.names import TRIGGER_PREFIX
 
-TRIGGER_PREFIX = "trigger:"
 _STOPPED_MEMBERS = ("shard", "reason")
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from consumers.probe.service import ProbeService
 from schemaless.config import ProbeSettings
-from schemaless.consumer_process import run_consumer_process
+from schemaless.consume.process import run_consumer_process
 
 
 def main() -> None:

@@ -9,15 +9,15 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from consumers.probe.probe import COLUMN, Calls, Latencies, Probe
-from consumers.program import Program
-from consumers.service import ProgramService
 from schemaless.bus.arrival import ArrivalWatch
-from schemaless.checkpoints import StartAt
 from schemaless.client.async_client import AsyncClient
 from schemaless.config import ProbeSettings
-from schemaless.datastores import Catalogue
+from schemaless.consume.checkpoints import StartAt
+from schemaless.consume.trigger_program import Program
+from schemaless.consume.trigger_worker import ProgramService
 from schemaless.errors import SchemalessError
-from schemaless.storage.async_driver import AsyncStorage
+from schemaless.ops.datastores import Catalogue
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
 from schemaless.trigger import TriggerCell, trigger, triggers_of
 

@@ -9,7 +9,7 @@ from schemaless.audit.patience import Patience
 from schemaless.audit.report import ConsumerReport, Findings, Kind
 from schemaless.storage import checkpoint_table
 from schemaless.storage.checkpoint_table import Checkpoint, State
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 
 Standing = Mapping[tuple[str, str, int], Checkpoint]

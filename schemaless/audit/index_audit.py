@@ -18,7 +18,7 @@ from schemaless.index.entry import IndexEntry, entry_for, entry_shard
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_table, row_scan
 from schemaless.storage.index_table import FoundEntry
-from schemaless.storage.sync_driver import SyncNode, SyncStorage
+from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore
 
 PAGE_ROWS = 1000

@@ -20,7 +20,7 @@ from schemaless.audit.stored_cells import StoredCells
 from schemaless.bus.reader import PartitionReader
 from schemaless.location import GenerationStart
 from schemaless.storage import buffer_table, conflict_table, index_definition_table, shard_head, shard_log
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology
 
 Starts = Mapping[int, Sequence[GenerationStart]]

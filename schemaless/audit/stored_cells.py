@@ -12,8 +12,8 @@ from schemaless.codec import encode_record
 from schemaless.location import GenerationStart
 from schemaless.sharding import shard_of
 from schemaless.storage import shard_log
+from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.storage.shard_log import Wanted
-from schemaless.storage.sync_driver import SyncNode
 from schemaless.topology import Datastore
 
 PAGE_CELLS_MAX = 1000

@@ -1,6 +1,6 @@
 """A Faust app whose reading and acknowledging are corrected for transactional topics. Made for one exact release.
 
-Measured on faust-streaming 0.15.3; `tests/integration/test_faust_transport.py` and `test_faust_cells.py` hold it to it:
+Measured on faust-streaming 0.15.3. `tests/integration/bus/` (test_faust_transport.py, test_faust_cells.py) holds it to:
 
 - reading is `read_committed`, which Faust offers only together with exactly_once;
 - what is committed is the offset behind the longest run of acknowledged records from where it began, whatever offsets

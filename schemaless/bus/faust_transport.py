@@ -38,7 +38,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class Receiver(Protocol):
-    """`schemaless.subscription.Subscription`."""
+    """`schemaless.consume.host.Subscription`."""
 
     async def assigned(self, partitions: Iterable[int]) -> None: ...
 

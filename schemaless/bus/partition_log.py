@@ -18,7 +18,7 @@ import msgspec
 from confluent_kafka import KafkaException, Producer
 
 from schemaless.bus.client import client_settings
-from schemaless.bus.hidden_records import records_that_stay_hidden
+from schemaless.bus.hanging_transactions import records_that_stay_hidden
 from schemaless.bus.progress import (
     Progress,
     committed_progress,

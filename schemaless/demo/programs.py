@@ -16,6 +16,7 @@ import yaml
 
 from schemaless.client.client import Client
 from schemaless.demo.flight import BILLED_CARRIER
+from schemaless.names import index_consumer, trigger_consumer
 from schemaless.stack import supervision
 from schemaless.stack.endpoints import refresh_endpoints
 from schemaless.stack.plan import StackPlan
@@ -24,9 +25,9 @@ from schemaless.stack.program import ProcessRole
 from schemaless.stack.services import checkout_folder, service_environment
 
 INDEX_FILE = "examples/flights_by_tailnum.yaml"
-INDEX = "index:flights_by_tailnum"
-CENSUS = "trigger:census"
-BILLING = "trigger:billing"
+INDEX = index_consumer("flights_by_tailnum")
+CENSUS = trigger_consumer("census")
+BILLING = trigger_consumer("billing")
 CONSUMERS = {INDEX: "index", CENSUS: "census", BILLING: "billing"}
 _PROCESSOR = "card-processor"
 

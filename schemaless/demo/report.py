@@ -14,6 +14,7 @@ from schemaless.demo.catch_up import Positions
 from schemaless.demo.flight import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.programs import CONSUMERS, INDEX, Calls
+from schemaless.names import index_consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _log_lines(audit: AuditReport, cells: int) -> Iterator[Line]:
 
 def _consumer_lines(facts: Facts, statuses: int) -> Iterator[Line]:
     audit, calls = facts.audit, facts.calls
-    index = next((index for index in audit.indexes if f"index:{index.name}" == INDEX), None)
+    index = next((index for index in audit.indexes if index_consumer(index.name) == INDEX), None)
     yield Line("index entries", facts.count.with_tailnum, index.found if index else 0, "flights with a tail number")
     yield Line("index entries as the cells say", facts.count.with_tailnum, index.matched if index else 0)
     finished = {consumer.name: consumer for consumer in audit.consumers}

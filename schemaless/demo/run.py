@@ -13,8 +13,8 @@ from contextlib import suppress
 from rich.console import Console
 
 from schemaless.audit import audit
-from schemaless.cli_audit import print_findings
-from schemaless.cli_datastores import create_with_progress
+from schemaless.cli.audit import print_findings
+from schemaless.cli.datastores import create_with_progress
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.client import Client
 from schemaless.config import StackSettings

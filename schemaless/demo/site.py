@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from schemaless.cli_targets import servers
+from schemaless.cli.targets import servers
 from schemaless.config import ClientSettings, StackSettings
 from schemaless.demo.programs import calls_folder, start_programs
 from schemaless.errors import Misconfigured

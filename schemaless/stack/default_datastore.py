@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemaless.datastores import create_datastore, list_datastores
 from schemaless.errors import SchemalessError
+from schemaless.ops.datastores import create_datastore, list_datastores
 from schemaless.topology import Topology
 
 DEFAULT_DATASTORE = "mezzanine"

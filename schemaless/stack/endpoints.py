@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from schemaless.datastores import list_datastores
 from schemaless.errors import SchemalessError
+from schemaless.ops.datastores import list_datastores
 from schemaless.stack.accounts import READER_USER
 from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.plan import StackPlan, require_plan

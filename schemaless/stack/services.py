@@ -49,7 +49,7 @@ def service_programs(plan: StackPlan) -> list[Program]:
         _python("tailer-0", ProcessRole.TAILER, ["tailer"], shared),
         _python("indexer-0", ProcessRole.INDEXER, ["indexer"], shared),
         _python("consumers-0", ProcessRole.CONSUMERS, consume, {**shared, "CENSUS_DIR": str(plan.home / "census")}),
-        _python("cleaner-0", ProcessRole.CLEANER, ["api.cleaner"], shared),
+        _python("cleaner-0", ProcessRole.CLEANER, ["cleaner"], shared),
     ]
 
 

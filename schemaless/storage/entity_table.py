@@ -1,6 +1,6 @@
 """The entity table: cells of a shard. Owns what a put of cells means (I1) and the reads of cells.
 
-A put is optimistic: it inserts at once, in one round trip (insertion.py), and only when a unique key stands in the way
+A put is optimistic: it inserts at once, in one round trip (append.py), and only when a unique key stands in the way
 does it look which cells exist. Nothing that exists is ever written again, so running a put twice is the same as
 running it once.
 """
@@ -13,7 +13,7 @@ from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey
 from schemaless.codec import same_body
 from schemaless.errors import DuplicateKey
 from schemaless.location import ADDED_ID_MAX
-from schemaless.storage import insertion, shard_head
+from schemaless.storage import append, shard_head
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
@@ -39,7 +39,7 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
         first.setdefault(cell.key, position)
     distinct = [cells[position] for position in first.values()]
     try:
-        placed = yield from insertion.insert_new(datastore, distinct)
+        placed = yield from append.insert_new(datastore, distinct)
     except DuplicateKey:
         placed = yield from _insert_missing(datastore, distinct)
     outcomes = dict(zip(first.values(), placed, strict=True))
@@ -172,7 +172,7 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operati
     existing = yield from get(datastore, [(cell.shard, cell.key) for cell in cells])
     missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
     if missing:
-        inserted = iter((yield from insertion.append(datastore, heads, now, missing)))
+        inserted = iter((yield from append.append(datastore, heads, now, missing)))
     else:
         yield "COMMIT"
         inserted = iter(())

@@ -17,7 +17,7 @@ from schemaless.bus.membership import Membership
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.storage import shard_log
 from tailer.datastore_tailer import DatastoreTailer
-from tailer.tail import Tail
+from tailer.partition_tail import Tail
 
 COMMIT_ON_ITS_WAY_S = 0.001
 

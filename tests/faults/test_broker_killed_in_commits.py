@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.hidden_records import hidden_records
+from schemaless.bus.hanging_transactions import hidden_records
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from examples.census import calls
-from indexer.definitions import create_index
 from schemaless.audit import audit
 from schemaless.bus.topics import ensure_topics
+from schemaless.index.catalogue import create_index
 from schemaless.index.definition import parse_definition
 from tests.consumer_harness import heads, running_consumer, wait_until_finished
 from tests.log_harness import running_tailers, write_for

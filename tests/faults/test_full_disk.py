@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from api.cleaner import Cleaner
-from api.put_outcome import PutOutcome
-from api.writer import CellWriter
+from api.write.outcome import PutOutcome
+from api.write.put import CellWriter
+from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings, CleanerSettings
-from schemaless.datastores import create_shards
+from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
-from schemaless.storage.async_driver import AsyncStorage
-from schemaless.storage.sync_driver import SyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR
 from tests.faults.test_masters_killed_under_load import logs, quiet

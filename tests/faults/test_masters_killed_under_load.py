@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from api.cleaner import Cleaner
-from api.put_outcome import PutOutcome
-from api.writer import CellWriter
+from api.write.outcome import PutOutcome
+from api.write.put import CellWriter
+from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings, CleanerSettings

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import pytest
 
 from examples.census import calls
-from indexer.definitions import create_index
 from schemaless.audit import audit
 from schemaless.bus.topics import ensure_topics
+from schemaless.index.catalogue import create_index
 from schemaless.stack.local import running_kafka
 from tests.consumer_harness import heads, running_consumer, wait_until_finished
 from tests.faults.test_consumers_killed import DEFINITION, write_census

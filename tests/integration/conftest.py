@@ -8,7 +8,7 @@ import pytest
 from schemaless.bus.topics import ensure_topics
 from schemaless.config import TailerSettings
 from tailer.service import TailerService
-from tests.integration.api_harness import api_process
+from tests.integration.api.api_harness import api_process
 from tests.log_harness import replication_stopped
 
 

@@ -1,0 +1,1 @@
+"""How callers follow a shard's log over HTTP: pages, the long poll and server-sent events."""

@@ -1,0 +1,53 @@
+"""How cells look outside: CONTRACT's cell, and lists of cells within a bound of bytes (I14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from api.http.content import Format
+from schemaless.cell import StoredCell, created_at_text, row_key_text
+from schemaless.codec import decode_body
+from schemaless.errors import TooLarge
+
+
+def cell_view(cell: StoredCell) -> dict[str, Any]:
+    """Members in the contract's order."""
+    return {
+        "row_key": row_key_text(cell.row_key),
+        "column_name": cell.column_name,
+        "ref_key": cell.ref_key,
+        "body": decode_body(cell.body),
+        "shard": cell.shard,
+        "generation": cell.generation,
+        "added_id": cell.added_id,
+        "created_at": created_at_text(cell.created_at),
+    }
+
+
+def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:
+    """The first ones as they will be sent, as many as fit, but at least one: bodies inflate as they are shown."""
+    views: list[msgspec.Raw] = []
+    size = 0
+    for document in documents:
+        encoded = form.encode_one(document)
+        size += len(encoded)
+        if views and size > bytes_max:
+            break
+        views.append(msgspec.Raw(encoded))
+    return views
+
+
+def all_views(cells: Iterable[StoredCell | None], form: Format, bytes_max: int) -> list[msgspec.Raw | None]:
+    """All of them, null for what isn't there. Raises TooLarge when they don't fit into one answer."""
+    views: list[msgspec.Raw | None] = []
+    size = 0
+    for cell in cells:
+        encoded = b"" if cell is None else form.encode_one(cell_view(cell))
+        size += len(encoded)
+        if size > bytes_max:
+            raise TooLarge(f"the answer would have more than {bytes_max} bytes: ask for less at once")
+        views.append(msgspec.Raw(encoded) if encoded else None)
+    return views

@@ -1,0 +1,133 @@
+"""Parameter: one query parameter of one call. What a call takes is what it documents; anything else is a 422."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from api.index.query import WAIT_MAX_S
+from schemaless.cell import ColumnName, parse_column_name, parse_ref_key
+from schemaless.errors import Invalid
+from schemaless.topology import Role
+
+T = TypeVar("T")
+
+PARAMETERS_MAX = 100
+LIMIT_MAX = 1000
+COLUMNS_MAX = 100
+
+
+class Parameter(msgspec.Struct, Generic[T], frozen=True, eq=False):
+    """`parse` is given the text and the name, and raises Invalid."""
+
+    name: str
+    parse: Callable[[str, str], T]
+    default: T
+    description: str
+
+    def of(self, query: Mapping[str, str]) -> T:
+        text = query.get(self.name)
+        return self.default if text is None else self.parse(text, self.name)
+
+    def openapi(self, place: str = "query") -> dict[str, Any]:
+        return {"name": self.name, "in": place, "description": self.description, "schema": {"type": "string"}}
+
+
+def parse_query(raw: bytes, known: Iterable[Parameter[Any]]) -> dict[str, str]:
+    """Name to text. Raises Invalid for an unknown or repeated name, or for what is no query string."""
+    if not raw:
+        return {}
+    pairs = parse_pairs(raw)
+    names = {parameter.name for parameter in known}
+    for name, _ in pairs:
+        if name not in names:
+            raise Invalid(name, "is not a query parameter of this call")
+    return dict(pairs)
+
+
+def parse_pairs(raw: bytes) -> list[tuple[str, str]]:
+    """Every name once. Raises Invalid."""
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=PARAMETERS_MAX,
+        )
+    except ValueError as error:  # not ASCII, not UTF-8 behind the percent signs, too many
+        raise Invalid("query", f"can't be parsed: {error}") from None
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise Invalid(name, "is given twice")
+        seen.add(name)
+    return pairs
+
+
+def parse_int(text: str, field: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise Invalid(field, f"must be an integer from {least} to {most}")
+    return int(text)
+
+
+def parse_limit(text: str, field: str) -> int:
+    return parse_int(text, field, 1, LIMIT_MAX)
+
+
+def parse_flag(text: str, field: str) -> bool:
+    if text not in ("", "true", "false", "1", "0"):
+        raise Invalid(field, "must be true or false")
+    return text in ("", "true", "1")
+
+
+def parse_role(text: str, field: str) -> Role | None:
+    try:
+        return Role(text)
+    except ValueError:
+        raise Invalid(field, "must be master or minion") from None
+
+
+def parse_wait(value: Any, field: str) -> float:
+    """Seconds, also as text; as the queries of an index have it."""
+    try:
+        wait_s = float(value)
+    except (TypeError, ValueError):
+        wait_s = -1.0
+    if isinstance(value, bool) or not 0 <= wait_s <= WAIT_MAX_S:
+        raise Invalid(field, f"must be seconds from 0 to {WAIT_MAX_S:.0f}")
+    return wait_s
+
+
+def parse_columns(text: str, field: str) -> tuple[ColumnName, ...]:
+    names = text.split(",")
+    if len(names) > COLUMNS_MAX:
+        raise Invalid(field, f"names at most {COLUMNS_MAX} columns")
+    return tuple(parse_column_name(name, field) for name in names)
+
+
+def parse_order(text: str, field: str) -> bool:
+    """Whether it is descending."""
+    if text not in ("asc", "desc"):
+        raise Invalid(field, "must be asc or desc")
+    return text == "desc"
+
+
+def _optional_role(text: str, field: str) -> Role | None:
+    return parse_role(text, field)
+
+
+READ_FROM: Parameter[Role | None] = Parameter(
+    "read_from",
+    _optional_role,
+    None,
+    "master or minion. Without it: the master, or a minion when the master can't be reached.",
+)
+LIMIT: Parameter[int] = Parameter("limit", parse_limit, 100, f"1 to {LIMIT_MAX}, default 100.")
+COLUMNS: Parameter[tuple[ColumnName, ...]] = Parameter("columns", parse_columns, (), "Column names with commas.")
+FROM: Parameter[int] = Parameter("from", parse_ref_key, 0, "Lowest ref_key, included.")
+TO: Parameter[int] = Parameter("to", parse_ref_key, 2**63 - 1, "Highest ref_key, included.")
+DESCENDING: Parameter[bool] = Parameter("order", parse_order, False, "asc or desc, by ref_key; default asc.")

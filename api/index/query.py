@@ -1,0 +1,211 @@
+"""Queries of an index: HTTP parameters in, entries out. Pure but for the operation, which one node runs.
+
+The shard field by equality says which shard holds the entries. With `after`, a put's location, the same node first
+tells how far its entries go (the index's checkpoint of that source shard), so an answer includes that put or says
+that it can't yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from schemaless.cell import ColumnName, RowKey, parse_column_name, row_key_text
+from schemaless.errors import Invalid, NotBuilt, Unavailable
+from schemaless.index.definition import Field, IndexDefinition
+from schemaless.index.entry import IndexEntry, entry_fields, entry_shard
+from schemaless.index.values import Op, Value, from_json, from_text, to_json
+from schemaless.location import Location, ShardLocation, parse_shard_location
+from schemaless.names import index_consumer
+from schemaless.storage import checkpoint_table, index_table
+from schemaless.storage.index_table import After, FoundEntry, Selection, Term
+from schemaless.storage.operation import Operation
+from schemaless.topology import Datastore
+
+LIMIT_DEFAULT = 100
+LIMIT_MAX = 1000
+WAIT_DEFAULT_S = 5.0
+WAIT_MAX_S = 30.0
+TERMS_MAX = 32
+_CURSOR_CHARACTERS_MAX = 8192
+
+
+class Behind(Unavailable):
+    """The node's entries don't include that location yet."""
+
+    hint = "ask again: the index has not reached that location on the node that answers"
+
+
+class IndexQuery(msgspec.Struct, frozen=True):
+    """`fields`: names to show, all if empty. `include`: columns whose newest cells go with each entry."""
+
+    shard: int
+    selection: Selection
+    fields: frozenset[str] = frozenset()
+    include: tuple[ColumnName, ...] = ()
+    after: ShardLocation | None = None
+    wait_s: float = WAIT_DEFAULT_S
+
+
+class Page(msgspec.Struct, frozen=True):
+    """`cursor` None: there are no more."""
+
+    entries: Sequence[FoundEntry]
+    cursor: str | None
+
+
+def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[tuple[str, str]]) -> IndexQuery:
+    """Raises Invalid, which names the parameter, or NotBuilt. `read_from` is the caller's business."""
+    options: dict[str, str] = {}
+    terms: list[Term] = []
+    for name, text in parameters:
+        if name in _OPTIONS:
+            if name in options:
+                raise Invalid(name, "is given twice")
+            options[name] = text
+        elif name != "read_from":
+            terms.append(_term(definition, name, text))
+    if len(terms) > TERMS_MAX:
+        raise Invalid("query", f"at most {TERMS_MAX} comparisons")
+    selection = _selection(definition, terms, options)
+    return IndexQuery(
+        shard=_shard(definition, terms, shards),
+        selection=selection,
+        fields=frozenset(definition.field(name).name for name in _names(options.get("fields"))),
+        include=tuple(parse_column_name(name, "include") for name in _names(options.get("include"))),
+        after=_after(options.get("after"), shards),
+        wait_s=_wait(options.get("wait")),
+    )
+
+
+def find_entries(datastore: Datastore, definition: IndexDefinition, query: IndexQuery) -> Operation[Page]:
+    """On any node of the cluster that is home to `query.shard`. Raises Behind."""
+    select = index_table.select(datastore, query.shard, definition, query.selection)
+    if query.after is None:
+        (result,) = yield select
+    else:
+        # The checkpoint is read first: entries that arrive in between do no harm.
+        reached, result = yield ";".join(
+            [
+                checkpoint_table.reached(datastore.name, index_consumer(definition.name), query.after.shard),
+                select,
+            ]
+        )
+        _check_reached(definition, query.after, [Location(*row) for row in reached.rows])
+    entries = index_table.found(definition, result.rows)
+    return Page(entries, _cursor(definition, query.selection, entries))
+
+
+def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:
+    """An entry as an answer shows it, without `cells`."""
+    fields = entry_fields(definition, found.entry)
+    shown = {name: value for name, value in fields.items() if not query.fields or name in query.fields}
+    return {"row_key": row_key_text(found.row_key), "fields": shown}
+
+
+_OPTIONS = frozenset({"order", "desc", "limit", "cursor", "fields", "include", "verify", "after", "wait"})
+
+
+def _term(definition: IndexDefinition, name: str, text: str) -> Term:
+    field_name, _, operator = name.partition(".")
+    field = definition.field(field_name)
+    if operator == "eq" or operator not in {"", *Op}:
+        raise Invalid(name, "comparisons are FIELD, FIELD.ne, FIELD.lt, FIELD.lte, FIELD.gt and FIELD.gte")
+    return Term(field, Op(operator or "eq"), from_text(field.type, field.length, text, name))
+
+
+def _shard(definition: IndexDefinition, terms: Iterable[Term], shards: int) -> int:
+    wanted = {term.value for term in terms if term.field == definition.shard_field and term.op is Op.EQ}
+    if len(wanted) != 1:
+        raise Invalid(definition.shard_field.name, "the shard field must be given, by equality and with one value")
+    return entry_shard(definition, IndexEntry((wanted.pop(),)), shards)
+
+
+def _selection(definition: IndexDefinition, terms: Sequence[Term], options: Mapping[str, str]) -> Selection:
+    if _flag(options, "verify"):
+        raise NotBuilt("verify: entries are not compared with cells yet")
+    order = (
+        definition.field(options["order"])
+        if "order" in options
+        else definition.keyed[min(1, len(definition.keyed) - 1)]
+    )
+    descending = _flag(options, "desc")
+    limit = _limit(options.get("limit"))
+    after = _read_cursor(order, options["cursor"], descending=descending) if "cursor" in options else None
+    return Selection(terms, order, descending, limit, after)
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false")
+    if text not in {"true", "false", "1", "0", ""}:
+        raise Invalid(name, "must be true or false")
+    return text in {"true", "1", ""}
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return LIMIT_DEFAULT
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= LIMIT_MAX:
+        raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
+    return int(text)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in text.split(",")] if text else []
+
+
+def _after(text: str | None, shards: int) -> ShardLocation | None:
+    if text is None:
+        return None
+    location = parse_shard_location(text)
+    if location.shard >= shards:
+        raise Invalid("after", f"there is no shard {location.shard}")
+    return location
+
+
+def _wait(text: str | None) -> float:
+    try:
+        wait_s = WAIT_DEFAULT_S if text is None else float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= WAIT_MAX_S:
+        raise Invalid("wait", f"must be seconds from 0 to {WAIT_MAX_S:.0f}")
+    return wait_s
+
+
+def _check_reached(definition: IndexDefinition, wanted: ShardLocation, found: Sequence[Location]) -> None:
+    if not found or found[0] < wanted.location:
+        reached = found[0] if found else None
+        raise Behind(f"index {definition.name} has reached {reached} in shard {wanted.shard}, not {wanted.location}")
+
+
+def _cursor(definition: IndexDefinition, selection: Selection, entries: Sequence[FoundEntry]) -> str | None:
+    """Stable: it names the last entry by the value it is ordered by and its row key, not by a count."""
+    if len(entries) < selection.limit:
+        return None
+    last = entries[-1]
+    value = last.entry.values[definition.fields.index(selection.order)]
+    named = [selection.order.name, selection.descending, to_json(selection.order.type, value), last.row_key.hex()]
+    return base64.urlsafe_b64encode(json.dumps(named).encode()).decode().rstrip("=")
+
+
+def _read_cursor(order: Field, text: str, *, descending: bool) -> After:
+    try:
+        if len(text) > _CURSOR_CHARACTERS_MAX:
+            raise ValueError("too long")
+        named = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        field, was_descending, shown, row_key = named
+        raw = bytes.fromhex(row_key)
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        raise Invalid("cursor", "is none of ours") from None
+    if field != order.name or was_descending is not descending:
+        raise Invalid("cursor", "belongs to another order")
+    value: Value | None = None if shown is None else from_json(order.type, order.length, shown)
+    if len(raw) != 16 or (shown is not None and value is None):
+        raise Invalid("cursor", "is none of ours")
+    return After(value, RowKey(raw))

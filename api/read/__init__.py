@@ -1,0 +1,1 @@
+"""How a read finds the node that answers it."""

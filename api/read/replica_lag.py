@@ -1,0 +1,96 @@
+"""Lag: how far each minion is behind its master, sampled once a second so that no read pays for it.
+
+A minion is as fresh as the latest moment at which its master showed no more than the minion shows now (sums of
+heads; a minion shows a prefix, I3). While the master is away the lag grows with the clock: the honest upper bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.storage import shard_head
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.shard_head import Position
+from schemaless.topology import Role
+
+TURN_S = 1.0
+SAMPLES_MAX = 600  # of a master: a minion further behind than ten minutes is judged by its newest cell
+
+
+class LagMeter:
+    """Samples every node of a topology; `on_sample` is told which ones answered."""
+
+    def __init__(
+        self,
+        storage: AsyncStorage,
+        *,
+        timeout_s: float = 1.0,
+        clock: Callable[[], float] = time.time,
+        on_sample: Callable[[str, bool], None] = lambda node, answered: None,
+    ) -> None:
+        self._storage = storage
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._on_sample = on_sample
+        self._masters: dict[str, deque[tuple[float, int]]] = {
+            name: deque(maxlen=SAMPLES_MAX) for name in storage.topology.clusters
+        }
+        self._turns: dict[str, float] = {}
+        self._fresh: dict[str, float] = {}
+
+    async def run(self) -> None:
+        while True:
+            await self.step()
+            await asyncio.sleep(TURN_S)
+
+    async def step(self) -> None:
+        """One sample of every node, clusters side by side."""
+        await asyncio.gather(*map(self._sample_cluster, self._storage.topology.clusters))
+
+    def lag_s(self, node: AsyncNode) -> float:
+        """0 for a master. As of the latest sample; measured by the clock where there was no recent one."""
+        if node.node.role is Role.MASTER:
+            return 0.0
+        now = self._clock()
+        sampled = self._turns.get(node.node.cluster, 0.0)
+        until = sampled if now - sampled < 3 * TURN_S else now
+        return max(0.0, until - self._fresh.get(node.node.name, 0.0))
+
+    async def _sample_cluster(self, cluster: str) -> None:
+        asked = self._clock()
+        shown = await self._position(self._storage.master(cluster))
+        if shown is not None:
+            self._masters[cluster].append((asked, shown.heads_sum))
+            self._turns[cluster] = asked
+        await asyncio.gather(*(self._sample_minion(cluster, minion) for minion in self._storage.minions(cluster)))
+
+    async def _sample_minion(self, cluster: str, minion: AsyncNode) -> None:
+        position = await self._position(minion)
+        if position is None:
+            return
+        known = self._fresh.get(minion.node.name, 0.0)
+        seen = fresh_until(self._masters[cluster], position)
+        self._fresh[minion.node.name] = max(known, seen)
+
+    async def _position(self, node: AsyncNode) -> Position | None:
+        try:
+            position = await node.run(shard_head.position, timeout_s=self._timeout_s)
+        except StorageUnavailable:
+            self._on_sample(node.node.name, False)
+            return None
+        except SchemalessError:  # it answers: there is no datastore yet, so no tables
+            position = None
+        self._on_sample(node.node.name, True)
+        return position
+
+
+def fresh_until(master: deque[tuple[float, int]], minion: Position) -> float:
+    """Latest sampled moment at which the master showed no more than the minion; else its newest cell's time."""
+    for moment, heads_sum in reversed(master):
+        if heads_sum <= minion.heads_sum:
+            return moment
+    return minion.last_created_at / 1e6

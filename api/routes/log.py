@@ -1,0 +1,205 @@
+"""/shards: the log of each shard, how far it has come, and its cells as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from api.follow.event_stream import EventStream
+from api.follow.log_reader import BEGINNING, After, End, Since, Start, Wanted
+from api.follow.pages import ShardPages
+from api.http.batch_request import decode
+from api.http.content import EVENTS, JSON, MSGPACK, Format, follow_format
+from api.http.parameters import COLUMNS, LIMIT, LIMIT_MAX, READ_FROM, Parameter, parse_flag, parse_wait
+from api.http.problems import problem_of
+from api.http.request import Call, parse_shard
+from api.http.response import Answer, good_answer, stream_answer
+from api.http.route import Route
+from api.index.query import WAIT_DEFAULT_S, WAIT_MAX_S
+from api.read.reader import served_together
+from schemaless.cell import parse_time
+from schemaless.errors import Invalid, NotFound, TooLarge
+from schemaless.location import parse_location
+from schemaless.storage import shard_head
+from schemaless.topology import Datastore
+
+LOCATIONS_MAX = 4096
+PAYLOAD_BYTES_MAX = 1 << 20
+
+
+def _after(text: str, field: str) -> Start:
+    return End() if text == "end" else After(*parse_location(text, field))
+
+
+def _since(text: str, field: str) -> Since:
+    return Since(parse_time(text, field))
+
+
+AFTER: Parameter[Start | None] = Parameter(
+    "after", _after, None, "ADDED_ID, GENERATION:ADDED_ID, or end: the head as it is now. Default: 0."
+)
+SINCE: Parameter[Since | None] = Parameter("since", _since, None, "RFC 3339 time, instead of `after`.")
+FOLLOW: Parameter[bool] = Parameter(
+    "follow",
+    parse_flag,
+    False,
+    f"true with Accept: {EVENTS}: a stream of events, without end. With another Accept: as `wait`.",
+)
+WAIT: Parameter[float | None] = Parameter(
+    "wait",
+    parse_wait,
+    None,
+    f"Seconds to wait for the first cell, 0 to {WAIT_MAX_S:.0f}; {WAIT_DEFAULT_S:.0f} with `follow`, else 0.",
+)
+LAST_EVENT_ID: Parameter[None] = Parameter(
+    "Last-Event-ID", lambda text, field: None, None, "Where a stream of events goes on; goes before `after`."
+)
+PAGE_PARAMETERS = (AFTER, SINCE, LIMIT, COLUMNS, FOLLOW, WAIT, READ_FROM)
+
+
+async def list_shards(call: Call) -> Answer:
+    """Every shard with its home, generation and head."""
+    datastore = await call.datastore()
+    wish = READ_FROM.of(call.query(READ_FROM))
+    clusters = sorted(set(datastore.placement))
+    parts = await asyncio.gather(
+        *(call.services.reader.read(cluster, partial(shard_head.heads, datastore.name), wish) for cluster in clusters)
+    )
+    found = sorted(
+        ((head, served.cluster) for heads, served in parts for head in heads), key=lambda pair: pair[0].shard
+    )
+    shards = [
+        {"shard": head.shard, "cluster": cluster, "generation": head.generation, "head": head.added_id}
+        for head, cluster in found
+    ]
+    served = served_together([served for _, served in parts])
+    return good_answer(call.answer_format(), {"shards": shards}, *served.headers)
+
+
+async def get_shard_cells(call: Call) -> Answer:
+    """Cells of a shard after a location, in added_id order; `next` is the `after` of the next page.
+
+    With `follow`, cells as they come: as server-sent events, or as a page that waits for its first cell.
+    """
+    datastore = await call.datastore()
+    shard = parse_shard(datastore, call.path["shard"])
+    query = call.query(*PAGE_PARAMETERS)
+    wish = READ_FROM.of(query)
+    follow, wait_s = FOLLOW.of(query), WAIT.of(query)
+    form = _form(call, follow)
+    wanted = Wanted(_start(call, query, resumes=form is None), LIMIT.of(query), COLUMNS.of(query))
+    if form is None:
+        if wait_s is not None:
+            raise Invalid("wait", "is for pages: a stream of events has no end")
+        return stream_answer(EventStream(call, datastore, shard, wanted, wish).run)
+    pages = ShardPages(call, datastore, {shard: wanted}, wish, form)
+    await pages.read()
+    pages.page(shard)  # what is wrong now won't be right after a while
+    await pages.wait((WAIT_DEFAULT_S if follow else 0.0) if wait_s is None else wait_s)
+    return good_answer(form, pages.page(shard).document(), *pages.served.headers)
+
+
+def _form(call: Call, follow: bool) -> Format | None:
+    """None: a stream of events."""
+    accept = call.header(b"accept")
+    if follow:
+        return follow_format(accept)
+    if accept.partition(b";")[0].strip().lower() == EVENTS.encode():
+        raise Invalid("follow", f"must be true for {EVENTS}")
+    return call.answer_format()
+
+
+def _start(call: Call, query: Mapping[str, str], *, resumes: bool) -> Start:
+    after, since = AFTER.of(query), SINCE.of(query)
+    if after is not None and since is not None:
+        raise Invalid("since", "is given together with after: one of them")
+    last_event_id = call.header(b"last-event-id")
+    if resumes and last_event_id:
+        return After(*parse_location(last_event_id.decode("latin-1"), "last-event-id"))
+    return after or since or BEGINNING
+
+
+async def post_shards_cells(call: Call) -> Answer:
+    """Pages of several shards at once, each after its own location; with `wait`, as soon as there is a cell."""
+    datastore = await call.datastore()
+    wish = READ_FROM.of(call.query(READ_FROM))
+    asked = decode(await call.payload(PAYLOAD_BYTES_MAX), call.request_format().decoder(_Locations), "locations")
+    shards, problems = _shards_of(datastore, asked)
+    wanted = _wanted(asked, shards)
+    wait_s = parse_wait(asked.wait, "wait")
+    form = call.answer_format()
+    pages = ShardPages(call, datastore, wanted, wish, form)
+    await pages.read()
+    if not problems:
+        await pages.wait(wait_s)
+    views = problems | {text: pages.document(shard) for text, shard in shards.items()}
+    answer = {"shards": {text: views[text] for text in asked.locations}}
+    return good_answer(form, answer, *pages.served.headers)
+
+
+class _Locations(msgspec.Struct, forbid_unknown_fields=True):
+    locations: dict[str, Any]
+    limit: int = 100
+    columns: tuple[str, ...] = ()
+    wait: Any = 0
+
+
+def _shards_of(datastore: Datastore, asked: _Locations) -> tuple[dict[str, int], dict[str, Any]]:
+    """Shards by the names that they are given, and for names of no shard what is wrong."""
+    if not asked.locations:
+        raise Invalid("locations", "needs at least one shard")
+    if len(asked.locations) > LOCATIONS_MAX:
+        raise TooLarge(f"at most {LOCATIONS_MAX} shards are read at once")
+    shards: dict[str, int] = {}
+    problems: dict[str, Any] = {}
+    for text in asked.locations:
+        try:
+            shards[text] = parse_shard(datastore, text)
+        except NotFound as error:
+            problems[text] = {"problem": problem_of(error)}
+    if len(set(shards.values())) < len(shards):
+        raise Invalid("locations", "names a shard twice")
+    return shards, problems
+
+
+def _wanted(asked: _Locations, shards: Mapping[str, int]) -> dict[int, Wanted]:
+    if not 1 <= asked.limit <= LIMIT_MAX:
+        raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
+    columns = COLUMNS.parse(",".join(asked.columns), "columns") if asked.columns else ()
+    starts = {text: _parse_start(start, f"locations.{text}") for text, start in asked.locations.items()}
+    return {shard: Wanted(starts[text], asked.limit, columns) for text, shard in shards.items()}
+
+
+def _parse_start(start: Any, field: str) -> Start:
+    """1000, "1000", "1:1000", "end" or {"since": "2026-01-31T00:00:00Z"}."""
+    if isinstance(start, dict) and set(start) == {"since"}:
+        return _since(start["since"], field)
+    if isinstance(start, int) and not isinstance(start, bool):
+        return _after(str(start), field)
+    return _after(start, field)
+
+
+_LOCATIONS = JSON.parse(
+    b"""{"type": "object", "required": ["locations"], "properties": {
+    "locations": {"type": "object", "additionalProperties": {}, "example": {"0": 1000, "7": "1:1000", "8": "end"}},
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "columns": {"type": "array", "items": {"type": "string"}},
+    "wait": {"type": "number", "minimum": 0, "maximum": 30}}}"""
+)
+
+ROUTES = (
+    Route("GET", "/shards", list_shards, (READ_FROM,)),
+    Route(
+        "GET",
+        "/shards/{shard}/cells",
+        get_shard_cells,
+        PAGE_PARAMETERS,
+        headers=(LAST_EVENT_ID,),
+        media=(JSON.media_type, MSGPACK.media_type, EVENTS),
+    ),
+    Route("POST", "/shards/cells", post_shards_cells, (READ_FROM,), payload=_LOCATIONS),
+)

@@ -1,0 +1,117 @@
+"""Services: what the handlers of one process share, opened before the first call and closed after the last."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from api.follow.followers import CallsInHand, Followers
+from api.follow.head_watch import HeadWatch
+from api.http.body import PayloadBudget
+from api.index.build_eta import BuildEta
+from api.index.definition_cache import IndexCatalogue
+from api.index.freshness import ReachedWatch
+from api.metrics import Metrics
+from api.read.read_breaker import NodeHealth
+from api.read.reader import Reader
+from api.read.replica_lag import LagMeter
+from api.write.put import CellWriter
+from schemaless.config import ApiSettings
+from schemaless.ops.datastores import Catalogue
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.operation import Start
+from schemaless.storage.shard_head import Moved
+from schemaless.topology import Topology
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: ApiSettings
+    storage: AsyncStorage
+    catalogue: Catalogue
+    reader: Reader
+    reached_watch: ReachedWatch
+    health: NodeHealth
+    lag: LagMeter
+    metrics: Metrics
+    payload_budget: PayloadBudget
+    writer: CellWriter
+    build_eta: BuildEta
+    index_catalogue: IndexCatalogue
+    in_hand: CallsInHand
+    followers: Followers
+
+
+@asynccontextmanager
+async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIterator[Services]:
+    """Servers that are away don't keep it from opening."""
+    async with AsyncStorage(
+        topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
+    ) as storage:
+        health = NodeHealth()
+        lag = LagMeter(storage, timeout_s=settings.read_timeout_s, on_sample=health.sampled)
+        reader = Reader(storage, health, lag, timeout_s=settings.read_timeout_s)
+        writer = CellWriter(storage, settings)
+        metrics = Metrics()
+        metrics.watch(storage, health, lag, writer.counts)
+        watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
+        in_hand = CallsInHand()
+        followers = Followers(watches, in_hand, followers_max=settings.followers_max)
+        metrics.watch_followers(followers)
+        await lag.step()
+        async with _in_background(lag.run(), *(watch.run() for watch in watches.values())):
+            yield Services(
+                settings=settings,
+                storage=storage,
+                catalogue=Catalogue(storage),
+                index_catalogue=IndexCatalogue(storage),
+                build_eta=BuildEta(),
+                reader=reader,
+                reached_watch=ReachedWatch(reader),
+                writer=writer,
+                health=health,
+                lag=lag,
+                metrics=metrics,
+                payload_budget=PayloadBudget(settings.payload_bytes_max),
+                in_hand=in_hand,
+                followers=followers,
+            )
+            await writer.close()
+
+
+def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> HeadWatch:
+    async def ask(start: Start[dict[str, Moved]]) -> dict[str, Moved]:
+        moved, _ = await reader.read(cluster, start)
+        return moved
+
+    return HeadWatch(ask, poll_s=settings.follow_poll_s)
+
+
+@asynccontextmanager
+async def _in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    for task in tasks:
+        task.add_done_callback(_end_process_if_failed)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _end_process_if_failed(task: asyncio.Task[None]) -> None:
+    """Without samples the breaker never closes, without a watch followers hear nothing: better to end, and to be
+    started again by the supervisor.
+    """
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a watch over the nodes failed; the process ends and is started again", exc_info=task.exception())
+        signal.raise_signal(signal.SIGTERM)

@@ -1,0 +1,69 @@
+"""How the outcomes of puts look outside: as the answer of a call, and as an item of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.http.content import Format
+from api.http.problems import problem_of
+from api.http.response import Answer, document_answer, good_answer, problem_answer
+from api.write.outcome import PutOutcome, PutResult
+from schemaless.cell import Placed, PutStatus, created_at_text, row_key_text
+from schemaless.errors import Conflict, SchemalessError
+from schemaless.location import shard_location_text
+
+HTTP_STATUS = {PutStatus.STORED: 201, PutStatus.ALREADY_STORED: 200, PutStatus.BUFFERED: 202}
+REPLAYED = (b"idempotency-replayed", b"true")
+
+
+def put_answer(result: PutResult, form: Format) -> Answer:
+    """201, 200 or 202 with the cell's place; 409 for a conflict; an error's own problem."""
+    if isinstance(result, SchemalessError):
+        return problem_answer(result)
+    if result.status is PutStatus.CONFLICT:
+        return document_answer(conflict_problem(result))
+    headers = (REPLAYED,) if result.replayed else ()
+    return good_answer(form, put_view(result), *headers, status=HTTP_STATUS[result.status])
+
+
+def item_view(result: PutResult) -> dict[str, Any]:
+    """As `put_answer`, inside a batch's answer."""
+    if isinstance(result, SchemalessError):
+        return {"status": "error", "problem": problem_of(result)}
+    if result.status is PutStatus.CONFLICT:
+        return {"status": "conflict", **_key_view(result), "problem": conflict_problem(result)}
+    return put_view(result)
+
+
+def put_view(outcome: PutOutcome) -> dict[str, Any]:
+    """What is not known yet of a buffered cell is null."""
+    return {
+        "status": outcome.status,
+        **_key_view(outcome),
+        "shard": outcome.shard,
+        **_place_view(outcome.placed),
+        "copies": outcome.copies,
+    }
+
+
+def conflict_problem(outcome: PutOutcome) -> dict[str, Any]:
+    """With the place of the cell that stands there; null while that one is only buffered."""
+    where = "is stored" if outcome.placed else "is buffered"
+    document = problem_of(Conflict(f"another body {where} under {outcome.key}"))
+    return {**document, "shard": outcome.shard, **_place_view(outcome.placed)}
+
+
+def _key_view(outcome: PutOutcome) -> dict[str, Any]:
+    key = outcome.key
+    return {"row_key": row_key_text(key.row_key), "column_name": key.column_name, "ref_key": key.ref_key}
+
+
+def _place_view(placed: Placed | None) -> dict[str, Any]:
+    if placed is None:
+        return {"generation": None, "added_id": None, "created_at": None, "location": None}
+    return {
+        "generation": placed.generation,
+        "added_id": placed.added_id,
+        "created_at": created_at_text(placed.created_at),
+        "location": shard_location_text(placed.shard, placed.generation, placed.added_id),
+    }

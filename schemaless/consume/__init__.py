@@ -1,0 +1,1 @@
+"""The engine that runs consumers, indexes and trigger programs, whatever the transport."""

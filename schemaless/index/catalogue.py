@@ -1,0 +1,112 @@
+"""Definitions of a datastore's indexes: making, listing, and how far a build is. Kept on every master.
+
+Whoever creates writes a row and nothing else; an indexer process makes the tables and fills them. Of two creators of
+different indexes under one name, the first master (by name of its cluster) decides who was first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from schemaless.consume.checkpoints import all_or_first_error, clusters_of
+from schemaless.errors import Conflict, NotFound, StorageUnavailable
+from schemaless.index.definition import IndexDefinition
+from schemaless.names import index_consumer
+from schemaless.storage import checkpoint_table, index_definition_table
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.operation import Start
+from schemaless.topology import Datastore
+
+T = TypeVar("T")
+
+
+class BuildProgress(msgspec.Struct, frozen=True):
+    """Cells finished, of those that were there when the build began. `total` None: tables are being made."""
+
+    done: int
+    total: int | None
+
+
+async def create_index(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> bool:
+    """Whether it is new; False when the same index exists. Idempotent.
+
+    Raises Conflict when another index has that name, StorageUnavailable when a master is away: run it again then.
+    """
+    first, *others = _masters(storage)
+    known = (await first.run(lambda: index_definition_table.all_of(datastore.name))).get(definition.name)
+    for master in (first, *others):
+        await master.run(lambda: index_definition_table.insert(datastore.name, definition))
+        found = (await master.run(lambda: index_definition_table.all_of(datastore.name)))[definition.name]
+        if found.definition != definition:
+            raise Conflict(f"index {definition.name} of {datastore.name} exists with another definition")
+    return known is None
+
+
+async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str, DefinedIndex]:
+    """By name, as the masters that answer know them. Raises StorageUnavailable when none does."""
+    read = partial(index_definition_table.all_of, datastore.name)
+    answers = [answer for answer in await _ask_all(storage, read) if not isinstance(answer, StorageUnavailable)]
+    if not answers:
+        raise StorageUnavailable("no master can tell which indexes there are")
+    found: dict[str, DefinedIndex] = {}
+    for name, index in ((name, index) for answer in answers for name, index in answer.items()):
+        found[name] = max(found.get(name, index), index, key=_how_far)
+    return dict(sorted(found.items()))
+
+
+async def find_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
+    """Raises NotFound or StorageUnavailable."""
+    try:
+        return (await list_indexes(storage, datastore))[name]
+    except KeyError:
+        raise NotFound(f"there is no index {name!r} in {datastore.name}") from None
+
+
+async def build_progress(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> BuildProgress:
+    """Of an index that is building. Raises StorageUnavailable."""
+    if index.build_until is None:
+        return BuildProgress(0, None)
+    reached = await reached_everywhere(storage, datastore, index.definition.name)
+    done = sum(min(until, reached.get(shard, 0)) for shard, until in index.build_until.items())
+    return BuildProgress(done, sum(index.build_until.values()))
+
+
+async def reached_everywhere(storage: AsyncStorage, datastore: Datastore, name: str) -> Mapping[int, int]:
+    """By shard, the added_id up to which every cluster holds the entries. Raises StorageUnavailable."""
+    consumer = index_consumer(name)
+    answers = await all_or_first_error(
+        storage.master(cluster).run(lambda: checkpoint_table.of_consumer(datastore.name, consumer))
+        for cluster in clusters_of(datastore)
+    )
+    by_cluster = [{c.shard: c.location.added_id for c in answer} for answer in answers]
+    return {shard: min(answer.get(shard, 0) for answer in by_cluster) for shard in range(datastore.shards)}
+
+
+async def run_on_all_masters(storage: AsyncStorage, start: Start[None]) -> None:
+    """Raises StorageUnavailable when one is away."""
+    await all_or_first_error(master.run(start) for master in _masters(storage))
+
+
+async def _ask_all(storage: AsyncStorage, start: Start[T]) -> Sequence[T | StorageUnavailable]:
+    return await asyncio.gather(*(_ask(master, start) for master in _masters(storage)))
+
+
+async def _ask(master: AsyncNode, start: Start[T]) -> T | StorageUnavailable:
+    try:
+        return await master.run(start, timeout_s=2.0)
+    except StorageUnavailable as error:
+        return error
+
+
+def _masters(storage: AsyncStorage) -> list[AsyncNode]:
+    return [storage.master(cluster) for cluster in sorted(storage.topology.clusters)]
+
+
+def _how_far(index: DefinedIndex) -> tuple[bool, bool]:
+    return index.state is IndexState.ACTIVE, index.build_until is not None

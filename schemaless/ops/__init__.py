@@ -1,0 +1,1 @@
+"""The operators' jobs: datastores, control and status of tailers."""

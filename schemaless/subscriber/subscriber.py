@@ -1,0 +1,229 @@
+"""Subscriber: every cell of a datastore, or of some partitions, in order and proven to be all of them (I9).
+
+For programs of others: it needs Kafka and the API's hosts, no MySQL. The rules are in schemaless/subscriber/engine.py;
+here they get what they ask for: records of the topic, and pages of a shard's log. Kafka's offsets are hints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Literal
+
+from schemaless.bus.group_reader import TopicSeat
+from schemaless.bus.reader import Span
+from schemaless.cell import StoredCell
+from schemaless.client.client import Client
+from schemaless.errors import Invalid, Misconfigured, Unavailable
+from schemaless.location import BEGINNING, Location
+from schemaless.record import ForeignRecord
+from schemaless.subscriber.engine import Counts, FollowedShards, LogAnswer, ReadLog, Steps
+from schemaless.subscriber.http_log import ShardHistory
+from schemaless.subscriber.position import Batch, Position
+
+Known = Mapping[int, Position | Location]
+"""By shard, where to go on."""
+Positions = Known | Callable[[Sequence[int]], Known]
+"""What is known of shards, or who is asked for it whenever partitions are given to this process."""
+Start = Literal["beginning", "end"] | datetime
+History = Literal["topic", "log"]
+
+LOOK_PAUSE_S = 5.0
+_WAIT_S = 0.5
+
+
+class Subscriber:
+    """Iterates over batches. One thread; `stop` may be called from any, and from a signal handler.
+
+    - `client`: for the logs of shards; default: one of SCHEMALESS_HOSTS.
+    - `group`: processes with the same one share the partitions. Without it this process has all, or `partitions`.
+    - `positions`: of earlier batches, by shard; a function is asked whenever partitions are given to this process.
+    - `start`: where shards without a position begin: "beginning", "end", or a time.
+    - `history`: "topic" reads the topic as far back as it goes, and the log of a shard for what it lacks; "log" reads
+      the logs up to their present heads first, then goes over to the topic.
+    - `look_pause_s`: how often the heads tell what the topic never brought.
+
+    Store the `position` of a batch before you ask for the next one: there is nothing else to acknowledge. Raises
+    Unavailable when Kafka or the hosts don't answer: ask again, nothing is lost by it.
+    """
+
+    def __init__(  # noqa: PLR0913  # all but two have defaults
+        self,
+        kafka: str,
+        datastore: str,
+        *,
+        client: Client | None = None,
+        group: str | None = None,
+        partitions: Sequence[int] | None = None,
+        positions: Positions | None = None,
+        start: Start = "beginning",
+        history: History = "topic",
+        look_pause_s: float = LOOK_PAUSE_S,
+    ) -> None:
+        if group is not None and (partitions is not None or not callable(positions)):
+            raise Misconfigured("a group gives out the partitions, and needs a function that finds their positions")
+        self._client = client or Client(datastore=datastore)
+        self._keeps_client = client is None
+        self._history = ShardHistory(self._client)
+        self._positions = positions or {}
+        self._start = start
+        self._from_log = history == "log"
+        self._look_pause_s = look_pause_s
+        self._look_at = time.monotonic() + look_pause_s
+        self._steps: Steps | None = None
+        self._asked: ReadLog | None = None
+        self._stopped = False
+        self._seat = TopicSeat(kafka, f"schemaless.{datastore}.cells", group, self._end)
+        known = self._seat.partitions()
+        wanted = known if partitions is None else partitions
+        if not set(wanted) <= set(known):
+            raise Invalid("partitions", f"must be from 0 to {len(known) - 1}")
+        shards = len(self._history.heads())
+        if shards % len(known):
+            raise Misconfigured(f"{len(known)} partitions of the topic do not divide {shards} shards of {datastore}")
+        self._partition_count = len(known)
+        self._shards = FollowedShards(shards, len(known))
+        self._seat.join(wanted)
+
+    @property
+    def counts(self) -> Counts:
+        return self._shards.counts
+
+    @property
+    def foreign(self) -> Sequence[ForeignRecord]:
+        """The last hundred records that were not ours; `counts.foreign` is how many there were."""
+        return tuple(self._shards.foreign)
+
+    def positions(self) -> dict[int, Position]:
+        """Of every shard that this process follows, as far as batches were given out."""
+        return self._shards.positions()
+
+    def poll(self, timeout_s: float) -> Batch | None:
+        """The next batch; None when there was none for `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not self._stopped:
+            left_s = max(0.0, deadline - time.monotonic())
+            if self._steps is None:
+                self._gather(min(left_s, _WAIT_S))
+            if (batch := self._step()) is not None or not left_s:
+                return batch
+        return None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Waits for the next batch. Ends after `stop`."""
+        while not self._stopped:
+            if (batch := self.poll(_WAIT_S)) is not None:
+                return batch
+        raise StopIteration
+
+    def cells(self) -> Iterator[StoredCell]:
+        """Cell by cell, for whoever keeps no positions. That some were superseded is only counted."""
+        for batch in self:
+            yield from batch.cells
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        """Leaves the group, so that others take over at once."""
+        self._stopped = True
+        self._seat.close()
+        if self._keeps_client:
+            self._client.close()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self, partitions: Iterable[int]) -> None:
+        self._shards.end(frozenset(partitions))
+
+    def _step(self) -> Batch | None:
+        """Goes on with what is in hand until it gives a batch or is finished."""
+        while self._steps is not None:
+            answer = self._read_log()
+            try:
+                step = self._steps.send(answer)
+            except StopIteration:
+                self._steps = None
+                return None
+            if isinstance(step, Batch):
+                return step
+            self._asked = step
+        return None
+
+    def _read_log(self) -> LogAnswer | None:
+        """Of what was asked for. When that fails it is still asked for, so whoever polls again goes on there."""
+        if self._asked is None:
+            return None
+        self._seat.keep()
+        answer = self._history.read(self._asked)
+        self._asked = None
+        return answer
+
+    def _gather(self, wait_s: float) -> None:
+        """New work: partitions that were given to us, a look at the heads, or what the topic brought."""
+        if self._seat.fresh:
+            self._steps = self._begin(tuple(self._seat.fresh))
+        elif time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + self._look_pause_s
+            self._steps = self._look()
+        elif records := self._seat.consume(wait_s):
+            self._steps = self._shards.take(records)
+
+    def _look(self) -> Steps:
+        try:
+            heads = self._history.heads()
+        except Unavailable:
+            return  # the topic goes on without; a hole in it would be told
+        yield from self._shards.look(heads, frozenset(self._seat.at_end))
+
+    def _begin(self, partitions: Sequence[int]) -> Steps:
+        """The topic's ends are asked for before the heads: so what lies between comes twice rather than never."""
+        spans = {partition: self._seat.span(partition) for partition in partitions}
+        heads = self._history.heads()
+        shards = {partition: range(partition, len(heads), self._partition_count) for partition in partitions}
+        known = self._known([shard for numbers in shards.values() for shard in numbers])
+        unknown = [shard for numbers in shards.values() for shard in numbers if shard not in known]
+        places = self._places(unknown, heads) | known
+        behind: list[int] = []
+        for partition, numbers in shards.items():
+            locations = {shard: _location(places[shard]) for shard in numbers}
+            offset = self._first_offset(spans[partition], [known[shard] for shard in numbers if shard in known])
+            self._shards.begin(partition, offset, locations, heads)
+            self._seat.read_from(partition, offset)
+            if offset == spans[partition].high:
+                behind += [shard for shard, at in locations.items() if at < heads[shard]]
+        return self._catch_up(behind, heads)
+
+    def _catch_up(self, shards: Iterable[int], heads: Mapping[int, Location]) -> Steps:
+        for shard in shards:
+            yield from self._shards.catch_up(shard, heads[shard].added_id)
+
+    def _known(self, shards: Sequence[int]) -> dict[int, Position | Location]:
+        found = self._positions(shards) if callable(self._positions) else self._positions
+        return {shard: found[shard] for shard in shards if shard in found}
+
+    def _places(self, shards: Sequence[int], heads: Mapping[int, Location]) -> dict[int, Position | Location]:
+        """Where shards without a position begin."""
+        if isinstance(self._start, datetime):
+            return {**self._history.since(shards, self._start)}
+        return {shard: heads[shard] if self._start == "end" else BEGINNING for shard in shards}
+
+    def _first_offset(self, span: Span, known: Sequence[Position | Location]) -> int:
+        """At the end, when history comes from the log. A stored offset beyond the topic: it was made anew."""
+        offsets = [place.offset for place in known if isinstance(place, Position) and place.offset is not None]
+        if self._from_log or (not offsets and (known or self._start != "beginning")):
+            return span.high
+        wanted = max(offsets, default=span.low)
+        return wanted if span.low <= wanted <= span.high else span.low
+
+
+def _location(place: Position | Location) -> Location:
+    return place.location if isinstance(place, Position) else place

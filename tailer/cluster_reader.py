@@ -1,0 +1,141 @@
+"""One cluster's log, read from one of its nodes: the master, or a minion, as `tail_from` says.
+
+A minion shows a prefix of what its master holds (I3), so changing over can delay cells, never skip or reorder them.
+A node that failed is left out, and a minion that lags comes last, until `check` finds them fit again: no reader waits
+for such a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from schemaless.errors import Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.storage import shard_head
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.operation import Start
+from schemaless.topology import Role
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class ClusterSource:
+    """Asks the first node that is fit. `timeout_s` is for small questions."""
+
+    def __init__(
+        self,
+        storage: AsyncStorage,
+        cluster: str,
+        *,
+        tail_from: Role = Role.MASTER,
+        lag_max_s: float = 5.0,
+        timeout_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = cluster
+        self.master = storage.master(cluster)
+        minions = storage.minions(cluster)
+        random.shuffle(minions)  # tailers of one topology share them
+        self._nodes = [self.master, *minions] if tail_from is Role.MASTER else [*minions, self.master]
+        self._fit = self._nodes
+        self._tail_from = tail_from
+        self._away: set[str] = set()
+        self._lagging: set[str] = set()
+        self._tops: deque[tuple[float, int]] = deque()
+        self._asked: dict[str, set[asyncio.Timeout]] = {node.node.name: set() for node in self._nodes}
+        self._lag_max_s = lag_max_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    async def run(self, start: Start[T], *, timeout_s: float | None = None) -> T:
+        """Raises StorageUnavailable when no node of the cluster answers. `timeout_s`: of a question that may take long;
+        it ends early when another one finds the node away.
+        """
+        for node in self._fit:
+            try:
+                if timeout_s is None:
+                    return await node.run(start, timeout_s=self._timeout_s)
+                return await self._ask_at_length(node, start, timeout_s)
+            except StorageUnavailable as error:
+                self._leave_out(node, error)
+            except Misconfigured:
+                if node is self.master:
+                    raise
+                # A minion may not show the tables of a new datastore yet.
+        raise StorageUnavailable(f"no node of cluster {self.cluster} answers")
+
+    async def ask_master(self, start: Start[T]) -> T:
+        """What no minion can tell. Raises StorageUnavailable, at once for a master that is known to be away."""
+        if self.master.node.name in self._away:
+            raise StorageUnavailable(f"{self.master.node.name} does not answer")
+        return await self.master.run(start, timeout_s=self._timeout_s)
+
+    async def check(self) -> None:
+        """One look at the nodes that were left out and, where minions are read, at how far each has come."""
+        if self._away or self._tail_from is Role.MINION:
+            shown = dict(zip(self._nodes, await asyncio.gather(*map(self._heads_sum, self._nodes)), strict=True))
+            self._judge_lag({node.node.name: total for node, total in shown.items() if total is not None})
+
+    def _sort(self) -> None:
+        """Nodes in the order in which they are asked. A minion that lags is better than none."""
+        there = [node for node in self._nodes if node.node.name not in self._away]
+        self._fit = sorted(there, key=lambda node: node.node.name in self._lagging)
+
+    async def _ask_at_length(self, node: AsyncNode, start: Start[T], timeout_s: float) -> T:
+        asked = self._asked[node.node.name]
+        try:
+            async with asyncio.timeout(None) as cut:
+                asked.add(cut)
+                try:
+                    return await node.run(start, timeout_s=timeout_s)
+                finally:
+                    asked.discard(cut)
+        except TimeoutError as error:
+            raise StorageUnavailable(f"{node.node.name}: another question found it away") from error
+
+    def _leave_out(self, node: AsyncNode, error: StorageUnavailable) -> None:
+        """Long questions to the node end now: one may wait ten seconds for cells of a server that hangs."""
+        name = node.node.name
+        if name not in self._away:
+            log.warning("reading from the next node of the cluster", away=name, error=str(error))
+        self._away.add(name)
+        self._sort()
+        waiting, self._asked[name] = self._asked[name], set()
+        for cut in waiting:
+            cut.reschedule(asyncio.get_running_loop().time())
+
+    async def _heads_sum(self, node: AsyncNode) -> int | None:
+        """None: it doesn't answer."""
+        name = node.node.name
+        try:
+            position = await node.run(shard_head.position, timeout_s=self._timeout_s)
+        except StorageUnavailable as error:
+            self._leave_out(node, error)
+            return None
+        except SchemalessError:  # it answers: its tables aren't made yet
+            return 0
+        if name in self._away:
+            self._away.discard(name)
+            self._sort()
+            log.info("a node answers again", node=name)
+        return position.heads_sum
+
+    def _judge_lag(self, sums: dict[str, int]) -> None:
+        """A node lags when it shows less than the furthest one showed `lag_max_s` ago."""
+        now = self._clock()
+        self._tops.append((now, max(sums.values(), default=0)))
+        while len(self._tops) > 1 and self._tops[1][0] <= now - self._lag_max_s:
+            self._tops.popleft()
+        asked_at, due = self._tops[0]
+        lagging = {name for name, total in sums.items() if asked_at <= now - self._lag_max_s and total < due}
+        for name in lagging - self._lagging:
+            log.warning("a node lags and is read last", node=name, behind_s_min=self._lag_max_s, cells=due - sums[name])
+        self._lagging = lagging
+        self._sort()

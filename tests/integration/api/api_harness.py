@@ -1,0 +1,110 @@
+"""An API process as a fixture's product: `python -m api` on a free port, asked through httpx."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from schemaless.sharding import shard_of
+from schemaless.stack.ports import free_ports
+from schemaless.storage import shard_head
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import Datastore
+
+ROOT = Path(__file__).parents[3]
+START_TIMEOUT_S = 20
+PROBLEM_MEMBERS = {"type", "title", "status", "detail", "retryable"}
+
+
+@dataclass(frozen=True)
+class ApiProcess:
+    client: httpx.Client
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def at(self, datastore: Datastore) -> "Caller":
+        return Caller(self.client, f"/v1/{datastore.name}")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Calls of one datastore: `caller.get("/shards")`."""
+
+    client: httpx.Client
+    prefix: str
+
+    def __call__(self, method: str, path: str, **options) -> httpx.Response:
+        return self.client.request(method, self.prefix + path, **options)
+
+    def get(self, path: str, **options) -> httpx.Response:
+        return self("GET", path, **options)
+
+    def post(self, path: str, **options) -> httpx.Response:
+        return self("POST", path, **options)
+
+    def put(self, row_key: uuid.UUID | str, ref_key: int, body: object, column: str = "BASE") -> httpx.Response:
+        return self("PUT", f"/cells/{row_key}/{column}/{ref_key}", json=body)
+
+
+@contextmanager
+def api_process(topology: Path, **settings: object) -> Iterator[ApiProcess]:
+    (port,) = free_ports(1)
+    named = {"topology": topology, "kafka": "127.0.0.1:9", "port": port, "log_level": "warning", **settings}
+    env = os.environ | {f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()}
+    process = subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            wait_ready(client, process)
+            yield ApiProcess(client, process, port)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            if client.get("/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert process.poll() is None, "the API ended while it was starting"
+        assert time.monotonic() < deadline, "the API did not become ready"
+        time.sleep(0.05)
+
+
+def assert_problem(answer: httpx.Response, status: int, field: str | None = None) -> dict:
+    """The whole problem document of an answer that must be one."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem.keys() >= PROBLEM_MEMBERS
+    assert problem["status"] == status
+    assert problem["title"]
+    assert problem["detail"]
+    if field is not None:
+        assert problem["field"] == field
+    return problem
+
+
+def cells_in(storage: SyncStorage, datastore: Datastore) -> int:
+    """How many cells stand in the datastore, by its heads."""
+    masters = [storage.master(cluster) for cluster in set(datastore.placement)]
+    return sum(master.run(lambda: shard_head.movement(datastore.name)).heads_sum for master in masters)
+
+
+def row_in(datastore: Datastore, shard: int) -> uuid.UUID:
+    """A new row key of a given shard."""
+    while True:
+        row_key = uuid.UUID(int=random.getrandbits(128))
+        if shard_of(row_key.bytes, datastore.shards) == shard:
+            return row_key

@@ -1,0 +1,316 @@
+"""Puts while masters hang or are dead, and what becomes of them afterwards (I5, I6). Real servers, really stopped."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from api.write.put import CellWriter
+from cleaner.service import Cleaner
+from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
+from schemaless.codec import encode_body
+from schemaless.config import ApiSettings, CleanerSettings
+from schemaless.errors import StorageUnavailable
+from schemaless.sharding import by_rendezvous, shard_of
+from schemaless.storage import buffer_table, entity_table, shard_head
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.buffer_table import BufferOutcome, BufferRow
+from schemaless.storage.operation import query
+from schemaless.storage.sql import sql
+from schemaless.topology import StorageCluster, Topology
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+BASE = ColumnName("BASE")
+SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
+CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
+ANSWER_MAX_S = 3.0
+REWRITE_MAX_S = 5.0
+FAST_S = 0.9  # less than the shortest time-out: nothing was waited for
+
+
+@pytest.fixture
+def servers(running):
+    """Handles by node name; whatever a test did to a server, it runs again afterwards."""
+    yield running.servers
+    for server in running.servers.values():
+        if server.alive():
+            server.cont()
+        else:
+            server.start()
+
+
+@pytest.fixture
+def datastore(make_datastore):
+    """Home a, so secondary b."""
+    return make_datastore(placement=("a",))
+
+
+@pytest.fixture
+async def writer(async_storage):
+    opened = CellWriter(async_storage, SETTINGS)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def cleaning(async_storage):
+    """A cleaner with its real settings, working until the test ends."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(Cleaner(async_storage, CLEANER).run(stop))
+    yield
+    stop.set()
+    await task
+
+
+def cell(row: bytes | None = None, **body: object) -> Cell:
+    return Cell(CellKey(RowKey(row or uuid.uuid4().bytes), BASE, RefKey(1)), encode_body(body))
+
+
+def row_of(datastore, put: Cell, claim: int) -> BufferRow:
+    return BufferRow(put.key, put.body, shard_of(put.key.row_key, datastore.shards), "a", claim)
+
+
+async def timed(awaitable):
+    started = time.monotonic()
+    value = await awaitable
+    return value, time.monotonic() - started
+
+
+async def buffered(async_storage, datastore) -> set[bytes]:
+    select = sql("SELECT row_key FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
+    return {found[0] for found in await async_storage.master("b").run(partial(query, select))}
+
+
+async def at_home(node, datastore) -> int:
+    return (await node.run(partial(shard_head.movement, datastore.name))).heads_sum
+
+
+async def reaches(question, wanted, within_s: float) -> float:
+    """Seconds until the answer to `question()` is `wanted`."""
+    started = time.monotonic()
+    for _ in range(round(within_s / 0.02)):
+        try:
+            if await question() == wanted:
+                return time.monotonic() - started
+        except StorageUnavailable:
+            pass
+        await asyncio.sleep(0.02)
+    return pytest.fail(f"not {wanted} within {within_s} s")
+
+
+async def test_a_hung_home_means_buffered_within_3_s_and_written_within_5(
+    servers, writer, cleaning, async_storage, datastore
+):
+    """I5, I6: SIGSTOP the home: the first put waits its share, the next ones don't; SIGCONT: the cleaner catches up."""
+    servers["a-master"].stop()
+    (first,), first_s = await timed(writer.put(datastore, [cell(n=1)]))
+    (second,), second_s = await timed(writer.put(datastore, [cell(n=2)]))
+    assert (first.status, first.placed, first.copies) == (PutStatus.BUFFERED, None, 1)
+    assert second.status is PutStatus.BUFFERED
+    assert first_s < ANSWER_MAX_S
+    assert second_s < FAST_S
+    await asyncio.sleep(CLEANER.rescue_grace_s)
+    assert await buffered(async_storage, datastore) == {first.key.row_key, second.key.row_key}
+    servers["a-master"].cont()
+    await reaches(lambda: at_home(async_storage.master("a"), datastore), 2, REWRITE_MAX_S)
+    await reaches(lambda: buffered(async_storage, datastore), set(), 15)
+    (again,) = await writer.put(datastore, [cell(first.key.row_key, n=1)])
+    assert again.status is PutStatus.ALREADY_STORED
+
+
+async def test_every_one_of_many_puts_is_answered_within_3_s(servers, writer, datastore):
+    """I5: also those that arrive while others wait for the hung home."""
+    servers["a-master"].stop()
+
+    async def later(n: int):
+        await asyncio.sleep(n * 0.01)
+        return await timed(writer.put(datastore, [cell(n=n)]))
+
+    answers = await asyncio.gather(*(later(n) for n in range(250)))
+    assert {outcome.status for (outcome,), _ in answers} == {PutStatus.BUFFERED}
+    assert max(seconds for _, seconds in answers) < ANSWER_MAX_S
+
+
+async def test_a_killed_home_means_buffered_and_written_when_it_is_back(
+    servers, writer, cleaning, async_storage, datastore
+):
+    """I5, I6: a home that was killed and started again gets what was buffered for it."""
+    (before,) = await writer.put(datastore, [cell(n=0)])
+    servers["a-master"].kill()
+    (outcome,), seconds = await timed(writer.put(datastore, [cell(n=1)]))
+    assert (before.status, outcome.status) == (PutStatus.STORED, PutStatus.BUFFERED)
+    assert seconds < FAST_S
+    servers["a-master"].start()
+    await reaches(lambda: at_home(async_storage.master("a"), datastore), 2, REWRITE_MAX_S)
+    await reaches(lambda: buffered(async_storage, datastore), set(), 15)
+
+
+async def test_without_a_secondary_the_home_takes_the_cell_alone(servers, writer, async_storage, datastore):
+    """I5: stored, copies 1, counted; and min_copies=2 turns that into an error with nothing written."""
+    servers["b-master"].stop()
+    (alone,), alone_s = await timed(writer.put(datastore, [cell(n=1)]))
+    (next_one,), next_s = await timed(writer.put(datastore, [cell(n=2)]))
+    assert [(o.status, o.copies) for o in (alone, next_one)] == [(PutStatus.STORED, 1)] * 2
+    assert alone_s < ANSWER_MAX_S
+    assert next_s < FAST_S
+    assert writer.counts[PutStatus.STORED, 1] == 2
+    strict = CellWriter(async_storage, SETTINGS.model_copy(update={"min_copies": 2}))
+    (refused,) = await strict.put(datastore, [cell(n=3)])
+    assert isinstance(refused, StorageUnavailable)
+    with pytest.raises(StorageUnavailable):
+        await strict.put_next(datastore, RowKey(uuid.uuid4().bytes), BASE, encode_body({}))
+    assert await at_home(async_storage.master("a"), datastore) == 2
+
+
+async def test_home_and_secondary_away_is_an_error(servers, writer, datastore):
+    """I5: nothing durable anywhere is never called buffered."""
+    servers["a-master"].stop()
+    servers["b-master"].stop()
+    (refused,), seconds = await timed(writer.put(datastore, [cell(n=1)]))
+    assert isinstance(refused, StorageUnavailable)
+    assert refused.retryable
+    assert seconds < ANSWER_MAX_S
+
+
+async def test_a_next_version_is_never_buffered(servers, writer, async_storage, datastore):
+    """POST needs the home for its ref_key: away means an error, and no trace."""
+    servers["a-master"].stop()
+    for limit_s in (ANSWER_MAX_S, 0.5):
+        started = time.monotonic()
+        with pytest.raises(StorageUnavailable):
+            await writer.put_next(datastore, RowKey(uuid.uuid4().bytes), BASE, encode_body({}), "key")
+        assert time.monotonic() - started < limit_s
+    assert await buffered(async_storage, datastore) == set()
+
+
+async def test_another_body_for_a_buffered_key_is_a_conflict_while_the_home_is_away(servers, writer, datastore):
+    """I1: the body that was buffered first stands; the same body is buffered again."""
+    servers["a-master"].stop()
+    first = cell(n=1)
+    outcomes = [(await writer.put(datastore, [put]))[0] for put in (first, cell(first.key.row_key, n=2), first)]
+    assert [outcome.status for outcome in outcomes] == [
+        PutStatus.BUFFERED, PutStatus.CONFLICT, PutStatus.BUFFERED
+    ]  # fmt: skip
+
+
+async def test_a_minion_knows_better_than_a_buffered_rival(servers, writer, async_storage, datastore):
+    """I1: the home is away, its minion shows the very body that a buffered row contradicts: already stored."""
+    stored = cell(n=1)
+    (outcome,) = await writer.put(datastore, [stored])
+    await reaches(lambda: at_home(async_storage.minions("a")[0], datastore), 1, 10)
+    await async_storage.master("b").run(partial(query, "DELETE FROM schemaless.buffer"))
+    rival = row_of(datastore, cell(stored.key.row_key, n=2), 7)
+    await async_storage.master("b").run(partial(buffer_table.insert, datastore, [rival]))
+    servers["a-master"].stop()
+    (repeat,) = await writer.put(datastore, [stored])
+    assert (repeat.status, repeat.placed.added_id) == (PutStatus.ALREADY_STORED, outcome.placed.added_id)
+
+
+async def test_two_puts_share_a_row_and_the_refused_one_leaves_it(async_storage, datastore):
+    """I6: the first put may not remove a row that another relies on, nor the second one that it didn't insert."""
+    node = async_storage.master("b")
+    put = cell(n=1)
+    first, second = row_of(datastore, put, 1), row_of(datastore, put, 2)
+    assert await node.run(partial(buffer_table.insert, datastore, [first])) == [BufferOutcome.INSERTED]
+    assert await node.run(partial(buffer_table.insert, datastore, [first])) == [BufferOutcome.INSERTED]
+    assert await node.run(partial(buffer_table.insert, datastore, [second])) == [BufferOutcome.SHARED]
+    await node.run(partial(buffer_table.remove, datastore, [first]))
+    assert await buffered(async_storage, datastore) == {put.key.row_key}
+
+
+async def test_a_shared_row_outlives_the_conflict_of_the_put_that_shares_it(writer, async_storage, datastore):
+    """I6: whoever inserted it may have said "buffered", so it waits for the cleaner to record the conflict."""
+    stored = cell(n=1)
+    rival = cell(stored.key.row_key, n=2)
+    await async_storage.master("a").run(partial(entity_table.put_cells, datastore, [row_of(datastore, stored, 0)]))
+    await async_storage.master("b").run(partial(buffer_table.insert, datastore, [row_of(datastore, rival, 1)]))
+    (refused,) = await writer.put(datastore, [rival])
+    assert refused.status is PutStatus.CONFLICT
+    assert await buffered(async_storage, datastore) == {stored.key.row_key}
+
+
+async def test_the_cleaner_process_outlives_hanging_masters(servers, running, async_storage, make_datastore, tmp_path):
+    """I6: it waits for a master that hangs, as a home and as a secondary, then writes; SIGTERM ends it in order."""
+    datastore = make_datastore(placement=("a", "b"))
+    rows = {}
+    while len(rows) < 2:
+        put = cell(n=1)
+        shard = shard_of(put.key.row_key, datastore.shards)
+        home = datastore.home(shard)
+        rows[home] = BufferRow(put.key, put.body, shard, home, 1)
+    servers["a-master"].stop()
+    await async_storage.master("b").run(partial(buffer_table.insert, datastore, [rows["a"]]))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cleaner",
+        env={**os.environ, "SCHEMALESS_TOPOLOGY": str(running.path), "SCHEMALESS_KAFKA": "unused"},
+    )  # fmt: skip
+    try:
+        await asyncio.sleep(1)
+        servers["a-master"].cont()
+        await async_storage.master("a").run(partial(buffer_table.insert, datastore, [rows["b"]]))
+        servers["a-master"].stop()
+        await asyncio.sleep(CLEANER.rescue_grace_s)
+        servers["a-master"].cont()
+        for home in ("a", "b"):
+            await reaches(partial(at_home, async_storage.master(home), datastore), 1, REWRITE_MAX_S)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 12) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_hanging_home_holds_up_no_other_ones_rows(servers, topology, datastore, make_datastore):
+    """I6: many pages of rows for a home that hangs; a row for another home is written in time all the same."""
+    settings = CLEANER.model_copy(
+        update={"grace_s": 0.0, "rescue_grace_s": 0.0, "node_timeout_s": 0.5, "batch_rows_max": 10}
+    )
+    clusters = {**topology.clusters, "c": topology.cluster("b")}  # b's servers once more, as the home of other rows
+    others = make_datastore(placement=("b",))
+    async with AsyncStorage(Topology(clusters)) as opened:
+        master = opened.master("b")
+        await master.run(
+            partial(buffer_table.insert, datastore, [row_of(datastore, cell(n=n), claim=n) for n in range(300)])
+        )
+        servers["a-master"].stop()
+        stop = asyncio.Event()
+        cleaning = asyncio.create_task(Cleaner(opened, settings).run(stop))
+        await asyncio.sleep(1)
+        await master.run(
+            partial(buffer_table.insert, others, [msgspec.structs.replace(row_of(others, cell(), 1), home="c")])
+        )
+        await reaches(lambda: at_home(master, others), 1, REWRITE_MAX_S)
+        servers["a-master"].cont()
+        await reaches(lambda: buffered(opened, datastore), set(), 15)
+        stop.set()
+        await cleaning
+
+
+@pytest.fixture
+async def wider(topology):
+    """The same servers and a third cluster, whose master was never started."""
+    nobody = replace(topology.cluster("b").master, name="c-master", cluster="c", port=1, socket=None)
+    clusters = {**topology.clusters, "c": StorageCluster("c", nobody)}
+    async with AsyncStorage(Topology(clusters)) as opened:
+        yield opened
+
+
+async def test_another_secondary_is_tried_when_one_fails(wider, datastore):
+    """I5: rows that prefer the dead cluster go to the next one, together with their batch; copies stay 2."""
+    writer = CellWriter(wider, SETTINGS)
+    outcomes = await writer.put(datastore, [cell(n=n) for n in range(40)])
+    assert {(outcome.status, outcome.copies) for outcome in outcomes} == {(PutStatus.STORED, 2)}
+    preferred = {by_rendezvous(outcome.key.row_key, ["b", "c"])[0] for outcome in outcomes}
+    assert preferred == {"b", "c"}
+    assert await buffered(wider, datastore) == {outcome.key.row_key for outcome in outcomes}
+    await writer.close()

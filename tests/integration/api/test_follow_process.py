@@ -1,0 +1,137 @@
+"""Following and the process: what streams cost while nothing comes, while nobody reads, and when the process stops."""
+
+import os
+import signal
+import socket
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.api.api_harness import api_process, row_in
+from tests.integration.api.follow_harness import Stream, following, wait_for_followers
+
+pytestmark = pytest.mark.storage
+
+AT_ONCE_S = 5.0  # the poll that is ended waits six times as long
+IDLE_QUESTIONS_PER_S_MAX = 200
+
+
+@pytest.fixture
+def own(running, api):
+    """A process of the test's own."""
+    with api_process(running.path, heartbeat_s=60) as started:
+        yield started
+
+
+def questions(storage):
+    """What all servers were asked so far."""
+
+    def read():
+        results = yield "SHOW GLOBAL STATUS LIKE 'Questions'"
+        return int(results[0].rows[0][1])
+
+    return sum(storage.nodes[name].run(read) for name in NODES)
+
+
+NODES = ("a-master", "a-minion-1", "b-master", "b-minion-1")
+
+
+def questions_per_s(storage, seconds=0.7):
+    before, began = questions(storage), time.monotonic()
+    time.sleep(seconds)
+    return (questions(storage) - before) / (time.monotonic() - began)
+
+
+@contextmanager
+def idle_follower(port, datastore, shard):
+    """A plain socket that has seen the beginning of its stream."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as opened:
+        path = f"/v1/{datastore.name}/shards/{shard}/cells?follow=true"
+        opened.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n".encode())
+        assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        yield opened
+
+
+def test_many_idle_followers_ask_no_more_than_one(own, make_datastore, storage):
+    """200 streams on 64 shards cost the servers as many queries a second as a single one; and all of them hear."""
+    datastore = make_datastore(shards=64, partitions=8)
+    with ExitStack() as stack:
+        stack.enter_context(idle_follower(own.port, datastore, 0))
+        stack.enter_context(idle_follower(own.port, datastore, 1))  # one for each cluster
+        few = questions_per_s(storage)
+        readers = [stack.enter_context(idle_follower(own.port, datastore, number % 64)) for number in range(200)]
+        wait_for_followers(own, 202)
+        many = questions_per_s(storage)
+        assert 0 < few < IDLE_QUESTIONS_PER_S_MAX, "two clusters are asked every 30 ms"
+        assert many < IDLE_QUESTIONS_PER_S_MAX, "not for each of 200"
+        call = own.at(datastore)
+        for shard in range(64):
+            call.put(row_in(datastore, shard), 1, {"v": 1})
+        for reader in readers:
+            while b"event: cell" not in reader.recv(1 << 16):
+                pass
+    wait_for_followers(own, 0)
+    nobody = questions_per_s(storage)
+    assert nobody < few / 2, "nobody follows, nobody asks"
+
+
+def rss_mib(process):
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def test_readers_that_do_not_read_hold_no_memory(own, make_datastore, storage):
+    """Ten readers of a log of 20 MB who take nothing: a small page each is held, and nothing more is read for them.
+    Whoever reads on then gets every cell.
+    """
+    datastore = make_datastore(shards=1, partitions=1, placement=("a",))
+    call = own.at(datastore)
+    cells = 20
+    for _ in range(cells):
+        call.put(uuid.uuid4(), 1, {"x": os.urandom(500_000).hex()})
+    limits = httpx.Limits(max_connections=20)
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{own.port}", timeout=20, limits=limits) as client,
+        ExitStack() as stack,
+    ):
+        path = f"{call.prefix}/shards/0/cells?follow=true"
+        headers = {"accept": "text/event-stream"}
+        before = rss_mib(own.process)
+        slow = [stack.enter_context(client.stream("GET", path, headers=headers)) for _ in range(10)]
+        time.sleep(1)
+        assert rss_mib(own.process) - before < 90, "of 200 MB"
+        assert questions_per_s(storage) < 60, "the watch's own and the sampler's"
+        assert Stream(slow[0]).added_ids(cells) == list(range(1, cells + 1))
+    wait_for_followers(own, 0)
+
+
+def test_a_stop_ends_streams_at_once_and_in_order(running, make_datastore):
+    """SIGTERM: streams end as answers do, a long poll has its page, a reader that takes nothing is cut off; the process
+    ends without waiting for anybody.
+    """
+    datastore = make_datastore(shards=1, partitions=1, placement=("a",))
+    with api_process(running.path) as api, ThreadPoolExecutor(1) as pool:
+        call = api.at(datastore)
+        for _ in range(12):
+            call.put(uuid.uuid4(), 1, {"x": os.urandom(500_000).hex()})
+        polling = pool.submit(lambda: call.get("/shards/0/cells?after=end&wait=30"))
+        with following(call, after="end") as stream, following(call) as slow:
+            stream.next("heartbeat")
+            wait_for_followers(api, 3)
+            time.sleep(0.5)
+            began = time.monotonic()
+            api.process.send_signal(signal.SIGTERM)
+            with pytest.raises(StopIteration):
+                stream.next()
+            assert time.monotonic() - began < AT_ONCE_S
+            page = polling.result(AT_ONCE_S).json()
+            assert (page["cells"], page["next"]["added_id"]) == ([], 12)
+            assert api.process.wait(AT_ONCE_S) in (0, -signal.SIGTERM)
+            assert time.monotonic() - began < AT_ONCE_S
+            with pytest.raises((httpx.TransportError, StopIteration)):
+                slow.added_ids(13)

@@ -1,0 +1,233 @@
+"""Indexes over HTTP: made, shown while building, asked with ranges, cursors and one's own writes.
+
+The indexer's own steps are run by hand, so that each test decides how far the index has come.
+"""
+
+import threading
+import time
+import uuid
+from functools import partial
+
+import pytest
+
+from indexer.builder import build_step
+from indexer.maintainer import Maintainer
+from schemaless.consume.checkpoints import Checkpoints, Stand
+from schemaless.consume.ports import Advance, Run
+from schemaless.index.catalogue import find_index
+from schemaless.location import Location
+from schemaless.names import index_consumer
+from schemaless.storage import entity_table
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from tests.integration.api.api_harness import assert_problem
+
+pytestmark = pytest.mark.storage
+
+NAME = "driver_index"
+DRIVERS = [str(uuid.UUID(int=n)) for n in (1, 2)]
+DEFINITION = {
+    "name": NAME,
+    "shard_field": "driver",
+    "fields": [
+        {"name": "driver", "column": "BASE", "path": "driver", "type": "uuid"},
+        {"name": "created", "column": "BASE", "path": "times.created", "type": "datetime"},
+    ],
+    "stored": [{"name": "fare", "column": "BASE", "path": "fare", "type": "float"}],
+}
+
+
+class ByHand:
+    """The indexer, one pass at a time."""
+
+    def __init__(self, topology, datastore):
+        self.topology, self.datastore = topology, datastore
+
+    async def index_all(self):
+        """Every cell that is there; makes the tables first, and the index active when it is complete."""
+        async with AsyncStorage(self.topology) as storage:
+            for _ in range(3):
+                index = await find_index(storage, self.datastore, NAME)
+                if index.build_until is not None:
+                    await self._pass(storage, index.definition)
+                await build_step(storage, self.datastore, await find_index(storage, self.datastore, NAME))
+
+    async def _pass(self, storage, definition):
+        checkpoints = Checkpoints(storage, self.datastore, index_consumer(NAME), Stand.EVERYWHERE)
+        standing = await checkpoints.read(range(self.datastore.shards))
+        maintainer = Maintainer(storage, self.datastore, definition)
+        for shard, stand in standing.items():
+            after = stand.location
+            read = partial(entity_table.read_after, self.datastore, shard, after.added_id, 1000)
+            cells = await storage.master(self.datastore.home(shard)).run(read)
+            if cells:
+                effect = await maintainer.handle([Run(shard, after, cells)])
+                last = Location(cells[-1].generation, cells[-1].added_id)
+                await checkpoints.move({shard: Advance(last)}, effect.scripts)
+
+
+@pytest.fixture
+def datastore(make_datastore):
+    return make_datastore()
+
+
+@pytest.fixture
+def call(api, datastore):
+    return api.at(datastore)
+
+
+@pytest.fixture
+def by_hand(topology, datastore):
+    return ByHand(topology, datastore)
+
+
+def trip(call, driver, day, fare=1.0, row=None, ref_key=1):
+    body = {"driver": driver, "times": {"created": f"2026-01-{day:02}T00:00:00Z"}, "fare": fare}
+    answer = call.put(row or uuid.uuid4(), ref_key, body)
+    assert answer.status_code == 201
+    return answer.json()
+
+
+def days(answer):
+    assert answer.status_code == 200, answer.text
+    return [int(entry["fields"]["created"][8:10]) for entry in answer.json()["entries"]]
+
+
+def ask(call, **query):
+    return call.get(f"/indexes/{NAME}/entries", params={"driver": DRIVERS[0], **query})
+
+
+def make(call):
+    return call("PUT", f"/indexes/{NAME}", json=DEFINITION)
+
+
+async def test_an_index_is_made_once_and_shown_while_it_builds(call, by_hand):
+    """201, then 200 for the same definition, 409 for another; queries are a 409 with progress until it is active."""
+    trip(call, DRIVERS[0], 1)
+    first = make(call)
+    assert (first.status_code, first.json()["state"]) == (201, "building")
+    assert make(call).status_code == 200
+    assert_problem(call("PUT", f"/indexes/{NAME}", json=DEFINITION | {"stored": []}), 409)
+    problem = assert_problem(ask(call), 409)
+    assert problem["retryable"]
+    assert problem["progress"].keys() == {"done", "total", "eta_s"}
+    await by_hand.index_all()
+    shown = call.get(f"/indexes/{NAME}").json()
+    assert (shown["name"], shown["state"]) == (NAME, "active")
+    assert [listed["name"] for listed in call.get("/indexes").json()["indexes"]] == [NAME]
+    assert days(ask(call)) == [1]
+
+
+async def test_equality_ranges_and_orders(call, by_hand):
+    """Entries of the shard field's value for which all comparisons hold, in the order asked for, with all fields."""
+    for day in (3, 1, 4, 2, 5):
+        trip(call, DRIVERS[0], day, fare=float(day))
+    trip(call, DRIVERS[1], 9)
+    make(call)
+    await by_hand.index_all()
+    assert days(ask(call)) == [1, 2, 3, 4, 5]
+    assert days(ask(call, desc="true")) == [5, 4, 3, 2, 1]
+    bounds = {"created.gte": "2026-01-02T00:00:00Z", "created.lt": "2026-01-05T00:00:00Z"}
+    assert days(ask(call, **bounds)) == [2, 3, 4]
+    assert days(ask(call, **bounds, **{"fare.ne": "3"})) == [2, 4]
+    assert days(ask(call, order="fare", desc="true", limit="2")) == [5, 4]
+    assert days(ask(call, **{"created": "2026-01-04T00:00:00Z"})) == [4]
+    (entry,) = ask(call, fare="4", fields="fare").json()["entries"]
+    assert entry["fields"] == {"fare": 4.0}
+    assert ask(call).headers["schemaless-served-by"] == "master"
+
+
+async def test_cursors_lead_through_all_entries_once(call, by_hand):
+    """Also when entries come in before the cursor meanwhile."""
+    for day in range(2, 9):
+        trip(call, DRIVERS[0], day)
+    make(call)
+    await by_hand.index_all()
+    seen, cursor = [], {}
+    while True:
+        answer = ask(call, limit="3", **cursor)
+        seen += days(answer)
+        if answer.json()["cursor"] is None:
+            break
+        cursor = {"cursor": answer.json()["cursor"]}
+        trip(call, DRIVERS[0], 1)
+        await by_hand.index_all()
+    assert seen == list(range(2, 9))
+
+
+async def test_included_cells_are_the_newest(call, by_hand):
+    """The cells of the columns asked for, null where a row has none."""
+    row = uuid.uuid4()
+    trip(call, DRIVERS[0], 1, row=row)
+    trip(call, DRIVERS[0], 2, row=row, ref_key=2)
+    make(call)
+    await by_hand.index_all()
+    (entry,) = ask(call, include="BASE,STATUS").json()["entries"]
+    assert entry["row_key"] == str(row)
+    assert entry["cells"]["BASE"]["ref_key"] == 2
+    assert entry["cells"]["STATUS"] is None
+
+
+async def test_a_put_s_location_makes_the_answer_include_it(call, by_hand):
+    """Not reached in time: 503 with Retry-After, never a stale 200; reached while it waits: the entry is there."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    location = trip(call, DRIVERS[0], 2)["location"]
+    began = time.monotonic()
+    refused = ask(call, after=location, wait="0.3")
+    assert assert_problem(refused, 503)["retryable"]
+    assert "retry-after" in refused.headers
+    assert 0.2 < time.monotonic() - began < 3
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(ask(call, after=location)))
+    asking.start()
+    await by_hand.index_all()
+    asking.join()
+    assert days(answers[0]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"driver": None}, "driver"),
+        ({"driver": "nobody"}, "driver"),
+        ({"colour": "red"}, "colour"),
+        ({"created.like": "x"}, "created.like"),
+        ({"order": "colour"}, "colour"),
+        ({"limit": "0"}, "limit"),
+        ({"cursor": "abc"}, "cursor"),
+        ({"after": "1:1"}, "after"),
+        ({"after": "99:1:1"}, "after"),
+        ({"wait": "31"}, "wait"),
+        ({"include": "no column"}, "include"),
+        ({"read_from": "nobody"}, "read_from"),
+    ],
+)
+async def test_a_wrong_query_is_refused_by_name(call, by_hand, query, field):
+    """422 that names the parameter."""
+    make(call)
+    await by_hand.index_all()
+    params = {name: value for name, value in {"driver": DRIVERS[0], **query}.items() if value is not None}
+    assert_problem(call.get(f"/indexes/{NAME}/entries", params=params), 422, field)
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (DEFINITION | {"name": "other"}, "definition.name"),
+        (DEFINITION | {"shard_field": "fare"}, "shard_field"),
+        ({**DEFINITION, "fields": []}, None),
+        (DEFINITION | {"colour": "red"}, "definition.colour"),
+        ([], "definition"),
+    ],
+)
+def test_a_wrong_definition_is_refused(call, document, field):
+    """422 that names the member, and nothing is made."""
+    assert_problem(call("PUT", f"/indexes/{NAME}", json=document), 422, field)
+    assert call.get("/indexes").json() == {"indexes": []}
+
+
+def test_an_unknown_index_is_a_404(call):
+    """Shown or asked."""
+    assert_problem(call.get("/indexes/nope"), 404)
+    assert_problem(call.get("/indexes/nope/entries", params={"driver": DRIVERS[0]}), 404)

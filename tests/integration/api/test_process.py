@@ -1,0 +1,243 @@
+"""The process, and what stands outside the contract's paths: health, metrics, documentation, the router's errors."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import httpx
+import pytest
+
+from schemaless.location import Location
+from schemaless.storage import checkpoint_table
+from schemaless.storage.pymysql_driver import SyncStorage
+from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in
+
+pytestmark = pytest.mark.storage
+
+
+def test_health_and_readiness(api, shared_datastore):
+    """Alive without asking anybody; ready once the catalogue was read."""
+    assert api.client.get("/healthz").status_code == 200
+    ready = api.client.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+
+
+def test_metrics_count_calls_and_cells(api, call):
+    """In Prometheus' format: calls by name and status, cells by outcome and copies, nodes."""
+    row = uuid.uuid4()
+    call.put(row, 1, {"v": 1})
+    call.put(row, 1, {"v": 1})
+    call.get("/topology")
+    text = api.client.get("/metrics").text
+    for line in (
+        'schemaless_api_calls_total{call="put_cell",status="201"}',
+        'schemaless_api_calls_total{call="get_topology",status="200"}',
+        'schemaless_api_cells_put_total{copies="2",status="stored"}',
+        'schemaless_api_cells_put_total{copies="2",status="already_stored"}',
+        'schemaless_api_call_seconds_bucket{call="put_cell",le="0.001"}',
+        'schemaless_api_node_up{cluster="a",node="a-master",role="master"} 1.0',
+    ):
+        assert line in text
+
+
+def test_every_call_is_documented(api):
+    """OpenAPI names each path with its parameters, and the payloads of those that take raw bytes."""
+    assert api.client.get("/docs").status_code == 200
+    document = api.client.get("/openapi.json").json()
+    put = document["paths"]["/v1/{datastore}/cells/{row_key}/{column}/{ref_key}"]["put"]
+    assert {parameter["name"] for parameter in put["parameters"]} == {"datastore", "row_key", "column", "ref_key"}
+    assert put["requestBody"]["content"].keys() == {"application/json", "application/msgpack"}
+    assert {"200", "201", "202", "default"} <= put["responses"].keys()
+    page = document["paths"]["/v1/{datastore}/shards/{shard}/cells"]["get"]
+    named = {(parameter["name"], parameter["in"]) for parameter in page["parameters"]}
+    query = {"after", "since", "limit", "columns", "follow", "wait", "read_from"}
+    assert {*((name, "query") for name in query), ("Last-Event-ID", "header")} <= named
+    assert page["responses"]["200"]["content"].keys() == {
+        "application/json",
+        "application/msgpack",
+        "text/event-stream",
+    }
+    many = document["paths"]["/v1/{datastore}/shards/cells"]["post"]["requestBody"]["content"]["application/json"]
+    assert many["schema"]["properties"].keys() == {"locations", "limit", "columns", "wait"}
+    batch = document["paths"]["/v1/{datastore}/batch/put"]["post"]
+    assert "application/x-ndjson" in batch["requestBody"]["content"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v2/x/shards", "/v1/DS/nope", "/v1/DS/cells", "/v1/DS/shards/", "/v1/DS/cells//B/1"]
+)
+def test_an_unknown_path_is_a_404(api, shared_datastore, path):
+    """With a problem document, as everything that fails."""
+    assert_problem(api.client.get(path.replace("DS", shared_datastore.name)), 404)
+
+
+OTHER_METHODS = [("DELETE", "/cells/R/B/1"), ("PATCH", "/cells/R/B"), ("PUT", "/shards"), ("GET", "/batch/put")]
+
+
+@pytest.mark.parametrize(("method", "path"), OTHER_METHODS)
+def test_another_method_is_a_405(call, method, path):
+    """With a problem document that is no matter of trying again, and Allow."""
+    answer = call(method, path)
+    assert_problem(answer, 405)
+    assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/triggers/billing/parked"),
+        ("POST", "/triggers/billing/parked/0:1:2/retry"),
+        ("DELETE", "/triggers/billing/parked/0:1:2"),
+        ("DELETE", "/indexes/any"),
+    ],
+)
+def test_what_isnt_built_says_so(call, method, path):
+    """In the contract, not built yet: 501 with its problem document."""
+    assert not assert_problem(call(method, path), 501)["retryable"]
+
+
+def test_the_dashboard_isnt_built(api):
+    """Outside /v1 too."""
+    assert_problem(api.client.get("/ui"), 501)
+
+
+def test_topology_shows_servers_but_no_accounts(call, topology):
+    """Who is where, and nothing that opens a door."""
+    answer = call.get("/topology")
+    shown = answer.json()
+    assert shown["clusters"]["a"]["master"]["port"] == topology.cluster("a").master.port
+    assert [minion["name"] for minion in shown["clusters"]["b"]["minions"]] == ["b-minion-1"]
+    assert topology.cluster("a").master.password not in answer.text
+    assert topology.cluster("a").master.user not in answer.text
+
+
+def test_status_adds_up_heads_and_buffers(api, make_datastore):
+    """What was put is seen in the heads, its first copy in the buffers, until a cleaner has confirmed it."""
+    datastore = make_datastore()
+    caller = api.at(datastore)
+    for _ in range(5):
+        caller.put(uuid.uuid4(), 1, {"v": 1})
+    status = caller.get("/status").json()
+    assert status["tailing"] == "running"
+    assert (status["heads_sum"], status["buffered"], status["conflicts"]) == (5, 5, 0)
+    assert sum(cluster["heads_sum"] for cluster in status["clusters"].values()) == 5
+    roles = {node["name"]: node["role"] for cluster in status["clusters"].values() for node in cluster["nodes"]}
+    assert roles == {"a-master": "master", "a-minion-1": "minion", "b-master": "master", "b-minion-1": "minion"}
+    assert all(node["reachable"] for cluster in status["clusters"].values() for node in cluster["nodes"])
+
+
+def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: SyncStorage):
+    """From their checkpoints: one shard of a program stopped with a reason, the other behind by its whole log."""
+    datastore = make_datastore(shards=2, placement=("a",))
+    caller = api.at(datastore)
+    cells = [caller.put(uuid.uuid4(), 1, {"v": 1}).json() for _ in range(8)]
+    in_shard_0 = sum(cell["shard"] == 0 for cell in cells)
+    master, name, consumer = storage.master("a"), datastore.name, "trigger:billing"
+    start = Location(1, 0)
+    master.run(lambda: checkpoint_table.make(name, consumer, {0: start, 1: start}))
+    stop = checkpoint_table.Move(0, start, start, "card processor is down")
+    master.run(lambda: checkpoint_table.move(name, consumer, [stop]))
+    program = caller.get("/triggers/billing").json()
+    assert (program["state"], program["lag"]) == ("stopped", 8)
+    assert program["stopped"] == [{"shard": 0, "reason": "card processor is down"}]
+    assert [(shard["lag"], shard["state"]) for shard in program["shards"]] == [
+        (in_shard_0, "stopped"),
+        (8 - in_shard_0, "running"),
+    ]
+    assert [listed["program"] for listed in caller.get("/triggers").json()["triggers"]] == ["billing"]
+    assert_problem(caller.get("/triggers/other"), 404)
+    (shown,) = caller.get("/status").json()["consumers"]
+    assert (shown["consumer"], shown["kind"], shown["name"], shown["lag"]) == (consumer, "trigger", "billing", 8)
+
+
+def test_a_stop_finishes_what_is_in_hand(running, make_datastore, storage):
+    """SIGTERM under load: every put that the process took is answered in full, and the process ends in order."""
+    datastore = make_datastore()
+    outcomes = []
+
+    def put_until_refused(port):
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            while True:
+                try:
+                    answer = client.put(f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1", json={"v": 1})
+                except httpx.TransportError:  # no listener any more, or an idle connection that closed meanwhile
+                    return
+                outcomes.append(answer.status_code)
+
+    with api_process(running.path) as api:
+        threads = [threading.Thread(target=put_until_refused, args=(api.port,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while outcomes.count(201) < 50:
+            assert api.process.poll() is None
+        api.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(15)
+        assert api.process.wait(15) in (0, -signal.SIGTERM)
+    assert set(outcomes) == {201}
+    assert cells_in(storage, datastore) == len(outcomes), "whatever was written was answered"
+
+
+def test_more_calls_than_the_bound_are_turned_away(running, make_datastore, eventually):
+    """503 with Retry-After and a problem document, at once; what is in hand is finished."""
+    datastore = make_datastore()
+    path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1"
+    with (
+        api_process(running.path, calls_max=1) as api,
+        socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
+    ):
+        slow.sendall(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{".encode())
+        eventually(lambda: api.client.get("/healthz"), 503)
+        answer = api.client.get(f"/v1/{datastore.name}/shards")
+        assert assert_problem(answer, 503)["retryable"]
+        assert "retry-after" in answer.headers
+        slow.sendall(b"}")
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+        assert api.client.get("/healthz").status_code == 200
+
+
+def test_large_payloads_in_hand_are_bounded_together(running, make_datastore, eventually):
+    """While one upload holds the bytes that a process may hold, another one is a 503; once it is over, all is free."""
+    datastore = make_datastore()
+    path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/"
+    body = b'{"x":"' + b"a" * 600_000 + b'"}'
+    with (
+        api_process(running.path, payload_bytes_max=1_000_000) as api,
+        socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
+    ):
+        slow.sendall(f"PUT {path}1 HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:-1])
+        time.sleep(1.0)  # until the process holds them: of two uploads under way at once, either may be the one refused
+        answer = eventually(lambda: api.client.put(path + "2", content=body), 503)
+        assert assert_problem(answer, 503)["retryable"]
+        slow.sendall(body[-1:])
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+        for _ in range(3):
+            assert api.client.put(path + "2", content=body).status_code in (200, 201)
+
+
+def test_a_payload_that_never_comes_is_given_up(running, make_datastore):
+    """A connection that announces a body and sends none holds its call for a bounded time."""
+    datastore = make_datastore()
+    with (
+        api_process(running.path, payload_timeout_s=0.2) as api,
+        socket.create_connection(("127.0.0.1", api.port), timeout=10) as silent,
+    ):
+        path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1"
+        silent.sendall(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n".encode())
+        assert silent.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_topology_that_is_missing_is_said_in_a_line(tmp_path):
+    """The process ends with status 1 and tells which file it looked for."""
+    missing = tmp_path / "topology.json"
+    env = os.environ | {"SCHEMALESS_TOPOLOGY": str(missing), "SCHEMALESS_KAFKA": "127.0.0.1:9"}
+    command = [sys.executable, "-m", "api"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+    assert ended.returncode == 1
+    assert str(missing) in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr

@@ -1,0 +1,293 @@
+"""The partition log on a real broker: one writer, transactions of cells and progress, fencing, rebuilding (I7)."""
+
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemaless.bus import hanging_transactions
+from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus.topics import ensure_topics
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
+from schemaless.codec import decode_cell, encode_body, encode_record
+from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.location import BEGINNING, GenerationStart, Location
+from schemaless.topology import Datastore
+from tests.log_harness import wait_for_cells, wait_for_records
+
+pytestmark = pytest.mark.storage
+
+SHARD, NEIGHBOUR = 1, 3  # both in partition 1
+BODY = encode_body({"n": 1})
+
+
+@pytest.fixture
+def datastore(kafka):
+    made = Datastore(f"l{uuid.uuid4().hex[:8]}", 4, 2, ("a",))
+    ensure_topics(kafka, made)
+    return made
+
+
+@pytest.fixture
+def opened(kafka, datastore, monkeypatch):
+    """Opens logs of partition 1, and closes them at the end. What is hidden is soon taken for good."""
+    monkeypatch.setattr(hanging_transactions, "MARKERS_S", 0.5)
+    logs = []
+
+    def open_log():
+        log = PartitionLog(kafka, datastore, 1, transaction_timeout_s=20)
+        logs.append(log)
+        return log, log.open()
+
+    yield open_log
+    for log in logs:
+        log.close()
+
+
+def cells(first, last, shard=SHARD, generation=1):
+    return [
+        StoredCell(
+            row_key=RowKey(uuid.uuid4().bytes),
+            column_name=ColumnName("BASE"),
+            ref_key=RefKey(1),
+            shard=shard,
+            generation=generation,
+            added_id=added_id,
+            created_at=1_700_000_000_123_456 + added_id,
+            body=BODY,
+        )
+        for added_id in range(first, last + 1)
+    ]
+
+
+def added_ids(kafka, datastore, count):
+    """Of all cells in the topic, once there are so many: a commit is seen a moment after it was taken."""
+    return [decode_cell(record.value).added_id for record in wait_for_records(kafka, datastore, count)]
+
+
+def delete_topic(kafka, topic):
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([topic])[topic].result()
+    while topic in admin.list_topics(timeout=5).topics:
+        time.sleep(0.05)
+
+
+def cut(kafka, topic, before):
+    """Drops the beginning of partition 1."""
+    request = [TopicPartition(topic, 1, before)]
+    admin = AdminClient({"bootstrap.servers": kafka})  # kept: a request dies with its client
+    (done,) = admin.delete_records(request).values()
+    done.result()
+
+
+def test_cells_stand_in_the_topic_as_the_contract_says(kafka, datastore, opened):
+    """Partition, key, value, headers and timestamp of a record."""
+    log, _ = opened()
+    (cell,) = cells(1, 1)
+    log.publish([cell])
+    (record,) = wait_for_records(kafka, datastore, 1)
+    assert record.key == row_key_text(cell.row_key).encode()
+    assert decode_cell(record.value) == cell
+    assert record.headers == {"v": b"1", "kind": b"cell", "column": b"BASE"}
+    assert record.timestamp_ms == cell.created_at // 1000
+
+
+def test_a_new_log_has_published_nothing(opened):
+    """Every shard begins at the beginning, and that is written down: a record that is missing later was lost."""
+    _, progress = opened()
+    assert progress.unrecorded == progress.locations == {SHARD: BEGINNING, NEIGHBOUR: BEGINNING}
+    _, progress = opened()
+    assert (progress.unrecorded, progress.locations) == ({}, {SHARD: BEGINNING, NEIGHBOUR: BEGINNING})
+
+
+def test_who_opens_the_log_knows_what_was_published(opened):
+    """Progress comes with the cells, shard by shard."""
+    log, _ = opened()
+    assert log.publish([*cells(1, 5), *cells(1, 2, NEIGHBOUR)]) == {SHARD: Location(1, 5), NEIGHBOUR: Location(1, 2)}
+    log.publish(cells(6, 7))
+    _, progress = opened()
+    assert progress.locations == {SHARD: Location(1, 7), NEIGHBOUR: Location(1, 2)}
+
+
+def test_a_stale_owner_is_refused(kafka, datastore, opened):
+    """After another one opened the log, the former owner can neither publish nor go on with this log."""
+    stale, _ = opened()
+    stale.publish(cells(1, 2))
+    fresh, _ = opened()
+    with pytest.raises(Fenced):
+        stale.publish(cells(3, 4))
+    assert not stale.usable
+    fresh.publish(cells(3, 3))
+    assert added_ids(kafka, datastore, 3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_transaction_in_hand_dies_with_its_owner(kafka, datastore, opened, flushed):
+    """Taken over between produce, flush and commit: what was in hand is not seen, and the commit is refused."""
+    stale, _ = opened()
+    with pytest.raises(Fenced), stale._transaction():  # noqa: PT012
+        stale._produce(cells(1, 3))
+        stale._produce_progress({SHARD: Location(1, 3)})
+        if flushed:
+            stale._flush()
+        fresh, progress = opened()
+        assert progress.location(SHARD, head=3) == BEGINNING
+        fresh.publish(cells(1, 2))
+    assert added_ids(kafka, datastore, 2) == [1, 2]
+    assert opened()[1].location(SHARD, head=2) == Location(1, 2)
+
+
+def test_a_failed_batch_leaves_nothing_and_the_log_is_opened_anew(kafka, datastore, opened):
+    """A record beyond the topic's limit fails its whole transaction. What came before may have gone with it, if Kafka
+    had not written its end yet: so this log doesn't go on. The next one does.
+    """
+    log, _ = opened()
+    large = cells(2, 2)[0]
+    with pytest.raises(Misconfigured):
+        log.publish([*cells(1, 1), StoredCell(large.row_key, "BASE", 1, SHARD, 1, 2, large.created_at, bytes(5 << 20))])
+    assert not log.usable
+    opened()[0].publish(cells(1, 1))
+    assert added_ids(kafka, datastore, 1) == [1]
+
+
+@pytest.mark.parametrize("topic", ["topic", "progress_topic"])
+def test_a_transaction_of_others_without_an_end_waits_for_a_person(kafka, datastore, opened, topic):
+    """Another program's: nothing is published, not even progress alone, until it was ended."""
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    added_ids(kafka, datastore, 1)
+    foreign = Producer({"bootstrap.servers": kafka, "transactional.id": datastore.name, "log_level": 0})
+    foreign.init_transactions(10)
+    foreign.begin_transaction()
+    foreign.produce(getattr(datastore, topic), b"", b"foreign", 1)
+    foreign.flush(10)
+    with pytest.raises(BusUnavailable, match="which only whoever opens the log may end"):
+        log.refuse(SHARD, Location(1, 1), BEGINNING)
+    assert not log.usable
+    with pytest.raises(Misconfigured, match=rf"{getattr(datastore, topic)} \[1\] stay hidden.*docs/exactly-once.md"):
+        opened()
+    foreign.abort_transaction(10)
+    fresh, progress = opened()
+    assert (progress.locations[SHARD], progress.refused) == (Location(1, 1), {})
+    fresh.publish(cells(2, 2))
+    assert added_ids(kafka, datastore, 2) == [1, 2]
+
+
+def test_hidden_cells_that_progress_counts_wait_for_a_person(kafka, datastore, opened):
+    """Half of a transaction was seen: whatever its end would be, cells would be missing or come twice."""
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    (published,) = wait_for_cells(kafka, datastore, 1)
+    foreign = Producer({"bootstrap.servers": kafka, "transactional.id": datastore.name, "log_level": 0})
+    foreign.init_transactions(10)
+    foreign.begin_transaction()
+    foreign.produce(datastore.topic, encode_record(published), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
+    foreign.flush(10)
+    with pytest.raises(Misconfigured, match="progress counts cells behind it as published"):
+        opened()
+    foreign.abort_transaction(10)
+    assert opened()[1].locations[SHARD] == Location(1, 1)
+
+
+def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, datastore, opened, monkeypatch):
+    """The cells of a commit are seen, its progress is not: they aren't published again."""
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    producer = Producer({"bootstrap.servers": kafka})
+    (second,) = cells(2, 2)
+    producer.produce(datastore.topic, encode_record(second), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
+    producer.flush(10)
+    answers = iter([{datastore.progress_topic: 1}, {}])
+    monkeypatch.setattr(PartitionLog, "_hidden_for_good", lambda log: next(answers))
+    assert opened()[1].locations[SHARD] == Location(1, 2)
+    monkeypatch.undo()
+    fresh, progress = opened()
+    assert progress.locations[SHARD] == Location(1, 2)
+    fresh.publish(cells(3, 3))
+    assert added_ids(kafka, datastore, 3) == [1, 2, 3]
+
+
+def test_a_generation_is_announced_once(kafka, datastore, opened):
+    """The record carries no key; progress moves with it, so whoever opens the log next doesn't announce it again."""
+    log, _ = opened()
+    log.publish(cells(1, 5))
+    assert log.announce(SHARD, GenerationStart(2, 4)) == Location(2, 3)
+    log.publish(cells(4, 4, generation=2))
+    announcement = wait_for_records(kafka, datastore, 7)[5]
+    assert (announcement.key, announcement.kind) == (None, b"generation")
+    assert opened()[1].location(SHARD, head=4) == Location(2, 4)
+
+
+def test_lost_progress_is_rebuilt_from_the_topic(kafka, datastore, opened):
+    """The progress topic was deleted: the last records of each shard tell, and are written down again."""
+    log, _ = opened()
+    log.publish([*cells(1, 5), *cells(1, 2, NEIGHBOUR)])
+    log.announce(NEIGHBOUR, GenerationStart(2, 3))
+    delete_topic(kafka, datastore.progress_topic)
+    ensure_topics(kafka, datastore)
+    expected = {SHARD: Location(1, 5), NEIGHBOUR: Location(2, 2)}
+    _, rebuilt = opened()
+    assert rebuilt.unrecorded == rebuilt.locations == expected
+    _, read = opened()
+    assert (read.unrecorded, read.locations) == ({}, expected)
+
+
+def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
+    """No progress, and a topic whose beginning was cut: a shard with cells that left no record needs a seek."""
+    log, _ = opened()
+    log.publish(cells(1, 5, NEIGHBOUR))
+    log.publish(cells(1, 5))
+    cut(kafka, datastore.topic, before=7)
+    delete_topic(kafka, datastore.progress_topic)
+    ensure_topics(kafka, datastore)
+    for _ in range(2):  # what was found is written down, what wasn't stays unknown
+        log, progress = opened()
+        assert progress.location(SHARD, head=5) == Location(1, 5)
+        assert progress.location(NEIGHBOUR, head=0) == BEGINNING
+        with pytest.raises(Misconfigured, match="tailer seek DATASTORE LOCATION --shard 3"):
+            progress.location(NEIGHBOUR, head=5)
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: Location(1, 4)})
+    with pytest.raises(Fenced):
+        log.publish(cells(6, 6))
+    assert opened()[1].location(NEIGHBOUR, head=5) == Location(1, 4)
+
+
+def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
+    """Cells would be missing for good, so somebody has to decide, for every shard that had cells.
+
+    Also when the former owner didn't notice: what it publishes to the new topic doesn't make that one the right one.
+    """
+    log, _ = opened()
+    log.publish([*cells(1, 5), *cells(1, 1, NEIGHBOUR)])
+    delete_topic(kafka, datastore.topic)
+    ensure_topics(kafka, datastore)
+    log.publish(cells(6, 6))
+    for shards in ("2 shards of this partition, 1", "1 shards of this partition, 3"):
+        with pytest.raises(Misconfigured, match=f"made anew, and {shards} is the first.*seek"):
+            opened()
+        PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({SHARD: Location(1, 6)})
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: BEGINNING})
+    assert opened()[1].locations == {SHARD: Location(1, 6), NEIGHBOUR: BEGINNING}
+
+
+def test_topics_with_other_counts_are_refused(kafka, datastore):
+    """Both numbers are told."""
+    ensure_topics(kafka, datastore)
+    with pytest.raises(Misconfigured, match=r"has 2 partitions.* needs 4"):
+        ensure_topics(kafka, Datastore(datastore.name, 4, 4, ("a",)))
+
+
+def test_an_absent_broker_is_told_in_time(datastore):
+    """Neither making topics nor opening a log waits for ever."""
+    nowhere = "127.0.0.1:1"
+    began = time.monotonic()
+    with pytest.raises(BusUnavailable):
+        ensure_topics(nowhere, datastore, timeout_s=0.5)
+    log = PartitionLog(nowhere, datastore, 1, transaction_timeout_s=1.0)
+    with pytest.raises(BusUnavailable):
+        log.open()
+    assert not log.usable
+    log.close()
+    assert time.monotonic() - began < 10

@@ -1,0 +1,168 @@
+"""The buffer cleaner on real servers: what it deletes, what it must not, what it writes again (I6)."""
+
+import asyncio
+import uuid
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cleaner.service import Cleaner
+from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
+from schemaless.codec import decode_body, encode_body
+from schemaless.config import CleanerSettings
+from schemaless.sharding import shard_of
+from schemaless.storage import buffer_table, conflict_table, entity_table, shard_head
+from schemaless.storage.buffer_table import BufferRow
+from schemaless.storage.operation import query
+from schemaless.storage.sql import sql
+
+pytestmark = pytest.mark.storage
+
+BASE = ColumnName("BASE")
+SETTINGS = CleanerSettings(topology=Path("unused"), kafka="unused", grace_s=0.0, rescue_grace_s=0.0)
+
+
+@pytest.fixture
+def datastore(make_datastore):
+    """Home a for all, so that every buffer row lies on b."""
+    return make_datastore(placement=("a",))
+
+
+@pytest.fixture
+def cleaner(async_storage):
+    return Cleaner(async_storage, SETTINGS)
+
+
+def row_of(datastore, ref_key: int = 1, row: bytes | None = None, **body: object) -> BufferRow:
+    row = RowKey(row or uuid.uuid4().bytes)
+    key = CellKey(row, BASE, RefKey(ref_key))
+    return BufferRow(key, encode_body(body), shard_of(row, datastore.shards), "a", uuid.uuid4().int >> 65)
+
+
+async def buffer(async_storage, datastore, rows) -> None:
+    await async_storage.master("b").run(partial(buffer_table.insert, datastore, rows))
+
+
+async def put_home(async_storage, datastore, rows) -> None:
+    await async_storage.master("a").run(partial(entity_table.put_cells, datastore, rows))
+
+
+async def buffered(async_storage, datastore) -> set[bytes]:
+    select = sql("SELECT row_key FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
+    return {found[0] for found in await async_storage.master("b").run(partial(query, select))}
+
+
+async def head_sum(node, datastore) -> int:
+    return (await node.run(partial(shard_head.movement, datastore.name))).heads_sum
+
+
+async def minion_shows(async_storage, datastore, cells: int) -> None:
+    (minion,) = async_storage.minions("a")
+    for _ in range(1000):
+        if await head_sum(minion, datastore) >= cells:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the minion does not follow")
+
+
+async def test_a_confirmed_row_goes(cleaner, async_storage, datastore):
+    """I6: the same body on a minion of the home."""
+    rows = [row_of(datastore, n=n) for n in range(30)]
+    await put_home(async_storage, datastore, rows)
+    await buffer(async_storage, datastore, rows)
+    await minion_shows(async_storage, datastore, 30)
+    await cleaner.step()
+    assert await buffered(async_storage, datastore) == set()
+    (minion,) = async_storage.minions("a")
+    assert await head_sum(minion, datastore) == 30
+
+
+async def test_a_row_stays_until_a_minion_shows_its_cell(stopped_replication, cleaner, async_storage, datastore):
+    """I6: that the master has it isn't enough, however often the cleaner passes."""
+    rows = [row_of(datastore, n=n) for n in range(5)]
+    await buffer(async_storage, datastore, rows)
+    await put_home(async_storage, datastore, rows[:2])
+    for _ in range(3):
+        await cleaner.step()
+    assert await head_sum(async_storage.master("a"), datastore) == 5  # and the missing ones were written
+    assert await buffered(async_storage, datastore) == {row.key.row_key for row in rows}
+
+
+async def test_a_missing_cell_is_written_and_then_confirmed(cleaner, async_storage, datastore):
+    """A put that died between buffer and home ends at home, once."""
+    rows = [row_of(datastore, n=n) for n in range(30)]
+    await buffer(async_storage, datastore, rows)
+    await cleaner.step()
+    await minion_shows(async_storage, datastore, 30)
+    await cleaner.step()
+    await cleaner.step()
+    assert await buffered(async_storage, datastore) == set()
+    assert await head_sum(async_storage.master("a"), datastore) == 30
+
+
+async def test_members_in_another_order_are_the_same_body(cleaner, async_storage, datastore):
+    """Bytes that differ are compared as values before anything is called a conflict."""
+    stored = row_of(datastore, a=1, b=2)
+    await put_home(async_storage, datastore, [stored])
+    await buffer(async_storage, datastore, [row_of(datastore, row=stored.key.row_key, b=2, a=1)])
+    await minion_shows(async_storage, datastore, 1)
+    await cleaner.step()
+    assert await buffered(async_storage, datastore) == set()
+    assert await async_storage.master("b").run(partial(conflict_table.count, datastore.name)) == 0
+
+
+async def test_another_body_at_home_is_recorded(cleaner, async_storage, datastore):
+    """I6: a buffered cell that can't be stored goes to the conflict table with both bodies, never just away."""
+    stored = row_of(datastore, n=1)
+    refused = row_of(datastore, row=stored.key.row_key, n=2)
+    await put_home(async_storage, datastore, [stored])
+    await buffer(async_storage, datastore, [refused])
+    await cleaner.step()
+    await cleaner.step()
+    assert await buffered(async_storage, datastore) == set()
+    (conflict,) = await async_storage.master("b").run(partial(conflict_table.newest, datastore.name, 10))
+    assert conflict.key == stored.key
+    assert (decode_body(conflict.stored_body), decode_body(conflict.buffered_body)) == ({"n": 1}, {"n": 2})
+
+
+async def test_several_cleaners_at_once_are_harmless(async_storage, datastore):
+    """Every row is confirmed, rewritten or recorded exactly once, whoever does it."""
+    stored = [row_of(datastore, n=n) for n in range(20)]
+    missing = [row_of(datastore, n=n) for n in range(20)]
+    refused = [row_of(datastore, row=row.key.row_key, n=-1) for row in stored[:5]]
+    await put_home(async_storage, datastore, stored)
+    await buffer(async_storage, datastore, [*stored[5:], *missing, *refused])
+    cleaners = [Cleaner(async_storage, SETTINGS) for _ in range(4)]
+    for _ in range(4):
+        await asyncio.gather(*(cleaner.step() for cleaner in cleaners))
+        await minion_shows(async_storage, datastore, 40)
+    assert await buffered(async_storage, datastore) == set()
+    assert await head_sum(async_storage.master("a"), datastore) == 40
+    assert await async_storage.master("b").run(partial(conflict_table.count, datastore.name)) == 5
+
+
+async def test_a_taken_over_row_is_not_deleted_behind_its_put(async_storage, datastore):
+    """A claim that changed since the row was read keeps the row for the next pass."""
+    row = row_of(datastore, n=1)
+    await buffer(async_storage, datastore, [row])
+    (seen,) = await async_storage.master("b").run(lambda: only(buffer_table.oldest("a", 0, 1000, 0.0), datastore.name))
+    again = BufferRow(row.key, row.body, row.shard, row.home, row.claim + 1)
+    await buffer(async_storage, datastore, [again])
+    assert await async_storage.master("b").run(partial(buffer_table.delete_confirmed, [seen])) == 0
+
+
+def only(operation, name):
+    rows = yield from operation
+    return [row for row in rows if row.datastore == name]
+
+
+async def test_the_large_and_the_many_are_bounded(cleaner, async_storage, datastore):
+    """More rows than a page, and bodies beyond a piece, are swept in one pass."""
+    rows = [row_of(datastore, n=n) for n in range(2500)]
+    await buffer(async_storage, datastore, rows)
+    swept = await cleaner.step()
+    assert swept.rewritten >= 2500
+    await minion_shows(async_storage, datastore, 2500)
+    await cleaner.step()
+    assert await buffered(async_storage, datastore) == set()

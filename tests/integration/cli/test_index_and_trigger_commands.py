@@ -1,0 +1,148 @@
+"""`schemaless index` and `schemaless triggers` on a running system, with the billing program of the source texts."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+import yaml
+
+from schemaless import Client
+from schemaless.bus.topics import ensure_topics
+from schemaless.stack.ports import free_ports
+from tests.consumer_harness import running_consumer
+from tests.integration.api.api_harness import ROOT
+from tests.log_harness import running_tailers
+
+pytestmark = pytest.mark.storage
+
+MAIN = "from schemaless.cli.main import main; main()"
+CARRIERS = ("HA", "UA")
+DEFINITION = {
+    "name": "by_tail",
+    "shard_field": "tailnum",
+    "fields": [
+        {"name": "tailnum", "column": "BASE", "path": "tailnum", "type": "string", "length": 16},
+        {"name": "time_hour", "column": "BASE", "path": "time_hour", "type": "datetime"},
+    ],
+    "stored": [{"name": "result", "column": "STATUS", "path": "result", "type": "string", "length": 16}],
+}
+
+
+@pytest.fixture(scope="module")
+def datastore(make_datastore, kafka):
+    made = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def settings(running, kafka, api, datastore):
+    return {
+        "topology": running.path,
+        "kafka": kafka,
+        "hosts": f"http://127.0.0.1:{api.port}",
+        "datastores": datastore.name,
+    }
+
+
+@pytest.fixture(scope="module")
+def environment(settings):
+    return os.environ | {f"SCHEMALESS_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def log_processes(running, kafka, datastore, settings):
+    """A tailer and an indexer."""
+    with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings):
+        yield
+
+
+@pytest.fixture
+def command(environment, datastore):
+    """Runs `schemaless …` and gives what it printed."""
+
+    def run(*arguments, status=0):
+        line = [sys.executable, "-c", MAIN, *arguments, "--datastore", datastore.name]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def flights(client, count):
+    """Row keys by carrier; every second flight of each plane."""
+    rows = {carrier: [] for carrier in CARRIERS}
+    for n in range(count):
+        row, carrier = uuid.uuid4(), CARRIERS[n % 2]
+        base = {"carrier": carrier, "tailnum": f"N{n % 4}", "time_hour": f"2013-01-{n % 28 + 1:02}T05:00:00Z"}
+        client.put_cells([(row, "BASE", 1, base), (row, "STATUS", 1, {"dep_delay": n})])
+        rows[carrier].append(row)
+    return rows
+
+
+def wait_for(what, timeout_s=40.0):
+    deadline = time.monotonic() + timeout_s
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, datastore, settings):
+    """create, wait, status, list and query, as text and as JSON; a mistake is one line and exit code 1."""
+    file = tmp_path / "by_tail.yaml"
+    file.write_text(yaml.safe_dump(DEFINITION))
+    with Client([settings["hosts"]], datastore=datastore.name) as client:
+        rows = flights(client, 8)
+    assert "by_tail" in command("index", "create", str(file))
+    assert "by_tail active" in command("index", "wait", "by_tail", "--timeout", "30")
+    assert "by_tail active" in command("index", "list")
+    assert json.loads(command("index", "status", "by_tail", "--json"))["definition"]["shard_field"] == "tailnum"
+    found = wait_for(
+        lambda: json.loads(
+            command("index", "query", "by_tail", "tailnum=N1", "time_hour.lt=2013-01-03T00:00:00Z", "--json")
+        )["entries"]
+    )
+    assert [entry["row_key"] for entry in found] == [str(rows["UA"][0])]
+    assert "N1" in command("index", "query", "by_tail", "tailnum=N1", "limit=1")
+    assert "shard field" in command("index", "query", "by_tail", "limit=1", status=1)
+
+
+def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, environment, datastore, settings):
+    """Two workers, a processor that fails for one card in four: each flight of HA ends completed, UA untouched."""
+    (port,) = free_ports(1)
+    charges = tmp_path / "charges"
+    processor = ["examples.card_processor", "--port", str(port), "--charges", str(charges)]
+    billing = environment | {
+        "BILLING_CARRIER": "HA",
+        "BILLING_DIR": str(tmp_path / "bills"),
+        "CARD_PROCESSOR": f"http://127.0.0.1:{port}",
+    }
+    arguments = ["triggers", "run", "examples.billing", "--datastore", datastore.name, "--workers", "2"]
+    line = [sys.executable, "-c", MAIN, *arguments]
+    with (
+        Client([settings["hosts"]], datastore=datastore.name) as client,
+        running_consumer(processor, {}),
+        subprocess.Popen(line, cwd=ROOT, env=billing) as workers,
+    ):
+        try:
+            rows = flights(client, 40)
+            wait_for(lambda: all(client.get_cell_latest(row, "STATUS").is_completed for row in rows["HA"]))
+            newest = [client.get_cell_latest(row, "STATUS") for row in rows["HA"]]
+            assert {(cell.ref_key, cell.result, cell.dep_delay is not None) for cell in newest} == {
+                (2, "SUCCESS", True)
+            }
+            assert {client.get_cell_latest(row, "STATUS").ref_key for row in rows["UA"]} == {1}
+            assert "billing" in command("triggers", "list")
+            wait_for(lambda: "billing running, 0 cells behind" in command("triggers", "status", "billing"))
+            assert "0 shards run again" in command("triggers", "resume", "billing")
+        finally:
+            workers.terminate()
+            assert workers.wait(20) == 0
+    charged = [line.strip() for path in charges.glob("*.tsv") for line in path.read_text().splitlines()]
+    assert set(charged) >= set(map(str, rows["HA"]))

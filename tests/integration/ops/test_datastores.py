@@ -1,0 +1,107 @@
+"""Making datastores: once, again, after a crash, and with counts that don't fit."""
+
+import asyncio
+import uuid
+from functools import partial
+
+import pytest
+
+from schemaless.errors import Invalid, Misconfigured, NotFound
+from schemaless.ops.datastores import Catalogue, create_shards, list_datastores, parse_name
+from schemaless.storage import datastore_table, schema, shard_head
+from schemaless.storage.operation import query
+from schemaless.topology import Datastore
+
+pytestmark = pytest.mark.storage
+
+
+def silent(made: int, total: int) -> None:
+    pass
+
+
+def fresh(shards: int, partitions: int = 2, placement: tuple[str, ...] = ("a", "b")) -> Datastore:
+    return Datastore(f"d{uuid.uuid4().hex[:8]}", shards, partitions, placement)
+
+
+def heads_on(storage, cluster, datastore):
+    return [head.shard for head in storage.master(cluster).run(partial(shard_head.heads, datastore.name))]
+
+
+def test_shards_are_placed_in_turn_on_the_clusters(storage):
+    """Shard n lives on the (n mod clusters)th cluster, and progress reaches the total."""
+    seen = []
+    datastore = create_shards(storage, fresh(6), lambda made, total: seen.append((made, total)))
+    assert heads_on(storage, "a", datastore) == [0, 2, 4]
+    assert heads_on(storage, "b", datastore) == [1, 3, 5]
+    assert seen == [(made, 6) for made in range(7)]
+
+
+def test_what_a_crash_left_is_finished(storage, topology):
+    """A datastore half made isn't listed; made again it is whole, and what was there is left alone."""
+    wanted = fresh(4)
+    for cluster in ("a", "b"):
+        storage.master(cluster).run(schema.create_server_tables)
+    storage.master("a").run(partial(datastore_table.insert, wanted))
+    storage.master("a").run(partial(schema.create_shard, wanted, 0))
+    assert wanted.name not in list_datastores(topology)
+    seen = []
+    create_shards(storage, wanted, lambda made, total: seen.append(made))
+    assert seen == [1, 2, 3, 4]
+    assert list_datastores(topology)[wanted.name] == wanted
+
+
+@pytest.mark.parametrize(("shards", "partitions"), [(8, 2), (4, 4)])
+def test_other_counts_are_refused(storage, shards, partitions):
+    """A datastore never changes its counts."""
+    made = create_shards(storage, fresh(4), silent)
+    with pytest.raises(Misconfigured, match=made.name):
+        create_shards(storage, Datastore(made.name, shards, partitions, ("a", "b")), silent)
+
+
+def test_a_later_topology_does_not_move_shards(storage):
+    """Made again under another placement, a datastore keeps its first one."""
+    made = create_shards(storage, fresh(4, placement=("b",)), silent)
+    again = create_shards(storage, Datastore(made.name, 4, 2, ("a", "b")), silent)
+    assert again.placement == ("b",)
+    assert heads_on(storage, "a", made) == []
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "a-b", "a" * 33, "a.b", "a`"])
+def test_names_that_are_none_are_refused(name):
+    """A datastore's name is part of database and topic names."""
+    with pytest.raises(Invalid):
+        parse_name(name)
+
+
+async def test_the_catalogue_finds_what_was_made_after_it_last_looked(async_storage, make_datastore):
+    """A name that was missing a moment ago is found as soon as its datastore is ready."""
+    catalogue = Catalogue(async_storage)
+    first = make_datastore()
+    assert await catalogue.datastore(first.name) == first
+    with pytest.raises(NotFound):
+        await catalogue.datastore("missing")
+    second = make_datastore()
+    assert await catalogue.datastore(second.name) == second
+
+
+async def test_those_who_ask_for_missing_names_at_once_share_a_look(async_storage, make_datastore):
+    """A hundred callers with wrong names cost each server a query or two, not a hundred."""
+    make_datastore()
+    clock = iter(range(1000))
+    catalogue = Catalogue(async_storage, clock=lambda: next(clock))
+    await asyncio.gather(*(catalogue.datastore(f"missing{n}") for n in range(100)), return_exceptions=True)
+    ticks = next(clock)
+    assert ticks - 100 <= 2, "a tick for each caller, and one for each look"
+
+
+def test_a_format_that_is_not_known_is_refused(storage, topology):
+    """A later program's databases are left alone, by everything that asks for its datastores."""
+    create_shards(storage, fresh(2), silent)
+    master = storage.master("a")
+    master.run(lambda: query("UPDATE schemaless.format SET version = 99"))
+    try:
+        with pytest.raises(Misconfigured, match=r"the databases have format \[99\], this program knows 1"):
+            list_datastores(topology)
+    finally:
+        master.run(lambda: query("UPDATE schemaless.format SET version = 1"))
+    assert list_datastores(topology)

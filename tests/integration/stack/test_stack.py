@@ -1,0 +1,249 @@
+"""The embedded stack on real servers: started, harmed, stopped, started again. A sleeper stands for the services."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from schemaless.config import StackSettings
+from schemaless.errors import NotFound
+from schemaless.ops.datastores import create_datastore
+from schemaless.stack import embedded, supervision
+from schemaless.stack.accounts import Accounts
+from schemaless.stack.admin import session
+from schemaless.stack.endpoints import refresh_endpoints
+from schemaless.stack.local import running_topology
+from schemaless.stack.mysql_server import MySQLServer
+from schemaless.stack.plan import StackPlan, UnknownFormat, require_plan
+from schemaless.stack.ports import PortInUse
+from schemaless.stack.program import ProcessRole, Program
+from schemaless.stack.programs import Flavour
+from schemaless.stack.replication import replication_status
+from schemaless.stack.supervision import ProcessState
+from schemaless.topology import load_topology
+
+pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
+
+
+def sleeping_services(plan: StackPlan) -> list[Program]:
+    return [Program("tailer-0", ProcessRole.TAILER, [sys.executable, "-c", "import time; time.sleep(9999)"], "/")]
+
+
+def start(settings: StackSettings, said: list[str] | None = None) -> dict[str, Any]:
+    lines = said if said is not None else []
+    return embedded.up(settings, say=lines.append, services=sleeping_services)
+
+
+UP = (
+    "import sys; from pathlib import Path; from schemaless.config import StackSettings; "
+    "from schemaless.stack import embedded; from tests.integration.stack.test_stack import sleeping_services; "
+    "embedded.up(StackSettings(home=Path(sys.argv[1])), say=print, services=sleeping_services)"
+)
+
+
+@pytest.fixture(scope="module")
+def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StackSettings, list[str]]]:
+    """A stack that two processes started at once, over what a killed first start had made by half; what they said."""
+    home = tmp_path_factory.mktemp("stack") / "home"
+    for half_made in ("mysql/.template.new", "mysql/a-master/data.new", "kafka/data.new"):
+        (home / half_made).mkdir(parents=True)
+    starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    made = StackSettings(home=home)
+    try:
+        said = [process.communicate(timeout=90)[0] for process in starts]
+        assert [process.returncode for process in starts] == [0, 0]
+        yield made, said
+    finally:
+        embedded.down(made)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def settings(first_starts: tuple[StackSettings, list[str]]) -> StackSettings:
+    """A stack that is up. A test that stops it starts it again."""
+    return first_starts[0]
+
+
+def endpoints(settings: StackSettings) -> dict[str, Any]:
+    return json.loads((settings.home / "endpoints.json").read_bytes())
+
+
+def pid_of(settings: StackSettings, name: str) -> int | None:
+    return next(entry["pid"] for entry in endpoints(settings)["processes"] if entry["name"] == name)
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def query(node: dict[str, Any], statement: str) -> Any:
+    """As somebody outside: with what endpoints.json says, over TCP."""
+    connection = pymysql.connect(
+        host=node["host"], port=node["port"], user=node["user"], password=node["password"], autocommit=True
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall()
+
+
+def test_endpoints_tell_where_everything_is(settings: StackSettings) -> None:
+    found = endpoints(settings)
+    assert stat.S_IMODE((settings.home / "endpoints.json").stat().st_mode) == 0o600
+    assert [len(cluster["minions"]) for cluster in found["clusters"].values()] == [2, 2]
+    assert found["datastores"]["mezzanine"] == {"shards": 64, "topic": "schemaless.mezzanine.cells", "partitions": 8}
+    assert {entry["role"] for entry in found["processes"]} == {"mysql", "kafka", "tailer"}
+    for entry in found["processes"]:
+        os.kill(entry["pid"], 0)
+        assert Path(entry["log"]).exists()
+
+
+def test_reader_may_read_everything_and_write_nothing(settings: StackSettings) -> None:
+    node = endpoints(settings)["clusters"]["a"]["master"]
+    assert query(node, "SELECT shards FROM schemaless.datastore WHERE name = 'mezzanine'") == ((64,),)
+    with pytest.raises(pymysql.MySQLError, match="denied"):
+        query(node, "DELETE FROM schemaless.datastore")
+
+
+def test_killed_process_comes_back_under_a_new_pid(settings: StackSettings) -> None:
+    """A service and a server: supervised alike."""
+    for name in ("tailer-0", "a-minion-1"):
+        old = pid_of(settings, name)
+        assert old is not None
+        os.kill(old, signal.SIGKILL)
+        assert eventually(lambda name=name, old=old: pid_of(settings, name) not in (None, old))
+
+
+def test_minion_replicates_again_after_a_kill(settings: StackSettings) -> None:
+    plan = require_plan(settings.home)
+    minion = next(server for server in plan.servers() if server.name == "b-minion-2")
+    old = pid_of(settings, minion.name)
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    assert eventually(lambda: pid_of(settings, minion.name) not in (None, old))
+
+    def healthy() -> bool:
+        try:
+            status = replication_status(minion, plan.accounts)
+        except Exception:
+            return False
+        return status is not None and status.healthy
+
+    assert eventually(healthy)
+
+
+def test_minion_killed_between_a_ddl_and_its_position_goes_on(tmp_path: Path) -> None:
+    """MariaDB commits them one after the other; the gap is made by hand. MySQL has no gap, and must go on as well."""
+    flavour = Flavour(StackSettings().mysql_flavour or Flavour.MARIADB)
+    with running_topology(tmp_path, clusters=("a",), flavour=flavour) as running:
+        master, minion = (running.descriptions[name] for name in ("a-master", "a-minion-1"))
+        with session(master.address(running.accounts)) as connected:
+            for number in range(3):
+                connected.query(f"CREATE DATABASE made_{number}")
+        assert eventually(lambda: "made_2" in databases(minion, running.accounts))
+        if flavour is Flavour.MARIADB:
+            with session(minion.address(running.accounts)) as connected:
+                connected.query("STOP SLAVE")
+                connected.query("SET GLOBAL gtid_slave_pos = '1-100-1'")
+        running.servers[minion.name].kill()
+        running.servers[minion.name].start()
+        with session(master.address(running.accounts)) as connected:
+            connected.query("CREATE DATABASE made_later")
+        assert eventually(lambda: "made_later" in databases(minion, running.accounts))
+
+
+def databases(server: MySQLServer, accounts: Accounts) -> set[str]:
+    with session(server.address(accounts)) as connected:
+        return {row["Database"] for row in connected.query("SHOW DATABASES")}
+
+
+def test_process_held_down_stays_down_until_it_may_run(settings: StackSettings) -> None:
+    supervision.stop(settings.home, "tailer-0")
+    assert eventually(lambda: pid_of(settings, "tailer-0") is None)
+    start(settings)  # a second `up` leaves it alone
+    assert pid_of(settings, "tailer-0") is None
+    supervision.start(settings.home, "tailer-0")
+    assert eventually(lambda: pid_of(settings, "tailer-0") is not None)
+
+
+def test_unknown_process_is_refused(settings: StackSettings) -> None:
+    with pytest.raises(NotFound, match="nosuch"):
+        supervision.stop(settings.home, "nosuch")
+
+
+def test_added_program_is_supervised_until_it_is_removed(settings: StackSettings) -> None:
+    supervision.add_program(settings.home, "extra-0", ProcessRole.CONSUMERS, ["sleep", "9999"], {"A": 'b % "c"'})
+    assert eventually(lambda: "extra-0" in {entry["name"] for entry in endpoints(settings)["processes"]})
+    pid = next(process.pid for process in supervision.processes(settings.home) if process.name == "extra-0")
+    environment = Path(f"/proc/{pid}/environ")  # the supervisor's own until the program has taken its place
+    assert eventually(lambda: b'A=b % "c"\0' in environment.read_bytes())
+    supervision.remove_program(settings.home, "extra-0")
+    assert "extra-0" not in {process.name for process in supervision.processes(settings.home)}
+
+
+def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
+    plan = require_plan(settings.home)
+    create_datastore(load_topology(plan.topology_file), plan.broker().bootstrap, "flights", shards=2, partitions=2)
+    told = {"shards": 2, "topic": "schemaless.flights.cells", "partitions": 2}
+    assert eventually(lambda: endpoints(settings)["datastores"].get("flights") == told)
+
+
+def test_second_start_changes_nothing(settings: StackSettings) -> None:
+    before = refresh_endpoints(settings.home)
+    said: list[str] = []
+    assert start(settings, said) == before
+    assert said == []
+
+
+def test_data_survive_down_and_up(settings: StackSettings) -> None:
+    """Also: the ports stay, and a port that somebody took meanwhile is named."""
+    before = endpoints(settings)
+    embedded.down(settings)
+    assert not (settings.home / "endpoints.json").exists()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", before["clusters"]["a"]["master"]["port"]))
+        other.listen()
+        with pytest.raises(PortInUse, match=r"port \d+ \(a-master\) is in use"):
+            start(settings)
+    after = start(settings)
+    assert after["datastores"] == before["datastores"]
+    assert after["kafka"] == before["kafka"]
+    assert query(
+        after["clusters"]["b"]["minions"][1], "SELECT shards FROM schemaless.datastore WHERE name = 'mezzanine'"
+    ) == ((64,),)
+
+
+def test_stack_is_found_again_after_its_supervisor_was_killed(settings: StackSettings) -> None:
+    """No process outlives the supervisor, so the next start finds ports and data folders free."""
+    os.kill(int((settings.home / "run" / "supervisor.pid").read_text()), signal.SIGKILL)
+    start(settings)
+    states = {process.state for process in supervision.processes(settings.home)}
+    assert states == {ProcessState.RUNNING}
+
+
+def test_of_two_first_starts_one_waits_for_the_other(first_starts: tuple[StackSettings, list[str]]) -> None:
+    """And one that was killed half-way is finished by the next, though a data folder was half-made."""
+    _, said = first_starts
+    assert sum("waiting for it" in output for output in said) == 1
+
+
+def test_folder_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text('{"format": 99}')
+    with pytest.raises(UnknownFormat, match="format version 99"):
+        start(StackSettings(home=tmp_path))

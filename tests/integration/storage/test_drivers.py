@@ -1,0 +1,267 @@
+"""Both drivers on a server that closes, hangs, is killed and comes back; and what they do with a failed operation."""
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+
+import pytest
+import uvloop
+
+from schemaless.errors import Busy, DuplicateKey, Invalid, Misconfigured, StorageUnavailable
+from schemaless.storage import entity_table, shard_head
+from schemaless.storage.asyncmy_driver import AsyncNode, _execute
+from schemaless.storage.operation import query
+from schemaless.storage.pymysql_driver import SyncNode
+from schemaless.topology import Node, Role
+from tests.log_harness import new_cell
+
+pytestmark = pytest.mark.storage
+
+
+class Sync:
+    """The synchronous driver with the face of the other one."""
+
+    def __init__(self, node, **options) -> None:
+        self.driver = SyncNode(node, **options)
+
+    async def run(self, start):
+        return await asyncio.to_thread(self.driver.run, start)
+
+    async def close(self):
+        self.driver.close()
+
+
+@pytest.fixture(params=["pymysql", "asyncmy"])
+async def open_node(request, topology):
+    """Opens a node of cluster b: its master, with options."""
+    opened = []
+
+    def open_one(**options):
+        kind = Sync if request.param == "pymysql" else AsyncNode
+        opened.append(kind(topology.cluster("b").master, **options))
+        return opened[-1]
+
+    yield open_one
+    for node in opened:
+        await node.close()
+
+
+@pytest.fixture
+def server(running):
+    """Cluster b's master; it runs again afterwards."""
+    handle = running.servers["b-master"]
+    yield handle
+    if handle.alive():
+        handle.cont()
+    else:
+        handle.start()
+
+
+def connection_id():
+    ((number,),) = yield from query("SELECT CONNECTION_ID()")
+    return number
+
+
+async def test_a_connection_is_used_again(open_node):
+    """One after the other: one connection."""
+    node = open_node()
+    assert await node.run(connection_id) == await node.run(connection_id)
+
+
+async def test_a_refusal_keeps_the_connection(open_node):
+    """An operation that refuses what it was asked has read its answers: opening anew would cost more than asking."""
+    node = open_node(connections_max=1)
+    before = await node.run(connection_id)
+
+    def refusing():
+        yield "SELECT 1"
+        raise Invalid("field", "is wrong")
+
+    def misspelt():
+        yield "SELECT nothing FROM schemaless.nowhere"
+
+    for operation, error in ((refusing, Invalid), (misspelt, Misconfigured)):
+        with pytest.raises(error):
+            await node.run(operation)
+        assert await node.run(connection_id) == before
+
+
+async def test_every_session_is_set(open_node):
+    """I3, I4: READ COMMITTED, UTC, strict; a lost client's locks don't outlive a minute."""
+    rows = await open_node().run(
+        partial(query, "SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
+    )
+    zone, mode, lock_wait_s, idle_s = rows[0]
+    assert (zone, lock_wait_s, idle_s) == ("+00:00", 3, 60)
+    assert "STRICT_ALL_TABLES" in mode
+
+
+async def test_a_writer_that_stands_still_loses_its_locks(topology, make_datastore):
+    """A process stopped between lock and commit holds up its shard for seconds; MySQL's minute is shortened here."""
+    datastore = make_datastore(shards=1, partitions=1, placement=("b",))
+    node = AsyncNode(topology.cluster("b").master, timeout_s=3.0)
+    standing = await node._connect()
+    await _execute(standing, "SET wait_timeout = 5 /*M! * 12 */")
+    await _execute(standing, next(shard_head.lock(datastore.name, [0])))
+    deadline = time.monotonic() + 15
+    outcomes = []
+    while not outcomes:
+        try:
+            outcomes = await node.run(partial(entity_table.put_cells, datastore, [new_cell(datastore)]))
+        except (Busy, StorageUnavailable):
+            assert time.monotonic() < deadline
+    assert [placed.added_id for placed in outcomes] == [1]
+    standing.close()
+    await node.close()
+
+
+async def test_a_killed_connection_is_opened_again(open_node):
+    """The operation runs again from its start; the caller notices nothing."""
+    node, other = open_node(), open_node()
+    victim = await node.run(connection_id)
+    await other.run(partial(query, f"KILL {victim}"))
+    assert await node.run(connection_id) != victim
+
+
+async def test_a_server_that_came_back_is_served_at_once(open_node, server):
+    """Connections from before its death don't fail one by one."""
+    node = open_node(connections_max=8)
+    await asyncio.gather(*(node.run(partial(query, "SELECT SLEEP(0.05)")) for _ in range(8)))
+    server.kill()
+    with pytest.raises(StorageUnavailable):
+        await node.run(connection_id)
+    server.start()
+    for _ in range(10):
+        assert await node.run(connection_id)
+
+
+async def test_a_hung_server_is_given_up_in_time(open_node, server):
+    """I14: SIGSTOP leaves the port open; the time-out holds all the same."""
+    node = open_node(timeout_s=1.0)
+    await node.run(connection_id)
+    server.stop()
+    started = time.monotonic()
+    with pytest.raises(StorageUnavailable):
+        await node.run(connection_id)
+    assert time.monotonic() - started < 8
+    server.cont()
+    assert await node.run(connection_id)
+
+
+async def test_errors_are_ours(open_node, make_datastore):
+    """I15: translated in one place, the driver's error kept as the cause."""
+    make_datastore(placement=("b",))
+    node = open_node()
+    for statement, kind in (
+        ("SELECT * FROM schemaless.nothing", Misconfigured),
+        ("SELECT nothing", Misconfigured),
+        ("INSERT INTO schemaless.format SELECT version FROM schemaless.format", DuplicateKey),
+    ):
+        with pytest.raises(kind, match="b-master") as caught:
+            await node.run(partial(query, statement))
+        assert caught.value.__cause__ is not None
+    assert await node.run(connection_id)
+
+
+async def test_a_failed_operation_leaves_no_transaction_behind(open_node, make_datastore):
+    """What an operation wrote before it raised is rolled back, and its locks are free."""
+    datastore = make_datastore(placement=("b",))
+    node = open_node(connections_max=1)
+    lock = f"SELECT head FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0 FOR UPDATE"
+
+    def failing():
+        yield f"BEGIN; {lock}"
+        raise Invalid("field", "is wrong")
+
+    with pytest.raises(Invalid):
+        await node.run(failing)
+    await open_node().run(partial(query, lock))
+
+
+async def test_an_operation_may_handle_its_error(open_node, make_datastore):
+    """A refused script is thrown into the operation, rolled back; it may go on with another."""
+    make_datastore(placement=("b",))
+
+    def handling():
+        try:
+            yield "INSERT INTO schemaless.format SELECT version FROM schemaless.format"
+        except DuplicateKey:
+            return (yield from query("SELECT 'handled'"))
+        return None
+
+    assert await open_node().run(handling) == (("handled",),)
+
+
+async def test_busy_is_tried_again(open_node):
+    """A bounded number of times, each from the start."""
+    attempts = []
+
+    def busy():
+        attempts.append(1)
+        yield "SELECT 1"
+        raise Busy("give way")
+
+    with pytest.raises(Busy):
+        await open_node().run(busy)
+    assert len(attempts) == 4
+
+
+async def test_what_is_not_idempotent_is_not_run_again_after_a_loss(topology):
+    """A connection lost with the outcome unknown: the caller decides, not the driver."""
+    node = AsyncNode(topology.cluster("b").master)
+    attempts = []
+
+    def lost():
+        attempts.append(1)
+        ((number,),) = yield from query("SELECT CONNECTION_ID()")
+        yield f"KILL {number}"
+
+    with pytest.raises(StorageUnavailable):
+        await node.run(lost, again_on=(Busy,))
+    assert len(attempts) == 1
+    await node.close()
+
+
+def test_threads_share_a_bounded_pool(topology):
+    """I14: never more connections than allowed, and everybody is served."""
+    node = SyncNode(topology.cluster("b").master, connections_max=2)
+    seen = set()
+
+    def work():
+        for _ in range(20):
+            seen.add(node.run(connection_id))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    node.close()
+    assert 1 <= len(seen) <= 2
+
+
+def test_a_server_that_dies_while_it_is_connected_to_is_away():
+    """It resets each connection at once, as a kill does. Whatever the driver makes of it, on the loop of the services,
+    is our error (I15).
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=reset_all, args=(listener,), daemon=True).start()
+        dying = AsyncNode(Node("n", "a", Role.MASTER, "127.0.0.1", listener.getsockname()[1], "u", "p"))
+        assert uvloop.run(errors_of(dying, 150)) == {StorageUnavailable}
+
+
+def reset_all(listener):
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+
+async def errors_of(node, tries):
+    answers = [node.run(shard_head.position, again_on=()) for _ in range(tries)]
+    return {type(error) for error in await asyncio.gather(*answers, return_exceptions=True)}

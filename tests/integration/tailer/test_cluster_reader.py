@@ -1,0 +1,236 @@
+"""Where the tailer reads: the master or a minion, changing over by itself; nothing skipped, nothing called a hole that
+is only replication's lag; and a topic that is ahead of MySQL is never passed over in silence (I3, I7).
+"""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from schemaless.audit import audit
+from schemaless.bus.partition_log import PartitionLog
+from schemaless.cli.main import app
+from schemaless.config import TailerSettings
+from schemaless.location import Location
+from schemaless.storage import shard_head
+from schemaless.storage.operation import query
+from schemaless.topology import Role
+from tailer.cluster_reader import ClusterSource
+from tailer.context import Shared
+from tailer.partition_tail import Tail
+from tests.log_harness import (
+    new_cell,
+    put,
+    replication_stopped,
+    run_sql,
+    until,
+    wait_for_cells,
+    wait_for_records,
+    write_for,
+)
+
+pytestmark = pytest.mark.storage
+
+LAG_MAX_S = 1.0
+
+
+def cells_of_shard_0(datastore, count):
+    return [new_cell(datastore, shard=0) for _ in range(count)]
+
+
+def assert_clean(running, kafka, datastore, cells):
+    report = audit(running.topology, kafka, datastore, stall_s=10)
+    assert (report.findings.named, report.cells()["matched"]) == ([], cells)
+
+
+def errors(told):
+    return [entry for entry in told if entry["log_level"] == "error"]
+
+
+def shows(node, datastore, cells):
+    return lambda: node.run(partial(shard_head.movement, datastore.name)).heads_sum >= cells
+
+
+def has_shard_0(node, datastore):
+    """Its database, its table and, made last, its head."""
+    heads = f"SELECT 1 FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0"
+    return lambda: bool(node.run(partial(query, heads)))
+
+
+async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(running, kafka, new_datastore, storage, tailing):
+    """Replication stops on the minion: what it lacks is only late, and read from the master once the minion is known
+    to lag; replication goes on, and the log too, without a repeat.
+    """
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, cells_of_shard_0(datastore, 3))
+    await until(shows(storage.minions("a")[0], datastore, 3))
+    with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
+        tailing(datastore, tail_from=Role.MINION, tail_lag_max_s=LAG_MAX_S)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
+        put_at = time.monotonic()
+        put(storage, datastore, cells_of_shard_0(datastore, 4))
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 7)
+        assert time.monotonic() - put_at > LAG_MAX_S, "the minion showed no more"
+    put(storage, datastore, cells_of_shard_0(datastore, 2))
+    await asyncio.to_thread(assert_clean, running, kafka, datastore, 9)
+    assert errors(told) == []
+    assert any("lags" in entry["event"] for entry in told)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("tail_from", Role)
+async def test_a_node_that_hangs_is_left(running, kafka, new_datastore, async_storage, tailing, tail_from):
+    """The node that is read stops answering under load, its port open, and comes back: every cell once, in order."""
+    datastore = new_datastore(shards=4, partitions=2)
+    with capture_logs() as told:
+        tailing(datastore, tail_from=tail_from)
+        writing = asyncio.create_task(write_for(async_storage, datastore, seconds=3))
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
+        hung = running.servers["b-master" if tail_from is Role.MASTER else "b-minion-1"]
+        hung.stop()
+        await until(lambda: any("next node" in entry["event"] for entry in told))
+        await asyncio.sleep(0.5)
+        hung.cont()
+        cells = await writing
+        await asyncio.to_thread(assert_clean, running, kafka, datastore, cells)
+    assert errors(told) == []
+
+
+@pytest.mark.faults
+async def test_a_master_dies_while_its_minion_lags(running, kafka, new_datastore, storage, tailing):
+    """The minion shows less than was published: it is not a hole, and nothing is said or published twice."""
+    datastore = new_datastore(shards=2, partitions=1)
+    master = running.servers["a-master"]
+    with capture_logs() as told:
+        with replication_stopped(storage.minions("a")[0]):
+            tailing(datastore)
+            put(storage, datastore, cells_of_shard_0(datastore, 5))
+            await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
+            master.kill()
+            try:
+                await until(lambda: any("next node" in entry["event"] for entry in told))
+                await asyncio.sleep(1.0)
+            finally:
+                master.start()
+            put(storage, datastore, cells_of_shard_0(datastore, 5))
+        await asyncio.to_thread(assert_clean, running, kafka, datastore, 10)
+    assert errors(told) == []
+
+
+@asynccontextmanager
+async def open_tail(running, kafka, datastore, source):
+    """The tail of partition 0, to be stepped by hand."""
+    settings = TailerSettings(topology=running.path, kafka=kafka)
+    threads = ThreadPoolExecutor(1)
+    partition_log = PartitionLog(kafka, datastore, 0)
+    shared = Shared(settings, {"a": source}, dict, lambda name: False, asyncio.Semaphore(), threads, threads)
+    yield Tail(datastore, partition_log, await asyncio.to_thread(partition_log.open), shared)
+    partition_log.close()
+
+
+async def test_cells_newer_than_the_head_that_was_seen_are_taken_along(
+    running, kafka, new_datastore, storage, async_storage
+):
+    """What was written after the heads were read is published with them, once; the next turn goes on behind it."""
+    datastore = new_datastore(shards=1, partitions=1)
+    async with open_tail(running, kafka, datastore, ClusterSource(async_storage, "a")) as tail:
+        put(storage, datastore, cells_of_shard_0(datastore, 5))
+        tail.heads_moved({0: Location(1, 2)})
+        assert await tail.step() == 5
+        tail.heads_moved({0: Location(1, 4)})  # told late: nothing is published twice
+        assert await tail.step() == 0
+        put(storage, datastore, cells_of_shard_0(datastore, 2))
+        tail.heads_moved({0: Location(1, 7)})
+        assert await tail.step() == 2
+    await asyncio.to_thread(assert_clean, running, kafka, datastore, 7)
+
+
+async def test_a_head_of_the_master_with_cells_of_a_minion_is_no_hole(
+    running, kafka, new_datastore, storage, async_storage
+):
+    """The head was the master's, the cells are asked of a minion that lags: the shard waits, without a word."""
+    datastore = new_datastore(shards=1, partitions=1)
+    source = ClusterSource(async_storage, "a", tail_from=Role.MINION)
+    async with open_tail(running, kafka, datastore, source) as tail:
+        await publish_from_a_minion_that_lags(tail, datastore, storage)
+    await asyncio.to_thread(assert_clean, running, kafka, datastore, 5)
+
+
+async def publish_from_a_minion_that_lags(tail, datastore, storage):
+    await until(has_shard_0(storage.minions("a")[0], datastore))
+    with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
+        put(storage, datastore, cells_of_shard_0(datastore, 5))
+        tail.heads_moved({0: Location(1, 5)})
+        assert [await tail.step() for _ in range(2)] == [0, 0]
+    assert told == []
+    published = 0
+    async with asyncio.timeout(10):
+        while published < 5:
+            await asyncio.sleep(0.06)
+            published += await tail.step()
+
+
+def restore(master, datastore, head):
+    """What a restore does to shard 0: cells behind `head` are gone, in the same generation."""
+    run_sql(
+        master,
+        f"BEGIN;DELETE FROM {datastore.database(0)}.entity WHERE added_id > {head};UPDATE schemaless.shard_head"
+        f" SET head = {head} WHERE datastore = '{datastore.name}' AND shard = 0;COMMIT",
+    )
+
+
+async def test_a_topic_ahead_of_its_master_is_reported_and_not_passed(
+    running, kafka, new_datastore, storage, tailing, monkeypatch
+):
+    """A master comes back with fewer cells: shard, both locations and the remedy are told, by the next tailer too;
+    what is written in the places of the lost cells is not published, other shards are, and a seek ends it.
+    """
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
+    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, cells_of_shard_0(datastore, 5))
+    with capture_logs() as told:
+        service = tailing(datastore)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
+        await asyncio.to_thread(restore, storage.master("a"), datastore, 3)
+        await until(lambda: errors(told))
+        put(storage, datastore, cells_of_shard_0(datastore, 4))  # 4 to 7: past what was published
+        put(storage, datastore, [new_cell(datastore, shard=1)])
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 6)
+        service.stop()
+        tailing(datastore)
+        await until(lambda: len(errors(told)) == 2)
+        await asyncio.sleep(0.5)
+    assert [(entry["shard"], entry["published"], entry["head"]) for entry in errors(told)] == [(0, "1:5", "1:3")] * 2
+    assert f"tailer seek {datastore.name} 1:3 --shard 0" in errors(told)[0]["what_to_do"]
+    assert len(await asyncio.to_thread(wait_for_cells, kafka, datastore, 6)) == 6
+    sought = await asyncio.to_thread(CliRunner().invoke, app, ["tailer", "seek", datastore.name, "1:3", "--shard", "0"])
+    assert sought.exit_code == 0
+    found = await asyncio.to_thread(wait_for_cells, kafka, datastore, 11)  # one of these records is the seek's
+    assert [cell.added_id for cell in found if cell.shard == 0] == [1, 2, 3, 4, 5, 4, 5, 6, 7]
+
+
+async def test_a_new_generation_ends_the_refusal(running, kafka, new_datastore, storage, tailing):
+    """The topic was ahead of its master; a new generation begins where the master ended: announced, then its cells."""
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, cells_of_shard_0(datastore, 5))
+    with capture_logs() as told:
+        tailing(datastore)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
+        await asyncio.to_thread(restore, storage.master("a"), datastore, 3)
+        await until(lambda: errors(told))
+    run_sql(
+        storage.master("a"),
+        f"BEGIN;UPDATE schemaless.shard_head SET generation = 2 WHERE datastore = '{datastore.name}' AND shard = 0;"
+        f"INSERT INTO schemaless.shard_generation VALUES ('{datastore.name}', 0, 2, 4, UTC_TIMESTAMP(6));COMMIT",
+    )
+    put(storage, datastore, cells_of_shard_0(datastore, 3))
+    found = await asyncio.to_thread(wait_for_records, kafka, datastore, 9)
+    assert [record.kind for record in found] == [b"cell"] * 5 + [b"generation"] + [b"cell"] * 3
+    report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
+    assert (report.findings.named, report.cells()["superseded"], report.cells()["matched"]) == ([], 2, 6)

@@ -1,0 +1,140 @@
+"""What was lost around a tailer: its group, its progress, the beginning of its topic, or all of its topic (I7)."""
+
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from typer.testing import CliRunner
+
+from schemaless.audit import audit
+from schemaless.bus.membership import tailer_group
+from schemaless.cli.main import app
+from schemaless.codec import decode_cell
+from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
+
+pytestmark = pytest.mark.storage
+
+ONE, OTHER = 0, 1
+
+
+class Case:
+    """One datastore with one partition, its tailer process, and an administrator of the broker."""
+
+    def __init__(self, running, kafka, storage, make_datastore, output: Path) -> None:
+        self.running, self.kafka, self.storage, self.output = running, kafka, storage, output
+        self.admin = AdminClient({"bootstrap.servers": kafka})
+        self.datastore = make_datastore(shards=2, partitions=1)
+
+    def tailing(self, **settings):
+        return running_tailers(1, self.running.path, self.kafka, self.datastore, output=self.output, **settings)
+
+    def write(self, shard, count):
+        put(self.storage, self.datastore, [new_cell(self.datastore, shard=shard) for _ in range(count)])
+
+    def await_published(self, count):
+        return wait_for_records(self.kafka, self.datastore, count, timeout_s=30)
+
+    def published_after_a_while(self):
+        time.sleep(0.5)
+        return len(records(self.kafka, self.datastore))
+
+    def await_told(self, text, timeout_s=20.0):
+        deadline = time.monotonic() + timeout_s
+        while text not in self.output.read_text():
+            assert time.monotonic() < deadline, f"not told: {text}"
+            time.sleep(0.05)
+
+    def delete_topic(self, topic):
+        self.admin.delete_topics([topic])[topic].result()
+
+    def cut(self, before):
+        (done,) = self.admin.delete_records([TopicPartition(self.datastore.topic, 0, before)]).values()
+        done.result()
+
+    def seek(self, *arguments):
+        environment = {"SCHEMALESS_TOPOLOGY": str(self.running.path), "SCHEMALESS_KAFKA": self.kafka}
+        result = CliRunner().invoke(app, ["tailer", "seek", self.datastore.name, *arguments], env=environment)
+        assert result.exit_code == 0, result.output
+
+    def audit(self):
+        return audit(self.running.topology, self.kafka, self.datastore, stall_s=5)
+
+
+@pytest.fixture
+def case(running, kafka, storage, make_datastore, tmp_path):
+    return Case(running, kafka, storage, make_datastore, tmp_path / "tailer")
+
+
+def test_progress_outlives_the_group(case):
+    """The group is deleted, with all that the broker kept for it: nothing is repeated or left out."""
+    case.write(ONE, 5)
+    with case.tailing() as (tailer,):
+        case.await_published(5)
+        assert tailer.stop() == 0
+    group = tailer_group(case.datastore)
+    case.admin.delete_consumer_groups([group])[group].result()
+    case.write(ONE, 2)
+    with case.tailing():
+        case.await_published(7)
+    report = case.audit()
+    assert (report.findings.named, report.cells()["matched"]) == ([], 7)
+
+
+def test_what_nothing_tells_waits_for_a_seek(case):
+    """No progress, and a topic whose beginning is gone: a shard without a record left is not tailed, and the seek
+    that it needs is named; the other one goes on; after the seek so does this one, by itself.
+    """
+    case.write(OTHER, 3)
+    with case.tailing() as (tailer,):
+        case.await_published(3)
+        case.write(ONE, 2)
+        end = case.await_published(5)[-1].offset + 1
+        assert tailer.stop() == 0
+    case.cut(before=end - 2)
+    case.delete_topic(case.datastore.progress_topic)
+    with case.tailing():
+        case.write(ONE, 1)
+        case.write(OTHER, 1)
+        case.await_published(3)
+        case.await_told("tailer seek DATASTORE LOCATION --shard 1")
+        assert case.published_after_a_while() == 3
+        case.seek("3", "--shard", "1")
+        case.await_published(5)
+    cells = [decode_cell(record.value) for record in records(case.kafka, case.datastore) if record.kind == b"cell"]
+    assert sorted((cell.shard, cell.added_id) for cell in cells) == [(ONE, 1), (ONE, 2), (ONE, 3), (OTHER, 4)]
+
+
+def test_topics_deleted_under_a_tailer_are_made_anew_and_wait_for_a_seek(case):
+    """Noticed without any cell to publish; made as the contract says; what stood there comes again only on demand."""
+    case.write(ONE, 5)
+    with case.tailing():
+        case.await_published(5)
+        case.delete_topic(case.datastore.topic)
+        case.await_told("was made anew, and 1 shards")
+        case.write(ONE, 2)
+        assert case.published_after_a_while() == 0
+        case.seek("0")
+        case.await_published(8)
+        report = case.audit()
+    assert (report.findings.named, report.cells()["matched"]) == ([], 7)
+
+
+def test_records_that_stay_hidden_are_noticed_without_any_cell_to_publish(case):
+    """A transaction without an end stands in the topic: the tailer notices, says what has to be done, and goes on by
+    itself once it was ended.
+    """
+    case.write(ONE, 1)
+    with case.tailing(transaction_timeout_s=1.0):
+        case.await_published(1)
+        foreign = Producer({"bootstrap.servers": case.kafka, "transactional.id": case.datastore.name, "log_level": 0})
+        foreign.init_transactions(10)
+        foreign.begin_transaction()
+        foreign.produce(case.datastore.topic, b"", partition=0)
+        foreign.flush(10)
+        case.await_told("records of partitions [0] stay hidden", timeout_s=60)
+        case.await_told("that isn't this log's", timeout_s=60)
+        case.write(ONE, 1)
+        foreign.abort_transaction(10)
+        case.await_published(2)

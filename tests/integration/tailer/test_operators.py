@@ -1,0 +1,103 @@
+"""`schemaless tailer status|pause|resume` on real servers: what operators see and say; nothing is lost (I7)."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from schemaless.audit import audit
+from schemaless.cli.main import app
+from tests.log_harness import new_cell, put, records, run_sql, running_tailers, until, wait_for_cells
+
+pytestmark = pytest.mark.storage
+
+
+@pytest.fixture
+def tailer(running, kafka, monkeypatch):
+    """tailer("status", name, …) -> what the command says, as JSON where it is asked for."""
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
+    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
+
+    def call(*arguments):
+        told = CliRunner().invoke(app, ["tailer", *arguments])
+        assert told.exit_code == 0, told.output
+        return json.loads(told.output)["datastores"] if "--json" in arguments else told.output
+
+    return call
+
+
+def put_in_both(storage, datastore, count):
+    put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1) for _ in range(count)])
+
+
+async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafka, new_datastore, storage):
+    """Paused while a tailer works: within two seconds nothing more is published, not by the next tailer either; the
+    status tells the lag; resumed, every cell comes, in order.
+    """
+    datastore = new_datastore(shards=2, partitions=2)
+    name = datastore.name
+    with running_tailers(1, running.path, kafka, datastore) as (process,):
+        put_in_both(storage, datastore, 2)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 4)
+        assert f"{name} is paused" in await asyncio.to_thread(tailer, "pause", name)
+        await asyncio.sleep(2)
+        put_in_both(storage, datastore, 3)
+        await asyncio.to_thread(process.kill_and_restart)
+        await until(lambda: f"-{process.process.pid}" in str(tailer("status", name, "--json")))
+        await asyncio.sleep(1)
+        assert len(records(kafka, datastore)) == 4
+        (told,) = await asyncio.to_thread(tailer, "status", name, "--shards", "--json")
+        assert (told["paused"], told["shards_behind"], told["lag"], told["problems"]) == (True, 2, 6, [])
+        assert 2 < told["lag_s"] < 60
+        assert [(shard["published"], shard["head"], shard["lag"]) for shard in told["shards"]] == [
+            ("1:2", "1:5", 3)
+        ] * 2
+        assert "paused; 2 of 2 shards are behind, by 6 cells" in await asyncio.to_thread(tailer, "status", name)
+        await asyncio.to_thread(tailer, "resume", name)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
+    report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
+    assert (report.findings.named, report.cells()["matched"]) == ([], 10)
+
+
+@pytest.mark.faults
+async def test_an_order_counts_where_one_cluster_was_away(tailer, running, new_datastore, storage):
+    """Paused and resumed while a master is dead: what was said last counts when it is back with what it knew."""
+    datastore = new_datastore(shards=2, partitions=1)
+    tailer("pause", datastore.name)
+    running.servers["b-master"].kill()
+    try:
+        assert "cluster b could not be told" in tailer("resume", datastore.name)
+    finally:
+        running.servers["b-master"].start()
+    (told,) = tailer("status", datastore.name, "--json")
+    assert told["paused"] is False
+
+
+async def test_the_status_names_what_holds_a_shard_up(tailer, running, kafka, new_datastore, storage):
+    """A partition that nobody tails, its owner, a cell that is missing, a topic ahead of its master."""
+    datastore = new_datastore(shards=2, partitions=1)
+    put_in_both(storage, datastore, 2)
+    (told,) = tailer("status", datastore.name, "--json")
+    assert [partition["owner"] for partition in told["partitions"]] == [None]
+    assert (told["lag"], {problem["why"] for problem in told["problems"]}) == (4, {"no progress record yet"})
+    with running_tailers(1, running.path, kafka, datastore) as (process,):
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 4)
+        set_head(storage.master("a"), datastore, shard=0, head=1)
+        set_head(storage.master("b"), datastore, shard=1, head=3)
+        (told,) = await asyncio.to_thread(tailer, "status", datastore.name, "--json")
+        assert told["partitions"][0]["owner"]["client"].endswith(f"-{process.process.pid}")
+    assert {problem["shard"]: problem["why"] for problem in told["problems"]} == {
+        0: "the topic is ahead of MySQL: 1:2 was published, but the master's head was 1:1",
+        1: "cell 3 is missing in MySQL",
+    }
+
+
+def set_head(master, datastore, shard, head):
+    """Damage: cells above it are lost, or the last ones are missing."""
+    where = f"datastore = '{datastore.name}' AND shard = {shard}"
+    run_sql(
+        master,
+        f"BEGIN;DELETE FROM {datastore.database(shard)}.entity WHERE added_id > {head};"
+        f"UPDATE schemaless.shard_head SET head = {head} WHERE {where};COMMIT",
+    )

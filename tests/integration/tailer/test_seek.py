@@ -1,0 +1,71 @@
+"""`schemaless tailer seek`: what an operator says is what the next owner of the log goes on from."""
+
+import asyncio
+
+import pytest
+from typer.testing import CliRunner
+
+from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus.topics import ensure_topics
+from schemaless.cli.main import app
+from schemaless.errors import Invalid
+from schemaless.location import BEGINNING, Location
+from tests.log_harness import new_cell, put, wait_for_records
+
+pytestmark = pytest.mark.storage
+
+
+@pytest.fixture
+def seek(running, kafka, monkeypatch):
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
+    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
+    return lambda *arguments: CliRunner().invoke(app, ["tailer", "seek", *arguments])
+
+
+@pytest.fixture
+def locations(kafka):
+    def read(datastore):
+        logs = [
+            PartitionLog(kafka, datastore, partition, transaction_timeout_s=20)
+            for partition in range(datastore.partitions)
+        ]
+        found = {shard: location for log in logs for shard, location in log.open().locations.items()}
+        for log in logs:
+            log.close()
+        return found
+
+    return read
+
+
+def test_one_shard_or_all_go_on_where_told(seek, locations, kafka, storage, make_datastore):
+    """A dry run writes nothing, and tells how many cells come again or never; a named shard moves alone; without a
+    name all move.
+    """
+    datastore = make_datastore(shards=4, partitions=2)
+    put(storage, datastore, [new_cell(datastore, shard=3) for _ in range(9)])
+    ensure_topics(kafka, datastore)
+    told = seek(datastore.name, "7", "--shard", "3", "--dry-run").output
+    assert told == "shard 3: no progress → 1:7: 0 cells come again, 7 never come\n"
+    assert locations(datastore) == dict.fromkeys(range(4), BEGINNING)
+    assert seek(datastore.name, "7", "--shard", "3").exit_code == 0
+    assert locations(datastore) == {0: BEGINNING, 1: BEGINNING, 2: BEGINNING, 3: Location(1, 7)}
+    assert "shard 3: 1:7 → 1:0: 7 cells come again, 0 never come\n" in seek(datastore.name, "0").output
+    assert locations(datastore) == dict.fromkeys(range(4), BEGINNING)
+
+
+async def test_an_idle_tailer_goes_on_from_where_it_was_told(seek, kafka, new_datastore, storage, tailing):
+    """Nothing new is written: the tailer hears of the seek all the same, and publishes again."""
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, [new_cell(datastore, shard=1) for _ in range(3)])
+    tailing(datastore)
+    await asyncio.to_thread(wait_for_records, kafka, datastore, 3)
+    await asyncio.to_thread(seek, datastore.name, "1", "--shard", "1")
+    found = await asyncio.to_thread(wait_for_records, kafka, datastore, 6)
+    assert [record.kind for record in found] == [b"cell"] * 3 + [b"seek"] + [b"cell"] * 2
+
+
+@pytest.mark.parametrize("arguments", [("0", "--shard", "4"), ("x",), ("1:x",), ("1", "--shard", "0"), ("2:0",)])
+def test_a_wrong_place_is_refused(seek, make_datastore, arguments):
+    """A shard out of range, a malformed location, one past the head: nothing is written."""
+    datastore = make_datastore(shards=4, partitions=2)
+    assert isinstance(seek(datastore.name, *arguments).exception, Invalid)

@@ -1,0 +1,139 @@
+"""The tailer on real servers: every cell once and in order, shared partitions, absent servers, holes, generations."""
+
+import asyncio
+import os
+import uuid
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from structlog.testing import capture_logs
+
+from schemaless.audit import audit
+from schemaless.bus.topics import ensure_topics
+from schemaless.ops.datastores import create_shards
+from schemaless.storage import shard_head
+from schemaless.topology import Datastore
+from tests.log_harness import new_cell, put, records, run_sql, until, wait_for_cells, wait_for_records, write_for
+
+pytestmark = pytest.mark.storage
+
+
+def assert_clean(topology, kafka, datastore, cells):
+    report = audit(topology, kafka, datastore, stall_s=10)
+    assert report.findings.named == []
+    assert report.cells()["matched"] == cells
+
+
+def open_generation(master, datastore, starts_at):
+    """What a promotion does to shard 0: cells from `starts_at` on are gone, and generation 2 begins there."""
+    where = f"datastore = '{datastore.name}' AND shard = 0"
+    run_sql(
+        master,
+        "BEGIN;"
+        f"DELETE FROM {datastore.database(0)}.entity WHERE added_id >= {starts_at};"
+        f"UPDATE schemaless.shard_head SET generation = 2, head = {starts_at - 1} WHERE {where};"
+        f"INSERT INTO schemaless.shard_generation VALUES ('{datastore.name}', 0, 2, {starts_at}, UTC_TIMESTAMP(6));"
+        "COMMIT",
+    )
+
+
+async def test_every_cell_is_published_once_and_in_order(running, kafka, new_datastore, async_storage, tailing):
+    """Several writers at once, batches over several transactions, both clusters: the audit finds nothing."""
+    datastore = new_datastore(shards=8, partitions=4)
+    tailing(datastore, batch_cells_max=7)
+    cells = await write_for(async_storage, datastore, seconds=2)
+    await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
+
+
+async def test_a_new_datastore_is_tailed_within_seconds(kafka, storage, tailing):
+    """Found in the catalogue, its topics made, its first cell published, without a restart."""
+    datastore = Datastore(f"t{uuid.uuid4().hex[:8]}", 2, 1, ("a", "b"))
+    tailing(datastore)
+    await asyncio.sleep(0.2)
+    create_shards(storage, datastore, lambda made, total: None)
+    put(storage, datastore, [new_cell(datastore)])
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 1)
+
+
+async def test_bodies_of_any_size_come_in_bounded_batches(running, kafka, new_datastore, storage, tailing):
+    """Bodies larger than a whole batch may be, beside small ones: all are published, in order."""
+    datastore = new_datastore(shards=2, partitions=1)
+    sizes = [10, 30_000, *[10] * 30, 700, 700, 700, 30_000, 30_000, *[300] * 20]
+    cells = [new_cell(datastore, {"noise": os.urandom(size).hex()}, shard) for size in sizes for shard in (0, 1)]
+    put(storage, datastore, cells)
+    tailing(datastore, batch_bytes_max=4000, batch_cells_max=20)
+    await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, len(cells))
+
+
+async def test_a_hole_stops_its_shard_and_no_other(kafka, new_datastore, storage, tailing, monkeypatch):
+    """A missing cell is reported; what is before it and every other shard go on; repaired, the shard goes on, too."""
+    monkeypatch.setattr("tailer.partition_tail.CORRUPT_RETRY_S", 0.3)
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1) for _ in range(5)])
+    entity = f"{datastore.database(0)}.entity"
+    run_sql(storage.master("a"), f"CREATE TABLE {datastore.database(0)}.kept AS SELECT * FROM {entity}")
+    run_sql(storage.master("a"), f"DELETE FROM {entity} WHERE added_id = 3")
+    with capture_logs() as told:
+        tailing(datastore)
+        cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
+        await until(lambda: any("cell 3 is missing" in str(entry) for entry in told if entry["log_level"] == "error"))
+        await asyncio.sleep(0.5)
+        assert {cell.shard for cell in await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)} == {1}
+    assert {cell.shard for cell in cells} == {1}
+    run_sql(storage.master("a"), f"INSERT INTO {entity} SELECT * FROM {datastore.database(0)}.kept WHERE added_id = 3")
+    cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
+    assert [cell.added_id for cell in cells if cell.shard == 0] == [1, 2, 3, 4, 5]
+
+
+async def test_a_new_generation_is_announced_before_its_cells(running, kafka, new_datastore, storage, tailing):
+    """A promotion lost the last two cells of a shard: the generation that follows is announced once, then its cells
+    come; the audit lists the lost ones as superseded and finds nothing wrong (I13).
+    """
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
+    service = tailing(datastore)
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
+    await asyncio.to_thread(open_generation, storage.master("a"), datastore, 4)
+    put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(3)])
+    found = await asyncio.to_thread(wait_for_records, kafka, datastore, 9)
+    kinds = [record.kind for record in found]
+    assert kinds == [b"cell"] * 5 + [b"generation"] + [b"cell"] * 3
+    cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 9)
+    assert [(cell.generation, cell.added_id) for cell in cells[5:]] == [(2, 4), (2, 5), (2, 6)]
+    service.stop()
+    tailing(datastore)  # progress knows of the announcement: it is not repeated
+    put(storage, datastore, [new_cell(datastore, shard=0)])
+    await asyncio.to_thread(wait_for_records, kafka, datastore, 10)
+    report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
+    assert (report.findings.named, report.cells()["superseded"], report.cells()["matched"]) == ([], 2, 7)
+
+
+async def test_a_minion_is_read_while_its_master_is_away(running, kafka, new_datastore, storage, tailing):
+    """The master is killed: what its minion holds is published; what the master takes later follows."""
+    datastore = new_datastore(shards=2, partitions=1)
+    put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
+    minion = storage.minions("a")[0]
+    await until(lambda: minion.run(partial(shard_head.movement, datastore.name)).heads_sum == 5)
+    running.servers["a-master"].kill()
+    try:
+        tailing(datastore)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
+    finally:
+        running.servers["a-master"].start()
+    put(storage, datastore, [new_cell(datastore, shard=0)])
+    await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, 6)
+
+
+async def test_a_topic_with_another_partition_count_is_refused(kafka, make_datastore, storage, tailing):
+    """Nothing is published, and both numbers are told."""
+    datastore = make_datastore(shards=4, partitions=2)
+    wrong = replace(datastore, partitions=4)
+    ensure_topics(kafka, wrong)
+    put(storage, datastore, [new_cell(datastore)])
+    with capture_logs() as told:
+        tailing(datastore)
+        await until(lambda: any(entry["log_level"] == "error" for entry in told))
+    assert "has 4 partitions" in str(told)
+    assert "needs 2" in str(told)
+    assert records(kafka, wrong) == []

@@ -1,0 +1,61 @@
+"""Problem documents: every error of the tree has a status."""
+
+import pytest
+
+from api.http.problems import kind_of, problem_of
+from schemaless import errors
+from schemaless.errors import Invalid, LocationGone, SchemalessError
+
+
+def tree(kind=SchemalessError):
+    children = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
+    return [kind, *(found for child in children for found in tree(child))]
+
+
+def made(kind):
+    if kind is Invalid:
+        return Invalid("limit", "must be an integer")
+    if kind is LocationGone:
+        return LocationGone("past the head", head=7, resume_at=5, generation=2)
+    return kind("why")
+
+
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_every_error_has_a_problem(kind):
+    """With the members of RFC 9457, whether to try again, and a status that fits it."""
+    problem = problem_of(made(kind))
+    assert problem.keys() >= {"type", "title", "status", "detail", "retryable"}
+    assert problem["retryable"] is kind.retryable
+    assert 400 <= problem["status"] <= 599
+    if problem["status"] == 503:
+        assert kind.retryable or kind is errors.Fenced
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (errors.Malformed, 400),
+        (errors.NotFound, 404),
+        (errors.CellMissing, 404),
+        (errors.Conflict, 409),
+        (errors.LocationGone, 409),
+        (errors.NotReady, 409),
+        (errors.TooLarge, 413),
+        (errors.UnsupportedMedia, 415),
+        (errors.Invalid, 422),
+        (errors.NotBuilt, 501),
+        (errors.StorageUnavailable, 503),
+        (errors.Busy, 503),
+        (errors.Corrupt, 500),
+    ],
+)
+def test_statuses_are_the_contract_s(kind, status):
+    """One table, by class; a subclass has its parent's unless it has its own."""
+    assert kind_of(made(kind)).status == status
+
+
+def test_members_tell_what_to_do():
+    """Which field is wrong; where to go on."""
+    assert problem_of(made(Invalid))["field"] == "limit"
+    gone = problem_of(made(LocationGone))
+    assert (gone["head"], gone["resume_at"], gone["generation"]) == (7, 5, 2)

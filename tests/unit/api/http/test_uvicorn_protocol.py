@@ -1,0 +1,122 @@
+"""Answers leave in one write, in order, and none is lost when the connection closes."""
+
+import asyncio
+
+import pytest
+
+from api.http.uvicorn_protocol import STALL_TIMEOUT_S, GatheringTransport, OneWriteProtocol
+
+
+class Recorder(asyncio.Transport):
+    """Remembers what reaches the socket."""
+
+    def __init__(self):
+        super().__init__()
+        self.did = []
+
+    def write(self, data):
+        self.did.append(bytes(data))
+
+    def close(self):
+        self.did.append("closed")
+
+    def get_extra_info(self, name, default=None):
+        return f"the {name}"
+
+
+async def test_what_is_written_in_one_turn_leaves_together():
+    """Head and body of an answer become one write; the next turn's answer is another one."""
+    recorder = Recorder()
+    transport = GatheringTransport(recorder, asyncio.get_running_loop())
+    transport.write(b"head ")
+    transport.write(b"body")
+    assert recorder.did == []
+    await asyncio.sleep(0)
+    transport.write(b"next")
+    await asyncio.sleep(0)
+    assert recorder.did == [b"head body", b"next"]
+
+
+async def test_closing_sends_what_was_written_first():
+    """An answer with `connection: close` is written and closed in the same turn."""
+    recorder = Recorder()
+    transport = GatheringTransport(recorder, asyncio.get_running_loop())
+    transport.write(b"goodbye")
+    transport.close()
+    await asyncio.sleep(0)
+    assert recorder.did == [b"goodbye", "closed"]
+
+
+async def test_everything_else_is_the_real_transports():
+    """Addresses, flow control and the like are asked of the socket's own transport."""
+    transport = GatheringTransport(Recorder(), asyncio.get_running_loop())
+    assert transport.get_extra_info("peername") == "the peername"
+
+
+class Connection:
+    """What a protocol sees of its connection and of its loop; `left` is what the reader hasn't taken."""
+
+    def __init__(self):
+        self.left = 100_000
+        self.write_paused = True
+        self.aborted = False
+        self.timers = []
+
+    def get_write_buffer_size(self):
+        return self.left
+
+    def abort(self):
+        self.aborted = True
+
+    def pause_writing(self):
+        self.write_paused = True
+
+    def call_later(self, seconds, work, *arguments):
+        assert seconds == STALL_TIMEOUT_S
+        self.timers.append(lambda: work(*arguments))
+
+    def time_passes(self):
+        due, self.timers = self.timers, []
+        for work in due:
+            work()
+
+
+@pytest.fixture
+def paused():
+    """A connection whose protocol was told to write no more for now."""
+    connection = Connection()
+    protocol = OneWriteProtocol.__new__(OneWriteProtocol)
+    protocol.transport = protocol.flow = protocol.loop = connection
+    protocol.pause_writing()
+    return connection, protocol
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(paused):
+    """After the time-out: it would hold its place and its page for ever (I14)."""
+    connection, _ = paused
+    connection.time_passes()
+    assert connection.aborted
+
+
+def test_a_reader_that_is_only_slow_is_not(paused):
+    """One that takes a little of it each time, and one that took all of it and was given more."""
+    connection, protocol = paused
+    for _ in range(3):
+        connection.left -= 1
+        connection.time_passes()
+    connection.left = 300_000
+    protocol.pause_writing()
+    first, second = connection.timers
+    first()
+    assert not connection.aborted
+    second()
+    assert connection.aborted
+
+
+def test_a_reader_that_took_all_is_not(paused):
+    """The transport resumed meanwhile."""
+    connection, _ = paused
+    connection.write_paused = False
+    connection.time_passes()
+    assert not connection.aborted
+    assert connection.timers == []

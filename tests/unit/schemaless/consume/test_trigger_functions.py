@@ -1,0 +1,245 @@
+"""@trigger marks, programs, and what the handler makes of each way in which a call can end."""
+
+import asyncio
+import threading
+import time
+import uuid
+
+import pytest
+
+from schemaless import Park, Retry, Skip, Stop, trigger
+from schemaless.cell import StoredCell
+from schemaless.codec import encode_body
+from schemaless.config import ConsumerSettings
+from schemaless.consume import trigger_handler
+from schemaless.consume.ports import Outcome, Run
+from schemaless.consume.trigger_handler import TriggerHandler
+from schemaless.consume.trigger_program import Program, load_program
+from schemaless.errors import Invalid, Misconfigured
+from schemaless.location import BEGINNING
+from schemaless.trigger import Takes, triggers_of
+
+ROW = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
+def run_of(count, shard=0, first=1, column="BASE"):
+    cells = [
+        StoredCell(ROW.bytes, column, n, shard, 1, n, 1_000_000, encode_body({"n": n}))
+        for n in range(first, first + count)
+    ]
+    return Run(shard, BEGINNING, cells)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return ConsumerSettings(
+        topology=tmp_path, kafka="", attempts_max=3, retry_delay_s=0.1, retry_delay_max_s=0.15, attempt_timeout_s=0.05
+    )
+
+
+def handler_of(settings, *functions):
+    by_column = {}
+    for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
+        by_column.setdefault(found.column, []).append(found)
+    return TriggerHandler(Program("program", by_column), "mezzanine", settings)
+
+
+async def outcome_of(handler, run):
+    return (await handler.handle([run])).outcomes[0]
+
+
+def test_marking_leaves_the_function_as_it_is():
+    """It can be called in a test, and carries more than one mark."""
+
+    @trigger(column="BASE")
+    @trigger(column="STATUS")
+    def bill_rider(row_key):
+        return row_key
+
+    assert bill_rider(7) == 7
+    assert [found.column for found in triggers_of({"a": bill_rider, "again": bill_rider})] == ["STATUS", "BASE"]
+
+
+@pytest.mark.parametrize(
+    ("function", "takes"),
+    [
+        (lambda row_key: None, Takes.ROW_KEY),
+        (lambda cell: None, Takes.CELL),
+        (lambda trip, context: None, Takes.CELL_AND_CONTEXT),
+    ],
+)
+def test_what_a_function_takes_is_told_by_its_parameters(function, takes):
+    """`row_key` by its name; anything else alone is the cell; a second parameter is the context."""
+    (found,) = triggers_of({"f": trigger(column="BASE")(function)})
+    assert found.takes is takes
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda cell, context, more: None])
+def test_a_function_that_takes_something_else_is_refused(function):
+    """When it is marked, not when the first cell comes."""
+    with pytest.raises(Misconfigured):
+        trigger(column="BASE")(function)
+    with pytest.raises(Invalid):
+        trigger(column="1")
+
+
+async def test_a_plain_function_gets_a_uuid_and_others_the_cell(settings):
+    """As the contract says."""
+    got = []
+
+    @trigger(column="BASE")
+    def plain(row_key):
+        got.append(row_key)
+
+    @trigger(column="BASE")
+    def whole(cell, context):
+        got.append((cell.row_key, cell.column_name, cell.ref_key, cell.body, cell.created_at, str(cell.location)))
+        got.append((context.program, context.datastore, context.attempt))
+
+    assert await outcome_of(handler_of(settings, plain, whole), run_of(1)) == Outcome(1)
+    assert got == [
+        ROW,
+        (ROW, "BASE", 1, {"n": 1}, "1970-01-01T00:00:01.000000Z", "0:1:1"),
+        ("program", "mezzanine", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        (Skip("nothing"), Outcome(5)),
+        (Retry(7.5), Outcome(2, retry_in_s=7.5)),
+        (RuntimeError("no"), Outcome(2, retry_in_s=0.1)),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_what_a_call_says_decides_how_far_the_run_is(settings, said, outcome, is_async):
+    """Cells before the one that failed are finished; those after it were not called, unless it was skipped."""
+    called = []
+
+    def say(cell):
+        called.append(cell.ref_key)
+        if cell.ref_key == 3:
+            raise said
+
+    async def say_later(cell):
+        await asyncio.sleep(0)
+        say(cell)
+
+    handler = handler_of(settings, trigger(column="BASE")(say_later if is_async else say))
+    assert await outcome_of(handler, run_of(5)) == outcome
+    assert called == list(range(1, 6 if isinstance(said, Skip) else 4))
+
+
+@pytest.mark.parametrize(("said", "reason"), [(Stop("locked"), "locked"), (Park("odd"), "parking is not built yet")])
+async def test_stop_and_park_stop_the_shard_with_their_reason(settings, said, reason):
+    """At the cell, with the finished ones kept."""
+
+    def say(cell):
+        if cell.ref_key == 2:
+            raise said
+
+    outcome = await outcome_of(handler_of(settings, trigger(column="BASE")(say)), run_of(3))
+    assert outcome.finished == 1
+    assert reason in outcome.stop_reason
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_function_whose_own_task_was_cancelled_has_failed(settings, is_async):
+    """A CancelledError of the function's making is an attempt like any other, never a silent end of the shard."""
+
+    def say(cell):
+        raise asyncio.CancelledError
+
+    async def say_later(cell):
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
+
+    handler = handler_of(settings, trigger(column="BASE")(say_later if is_async else say))
+    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(3)]
+    assert [outcome.retry_in_s for outcome in outcomes] == [0.1, 0.15, 0.0]
+    assert "cancelled" in outcomes[2].stop_reason
+
+
+async def test_attempts_are_counted_for_each_cell_and_their_delay_grows(settings):
+    """The last attempt stops the shard; a resumed shard has all attempts again."""
+    attempts = []
+
+    def fail(cell, context):
+        attempts.append(context.attempt)
+        raise ValueError("no")
+
+    handler = handler_of(settings, trigger(column="BASE")(fail))
+    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(4)]
+    assert [outcome.retry_in_s for outcome in outcomes] == [0.1, 0.15, 0.0, 0.1]
+    assert "failed 3 times" in outcomes[2].stop_reason
+    assert "ValueError('no')" in outcomes[2].stop_reason
+    assert attempts == [1, 2, 3, 1]
+
+
+async def test_a_function_that_is_done_is_not_called_again_for_the_next_one(settings):
+    """Of two functions of a column, only the one that failed comes again."""
+    calls = []
+
+    @trigger(column="BASE")
+    def first(cell):
+        calls.append("first")
+
+    @trigger(column="BASE")
+    def second(cell, context):
+        calls.append(f"second {context.attempt}")
+        if context.attempt < 3:
+            raise ValueError
+
+    handler = handler_of(settings, first, second)
+    while (await outcome_of(handler, run_of(1))).finished == 0:
+        pass
+    assert calls == ["first", "second 1", "second 2", "second 3"]
+
+
+async def test_an_async_call_that_hangs_is_a_failed_attempt(settings):
+    """It is cut off after attempt_timeout_s."""
+
+    @trigger(column="BASE")
+    async def hang(cell):
+        await asyncio.sleep(60)
+
+    assert (await outcome_of(handler_of(settings, hang), run_of(1))).retry_in_s == 0.1
+
+
+async def test_a_long_run_is_recorded_in_turns(settings, monkeypatch):
+    """What is finished is reported after a while, so that a kill repeats little."""
+    monkeypatch.setattr(trigger_handler, "_TURN_S", 0.05)
+
+    @trigger(column="BASE")
+    def slow(cell):
+        time.sleep(0.02)
+
+    assert 1 < (await outcome_of(handler_of(settings, slow), run_of(50))).finished < 10
+
+
+async def test_sync_calls_do_not_block_the_event_loop(settings):
+    """They run in a thread of their own; cells without a trigger don't even hop there."""
+    threads = []
+
+    @trigger(column="BASE")
+    def where(cell):
+        threads.append(threading.current_thread())
+
+    handler = handler_of(settings, where)
+    assert await outcome_of(handler, run_of(2)) == Outcome(2)
+    assert await outcome_of(handler, run_of(3, column="OTHER")) == Outcome(3)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+
+
+def test_a_program_is_named_after_its_module(tmp_path):
+    """Dotted or a file, the last part."""
+    path = tmp_path / "my_bills.py"
+    path.write_text("from schemaless import trigger\n@trigger(column='BASE')\ndef f(row_key): ...\n")
+    assert load_program(str(path)).consumer == "trigger:my_bills"
+    assert load_program("examples.census").consumer == "trigger:census"
+    for missing in ("no.such.module", str(tmp_path / "none.py"), "schemaless.errors"):
+        with pytest.raises(Misconfigured):
+            load_program(missing)

@@ -1,0 +1,257 @@
+"""What a subscriber gives out: all cells of a shard's log, once and in order, whatever the topic lacks or repeats."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemaless.cell import StoredCell
+from schemaless.codec import encode_body, encode_record
+from schemaless.errors import Corrupt, LocationGone
+from schemaless.location import BEGINNING, GenerationStart, Location, resume
+from schemaless.record import Announcement, Record
+from schemaless.subscriber.engine import FollowedShards, Page, ReadLog
+from schemaless.subscriber.position import GenerationChange
+
+BODY = encode_body({"n": 1})
+
+
+def cell(added_id, generation=1, shard=0):
+    return StoredCell(b"r" * 16, "BASE", added_id, shard, generation, added_id, created_at=0, body=BODY)
+
+
+def record(found, offset=0, partition=0):
+    if isinstance(found, StoredCell):
+        value, kind = encode_record(found), b"cell"
+    elif isinstance(found, Announcement):
+        members = {"shard": found.shard, "generation": found.generation, "starts_at": found.starts_at}
+        value, kind = msgpack.packb(members), b"generation"
+    else:
+        value, kind = found, b"cell"
+    return Record("t", partition, offset, 0, None, value, {"v": b"1", "kind": kind})
+
+
+class Log:
+    """The log API in memory: shards by number, each a list of cells, and where generations start."""
+
+    def __init__(self, shards, starts=()):
+        self.shards = shards
+        self.starts = [GenerationStart(1, 1), *starts]
+        self.asked = []
+
+    def answer(self, wanted: ReadLog):
+        self.asked.append(wanted)
+        cells = self.shards[wanted.shard]
+        try:
+            after = resume(wanted.after.generation, wanted.after.added_id, self.starts, len(cells))
+        except LocationGone as gone:
+            return gone
+        return Page(cells[after : after + wanted.limit])
+
+    def heads(self):
+        newest = max(start.generation for start in self.starts)
+        return {shard: Location(newest, len(cells)) for shard, cells in self.shards.items()}
+
+
+class Reader:
+    """A subscriber without Kafka. `kept`: what a user has after every batch and every change."""
+
+    def __init__(self, log, at=BEGINNING, shards=1, partitions=1):
+        self.log = log
+        self.followed = FollowedShards(shards, partitions)
+        self.kept = {shard: [] for shard in range(shards)}
+        self.changes = []
+        self.positions = []
+        nowhere = dict.fromkeys(range(shards), Location(0, 0))
+        for partition in range(partitions):
+            places = dict.fromkeys(range(partition, shards, partitions), at)
+            self.followed.begin(partition, 0, places, nowhere)
+
+    def run(self, steps):
+        answer = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return self
+            answer = self.log.answer(step) if isinstance(step, ReadLog) else self._keep(step)
+
+    def take(self, *found):
+        return self.run(self.followed.take([record(one, offset) for offset, one in enumerate(found)]))
+
+    def look(self):
+        """Two, because a head counts from one look to the next."""
+        for _ in range(2):
+            self.run(self.followed.look(self.log.heads(), {0}))
+        return self
+
+    def _keep(self, batch):
+        kept = self.kept[batch.shard]
+        if batch.change is not None:
+            self.changes.append(batch.change)
+            del kept[len(kept) - batch.change.superseded :]
+        assert not (batch.change and batch.cells)
+        kept.extend(batch.cells)
+        self.positions.append(batch.position)
+
+    def added_ids(self, shard=0):
+        return [(found.generation, found.added_id) for found in self.kept[shard]]
+
+
+def dense(*added_ids, generation=1):
+    return [(generation, n) for n in added_ids]
+
+
+def test_a_dense_topic_is_given_out_without_asking_the_log():
+    """The cheap way is the usual one."""
+    log = Log({0: [cell(n) for n in range(1, 6)]})
+    reader = Reader(log).take(*log.shards[0])
+    assert (reader.added_ids(), log.asked) == (dense(1, 2, 3, 4, 5), [])
+
+
+def test_a_hole_is_filled_from_the_log_before_going_on():
+    """I9: higher than the next is a hole, lower a duplicate."""
+    log = Log({0: [cell(n) for n in range(1, 8)]})
+    reader = Reader(log).take(cell(1), cell(2), cell(2), cell(5), cell(4), cell(6))
+    assert reader.added_ids() == dense(1, 2, 3, 4, 5, 6)
+    assert log.asked == [ReadLog(0, Location(1, 2), 2)]
+    counts = reader.followed.counts
+    assert (counts.given, counts.from_log, counts.holes, counts.duplicates) == (6, 2, 1, 2)
+
+
+def test_what_the_topic_never_brought_is_found_by_the_heads():
+    """The last cells of a quiet shard: no later record shows that they are missing."""
+    log = Log({0: [cell(n) for n in range(1, 6)]})
+    reader = Reader(log).take(cell(1))
+    assert reader.look().added_ids() == dense(1, 2, 3, 4, 5)
+    assert reader.look().added_ids() == dense(1, 2, 3, 4, 5)
+
+
+def test_a_partition_that_is_not_read_to_its_end_is_not_overdue():
+    """Its records are still to come: the log is left alone."""
+    log = Log({0: [cell(n) for n in range(1, 6)]})
+    reader = Reader(log)
+    for _ in range(3):
+        reader.run(reader.followed.look(log.heads(), set()))
+    assert log.asked == []
+
+
+def test_positions_tell_where_to_go_on():
+    """The last batch of a partition carries its offset; from there, nothing is missing and nothing comes twice."""
+    log = Log({0: [cell(n) for n in range(1, 4)], 1: [cell(n, shard=1) for n in range(1, 4)]})
+    mixed = [log.shards[shard][n] for n in range(3) for shard in (0, 1)]
+    reader = Reader(log, shards=2).take(*mixed)
+    assert [(p.shard, p.added_id, p.offset) for p in reader.positions] == [(0, 3, 0), (1, 3, 6)]
+    assert {n: p.added_id for n, p in reader.followed.positions().items()} == {0: 3, 1: 3}
+
+
+def test_foreign_records_are_counted_and_named():
+    """Bytes that are no record, and cells of a shard that has no place here."""
+    reader = Reader(Log({0: []})).take(b"", cell(1, shard=1), cell(1))
+    assert (reader.added_ids(), reader.followed.counts.foreign) == (dense(1), 2)
+    assert [found.offset for found in reader.followed.foreign] == [0, 1]
+
+
+def test_a_forged_cell_costs_time_and_nothing_else():
+    """The log doesn't know it: it is not given out, and the shard goes on by its log."""
+    log = Log({0: [cell(n) for n in range(1, 5)]})
+    reader = Reader(log).take(cell(1), cell(1_000_000), cell(2))
+    assert (reader.added_ids(), reader.followed.counts.unproven) == (dense(1, 2, 3, 4), 1)
+    log.shards[0].append(cell(5))
+    assert reader.look().take(cell(5)).added_ids() == dense(1, 2, 3, 4, 5)
+    assert reader.take(cell(6, generation=9)).added_ids() == dense(1, 2, 3, 4, 5)
+
+
+def test_a_log_that_is_not_dense_stops_the_reader():
+    """That contradicts I3: nothing is guessed."""
+    log = Log({0: [cell(1), cell(3), cell(4)]})
+    with pytest.raises(Corrupt, match="not dense"):
+        Reader(log).take(cell(4))
+
+
+def test_a_generation_takes_back_what_it_superseded():
+    """I13: told with the position to store, then its own cells come."""
+    final = [cell(1), cell(2), cell(3), cell(4, 2), cell(5, 2)]
+    log = Log({0: final}, [GenerationStart(2, 4)])
+    old = [cell(n) for n in range(1, 6)]
+    reader = Reader(log).take(*old, Announcement(0, 2, 4), cell(4, 2), cell(5, 2))
+    assert reader.kept[0] == final
+    assert reader.changes == [GenerationChange(2, 4, superseded=2)]
+    assert log.asked == []
+
+
+def test_a_generation_that_begins_without_loss_is_told():
+    """Nothing is superseded; announced again, it is told once."""
+    log = Log({0: [cell(1), cell(2, 2)]}, [GenerationStart(2, 2)])
+    reader = Reader(log).take(cell(1), Announcement(0, 2, 2), Announcement(0, 2, 2), cell(2, 2))
+    assert (reader.added_ids(), reader.changes) == ([(1, 1), (2, 2)], [GenerationChange(2, 2, superseded=0)])
+
+
+@pytest.mark.parametrize("new_cells", [0, 1, 4])
+def test_a_reader_at_a_superseded_location_is_told_by_the_log(new_cells):
+    """The announcement was cut off from the topic, or lies before where it is read from."""
+    final = [cell(1), cell(2), cell(3), *[cell(n, 2) for n in range(4, 4 + new_cells)]]
+    log = Log({0: final}, [GenerationStart(2, 4)])
+    reader = Reader(log).take(*[cell(n) for n in range(1, 6)])
+    reader.look()
+    log.shards[0].append(cell(4 + new_cells, 2))
+    reader.take(log.shards[0][-1])
+    reader.look()
+    assert reader.kept[0] == log.shards[0]
+    assert sum(change.superseded for change in reader.changes) == 2
+
+
+def test_a_node_that_is_behind_takes_nothing_back():
+    """A minion's log ends before the reader: its answer is no reason to go back."""
+    log = Log({0: [cell(n) for n in range(1, 3)]})
+    reader = Reader(log, at=Location(1, 5)).take(cell(8))
+    assert (reader.added_ids(), reader.changes) == ([], [])
+    log.shards[0] = [cell(n) for n in range(1, 9)]
+    assert reader.look().added_ids() == dense(6, 7, 8)
+
+
+def test_a_partition_that_goes_to_another_process_is_left_at_once():
+    """Also in the middle of a hole that is being filled."""
+    log = Log({0: [cell(n) for n in range(1, 4000)]})
+    reader = Reader(log)
+    steps = reader.followed.take([record(cell(3999))])
+    assert isinstance(steps.send(None), ReadLog)
+    reader.followed.end({0})
+    with pytest.raises(StopIteration):
+        steps.send(Page(log.shards[0][:1000]))
+    assert reader.followed.positions() == {}
+
+
+@st.composite
+def histories(draw):
+    """A shard's life: cells of several generations, some superseded; the topic that tells it; the log that is left."""
+    topic, log, starts = [], [], []
+    for generation in range(1, draw(st.integers(1, 4)) + 1):
+        if generation > 1:
+            kept = draw(st.integers(0, len(log)))
+            del log[kept:]
+            starts.append(GenerationStart(generation, kept + 1))
+            topic.append(Announcement(0, generation, kept + 1))
+        for _ in range(draw(st.integers(0, 6))):
+            log.append(cell(len(log) + 1, generation))
+            topic.append(log[-1])
+    return topic, Log({0: log}, starts)
+
+
+@given(histories(), st.data())
+def test_whatever_the_topic_lacks_repeats_or_adds_the_log_is_what_a_user_has(history, data):
+    """Dropped, repeated, foreign records, a cut beginning, pages of any size: all cells, once, in order."""
+    topic, log = history
+    fates = st.sampled_from(["kept", "kept", "kept", "dropped", "twice", "after foreign"])
+    damaged = []
+    for found in topic[data.draw(st.integers(0, len(topic))) :]:
+        damaged += {"kept": [found], "dropped": [], "twice": [found] * 2, "after foreign": [b"", found]}[
+            data.draw(fates)
+        ]
+    reader = Reader(log)
+    while damaged:
+        size = data.draw(st.integers(1, 5))
+        reader.take(*damaged[:size])
+        del damaged[:size]
+    reader.look()
+    assert reader.kept[0] == log.shards[0]
