@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,8 @@ from api.read.replica_lag import LagMeter
 from api.write.put import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.ops.datastores import Catalogue
+from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.operation import Start
 from schemaless.storage.shard_head import Moved
 from schemaless.topology import Topology
 
@@ -88,8 +88,8 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
 
 
 def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> HeadWatch:
-    async def ask(start: Start[dict[str, Moved]]) -> dict[str, Moved]:
-        moved, _ = await reader.read(cluster, start)
+    async def ask(seen: Mapping[str, Moved], watched: Mapping[str, Collection[int]]) -> dict[str, Moved]:
+        moved, _ = await reader.read(cluster, shard_head.moved_since, seen, watched)
         return moved
 
     return HeadWatch(ask, poll_s=settings.follow_poll_s)

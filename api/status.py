@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -99,7 +98,7 @@ async def read_status(storage: AsyncStorage, datastore: Datastore, timeout_s: fl
 
 async def _ask(node: AsyncNode, datastore: Datastore, timeout_s: float) -> NodeStatus:
     try:
-        return NodeStatus(node, await node.run(partial(_report, datastore.name), timeout_s=timeout_s))
+        return NodeStatus(node, await node.run(_report, datastore.name, timeout_s=timeout_s))
     except SchemalessError as error:
         return NodeStatus(node, None, str(error))
 

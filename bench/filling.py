@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from bench import plain_tier
@@ -30,7 +29,7 @@ def fill_ours(stack: BenchStack, cells: Iterable[ShardCell]) -> None:
         def fill(shard: int) -> None:
             master = storage.master(datastore.home(shard))
             for part in chunks(by_shard[shard], CELLS_PER_TRANSACTION):
-                master.run(partial(put_cells, datastore, part))
+                master.run(put_cells, datastore, part)
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(fill, by_shard))

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -112,7 +111,7 @@ def _awakenings(stack: BenchStack, count: int) -> list[float]:
 def _awakening(storage: SyncStorage, datastore: Datastore, reader: Consumer, number: int) -> float:
     time.sleep(SILENCE_S)
     (cell,) = backlog(1, datastore.shards, seed=1000 + number)
-    storage.master(datastore.home(cell.shard)).run(partial(put_cells, datastore, [cell]))
+    storage.master(datastore.home(cell.shard)).run(put_cells, datastore, [cell])
     began = time.perf_counter()
     while (message := reader.poll(TIMEOUT_S)) is not None and message.error():
         continue

@@ -58,7 +58,7 @@ class BenchStack:
         name = self.datastore.name
         with SyncStorage(self.topology) as storage:
             nodes = [storage.master(cluster) for cluster in self.topology.clusters]
-            return sum(node.run(lambda: movement(name)).heads_sum for node in nodes)
+            return sum(node.run(movement, name).heads_sum for node in nodes)
 
 
 @contextmanager

@@ -79,6 +79,6 @@ async def _swept(sweep: BufferSweep) -> Swept:
 
 async def _tidied(master: AsyncNode) -> int:
     try:
-        return await master.run(lambda: idempotency_table.delete_old(_TIDY_ROWS_MAX))
+        return await master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX)
     except StorageUnavailable:
         return 0

@@ -6,8 +6,7 @@ holds is lost with it. Where the home has no minion, rows stay. Any number of sw
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ from schemaless.storage import buffer_table, entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.buffer_table import Buffered
 from schemaless.storage.entity_table import ShardCell
-from schemaless.storage.operation import Start
+from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -93,7 +92,11 @@ class BufferSweep:
         settings = self._settings
         return await self._ask(
             self._secondary,
-            lambda: buffer_table.oldest(self._home, after, settings.batch_rows_max, settings.grace_s),
+            buffer_table.oldest,
+            self._home,
+            after,
+            settings.batch_rows_max,
+            settings.grace_s,
         )
 
     async def _shown_by_a_minion(self, rows: Sequence[Buffered]) -> dict[int, bytes | None] | None:
@@ -120,7 +123,7 @@ class BufferSweep:
                 same.append(row)
             else:
                 conflicts += await self._record(row, stored)
-        confirmed = await self._ask(self._secondary, partial(buffer_table.delete_confirmed, same)) if same else 0
+        confirmed = await self._ask(self._secondary, buffer_table.delete_confirmed, same) if same else 0
         return Swept(confirmed=confirmed, conflicts=conflicts)
 
     async def _rescue(self, rows: Sequence[Buffered]) -> Swept | None:
@@ -143,12 +146,12 @@ class BufferSweep:
 
     async def _put(self, datastore: Datastore, rows: Sequence[Buffered]) -> int:
         """Puts cells at home. Another body that came there meanwhile is found by the next pass."""
-        bodies = await self._ask(self._secondary, partial(buffer_table.bodies, rows))
+        bodies = await self._ask(self._secondary, buffer_table.bodies, rows)
         cells = [
             ShardCell(row.key, body, row.shard) for row, body in zip(rows, bodies, strict=True) if body is not None
         ]
         if cells:
-            await self._ask(self._master, partial(entity_table.put_cells, datastore, cells))
+            await self._ask(self._master, entity_table.put_cells, datastore, cells)
         return len(cells)
 
     async def _record_differing(self, rows: Sequence[Buffered], standing: dict[int, bytes | None]) -> int:
@@ -163,15 +166,15 @@ class BufferSweep:
 
     async def _record(self, row: Buffered, stored: bytes) -> bool:
         log.warning("a buffered cell met another body at home", datastore=row.datastore, key=str(row.key))
-        return await self._ask(self._secondary, partial(buffer_table.record_conflict, row, stored))
+        return await self._ask(self._secondary, buffer_table.record_conflict, row, stored)
 
     async def _both_bodies(self, nodes: Sequence[AsyncNode], row: Buffered) -> tuple[bytes | None, bytes | None]:
         """(stored, buffered) of a row; one at a time, so that memory stays bounded. Differences are rare."""
         datastore = await self._catalogue.datastore(row.datastore)
-        (buffered,) = await self._ask(self._secondary, partial(buffer_table.bodies, [row]))
+        (buffered,) = await self._ask(self._secondary, buffer_table.bodies, [row])
         for node in nodes:
             try:
-                (stored,) = await self._ask(node, partial(entity_table.get, datastore, [(row.shard, row.key)]))
+                (stored,) = await self._ask(node, entity_table.get, datastore, [(row.shard, row.key)])
             except StorageUnavailable:
                 continue
             return (stored.body if stored is not None else None), buffered
@@ -184,7 +187,7 @@ class BufferSweep:
             keys = [(row.shard, row.key) for row in group]
             try:
                 datastore = await self._catalogue.datastore(name)
-                found = await self._ask(node, partial(entity_table.digests, datastore, keys))
+                found = await self._ask(node, entity_table.digests, datastore, keys)
             except (NotFound, Misconfigured) as error:
                 log.warning("buffer rows can't be looked up", node=node.node.name, rows=len(group), error=str(error))
             else:
@@ -199,8 +202,8 @@ class BufferSweep:
             for piece in _pieces(group)
         ]
 
-    async def _ask(self, node: AsyncNode, start: Start[T]) -> T:
-        return await node.run(start, timeout_s=self._settings.node_timeout_s)
+    async def _ask(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
+        return await node.run(operation, *args, timeout_s=self._settings.node_timeout_s)
 
     def _remember(self, buffer_ids: Iterable[int]) -> None:
         if len(self._at_home) < _KNOWN_MAX:

@@ -57,13 +57,13 @@ async def _make_on(
 
     async def make(shard: int) -> None:
         async with slots:
-            await master.run(partial(index_table.create, datastore, shard, definition))
+            await master.run(index_table.create, datastore, shard, definition)
 
     await all_or_first_error(make(shard) for shard in shards)
 
 
 async def _heads(storage: AsyncStorage, datastore: Datastore) -> dict[int, int]:
     answers = await all_or_first_error(
-        storage.master(cluster).run(partial(shard_head.heads, datastore.name)) for cluster in clusters_of(datastore)
+        storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in clusters_of(datastore)
     )
     return {head.shard: head.added_id for answer in answers for head in answer}

@@ -55,9 +55,7 @@ class Maintainer:
 
     async def _newest(self, cluster: str, rows: dict[int, tuple[int, Sequence[RowKey]]]) -> list[StoredCell]:
         columns = self._definition.columns
-        return await self._storage.master(cluster).run(
-            lambda: entity_table.newest_until(self._datastore, rows, columns)
-        )
+        return await self._storage.master(cluster).run(entity_table.newest_until, self._datastore, rows, columns)
 
 
 def _lock_order(write: IndexWrite) -> tuple[int, RowKey]:

@@ -19,7 +19,7 @@ import structlog
 from schemaless.errors import Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.operation import Start
+from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Role
 
 T = TypeVar("T")
@@ -54,15 +54,15 @@ class ClusterSource:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    async def run(self, start: Start[T], *, timeout_s: float | None = None) -> T:
+    async def run(self, operation: Callable[[*Args], Operation[T]], *args: *Args, timeout_s: float | None = None) -> T:
         """Raises StorageUnavailable when no node of the cluster answers. `timeout_s`: of a question that may take long;
         it ends early when another one finds the node away.
         """
         for node in self._fit:
             try:
                 if timeout_s is None:
-                    return await node.run(start, timeout_s=self._timeout_s)
-                return await self._ask_at_length(node, start, timeout_s)
+                    return await node.run(operation, *args, timeout_s=self._timeout_s)
+                return await self._ask_at_length(node, timeout_s, operation, *args)
             except StorageUnavailable as error:
                 self._leave_out(node, error)
             except Misconfigured:
@@ -71,11 +71,11 @@ class ClusterSource:
                 # A minion may not show the tables of a new datastore yet.
         raise StorageUnavailable(f"no node of cluster {self.cluster} answers")
 
-    async def ask_master(self, start: Start[T]) -> T:
+    async def ask_master(self, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
         """What no minion can tell. Raises StorageUnavailable, at once for a master that is known to be away."""
         if self.master.node.name in self._away:
             raise StorageUnavailable(f"{self.master.node.name} does not answer")
-        return await self.master.run(start, timeout_s=self._timeout_s)
+        return await self.master.run(operation, *args, timeout_s=self._timeout_s)
 
     async def check(self) -> None:
         """One look at the nodes that were left out and, where minions are read, at how far each has come."""
@@ -88,13 +88,15 @@ class ClusterSource:
         there = [node for node in self._nodes if node.node.name not in self._away]
         self._fit = sorted(there, key=lambda node: node.node.name in self._lagging)
 
-    async def _ask_at_length(self, node: AsyncNode, start: Start[T], timeout_s: float) -> T:
+    async def _ask_at_length(
+        self, node: AsyncNode, timeout_s: float, operation: Callable[[*Args], Operation[T]], *args: *Args
+    ) -> T:
         asked = self._asked[node.node.name]
         try:
             async with asyncio.timeout(None) as cut:
                 asked.add(cut)
                 try:
-                    return await node.run(start, timeout_s=timeout_s)
+                    return await node.run(operation, *args, timeout_s=timeout_s)
                 finally:
                     asked.discard(cut)
         except TimeoutError as error:

@@ -51,7 +51,7 @@ class HeadWatch:
     async def _look_closer(self, name: str, total: Movement, seen: _Seen) -> None:
         shown = await self._blocks(name, total, seen)
         blocks = [block for block, movement in shown.items() if seen.blocks.get(block) != movement]
-        found = await self._source.run(lambda: shard_head.heads_in_blocks(name, blocks)) if blocks else []
+        found = await self._source.run(shard_head.heads_in_blocks, name, blocks) if blocks else []
         moved = {
             head.shard: location
             for head in found
@@ -67,7 +67,7 @@ class HeadWatch:
         """Where there is but one block it is the one that moved. New shards, or generations, change the other sum."""
         if len(seen.blocks) == 1 and seen.total and seen.total.generations_sum == total.generations_sum:
             return dict.fromkeys(seen.blocks, total)
-        return await self._source.run(lambda: shard_head.block_movements(name))
+        return await self._source.run(shard_head.block_movements, name)
 
 
 def _sums(heads: Sequence[shard_head.Head]) -> dict[int, Movement]:

@@ -113,7 +113,7 @@ class Tail:
             return
         name, shards = self._datastore.name, [shard_tail.shard for shard_tail in doubtful]
         try:
-            held = await self._source(shards[0]).ask_master(lambda: shard_head.heads_of(name, shards))
+            held = await self._source(shards[0]).ask_master(shard_head.heads_of, name, shards)
         except StorageUnavailable:
             for shard in shards:
                 self._shards.put_aside(shard, RETRY_S)
@@ -141,7 +141,7 @@ class Tail:
 
     async def _look_for_generation(self, shard_tail: ShardTail) -> None:
         name, shard = self._datastore.name, shard_tail.shard
-        head, starts = await self._source(shard).run(lambda: shard_head.history(name, shard))
+        head, starts = await self._source(shard).run(shard_head.history, name, shard)
         later = [start for start in starts if start.generation > shard_tail.published.generation]
         if later:
             shard_tail.following = later[0]
@@ -161,7 +161,10 @@ class Tail:
         ]
         settings = self._shared.settings
         batch = await self._source(wanted[0].shard).run(
-            lambda: shard_log.read(self._datastore, wanted, settings.batch_bytes_max),
+            shard_log.read,
+            self._datastore,
+            wanted,
+            settings.batch_bytes_max,
             timeout_s=settings.statement_timeout_s,
         )
         proven = [self._proven(part.shard, cells) for part, cells in zip(wanted, batch.cells, strict=True)]

@@ -56,7 +56,7 @@ def heads(storage: SyncStorage, datastore: Datastore) -> dict[int, int]:
     return {
         head.shard: head.added_id
         for cluster in sorted(set(datastore.placement))
-        for head in storage.master(cluster).run(lambda: shard_head.heads(datastore.name))
+        for head in storage.master(cluster).run(shard_head.heads, datastore.name)
     }
 
 
@@ -64,7 +64,7 @@ def reached(storage: SyncStorage, datastore: Datastore, consumer: str) -> dict[i
     """By shard, the lowest added_id that any cluster's checkpoint has."""
     found: dict[int, int] = {}
     for cluster in sorted(set(datastore.placement)):
-        for checkpoint in storage.master(cluster).run(lambda: checkpoint_table.of_consumer(datastore.name, consumer)):
+        for checkpoint in storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer):
             added_id = checkpoint.location.added_id
             found[checkpoint.shard] = min(found.get(checkpoint.shard, added_id), added_id)
     return found

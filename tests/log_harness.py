@@ -120,7 +120,7 @@ def put(storage, datastore: Datastore, cells: Sequence[ShardCell]) -> None:
     """Through the masters, shard by shard."""
     for shard in sorted({cell.shard for cell in cells}):
         mine = [cell for cell in cells if cell.shard == shard]
-        storage.master(datastore.home(shard)).run(lambda: entity_table.put_cells(datastore, mine))  # noqa: B023
+        storage.master(datastore.home(shard)).run(entity_table.put_cells, datastore, mine)
 
 
 def run_sql(node, script: str) -> None:
@@ -145,7 +145,7 @@ async def _write(storage: AsyncStorage, datastore: Datastore, end: float) -> int
         shard = random.randrange(datastore.shards)
         cells = [new_cell(datastore, shard=shard) for _ in range(random.choice((1, 1, 2, 20)))]
         again = cells + cells[: random.choice((0, 0, 1))]
-        await storage.master(datastore.home(shard)).run(lambda: entity_table.put_cells(datastore, again))  # noqa: B023
+        await storage.master(datastore.home(shard)).run(entity_table.put_cells, datastore, again)
         written += len(cells)
         await asyncio.sleep(random.random() * 0.02)
     return written

@@ -8,17 +8,15 @@ truth, never ahead of it, so whoever stands before it has something to read, on 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from schemaless.errors import SchemalessError
 from schemaless.location import Location
-from schemaless.storage import shard_head
-from schemaless.storage.operation import Start
 from schemaless.storage.shard_head import Moved
 
-Ask = Callable[[Start[dict[str, Moved]]], Awaitable[dict[str, Moved]]]
-"""Runs an operation on one node of the cluster, whichever answers."""
+Ask = Callable[[Mapping[str, Moved], Mapping[str, Collection[int]]], Awaitable[dict[str, Moved]]]
+"""Runs `shard_head.moved_since` on one node of the cluster."""
 
 
 class WatchedShard:
@@ -77,7 +75,7 @@ class HeadWatch:
         watched = {name: tuple(shards) for name, shards in self._shards.items()}
         seen = {name: news for name, news in self._seen.items() if self._all_known(name)}
         try:
-            moved = await self._ask(lambda: shard_head.moved_since(seen, watched))
+            moved = await self._ask(seen, watched)
         except SchemalessError:
             return
         for name, news in moved.items():

@@ -74,9 +74,7 @@ class Page(msgspec.Struct, frozen=True):
         return self.head - self.examined
 
 
-def read_page(
-    datastore: Datastore, shard: int, wanted: Wanted, *, examined_max: int, bytes_max: int
-) -> Operation[Page]:
+def read_page(datastore: Datastore, shard: int, wanted: Wanted, examined_max: int, bytes_max: int) -> Operation[Page]:
     """A page as one node shows it. Raises LocationGone."""
     head, starts = yield from shard_head.history(datastore.name, shard)
     after = yield from _resolve(datastore, shard, wanted.start, starts, head.added_id)

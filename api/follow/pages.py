@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -52,8 +51,13 @@ async def read_shard(
     examined_max = call.services.settings.log_examined_max
     return await call.services.reader.read(
         datastore.home(shard),
-        lambda: read_page(datastore, shard, wanted, examined_max=examined_max, bytes_max=bytes_max),
-        wish,
+        read_page,
+        datastore,
+        shard,
+        wanted,
+        examined_max,
+        bytes_max,
+        wish=wish,
     )
 
 
@@ -132,7 +136,7 @@ class ShardPages:
     async def _show_heads_of(self, cluster: str, shards: Collection[int]) -> None:
         try:
             heads, served = await self._call.services.reader.read(
-                cluster, partial(shard_head.heads_of, self._datastore.name, shards), self._wish
+                cluster, shard_head.heads_of, self._datastore.name, shards, wish=self._wish
             )
         except StorageUnavailable:  # each shard's page will say so
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 
 import msgspec
 
@@ -90,8 +89,14 @@ class _Lane:
     async def _look(self) -> dict[int, Location]:
         shards = {waiting.wanted.shard for waiting in self._waiting}
         place = self._place
-        ask = partial(checkpoint_table.of_consumer, place.datastore, place.consumer, sorted(shards))
-        found, _ = await self._reader.read(place.cluster, ask, place.wish)
+        found, _ = await self._reader.read(
+            place.cluster,
+            checkpoint_table.of_consumer,
+            place.datastore,
+            place.consumer,
+            sorted(shards),
+            wish=place.wish,
+        )
         return {checkpoint.shard: checkpoint.location for checkpoint in found}
 
     def _wake(self, found: dict[int, Location]) -> None:

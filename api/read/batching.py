@@ -6,7 +6,6 @@ A read that is alone goes at once. A round trip costs this process more than MyS
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 from schemaless.batcher import Batcher, BatchLimits
@@ -49,6 +48,6 @@ class GatheredReads:
 
     def _batcher(self, node: AsyncNode, datastore: Datastore, read: Read[Key]) -> Batcher[Key, StoredCell | None]:
         async def flush(keys: list[Key]) -> list[StoredCell | None]:
-            return await node.run(partial(read, datastore, keys), timeout_s=self._timeout_s)
+            return await node.run(read, datastore, keys, timeout_s=self._timeout_s)
 
         return Batcher(flush, LIMITS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from api.http.batch_request import WantedCell, in_chunks
 from api.http.request import home_of
@@ -32,7 +31,7 @@ async def read_many(
         parts: list[Served] = []
         for chunk in in_chunks(positions, CHUNK_KEYS):
             keys = [wanted[position] for position in chunk]
-            cells, served = await reader.read(cluster, partial(_get_or_newest, datastore, keys), wish)
+            cells, served = await reader.read(cluster, _get_or_newest, datastore, keys, wish=wish)
             found.update(zip(chunk, cells, strict=True))
             parts.append(served)
             if sum(len(cell.body) for cell in found.values() if cell is not None) > bytes_max:

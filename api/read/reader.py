@@ -19,7 +19,7 @@ from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
 from schemaless.errors import StorageUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.operation import Start
+from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore, Role
 
 T = TypeVar("T")
@@ -68,9 +68,11 @@ class Reader:
             lambda node: self._gathered.newest(node, datastore, (shard, row_key, column_name)),
         )
 
-    async def read(self, cluster: str, start: Start[T], wish: Role | None = None) -> tuple[T, Served]:
+    async def read(
+        self, cluster: str, operation: Callable[[*Args], Operation[T]], *args: *Args, wish: Role | None = None
+    ) -> tuple[T, Served]:
         """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
-        return await self._ask(cluster, wish, lambda node: node.run(start, timeout_s=self._timeout_s))
+        return await self._ask(cluster, wish, lambda node: node.run(operation, *args, timeout_s=self._timeout_s))
 
     async def _ask(
         self, cluster: str, wish: Role | None, question: Callable[[AsyncNode], Awaitable[T]]

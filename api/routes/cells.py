@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from api.http.cell_json import all_views, cell_view, views_within
 from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
 from api.http.request import Call, home_of
@@ -80,15 +78,14 @@ async def get_versions(call: Call) -> Answer:
     limit = LIMIT.of(query)
     cells, served = await call.services.reader.read(
         cluster,
-        lambda: entity_table.versions(
-            datastore,
-            shard,
-            column,
-            ref_keys=(FROM.of(query), TO.of(query)),
-            descending=DESCENDING.of(query),
-            limit=limit + 1,
-        ),
-        READ_FROM.of(query),
+        entity_table.versions,
+        datastore,
+        shard,
+        column,
+        (FROM.of(query), TO.of(query)),
+        DESCENDING.of(query),
+        limit + 1,
+        wish=READ_FROM.of(query),
     )
     form = call.answer_format()
     views = views_within(map(cell_view, cells[:limit]), form, call.services.settings.answer_bytes_max)
@@ -102,7 +99,7 @@ async def get_row(call: Call) -> Answer:
     wish = READ_FROM.of(call.query(READ_FROM))
     row_key = parse_row_key(call.path["row_key"])
     shard, cluster = home_of(datastore, row_key)
-    cells, served = await call.services.reader.read(cluster, partial(entity_table.row, datastore, shard, row_key), wish)
+    cells, served = await call.services.reader.read(cluster, entity_table.row, datastore, shard, row_key, wish=wish)
     if not cells:
         raise CellMissing(f"there is no row {call.path['row_key']}")
     form = call.answer_format()

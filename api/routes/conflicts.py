@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from api.http.cell_json import views_within
@@ -28,10 +27,12 @@ async def list_conflicts(call: Call) -> Answer:
     datastore = await call.datastore()
     query = call.query(LIMIT, READ_FROM)
     limit = LIMIT.of(query)
-    read = partial(conflict_table.newest, datastore.name, limit)
     clusters = call.services.storage.topology.clusters
     parts = await asyncio.gather(
-        *(call.services.reader.read(cluster, read, READ_FROM.of(query)) for cluster in clusters)
+        *(
+            call.services.reader.read(cluster, conflict_table.newest, datastore.name, limit, wish=READ_FROM.of(query))
+            for cluster in clusters
+        )
     )
     found = sorted((one for part, _ in parts for one in part), key=lambda one: one.detected_at, reverse=True)
     served = served_together([served for _, served in parts])

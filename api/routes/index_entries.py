@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from api.http.batch_request import WantedCell
@@ -54,13 +53,12 @@ async def _read(
     call: Call, datastore: Datastore, index: DefinedIndex, query: IndexQuery, wish: Role | None
 ) -> tuple[Page, Served]:
     """Waits, within the query's `wait`, until the node that answers shows what was asked for. Raises Behind."""
-    find = partial(find_entries, datastore, index.definition, query)
     cluster = datastore.home(query.shard)
     place = Place(cluster, wish, datastore.name, index_consumer(index.definition.name))
     deadline = time.monotonic() + query.wait_s
     while True:
         try:
-            return await call.services.reader.read(cluster, find, wish)
+            return await call.services.reader.read(cluster, find_entries, datastore, index.definition, query, wish=wish)
         except Behind as behind:
             await _reached(call, place, query, deadline, behind)
 

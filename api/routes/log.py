@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -67,7 +66,7 @@ async def list_shards(call: Call) -> Answer:
     wish = READ_FROM.of(call.query(READ_FROM))
     clusters = sorted(set(datastore.placement))
     parts = await asyncio.gather(
-        *(call.services.reader.read(cluster, partial(shard_head.heads, datastore.name), wish) for cluster in clusters)
+        *(call.services.reader.read(cluster, shard_head.heads, datastore.name, wish=wish) for cluster in clusters)
     )
     found = sorted(
         ((head, served.cluster) for heads, served in parts for head in heads), key=lambda pair: pair[0].shard

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 import msgspec
 
@@ -69,9 +68,10 @@ class Secondaries:
             if copy.secondary is not None and copy.outcome is BufferOutcome.INSERTED:
                 groups.setdefault(copy.secondary, []).append(copy.cell)
         for secondary, rows in groups.items():
-            remove = partial(buffer_table.remove, datastore, rows)
             try:
-                await self._storage.master(secondary).run(remove, timeout_s=self._timeout_s)
+                await self._storage.master(secondary).run(
+                    buffer_table.remove, datastore, rows, timeout_s=self._timeout_s
+                )
             except StorageUnavailable:
                 self._gates.breakers[secondary].failed()
 

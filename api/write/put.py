@@ -29,7 +29,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from api.write.buffering import Copy, Secondaries
 from api.write.outcome import PutOutcome, PutResult
@@ -180,7 +179,7 @@ class CellWriter:
         nodes = [self._storage.master(home)] if breaker.allows() else []
         for node in [*nodes, *self._storage.minions(home)]:
             try:
-                return await node.run(partial(entity_table.get, datastore, keys), timeout_s=self._timeout_s / 2)
+                return await node.run(entity_table.get, datastore, keys, timeout_s=self._timeout_s / 2)
             except StorageUnavailable:
                 if node in nodes:
                     breaker.failed()
@@ -194,7 +193,9 @@ class CellWriter:
         again_on = (Busy,) if new.idempotency_key is None else AGAIN_ON
         try:
             next_one = await self._storage.master(home).run(
-                partial(post_version.put_next, datastore, new),
+                post_version.put_next,
+                datastore,
+                new,
                 timeout_s=self._timeout_s,
                 again_on=again_on,
             )

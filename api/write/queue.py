@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import cast
 
 from api.write.breaker import Breaker, BreakerState
@@ -32,7 +31,8 @@ class Gate:
     def __init__(self, node: AsyncNode, breaker: Breaker, datastore: Datastore, cluster: str, timeout_s: float) -> None:
         self._node = node
         self._breaker = breaker
-        self._write = partial(put_transaction.put_copies, datastore, cluster)
+        self._datastore = datastore
+        self._cluster = cluster
         self._timeout_s = timeout_s
         self._batcher: Batcher[BufferRow, Placed | BufferOutcome] = Batcher(self._flush, _LIMITS)
 
@@ -68,7 +68,9 @@ class Gate:
             raise StorageUnavailable(f"{self._node.node.name}: left alone after a failure")
         timeout_s = self._timeout_s + _weight(rows) / _BYTES_PER_S_MIN
         try:
-            outcomes = await self._node.run(partial(self._write, rows), timeout_s=timeout_s)
+            outcomes = await self._node.run(
+                put_transaction.put_copies, self._datastore, self._cluster, rows, timeout_s=timeout_s
+            )
         except StorageUnavailable:
             self._breaker.failed()
             raise

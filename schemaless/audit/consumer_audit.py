@@ -37,7 +37,7 @@ def _standing(storage: SyncStorage, datastore: Datastore) -> Standing:
     return {
         (checkpoint.consumer, cluster, checkpoint.shard): checkpoint
         for cluster in sorted(set(datastore.placement))
-        for checkpoint in storage.master(cluster).run(lambda: checkpoint_table.all_of(datastore.name))
+        for checkpoint in storage.master(cluster).run(checkpoint_table.all_of, datastore.name)
     }
 
 

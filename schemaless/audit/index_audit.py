@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 from schemaless.audit.report import Findings, IndexReport, Kind
 from schemaless.cell import RowKey, row_key_text
@@ -50,7 +49,7 @@ class IndexAudit:
             for row_keys in self._rows(shard, head):
                 self._check_rows(shard, row_keys)
         for shard in self._heads:
-            found = self._home(shard).run(partial(index_table.count_live, self._datastore, shard, self._definition))
+            found = self._home(shard).run(index_table.count_live, self._datastore, shard, self._definition)
             self.report.found += found
             if found != self._present_in[shard]:
                 self._name_extras(shard)
@@ -61,7 +60,7 @@ class IndexAudit:
         after = RowKey(b"")
         while True:
             page = self._home(shard).run(
-                partial(row_scan.row_keys, self._datastore, shard, self._definition.columns, head, after, PAGE_ROWS)
+                row_scan.row_keys, self._datastore, shard, self._definition.columns, head, after, PAGE_ROWS
             )
             if page:
                 yield page
@@ -102,9 +101,7 @@ class IndexAudit:
     def _expected(self, shard: int, row_keys: Sequence[RowKey]) -> Entries:
         """Entries of rows that have one, as of the shard's head."""
         rows = {shard: (self._heads[shard], row_keys)}
-        cells = self._home(shard).run(
-            lambda: entity_table.newest_until(self._datastore, rows, self._definition.columns)
-        )
+        cells = self._home(shard).run(entity_table.newest_until, self._datastore, rows, self._definition.columns)
         bodies: dict[RowKey, dict[str, Body]] = {}
         for cell in cells:
             bodies.setdefault(cell.row_key, {})[cell.column_name] = decode_body(cell.body)
@@ -119,7 +116,7 @@ class IndexAudit:
         found: Entries = {}
         for cluster, wanted in by_cluster.items():
             answers = self._storage.master(cluster).run(
-                partial(index_table.entries_of, self._datastore, self._definition, wanted)
+                index_table.entries_of, self._datastore, self._definition, wanted
             )
             found.update({item.row_key: item.entry for answer in answers.values() for item in answer})
         return found
@@ -128,7 +125,7 @@ class IndexAudit:
         after: RowKey | None = None
         while True:
             page = self._home(index_shard).run(
-                partial(index_table.live_entries, self._datastore, index_shard, self._definition, after, PAGE_ROWS)
+                index_table.live_entries, self._datastore, index_shard, self._definition, after, PAGE_ROWS
             )
             if page:
                 yield page
@@ -141,9 +138,7 @@ class IndexAudit:
         if not row_keys:
             return []
         moved = self._home(shard).run(
-            lambda: row_scan.changed_since(
-                self._datastore, shard, self._definition.columns, self._heads[shard], row_keys
-            )
+            row_scan.changed_since, self._datastore, shard, self._definition.columns, self._heads[shard], row_keys
         )
         self.report.moved_on += len(moved)
         return [row_key for row_key in row_keys if row_key not in moved]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from schemaless.audit.consumer_audit import audit_consumers
 from schemaless.audit.index_audit import IndexAudit
@@ -69,7 +68,7 @@ def _fix_heads(storage: SyncStorage, datastore: Datastore) -> tuple[dict[int, Sh
     reports, starts = {}, {}
     for shard in range(datastore.shards):
         master = storage.master(datastore.home(shard))
-        head, starts[shard] = master.run(partial(shard_head.history, datastore.name, shard))
+        head, starts[shard] = master.run(shard_head.history, datastore.name, shard)
         reports[shard] = ShardReport(shard, head.generation, head.added_id)
     return reports, starts
 
@@ -105,7 +104,7 @@ def _audit_ends(
 ) -> None:
     """No cell and no record lies beyond a head that is read after them: not what a lost or restored head leaves."""
     for shard, report in reports.items():
-        stored, head = storage.master(datastore.home(shard)).run(partial(shard_log.ends, datastore, shard))
+        stored, head = storage.master(datastore.home(shard)).run(shard_log.ends, datastore, shard)
         if stored > head:
             findings.add(Kind.MYSQL_WRONG, shard, f"there are cells up to {stored}, beyond the head {head}")
         if report.topic_end > head:
@@ -118,7 +117,7 @@ def _audit_indexes(
 ) -> list[IndexReport]:
     """Those whose tables are made."""
     master = storage.master(datastore.home(0))
-    defined = master.run(lambda: index_definition_table.all_of(datastore.name))
+    defined = master.run(index_definition_table.all_of, datastore.name)
     return [
         IndexAudit(storage, datastore, index.definition, heads, findings).run()
         for index in defined.values()
@@ -133,6 +132,5 @@ def _count_buffered(storage: SyncStorage, datastore: Datastore) -> int:
 
 def _count_conflicts(storage: SyncStorage, datastore: Datastore) -> int:
     return sum(
-        storage.master(cluster).run(lambda: conflict_table.count(datastore.name))
-        for cluster in storage.topology.clusters
+        storage.master(cluster).run(conflict_table.count, datastore.name) for cluster in storage.topology.clusters
     )

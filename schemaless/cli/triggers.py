@@ -104,7 +104,7 @@ def resume(
     consumer = trigger_consumer(program)
     with SyncStorage(load_topology(servers().topology)) as storage:
         resumed = sum(
-            storage.master(cluster).run(lambda: checkpoint_table.resume(datastore, consumer, shard or ()))
+            storage.master(cluster).run(checkpoint_table.resume, datastore, consumer, shard or ())
             for cluster in storage.topology.clusters
         )
     print(f"{resumed} shards run again")

@@ -7,7 +7,6 @@ nothing else goes on a move goes at once. Each keeps an outcome of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 
@@ -49,7 +48,7 @@ class GatheredMoves:
     async def _flush(self, changes: list[_Change]) -> list[Fenced | None]:
         moves = [move for change in changes for move in change.moves]
         effect = ";".join([change.effect for change in changes if change.effect])
-        missed = await self._master.run(partial(checkpoint_table.move, self._datastore, self._consumer, moves, effect))
+        missed = await self._master.run(checkpoint_table.move, self._datastore, self._consumer, moves, effect)
         return [self._failure(change, missed) for change in changes]
 
     def _failure(self, change: _Change, missed: Sequence[Move]) -> Fenced | None:

@@ -89,19 +89,19 @@ class Checkpoints:
     async def _read_on(self, cluster: str, shards: Sequence[int]) -> list[Checkpoint]:
         master = self._storage.master(cluster)
         name = self._datastore.name
-        found = await master.run(lambda: checkpoint_table.of_consumer(name, self.consumer, shards))
+        found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         missing = set(shards) - {checkpoint.shard for checkpoint in found}
         if missing:
             starts = await self._starts(cluster, missing)
-            await master.run(lambda: checkpoint_table.make(name, self.consumer, starts))
-            found = await master.run(lambda: checkpoint_table.of_consumer(name, self.consumer, shards))
+            await master.run(checkpoint_table.make, name, self.consumer, starts)
+            found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         self._read[cluster].update({checkpoint.shard: checkpoint.location for checkpoint in found})
         return found
 
     async def _starts(self, cluster: str, shards: Iterable[int]) -> dict[int, Location]:
         if self._start_at is StartAt.BEGINNING:
             return dict.fromkeys(shards, BEGINNING)
-        heads = await self._storage.master(cluster).run(lambda: shard_head.heads(self._datastore.name))
+        heads = await self._storage.master(cluster).run(shard_head.heads, self._datastore.name)
         wanted = set(shards)
         return {head.shard: Location(head.generation, head.added_id) for head in heads if head.shard in wanted}
 

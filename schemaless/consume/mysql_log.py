@@ -27,11 +27,11 @@ class ShardLogs:
 
     async def generations(self, shard: int) -> list[GenerationStart]:
         master = self._storage.master(self._datastore.home(shard))
-        return await master.run(lambda: shard_head.generations(self._datastore.name, shard))
+        return await master.run(shard_head.generations, self._datastore.name, shard)
 
     async def _page(self, shard: int, after: int, limit: int) -> list[StoredCell]:
         master = self._storage.master(self._datastore.home(shard))
-        return await master.run(lambda: entity_table.read_after(self._datastore, shard, after, limit))
+        return await master.run(entity_table.read_after, self._datastore, shard, after, limit)
 
 
 class HeadWatch:
@@ -53,9 +53,9 @@ class HeadWatch:
         master = self._storage.master(cluster)
         name = self._datastore.name
         try:
-            movement = await master.run(lambda: shard_head.movement(name), timeout_s=self._timeout_s)
+            movement = await master.run(shard_head.movement, name, timeout_s=self._timeout_s)
             if movement != self._movements.get(cluster):
-                heads = await master.run(lambda: shard_head.heads(name), timeout_s=self._timeout_s)
+                heads = await master.run(shard_head.heads, name, timeout_s=self._timeout_s)
                 self._heads.update({head.shard: head for head in heads})
                 self._movements[cluster] = movement
         except StorageUnavailable:

@@ -7,8 +7,7 @@ different indexes under one name, the first master (by name of its cluster) deci
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ from schemaless.names import index_consumer
 from schemaless.storage import checkpoint_table, index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
-from schemaless.storage.operation import Start
+from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
 
 T = TypeVar("T")
@@ -39,10 +38,10 @@ async def create_index(storage: AsyncStorage, datastore: Datastore, definition: 
     Raises Conflict when another index has that name, StorageUnavailable when a master is away: run it again then.
     """
     first, *others = _masters(storage)
-    known = (await first.run(lambda: index_definition_table.all_of(datastore.name))).get(definition.name)
+    known = (await first.run(index_definition_table.all_of, datastore.name)).get(definition.name)
     for master in (first, *others):
-        await master.run(lambda: index_definition_table.insert(datastore.name, definition))
-        found = (await master.run(lambda: index_definition_table.all_of(datastore.name)))[definition.name]
+        await master.run(index_definition_table.insert, datastore.name, definition)
+        found = (await master.run(index_definition_table.all_of, datastore.name))[definition.name]
         if found.definition != definition:
             raise Conflict(f"index {definition.name} of {datastore.name} exists with another definition")
     return known is None
@@ -50,8 +49,8 @@ async def create_index(storage: AsyncStorage, datastore: Datastore, definition: 
 
 async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str, DefinedIndex]:
     """By name, as the masters that answer know them. Raises StorageUnavailable when none does."""
-    read = partial(index_definition_table.all_of, datastore.name)
-    answers = [answer for answer in await _ask_all(storage, read) if not isinstance(answer, StorageUnavailable)]
+    asked = _ask_all(storage, index_definition_table.all_of, datastore.name)
+    answers = [answer for answer in await asked if not isinstance(answer, StorageUnavailable)]
     if not answers:
         raise StorageUnavailable("no master can tell which indexes there are")
     found: dict[str, DefinedIndex] = {}
@@ -81,25 +80,29 @@ async def reached_everywhere(storage: AsyncStorage, datastore: Datastore, name: 
     """By shard, the added_id up to which every cluster holds the entries. Raises StorageUnavailable."""
     consumer = index_consumer(name)
     answers = await all_or_first_error(
-        storage.master(cluster).run(lambda: checkpoint_table.of_consumer(datastore.name, consumer))
+        storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer)
         for cluster in clusters_of(datastore)
     )
     by_cluster = [{c.shard: c.location.added_id for c in answer} for answer in answers]
     return {shard: min(answer.get(shard, 0) for answer in by_cluster) for shard in range(datastore.shards)}
 
 
-async def run_on_all_masters(storage: AsyncStorage, start: Start[None]) -> None:
+async def run_on_all_masters(
+    storage: AsyncStorage, operation: Callable[[*Args], Operation[None]], *args: *Args
+) -> None:
     """Raises StorageUnavailable when one is away."""
-    await all_or_first_error(master.run(start) for master in _masters(storage))
+    await all_or_first_error(master.run(operation, *args) for master in _masters(storage))
 
 
-async def _ask_all(storage: AsyncStorage, start: Start[T]) -> Sequence[T | StorageUnavailable]:
-    return await asyncio.gather(*(_ask(master, start) for master in _masters(storage)))
+async def _ask_all(
+    storage: AsyncStorage, operation: Callable[[*Args], Operation[T]], *args: *Args
+) -> Sequence[T | StorageUnavailable]:
+    return await asyncio.gather(*(_ask(master, operation, *args) for master in _masters(storage)))
 
 
-async def _ask(master: AsyncNode, start: Start[T]) -> T | StorageUnavailable:
+async def _ask(master: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T | StorageUnavailable:
     try:
-        return await master.run(start, timeout_s=2.0)
+        return await master.run(operation, *args, timeout_s=2.0)
     except StorageUnavailable as error:
         return error
 

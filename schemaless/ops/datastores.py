@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
 
 from schemaless.errors import Invalid, Misconfigured, NotFound, StorageUnavailable
 from schemaless.storage import datastore_table, schema, shard_head
@@ -144,7 +143,7 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
         master.run(schema.create_server_tables)
     agreed = _existing(masters, wanted.name) or wanted  # made before a cluster was added: its placement stays
     for master in masters:
-        master.run(partial(datastore_table.insert, agreed))
+        master.run(datastore_table.insert, agreed)
         agreed = _same_counts(_existing([master], wanted.name), wanted)
     return agreed
 
@@ -181,16 +180,16 @@ def _make_missing_shards(storage: SyncStorage, datastore: Datastore, progress: P
 
 
 def _heads(master: SyncNode, datastore: Datastore) -> list[shard_head.Head]:
-    return master.run(lambda: shard_head.heads(datastore.name))
+    return master.run(shard_head.heads, datastore.name)
 
 
 def _make_shard(storage: SyncStorage, datastore: Datastore, shard: int) -> None:
-    storage.master(datastore.home(shard)).run(lambda: schema.create_shard(datastore, shard))
+    storage.master(datastore.home(shard)).run(schema.create_shard, datastore, shard)
 
 
 def _set_ready(storage: SyncStorage, datastore: Datastore) -> None:
     for master in _masters(storage):
-        master.run(lambda: datastore_table.set_ready(datastore.name))
+        master.run(datastore_table.set_ready, datastore.name)
 
 
 def _masters(storage: SyncStorage) -> list[SyncNode]:

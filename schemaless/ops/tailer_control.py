@@ -69,7 +69,7 @@ def _change(storage: SyncStorage, datastore: str, change: Callable[[TailerOrder]
     failures = {}
     for cluster in sorted(storage.topology.clusters):
         try:
-            storage.master(cluster).run(lambda: _put(datastore, order))
+            storage.master(cluster).run(_put, datastore, order)
         except StorageUnavailable as error:
             failures[cluster] = error
     if len(failures) == len(storage.topology.clusters):

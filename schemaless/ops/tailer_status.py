@@ -64,7 +64,7 @@ def read_heads(storage: SyncStorage, datastore: Datastore) -> dict[int, Location
     found: dict[int, Location] = {}
     for cluster in sorted(set(datastore.placement)):
         try:
-            heads = storage.master(cluster).run(lambda: shard_head.heads(datastore.name))
+            heads = storage.master(cluster).run(shard_head.heads, datastore.name)
         except StorageUnavailable:
             continue
         found.update({head.shard: Location(head.generation, head.added_id) for head in heads})
@@ -84,7 +84,7 @@ def _oldest(
         }
         for part in _parts(behind, _SHARDS_PER_QUESTION):
             try:
-                found.update(storage.master(cluster).run(lambda: shard_log.oldest_after(datastore, part)))  # noqa: B023
+                found.update(storage.master(cluster).run(shard_log.oldest_after, datastore, part))
             except StorageUnavailable:
                 break
     return found

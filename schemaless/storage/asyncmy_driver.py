@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -12,7 +14,7 @@ from asyncmy.constants.CLIENT import FOUND_ROWS, MULTI_STATEMENTS
 
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.idle_connections import IdleConnections
-from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
+from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Args, Operation, Result, Start
 from schemaless.storage.session import SESSION
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import DRIVER_ERRORS, translate, translated
@@ -39,9 +41,13 @@ class AsyncNode:
         self._slots = asyncio.BoundedSemaphore(connections_max)
 
     async def run(
-        self, start: Start[T], *, timeout_s: float | None = None, again_on: tuple[type[SchemalessError], ...] = AGAIN_ON
+        self,
+        operation: Callable[[*Args], Operation[T]],
+        *args: *Args,
+        timeout_s: float | None = None,
+        again_on: tuple[type[SchemalessError], ...] = AGAIN_ON,
     ) -> T:
-        """Runs an operation within `timeout_s`, again from its start after Busy or a lost connection.
+        """Runs `operation(*args)` within `timeout_s`, again from its start after Busy or a lost connection.
 
         An operation that isn't idempotent gives `again_on=(Busy,)`: what MySQL rolled back may be run again, what was
         lost with the outcome unknown may not.
@@ -52,7 +58,7 @@ class AsyncNode:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._run_with_retries(start, again_on)
+                return await self._run_with_retries(partial(operation, *args), again_on)
         except TimeoutError as error:
             raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
 

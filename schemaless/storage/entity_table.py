@@ -122,7 +122,6 @@ def versions(
     datastore: Datastore,
     shard: int,
     column: tuple[RowKey, ColumnName],
-    *,
     ref_keys: tuple[int, int],
     descending: bool,
     limit: int,

@@ -11,7 +11,7 @@ given in time), and after a connection was lost with the outcome unknown. Runnin
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from schemaless.errors import Busy, SchemalessError, StorageUnavailable
 from schemaless.storage.sql import Script
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 Row = tuple[Any, ...]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -12,7 +14,7 @@ from pymysql.constants import CLIENT, SERVER_STATUS
 
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.idle_connections import IdleConnections
-from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Operation, Result, Start
+from schemaless.storage.operation import AGAIN_ON, ATTEMPTS_MAX, Args, Operation, Result, Start
 from schemaless.storage.session import SESSION
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import DRIVER_ERRORS, translate, translated
@@ -33,8 +35,8 @@ class SyncNode:
         self._idle: IdleConnections[pymysql.Connection] = IdleConnections(_drop)
         self._slots = threading.BoundedSemaphore(connections_max)
 
-    def run(self, start: Start[T]) -> T:
-        """Runs an operation, again from its start after Busy or a lost connection.
+    def run(self, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
+        """Runs `operation(*args)`, again from its start after Busy or a lost connection.
 
         Raises StorageUnavailable, Busy, Misconfigured, or what the operation raises.
         """
@@ -46,7 +48,7 @@ class SyncNode:
             wait_max=0.2,
         ):
             with attempt:
-                return self._run_once(start)
+                return self._run_once(partial(operation, *args))
         raise AssertionError("stamina returns or raises")
 
     def close(self) -> None:

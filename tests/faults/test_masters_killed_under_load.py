@@ -5,7 +5,6 @@ import os
 import random
 import uuid
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ async def quiet(async_storage, datastore) -> None:
     left = None
     for _ in range(600):
         try:
-            left = [(await async_storage.master(name).run(partial(query, select)))[0][0] for name in ("a", "b")]
+            left = [(await async_storage.master(name).run(query, select))[0][0] for name in ("a", "b")]
         except StorageUnavailable:
             continue
         if left == [0, 0]:
@@ -87,8 +86,8 @@ async def logs(async_storage, datastore) -> dict:
     found = {}
     for cluster in datastore.placement:
         node = async_storage.master(cluster)
-        for head in await node.run(partial(shard_head.heads, datastore.name)):
-            cells = await node.run(partial(entity_table.read_after, datastore, head.shard, 0, 10**6))
+        for head in await node.run(shard_head.heads, datastore.name):
+            cells = await node.run(entity_table.read_after, datastore, head.shard, 0, 10**6)
             assert [cell.added_id for cell in cells] == list(range(1, head.added_id + 1))
             assert [cell.created_at for cell in cells] == sorted(cell.created_at for cell in cells)
             found.update({cell.key: cell for cell in cells})
@@ -142,4 +141,4 @@ async def test_nothing_acknowledged_is_lost_while_servers_die_and_hang(servers, 
 
 async def conflicts(async_storage, datastore) -> set[tuple[bytes, bytes]]:
     select = sql("SELECT row_key, buffered_body FROM schemaless.conflict WHERE datastore = %s", datastore.name.encode())
-    return {row for name in ("a", "b") for row in await async_storage.master(name).run(partial(query, select))}
+    return {row for name in ("a", "b") for row in await async_storage.master(name).run(query, select)}

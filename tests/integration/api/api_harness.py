@@ -99,7 +99,7 @@ def assert_problem(answer: httpx.Response, status: int, field: str | None = None
 def cells_in(storage: SyncStorage, datastore: Datastore) -> int:
     """How many cells stand in the datastore, by its heads."""
     masters = [storage.master(cluster) for cluster in set(datastore.placement)]
-    return sum(master.run(lambda: shard_head.movement(datastore.name)).heads_sum for master in masters)
+    return sum(master.run(shard_head.movement, datastore.name).heads_sum for master in masters)
 
 
 def row_in(datastore: Datastore, shard: int) -> uuid.UUID:

@@ -87,11 +87,11 @@ async def timed(awaitable):
 
 async def buffered(async_storage, datastore) -> set[bytes]:
     select = sql("SELECT row_key FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
-    return {found[0] for found in await async_storage.master("b").run(partial(query, select))}
+    return {found[0] for found in await async_storage.master("b").run(query, select)}
 
 
 async def at_home(node, datastore) -> int:
-    return (await node.run(partial(shard_head.movement, datastore.name))).heads_sum
+    return (await node.run(shard_head.movement, datastore.name)).heads_sum
 
 
 async def reaches(question, wanted, within_s: float) -> float:
@@ -207,9 +207,9 @@ async def test_a_minion_knows_better_than_a_buffered_rival(servers, writer, asyn
     stored = cell(n=1)
     (outcome,) = await writer.put(datastore, [stored])
     await reaches(lambda: at_home(async_storage.minions("a")[0], datastore), 1, 10)
-    await async_storage.master("b").run(partial(query, "DELETE FROM schemaless.buffer"))
+    await async_storage.master("b").run(query, "DELETE FROM schemaless.buffer")
     rival = row_of(datastore, cell(stored.key.row_key, n=2), 7)
-    await async_storage.master("b").run(partial(buffer_table.insert, datastore, [rival]))
+    await async_storage.master("b").run(buffer_table.insert, datastore, [rival])
     servers["a-master"].stop()
     (repeat,) = await writer.put(datastore, [stored])
     assert (repeat.status, repeat.placed.added_id) == (PutStatus.ALREADY_STORED, outcome.placed.added_id)
@@ -220,10 +220,10 @@ async def test_two_puts_share_a_row_and_the_refused_one_leaves_it(async_storage,
     node = async_storage.master("b")
     put = cell(n=1)
     first, second = row_of(datastore, put, 1), row_of(datastore, put, 2)
-    assert await node.run(partial(buffer_table.insert, datastore, [first])) == [BufferOutcome.INSERTED]
-    assert await node.run(partial(buffer_table.insert, datastore, [first])) == [BufferOutcome.INSERTED]
-    assert await node.run(partial(buffer_table.insert, datastore, [second])) == [BufferOutcome.SHARED]
-    await node.run(partial(buffer_table.remove, datastore, [first]))
+    assert await node.run(buffer_table.insert, datastore, [first]) == [BufferOutcome.INSERTED]
+    assert await node.run(buffer_table.insert, datastore, [first]) == [BufferOutcome.INSERTED]
+    assert await node.run(buffer_table.insert, datastore, [second]) == [BufferOutcome.SHARED]
+    await node.run(buffer_table.remove, datastore, [first])
     assert await buffered(async_storage, datastore) == {put.key.row_key}
 
 
@@ -231,8 +231,8 @@ async def test_a_shared_row_outlives_the_conflict_of_the_put_that_shares_it(writ
     """I6: whoever inserted it may have said "buffered", so it waits for the cleaner to record the conflict."""
     stored = cell(n=1)
     rival = cell(stored.key.row_key, n=2)
-    await async_storage.master("a").run(partial(entity_table.put_cells, datastore, [row_of(datastore, stored, 0)]))
-    await async_storage.master("b").run(partial(buffer_table.insert, datastore, [row_of(datastore, rival, 1)]))
+    await async_storage.master("a").run(entity_table.put_cells, datastore, [row_of(datastore, stored, 0)])
+    await async_storage.master("b").run(buffer_table.insert, datastore, [row_of(datastore, rival, 1)])
     (refused,) = await writer.put(datastore, [rival])
     assert refused.status is PutStatus.CONFLICT
     assert await buffered(async_storage, datastore) == {stored.key.row_key}
@@ -248,7 +248,7 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
         home = datastore.home(shard)
         rows[home] = BufferRow(put.key, put.body, shard, home, 1)
     servers["a-master"].stop()
-    await async_storage.master("b").run(partial(buffer_table.insert, datastore, [rows["a"]]))
+    await async_storage.master("b").run(buffer_table.insert, datastore, [rows["a"]])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cleaner",
         env={**os.environ, "SCHEMALESS_TOPOLOGY": str(running.path), "SCHEMALESS_KAFKA": "unused"},
@@ -256,7 +256,7 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
     try:
         await asyncio.sleep(1)
         servers["a-master"].cont()
-        await async_storage.master("a").run(partial(buffer_table.insert, datastore, [rows["b"]]))
+        await async_storage.master("a").run(buffer_table.insert, datastore, [rows["b"]])
         servers["a-master"].stop()
         await asyncio.sleep(CLEANER.rescue_grace_s)
         servers["a-master"].cont()
@@ -279,16 +279,12 @@ async def test_a_hanging_home_holds_up_no_other_ones_rows(servers, topology, dat
     others = make_datastore(placement=("b",))
     async with AsyncStorage(Topology(clusters)) as opened:
         master = opened.master("b")
-        await master.run(
-            partial(buffer_table.insert, datastore, [row_of(datastore, cell(n=n), claim=n) for n in range(300)])
-        )
+        await master.run(buffer_table.insert, datastore, [row_of(datastore, cell(n=n), claim=n) for n in range(300)])
         servers["a-master"].stop()
         stop = asyncio.Event()
         cleaning = asyncio.create_task(Cleaner(opened, settings).run(stop))
         await asyncio.sleep(1)
-        await master.run(
-            partial(buffer_table.insert, others, [msgspec.structs.replace(row_of(others, cell(), 1), home="c")])
-        )
+        await master.run(buffer_table.insert, others, [msgspec.structs.replace(row_of(others, cell(), 1), home="c")])
         await reaches(lambda: at_home(master, others), 1, REWRITE_MAX_S)
         servers["a-master"].cont()
         await reaches(lambda: buffered(opened, datastore), set(), 15)

@@ -1,7 +1,6 @@
 """Following a shard over HTTP: the stream of events, from any start, through generations, idle and resumed."""
 
 import time
-from functools import partial
 
 import pytest
 
@@ -113,7 +112,7 @@ def test_a_generation_that_goes_on_is_told_in_the_stream(call, datastore, storag
     put(call, datastore, 3)
     with following(call, after=2) as stream:
         assert stream.next("cell").id == "1:3"
-        storage.master(datastore.home(0)).run(partial(open_generation, datastore.name, 0))
+        storage.master(datastore.home(0)).run(open_generation, datastore.name, 0)
         told = stream.next("generation")
         assert (told.id, told.data) == ("2:3", {"generation": 2, "starts_at": 4})
         assert stream.next().id == "2:3"
@@ -132,7 +131,7 @@ def test_a_superseded_follower_is_told_and_sent_away(call, datastore, storage):
         stream.cells(3)
         while other.next("heartbeat").data["added_id"] < 3:
             pass
-        storage.master(datastore.home(0)).run(partial(lose_after, datastore, 2))
+        storage.master(datastore.home(0)).run(lose_after, datastore, 2)
         for reader in (stream, other):
             problem = reader.next("problem")
             assert problem.id is None

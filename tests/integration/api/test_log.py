@@ -1,7 +1,5 @@
 """A shard's log over HTTP: pages, locations, times, generations. Real servers, a real process."""
 
-from functools import partial
-
 import pytest
 
 from schemaless.storage.sql import sql
@@ -208,7 +206,7 @@ def test_a_superseded_location_leads_to_the_last_kept_cell(api, make_datastore, 
     caller = api.at(datastore)
     for _ in range(3):
         caller.put(row_in(datastore, 0), 1, {"v": 1})
-    storage.master(datastore.home(0)).run(partial(open_generation, datastore.name, 0))
+    storage.master(datastore.home(0)).run(open_generation, datastore.name, 0)
     caller.put(row_in(datastore, 0), 1, {"v": 2})
     shown = page(caller, after="1:3")
     assert [(cell["generation"], cell["added_id"]) for cell in shown["cells"]] == [(2, 4)]

@@ -139,9 +139,9 @@ def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: 
     in_shard_0 = sum(cell["shard"] == 0 for cell in cells)
     master, name, consumer = storage.master("a"), datastore.name, "trigger:billing"
     start = Location(1, 0)
-    master.run(lambda: checkpoint_table.make(name, consumer, {0: start, 1: start}))
+    master.run(checkpoint_table.make, name, consumer, {0: start, 1: start})
     stop = checkpoint_table.Move(0, start, start, "card processor is down")
-    master.run(lambda: checkpoint_table.move(name, consumer, [stop]))
+    master.run(checkpoint_table.move, name, consumer, [stop])
     program = caller.get("/triggers/billing").json()
     assert (program["state"], program["lag"]) == ("stopped", 8)
     assert program["stopped"] == [{"shard": 0, "reason": "card processor is down"}]

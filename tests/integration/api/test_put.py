@@ -47,9 +47,7 @@ async def buffered_keys(async_storage, datastore) -> list[tuple[str, bytes]]:
     """(server's cluster, row key) of all buffer rows of a datastore."""
     select = sql("SELECT row_key FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
     return [
-        (cluster, row[0])
-        for cluster in ("a", "b")
-        for row in await async_storage.master(cluster).run(partial(query, select))
+        (cluster, row[0]) for cluster in ("a", "b") for row in await async_storage.master(cluster).run(query, select)
     ]
 
 
@@ -78,7 +76,7 @@ async def test_another_body_is_a_conflict_and_leaves_no_buffer_row(writer, async
     row = row_key()
     (first,) = await writer.put(datastore, [cell(row, n=1)])
     for cluster in ("a", "b"):
-        await async_storage.master(cluster).run(partial(query, "DELETE FROM schemaless.buffer"))
+        await async_storage.master(cluster).run(query, "DELETE FROM schemaless.buffer")
     (refused,) = await writer.put(datastore, [cell(row, n=2)])
     assert (refused.status, refused.copies) == (PutStatus.CONFLICT, 0)
     assert refused.placed.added_id == first.placed.added_id
@@ -92,9 +90,9 @@ async def test_a_conflict_in_the_buffer_is_judged_by_the_home(writer, async_stor
     (first,) = await writer.put(datastore, [stored])
     home = datastore.home(first.shard)
     secondary = async_storage.master({"a": "b", "b": "a"}[home])
-    await secondary.run(partial(query, "DELETE FROM schemaless.buffer"))
+    await secondary.run(query, "DELETE FROM schemaless.buffer")
     under_way = buffer_table.BufferRow(other.key, other.body, first.shard, home, 7)
-    await secondary.run(partial(buffer_table.insert, datastore, [under_way]))
+    await secondary.run(buffer_table.insert, datastore, [under_way])
     (repeat,) = await writer.put(datastore, [stored])
     assert (repeat.status, repeat.placed.added_id) == (PutStatus.ALREADY_STORED, 1)
     (third,) = await writer.put(datastore, [cell(row, n=3)])
@@ -108,7 +106,7 @@ async def test_a_body_that_is_only_buffered_is_a_conflict_too(writer, async_stor
     shard = (await writer.put(datastore, [cell(row, 9, n=0)]))[0].shard
     home = datastore.home(shard)
     ours = buffer_table.BufferRow(buffered.key, buffered.body, shard, home, 7)
-    await async_storage.master({"a": "b", "b": "a"}[home]).run(partial(buffer_table.insert, datastore, [ours]))
+    await async_storage.master({"a": "b", "b": "a"}[home]).run(buffer_table.insert, datastore, [ours])
     (refused,) = await writer.put(datastore, [cell(row, n=2)])
     assert (refused.status, refused.placed) == (PutStatus.CONFLICT, None)
     (shared,) = await writer.put(datastore, [buffered])
@@ -137,9 +135,7 @@ async def test_concurrent_puts_of_the_same_cells_agree(writer, async_storage, da
         status is not PutStatus.CONFLICT if n % 2 == winner else status is PutStatus.CONFLICT
         for n, status in enumerate(statuses)
     )
-    heads = await async_storage.master(datastore.home(outcomes[0][0].shard)).run(
-        partial(shard_head.heads, datastore.name)
-    )
+    heads = await async_storage.master(datastore.home(outcomes[0][0].shard)).run(shard_head.heads, datastore.name)
     assert sum(head.added_id for head in heads) == 1
 
 
@@ -198,11 +194,11 @@ async def test_old_idempotency_keys_are_deleted(writer, async_storage, datastore
     row = row_key()
     outcome = await writer.put_next(datastore, row, BASE, encode_body({}), "key")
     home = async_storage.master(datastore.home(outcome.shard))
-    await home.run(partial(idempotency_table.delete_old, 100))
+    await home.run(idempotency_table.delete_old, 100)
     find = partial(idempotency_table.find, datastore.name, row, BASE, "key")
     assert await home.run(find) == 1
-    await home.run(partial(query, "UPDATE schemaless.idempotency SET created_at = created_at - INTERVAL 26 HOUR"))
-    assert await home.run(partial(idempotency_table.delete_old, 100)) >= 1
+    await home.run(query, "UPDATE schemaless.idempotency SET created_at = created_at - INTERVAL 26 HOUR")
+    assert await home.run(idempotency_table.delete_old, 100) >= 1
     assert await home.run(find) is None
 
 
@@ -212,6 +208,6 @@ async def test_digests_tell_equal_bytes(writer, async_storage, datastore):
     (outcome,) = await writer.put(datastore, [cell(row, n=1)])
     keys = [(outcome.shard, CellKey(row, BASE, RefKey(ref))) for ref in (1, 2)]
     node = async_storage.master(datastore.home(outcome.shard))
-    digest, missing = await node.run(partial(entity_table.digests, datastore, keys))
+    digest, missing = await node.run(entity_table.digests, datastore, keys)
     assert len(digest) == 32
     assert missing is None

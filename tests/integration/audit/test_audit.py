@@ -3,7 +3,6 @@
 import json
 import os
 import uuid
-from functools import partial
 
 import pytest
 from confluent_kafka import Producer
@@ -49,7 +48,7 @@ def stored(storage, datastore):
 
     def read(shard):
         node = storage.master(datastore.home(shard))
-        return node.run(lambda: shard_log.read(datastore, [Wanted(shard, 0, 100)], 1 << 20)).cells[0]
+        return node.run(shard_log.read, datastore, [Wanted(shard, 0, 100)], 1 << 20).cells[0]
 
     return read
 
@@ -191,9 +190,9 @@ def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
         node = storage.master(datastore.home(shard))
         node.run(lambda shard=shard: checkpoint_table.make(datastore.name, "billing", {shard: BEGINNING}))
     move = Move(0, BEGINNING, Location(1, 6))
-    storage.master("a").run(lambda: checkpoint_table.move(datastore.name, "billing", [move]))
+    storage.master("a").run(checkpoint_table.move, datastore.name, "billing", [move])
     stop = Move(1, BEGINNING, Location(1, 2), stop_reason="card refused")
-    storage.master("b").run(lambda: checkpoint_table.move(datastore.name, "billing", [stop]))
+    storage.master("b").run(checkpoint_table.move, datastore.name, "billing", [stop])
     report = audited()
     assert found(report) == [(Kind.CHECKPOINT_BEHIND, 1, "billing has finished 2 of 6 on b, stopped: card refused")]
     assert [(c.name, c.cells, c.finished) for c in report.consumers] == [("billing", 12, 8)]
@@ -204,7 +203,7 @@ def test_buffered_cells_are_a_warning(audited, publish, storage, datastore):
     publish()
     key = CellKey(uuid.uuid4().bytes, "BASE", 1)
     row = BufferRow(key, encode_body({}), 0, "a", int.from_bytes(os.urandom(7)))
-    storage.master("b").run(lambda: buffer_table.insert(datastore, [row]))
+    storage.master("b").run(buffer_table.insert, datastore, [row])
     report = audited()
     assert (report.clean, report.warnings) == (True, ["1 cells wait in buffers"])
 
@@ -225,11 +224,11 @@ def indexed(storage, datastore, stored):
     heads = {shard: Location(1, CELLS) for shard in (0, 1)}
     for cluster in ("a", "b"):
         node = storage.master(cluster)
-        node.run(lambda: index_definition_table.insert(datastore.name, INDEX))
-        node.run(lambda: index_definition_table.begin_build(datastore.name, INDEX.name, {}))
-        node.run(lambda: checkpoint_table.make(datastore.name, f"index:{INDEX.name}", heads))
+        node.run(index_definition_table.insert, datastore.name, INDEX)
+        node.run(index_definition_table.begin_build, datastore.name, INDEX.name, {})
+        node.run(checkpoint_table.make, datastore.name, f"index:{INDEX.name}", heads)
     for shard in (0, 1):
-        storage.master(datastore.home(shard)).run(partial(index_table.create, datastore, shard, INDEX))
+        storage.master(datastore.home(shard)).run(index_table.create, datastore, shard, INDEX)
     for write in [write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard])]:
         run_sql(storage.master(datastore.home(write.shard)), index_table.upserts(datastore, INDEX, [write]))
     return {write.row_key: write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard])}

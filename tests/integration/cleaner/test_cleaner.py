@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,20 +40,20 @@ def row_of(datastore, ref_key: int = 1, row: bytes | None = None, **body: object
 
 
 async def buffer(async_storage, datastore, rows) -> None:
-    await async_storage.master("b").run(partial(buffer_table.insert, datastore, rows))
+    await async_storage.master("b").run(buffer_table.insert, datastore, rows)
 
 
 async def put_home(async_storage, datastore, rows) -> None:
-    await async_storage.master("a").run(partial(entity_table.put_cells, datastore, rows))
+    await async_storage.master("a").run(entity_table.put_cells, datastore, rows)
 
 
 async def buffered(async_storage, datastore) -> set[bytes]:
     select = sql("SELECT row_key FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
-    return {found[0] for found in await async_storage.master("b").run(partial(query, select))}
+    return {found[0] for found in await async_storage.master("b").run(query, select)}
 
 
 async def head_sum(node, datastore) -> int:
-    return (await node.run(partial(shard_head.movement, datastore.name))).heads_sum
+    return (await node.run(shard_head.movement, datastore.name)).heads_sum
 
 
 async def minion_shows(async_storage, datastore, cells: int) -> None:
@@ -109,7 +108,7 @@ async def test_members_in_another_order_are_the_same_body(cleaner, async_storage
     await minion_shows(async_storage, datastore, 1)
     await cleaner.step()
     assert await buffered(async_storage, datastore) == set()
-    assert await async_storage.master("b").run(partial(conflict_table.count, datastore.name)) == 0
+    assert await async_storage.master("b").run(conflict_table.count, datastore.name) == 0
 
 
 async def test_another_body_at_home_is_recorded(cleaner, async_storage, datastore):
@@ -121,7 +120,7 @@ async def test_another_body_at_home_is_recorded(cleaner, async_storage, datastor
     await cleaner.step()
     await cleaner.step()
     assert await buffered(async_storage, datastore) == set()
-    (conflict,) = await async_storage.master("b").run(partial(conflict_table.newest, datastore.name, 10))
+    (conflict,) = await async_storage.master("b").run(conflict_table.newest, datastore.name, 10)
     assert conflict.key == stored.key
     assert (decode_body(conflict.stored_body), decode_body(conflict.buffered_body)) == ({"n": 1}, {"n": 2})
 
@@ -139,17 +138,17 @@ async def test_several_cleaners_at_once_are_harmless(async_storage, datastore):
         await minion_shows(async_storage, datastore, 40)
     assert await buffered(async_storage, datastore) == set()
     assert await head_sum(async_storage.master("a"), datastore) == 40
-    assert await async_storage.master("b").run(partial(conflict_table.count, datastore.name)) == 5
+    assert await async_storage.master("b").run(conflict_table.count, datastore.name) == 5
 
 
 async def test_a_taken_over_row_is_not_deleted_behind_its_put(async_storage, datastore):
     """A claim that changed since the row was read keeps the row for the next pass."""
     row = row_of(datastore, n=1)
     await buffer(async_storage, datastore, [row])
-    (seen,) = await async_storage.master("b").run(lambda: only(buffer_table.oldest("a", 0, 1000, 0.0), datastore.name))
+    (seen,) = await async_storage.master("b").run(only, buffer_table.oldest("a", 0, 1000, 0.0), datastore.name)
     again = BufferRow(row.key, row.body, row.shard, row.home, row.claim + 1)
     await buffer(async_storage, datastore, [again])
-    assert await async_storage.master("b").run(partial(buffer_table.delete_confirmed, [seen])) == 0
+    assert await async_storage.master("b").run(buffer_table.delete_confirmed, [seen]) == 0
 
 
 def only(operation, name):

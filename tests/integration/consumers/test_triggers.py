@@ -80,7 +80,7 @@ def wait_for(what, timeout_s=30.0):
 
 def stands(storage, datastore, consumer, shard):
     master = storage.master(datastore.home(shard))
-    (found,) = master.run(lambda: checkpoint_table.of_consumer(datastore.name, consumer, [shard]))
+    (found,) = master.run(checkpoint_table.of_consumer, datastore.name, consumer, [shard])
     return found
 
 
@@ -128,7 +128,7 @@ def test_a_shard_stops_with_its_reason_and_others_go_on(tmp_path, storage, datas
         if "stop" in body:
             (tmp_path / "repaired").touch()
             master = storage.master(datastore.home(1))
-            assert master.run(lambda: checkpoint_table.resume(datastore.name, consumer)) == 1
+            assert master.run(checkpoint_table.resume, datastore.name, consumer) == 1
             wait_until_finished(storage, datastore, consumer)
         assert process.stop() == 0
 

@@ -78,7 +78,7 @@ class Rows:
         newest = defaultdict(dict)
         for shard in range(SHARDS):
             master = self.storage.master(self.datastore.home(shard))
-            for cell in master.run(lambda: entity_table.read_after(self.datastore, shard, 0, 100_000)):  # noqa: B023
+            for cell in master.run(entity_table.read_after, self.datastore, shard, 0, 100_000):
                 known = newest[cell.row_key].get(cell.column_name)
                 if known is None or cell.ref_key > known.ref_key:
                     newest[cell.row_key][cell.column_name] = cell
@@ -94,7 +94,7 @@ class Rows:
             (shard, found.row_key): found.entry
             for shard in range(SHARDS)
             for found in self.storage.master(self.datastore.home(shard)).run(
-                lambda: index_table.live_entries(self.datastore, shard, index, None, 100_000)  # noqa: B023
+                index_table.live_entries, self.datastore, shard, index, None, 100_000
             )
         }
 
@@ -156,7 +156,7 @@ async def test_a_query_after_a_put_includes_it_on_master_and_minion(processes, r
         row, owner = uuid.uuid4().bytes, uuid.uuid4().hex
         cell = rows.cell(row, "BASE", 1, {"owner": owner, "number": 5})
         master = storage.master(datastore.home(cell.shard))
-        (placed,) = master.run(lambda: entity_table.put_cells(datastore, [cell]))  # noqa: B023
+        (placed,) = master.run(entity_table.put_cells, datastore, [cell])
         after = f"{placed.shard}:{placed.generation}:{placed.added_id}"
         query = parse_query(definition(), SHARDS, [("owner", owner), ("after", after)])
         home = datastore.home(query.shard)
@@ -169,7 +169,7 @@ def ask_until_reached(node, datastore, query):
     deadline = time.monotonic() + 15
     while True:
         try:
-            return node.run(lambda: find_entries(datastore, definition(), query))
+            return node.run(find_entries, datastore, definition(), query)
         except Behind:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from functools import partial
 
 import pytest
 
@@ -24,7 +23,7 @@ def fresh(shards: int, partitions: int = 2, placement: tuple[str, ...] = ("a", "
 
 
 def heads_on(storage, cluster, datastore):
-    return [head.shard for head in storage.master(cluster).run(partial(shard_head.heads, datastore.name))]
+    return [head.shard for head in storage.master(cluster).run(shard_head.heads, datastore.name)]
 
 
 def test_shards_are_placed_in_turn_on_the_clusters(storage):
@@ -41,8 +40,8 @@ def test_what_a_crash_left_is_finished(storage, topology):
     wanted = fresh(4)
     for cluster in ("a", "b"):
         storage.master(cluster).run(schema.create_server_tables)
-    storage.master("a").run(partial(datastore_table.insert, wanted))
-    storage.master("a").run(partial(schema.create_shard, wanted, 0))
+    storage.master("a").run(datastore_table.insert, wanted)
+    storage.master("a").run(schema.create_shard, wanted, 0)
     assert wanted.name not in list_datastores(topology)
     seen = []
     create_shards(storage, wanted, lambda made, total: seen.append(made))
@@ -98,10 +97,10 @@ def test_a_format_that_is_not_known_is_refused(storage, topology):
     """A later program's databases are left alone, by everything that asks for its datastores."""
     create_shards(storage, fresh(2), silent)
     master = storage.master("a")
-    master.run(lambda: query("UPDATE schemaless.format SET version = 99"))
+    master.run(query, "UPDATE schemaless.format SET version = 99")
     try:
         with pytest.raises(Misconfigured, match=r"the databases have format \[99\], this program knows 1"):
             list_datastores(topology)
     finally:
-        master.run(lambda: query("UPDATE schemaless.format SET version = 1"))
+        master.run(query, "UPDATE schemaless.format SET version = 1")
     assert list_datastores(topology)

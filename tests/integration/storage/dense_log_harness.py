@@ -9,7 +9,6 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey, StoredCell
@@ -95,7 +94,7 @@ def write_forever(node: Node, datastore: Datastore, put: PutCells, seed: int, to
         while True:
             cells = [random_cell(rng, datastore) for _ in range(rng.choice([1, 1, 1, 2, 5, 20]))]
             try:
-                placed = server.run(lambda: meddled(put(datastore, cells), rng))  # noqa: B023
+                placed = server.run(meddled, put(datastore, cells), rng)
             except (RolledBackError, SchemalessError):
                 continue
             for cell, at in zip(cells, placed, strict=False):
@@ -174,8 +173,8 @@ class WriterGang:
 
 async def read_on(node, datastore: Datastore, shard: int, checker: LogChecker) -> int:
     """One turn of a reader: the head, then everything after what it saw. Returns how many cells were new."""
-    heads = await node.run(partial(shard_head.heads, datastore.name))
-    cells = await node.run(partial(entity_table.read_after, datastore, shard, checker.after, 100_000))
+    heads = await node.run(shard_head.heads, datastore.name)
+    cells = await node.run(entity_table.read_after, datastore, shard, checker.after, 100_000)
     checker.see(cells)
     checker.see_head(next(head.added_id for head in heads if head.shard == shard))
     return len(cells)

@@ -28,15 +28,15 @@ def datastore(make_datastore):
 
 
 def stands(node, datastore):
-    return {c.shard: c for c in node.run(lambda: checkpoint_table.of_consumer(datastore, CONSUMER))}
+    return {c.shard: c for c in node.run(checkpoint_table.of_consumer, datastore, CONSUMER)}
 
 
 def make(node, datastore, *shards):
-    node.run(lambda: checkpoint_table.make(datastore, CONSUMER, dict.fromkeys(shards, BEGINNING)))
+    node.run(checkpoint_table.make, datastore, CONSUMER, dict.fromkeys(shards, BEGINNING))
 
 
 def move(node, datastore, *moves):
-    return node.run(lambda: checkpoint_table.move(datastore, CONSUMER, moves))
+    return node.run(checkpoint_table.move, datastore, CONSUMER, moves)
 
 
 def test_checkpoints_move_together_and_each_for_itself(node, datastore):
@@ -55,7 +55,7 @@ def test_a_move_whose_answer_was_lost_counts_as_done(node, datastore):
     moved = Move(1, BEGINNING, Location(1, 5))
     assert move(node, datastore, moved) == []
     assert move(node, datastore, moved) == []
-    assert node.run(lambda: checkpoint_table.move(datastore, CONSUMER, [moved], "DO 1")) == []
+    assert node.run(checkpoint_table.move, datastore, CONSUMER, [moved], "DO 1") == []
 
 
 def test_making_a_checkpoint_leaves_one_that_is_there(node, datastore):
@@ -72,13 +72,15 @@ def test_an_effect_and_its_checkpoints_are_one_transaction(node, datastore):
     effect = f"UPDATE schemaless.checkpoint SET added_id = 99 WHERE datastore = '{datastore}' AND shard = 7"
     late = Move(2, Location(1, 3), Location(1, 4))
     moves = [Move(1, BEGINNING, Location(1, 4)), late]
-    assert node.run(lambda: checkpoint_table.move(datastore, CONSUMER, moves, effect)) == [late]
+    assert node.run(checkpoint_table.move, datastore, CONSUMER, moves, effect) == [late]
     assert {n: c.location.added_id for n, c in stands(node, datastore).items()} == {1: 4, 2: 0, 7: 99}
     with pytest.raises(SchemalessError):
         node.run(
-            lambda: checkpoint_table.move(
-                datastore, CONSUMER, [Move(1, Location(1, 4), Location(1, 5))], effect + ";SELECT no_such_column"
-            )
+            checkpoint_table.move,
+            datastore,
+            CONSUMER,
+            [Move(1, Location(1, 4), Location(1, 5))],
+            effect + ";SELECT no_such_column",
         )
     assert stands(node, datastore)[1].location.added_id == 4
 
@@ -93,7 +95,7 @@ def test_a_stopped_shard_keeps_its_reason_and_does_not_move_until_resumed(node, 
     assert (found[2].state, found[2].reason) == (State.RUNNING, None)
     late = Move(1, Location(1, 4), Location(1, 5))
     assert move(node, datastore, late) == [late]
-    assert node.run(lambda: checkpoint_table.resume(datastore, CONSUMER, [1, 2])) == 1
+    assert node.run(checkpoint_table.resume, datastore, CONSUMER, [1, 2]) == 1
     assert move(node, datastore, late) == []
     assert stands(node, datastore)[1].reason is None
 
@@ -134,7 +136,7 @@ async def test_what_all_clusters_have_reached_counts_and_each_catches_up_by_itse
     first = opened()
     assert (await first.read([0, 1]))[1] == Standing(BEGINNING)
     ahead = [Move(0, BEGINNING, Location(1, 5))]
-    await async_storage.master("a").run(lambda: checkpoint_table.move(datastore.name, CONSUMER, ahead))
+    await async_storage.master("a").run(checkpoint_table.move, datastore.name, CONSUMER, ahead)
     second = opened()
     assert (await second.read([0]))[0].location == BEGINNING
     await second.move({0: Advance(Location(1, 4))}, {"a": "DO 1", "b": "DO 1"})

@@ -137,7 +137,7 @@ async def test_the_checker_sees_a_hole_where_there_is_no_lock(put, gang_of, asyn
                 "ALTER TABLE %s.entity MODIFY added_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT",
                 Name(datastore.database(shard)),
             )
-            await async_storage.master("a").run(partial(query, alter))
+            await async_storage.master("a").run(query, alter)
     await caught_up(async_storage, datastore)
     async with readers(async_storage, datastore) as checkers:
         gang_of(put)

@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 
 import pytest
 import uvloop
@@ -28,8 +27,8 @@ class Sync:
     def __init__(self, node, **options) -> None:
         self.driver = SyncNode(node, **options)
 
-    async def run(self, start):
-        return await asyncio.to_thread(self.driver.run, start)
+    async def run(self, operation, *args):
+        return await asyncio.to_thread(self.driver.run, operation, *args)
 
     async def close(self):
         self.driver.close()
@@ -92,9 +91,7 @@ async def test_a_refusal_keeps_the_connection(open_node):
 
 async def test_every_session_is_set(open_node):
     """I3, I4: READ COMMITTED, UTC, strict; a lost client's locks don't outlive a minute."""
-    rows = await open_node().run(
-        partial(query, "SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
-    )
+    rows = await open_node().run(query, "SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
     zone, mode, lock_wait_s, idle_s = rows[0]
     assert (zone, lock_wait_s, idle_s) == ("+00:00", 3, 60)
     assert "STRICT_ALL_TABLES" in mode
@@ -111,7 +108,7 @@ async def test_a_writer_that_stands_still_loses_its_locks(topology, make_datasto
     outcomes = []
     while not outcomes:
         try:
-            outcomes = await node.run(partial(entity_table.put_cells, datastore, [new_cell(datastore)]))
+            outcomes = await node.run(entity_table.put_cells, datastore, [new_cell(datastore)])
         except (Busy, StorageUnavailable):
             assert time.monotonic() < deadline
     assert [placed.added_id for placed in outcomes] == [1]
@@ -123,14 +120,14 @@ async def test_a_killed_connection_is_opened_again(open_node):
     """The operation runs again from its start; the caller notices nothing."""
     node, other = open_node(), open_node()
     victim = await node.run(connection_id)
-    await other.run(partial(query, f"KILL {victim}"))
+    await other.run(query, f"KILL {victim}")
     assert await node.run(connection_id) != victim
 
 
 async def test_a_server_that_came_back_is_served_at_once(open_node, server):
     """Connections from before its death don't fail one by one."""
     node = open_node(connections_max=8)
-    await asyncio.gather(*(node.run(partial(query, "SELECT SLEEP(0.05)")) for _ in range(8)))
+    await asyncio.gather(*(node.run(query, "SELECT SLEEP(0.05)") for _ in range(8)))
     server.kill()
     with pytest.raises(StorageUnavailable):
         await node.run(connection_id)
@@ -162,7 +159,7 @@ async def test_errors_are_ours(open_node, make_datastore):
         ("INSERT INTO schemaless.format SELECT version FROM schemaless.format", DuplicateKey),
     ):
         with pytest.raises(kind, match="b-master") as caught:
-            await node.run(partial(query, statement))
+            await node.run(query, statement)
         assert caught.value.__cause__ is not None
     assert await node.run(connection_id)
 
@@ -179,7 +176,7 @@ async def test_a_failed_operation_leaves_no_transaction_behind(open_node, make_d
 
     with pytest.raises(Invalid):
         await node.run(failing)
-    await open_node().run(partial(query, lock))
+    await open_node().run(query, lock)
 
 
 async def test_an_operation_may_handle_its_error(open_node, make_datastore):

@@ -37,7 +37,7 @@ def datastore(make_datastore, storage):
     made = make_datastore(shards=2, partitions=1)
     for shard in range(made.shards):
         for _ in range(2):  # making a table twice is harmless
-            storage.master(made.home(shard)).run(lambda: index_table.create(made, shard, DEFINITION))  # noqa: B023
+            storage.master(made.home(shard)).run(index_table.create, made, shard, DEFINITION)
     return made
 
 
@@ -69,7 +69,7 @@ class Index:
 
     def query(self, *parameters):
         query = parse_query(DEFINITION, self.datastore.shards, [("city", self.city), *parameters])
-        return self.node.run(lambda: find_entries(self.datastore, DEFINITION, query))
+        return self.node.run(find_entries, self.datastore, DEFINITION, query)
 
     def numbers(self, *parameters):
         return [found.entry.values[2] for found in self.query(*parameters).entries]

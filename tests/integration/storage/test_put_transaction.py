@@ -44,7 +44,7 @@ def with_body(row, **body) -> BufferRow:
 
 
 def put(master, datastore, written, scripts=None):
-    return master.run(partial(noted, scripts if scripts is not None else [], datastore, written))
+    return master.run(noted, scripts if scripts is not None else [], datastore, written)
 
 
 def noted(scripts, datastore, written):
@@ -67,12 +67,12 @@ def noted(scripts, datastore, written):
 
 def buffered(master, datastore):
     select = sql("SELECT row_key, body FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
-    found = master.run(partial(query, select))
+    found = master.run(query, select)
     return {row_key: body for row_key, body in found}
 
 
 def at_home(master, datastore, wanted):
-    found = master.run(partial(entity_table.get, datastore, [(row.shard, row.key) for row in wanted]))
+    found = master.run(entity_table.get, datastore, [(row.shard, row.key) for row in wanted])
     return [cell and cell.body for cell in found]
 
 
@@ -93,7 +93,7 @@ def test_both_kinds_are_one_script_and_one_commit(master, datastore):
     assert [script.count("COMMIT") for script in scripts] == [1]
     assert at_home(master, datastore, home) == [row.body for row in home]
     assert buffered(master, datastore) == {row.key.row_key: row.body for row in others}
-    found = master.run(partial(entity_table.get, datastore, [(row.shard, row.key) for row in home]))
+    found = master.run(entity_table.get, datastore, [(row.shard, row.key) for row in home])
     assert [cell.added_id for cell in found] == [placed.added_id for placed in outcomes[::2]]
 
 
@@ -129,7 +129,7 @@ def test_run_twice_it_is_the_same_as_once(master, datastore):
     second = put(master, datastore, mixed(home, others))
     assert told(second) == [PutStatus.ALREADY_STORED, BufferOutcome.INSERTED] * 4
     assert [placed.added_id for placed in second[::2]] == [placed.added_id for placed in first[::2]]
-    assert master.run(partial(shard_head.movement, datastore.name)).heads_sum == 4
+    assert master.run(shard_head.movement, datastore.name).heads_sum == 4
     assert len(buffered(master, datastore)) == 4
 
 
@@ -166,8 +166,8 @@ def test_a_clock_behind_a_head_changes_no_outcome(master, datastore):
         datastore.name,
         home[0].shard,
     )
-    master.run(partial(query, ahead))
-    (head,) = (h for h in master.run(partial(shard_head.heads, datastore.name)) if h.shard == home[0].shard)
+    master.run(query, ahead)
+    (head,) = (h for h in master.run(shard_head.heads, datastore.name) if h.shard == home[0].shard)
     outcomes = put(master, datastore, mixed(home, others))
     assert told(outcomes) == [PutStatus.STORED, BufferOutcome.INSERTED] * 3
     assert outcomes[0].created_at == head.last_created_at

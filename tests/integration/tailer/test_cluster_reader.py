@@ -6,7 +6,6 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -53,13 +52,13 @@ def errors(told):
 
 
 def shows(node, datastore, cells):
-    return lambda: node.run(partial(shard_head.movement, datastore.name)).heads_sum >= cells
+    return lambda: node.run(shard_head.movement, datastore.name).heads_sum >= cells
 
 
 def has_shard_0(node, datastore):
     """Its database, its table and, made last, its head."""
     heads = f"SELECT 1 FROM schemaless.shard_head WHERE datastore = '{datastore.name}' AND shard = 0"
-    return lambda: bool(node.run(partial(query, heads)))
+    return lambda: bool(node.run(query, heads))
 
 
 async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(running, kafka, new_datastore, storage, tailing):

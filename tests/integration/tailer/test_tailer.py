@@ -4,7 +4,6 @@ import asyncio
 import os
 import uuid
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -114,7 +113,7 @@ async def test_a_minion_is_read_while_its_master_is_away(running, kafka, new_dat
     datastore = new_datastore(shards=2, partitions=1)
     put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
     minion = storage.minions("a")[0]
-    await until(lambda: minion.run(partial(shard_head.movement, datastore.name)).heads_sum == 5)
+    await until(lambda: minion.run(shard_head.movement, datastore.name).heads_sum == 5)
     running.servers["a-master"].kill()
     try:
         tailing(datastore)

@@ -20,13 +20,13 @@ class Node:
         self.heads_sum = 0
         self.hangs = False
 
-    async def run(self, start, *, timeout_s):
+    async def run(self, operation, *args, timeout_s):
         if self.hangs:
             await asyncio.sleep(timeout_s)
             raise StorageUnavailable("no answer")
         if self.error is not None:
             raise self.error
-        return self.node.name if start is ASK else Position(self.heads_sum, 0)
+        return self.node.name if operation is ASK else Position(self.heads_sum, 0)
 
 
 def ASK():

@@ -183,8 +183,8 @@ async def test_a_shard_of_another_cluster_takes_nothing(storage, make_datastore)
     datastore = make_datastore(placement=("a", "b"))
     for cells in ([cell(shard=1)], [cell(shard=0), cell(shard=1, row=OTHER_ROW)]):
         with pytest.raises(Misconfigured):
-            storage.master("a").run(partial(entity_table.put_cells, datastore, cells))
-    assert storage.master("a").run(partial(shard_head.movement, datastore.name)).heads_sum == 0
+            storage.master("a").run(entity_table.put_cells, datastore, cells)
+    assert storage.master("a").run(shard_head.movement, datastore.name).heads_sum == 0
 
 
 @pytest.mark.parametrize("shards", [2, 60, 80])
@@ -193,13 +193,13 @@ def test_many_cells_of_many_shards_keep_their_order(storage, make_datastore, sha
     datastore = make_datastore(shards=shards, partitions=1, placement=("a",))
     cells = [cell(row=RowKey(uuid.uuid4().bytes), shard=n % shards, n=n) for n in range(400)]
     for part in (cells[:200], cells):  # the second time half of them exist
-        placed = storage.master("a").run(partial(entity_table.put_cells, datastore, part))
-    found = storage.master("a").run(partial(entity_table.get, datastore, [(c.shard, c.key) for c in cells]))
+        placed = storage.master("a").run(entity_table.put_cells, datastore, part)
+    found = storage.master("a").run(entity_table.get, datastore, [(c.shard, c.key) for c in cells])
     assert [(c.key, c.shard, c.added_id) for c in found] == [
         (c.key, p.shard, p.added_id) for c, p in zip(cells, placed, strict=True)
     ]
     assert statuses(placed) == [ALREADY] * 200 + [STORED] * 200
-    heads = storage.master("a").run(partial(shard_head.heads, datastore.name))
+    heads = storage.master("a").run(shard_head.heads, datastore.name)
     assert sum(head.added_id for head in heads) == 400
 
 
@@ -210,15 +210,15 @@ def test_a_clock_that_went_back_is_told_and_changes_no_order(storage, make_datas
     node = storage.master("a")
     old = [cell(row=OTHER_ROW)] if company else []
     if old:
-        node.run(partial(entity_table.put_cells, datastore, old))
+        node.run(entity_table.put_cells, datastore, old)
     ahead = sql(
         "UPDATE schemaless.shard_head SET last_created_at = UTC_TIMESTAMP(6) + INTERVAL 61 SECOND WHERE datastore = %s",
         datastore.name,
     )
-    node.run(partial(query, ahead))
-    (head,) = node.run(partial(shard_head.heads, datastore.name))
+    node.run(query, ahead)
+    (head,) = node.run(shard_head.heads, datastore.name)
     with capture_logs() as logged:
-        placed = node.run(partial(entity_table.put_cells, datastore, [*old, cell()]))
+        placed = node.run(entity_table.put_cells, datastore, [*old, cell()])
     assert placed[-1].created_at == head.last_created_at
     assert [entry["log_level"] for entry in logged] == ["warning"]
     assert logged[0]["shard"] == 0

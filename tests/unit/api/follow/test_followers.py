@@ -11,6 +11,7 @@ from api.follow.head_watch import HeadWatch
 from api.follow.reread_backoff import PAUSE_MAX_S, PAUSE_S, Lagging
 from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.location import Location
+from schemaless.storage import shard_head
 from schemaless.storage.shard_head import BLOCK_SHARDS
 from schemaless.topology import Datastore
 
@@ -27,10 +28,10 @@ class Cluster:
         self.heads_asked = 0
         self.away = False
 
-    async def ask(self, start):
+    async def ask(self, seen, watched):
         if self.away:
             raise StorageUnavailable("away")
-        operation = start()
+        operation = shard_head.moved_since(seen, watched)
         answer = None
         try:
             while True:

@@ -20,8 +20,8 @@ class Master:
         self.scripts = []
         self._lost = lost
 
-    async def run(self, start, **_):
-        operation = start()
+    async def run(self, operation, *args, **_):
+        operation = operation(*args)
         script = next(operation)
         while True:
             await asyncio.sleep(0.01)

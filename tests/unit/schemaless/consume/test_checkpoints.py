@@ -18,7 +18,7 @@ class BrokenMaster:
     def __init__(self):
         self.failing = False
 
-    async def run(self, start, **_):
+    async def run(self, operation, *args, **_):
         await asyncio.sleep(0)
         if self.failing:
             raise ZeroDivisionError

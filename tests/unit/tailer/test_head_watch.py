@@ -40,9 +40,9 @@ class Source:
     def __init__(self, *nodes: Node) -> None:
         self.nodes = list(nodes)
 
-    async def run(self, start):
+    async def run(self, operation, *args):
         node = self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
-        operation = start()
+        operation = operation(*args)
         script = next(operation)
         try:
             operation.send([_Result(node.rows(script))])
