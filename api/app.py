@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi import FastAPI
+from fastapi import Request as StarletteRequest
+from fastapi.responses import Response as StarletteResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from api.http.asgi import UNEXPECTED, Entrance, answer_of, short_ways
-from api.http.problems import Kind, problem
-from api.http.request import Call
-from api.http.response import document_answer, response_of
+from api.http.asgi import UNEXPECTED, Entrance, response_to, short_ways
+from api.http.problems import ProblemKind, problem
+from api.http.request import Request
+from api.http.response import document_response, response_of
 from api.http.route import Route
 from api.routes import CONTRACT, OUTSIDE
-from api.state import Services, opened_services
+from api.state import ApiState, opened_state
 from schemaless.config import ApiSettings
 from schemaless.topology import load_topology
 
 PREFIX = "/v1/{datastore}"
-_NO_SUCH_PATH = Kind(404, "no-such-path", "There is no such path")
-_OTHER_METHOD = Kind(405, "method-not-allowed", "The path takes other methods")
+_NO_SUCH_PATH = ProblemKind(404, "no-such-path", "There is no such path")
+_OTHER_METHOD = ProblemKind(405, "method-not-allowed", "The path takes other methods")
 
 
 def served_app(app: FastAPI, settings: ApiSettings) -> ASGIApp:
@@ -32,8 +33,8 @@ def served_app(app: FastAPI, settings: ApiSettings) -> ASGIApp:
 
 def stop_following(app: FastAPI) -> None:
     """Ends the calls that follow a log: they would never end by themselves."""
-    services: Services = app.state.services
-    services.followers.close()
+    state: ApiState = app.state.api
+    state.followers.close()
 
 
 def create_app(settings: ApiSettings) -> FastAPI:
@@ -45,8 +46,8 @@ def create_app(settings: ApiSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened_services(settings, topology) as services:
-            app.state.services = services
+        async with opened_state(settings, topology) as state:
+            app.state.api = state
             yield
 
     app = FastAPI(
@@ -76,29 +77,34 @@ def _add(app: FastAPI, path: str, route: Route) -> None:
         methods=[route.method],
         name=route.name,
         summary=route.summary,
-        response_class=Response,
+        response_class=StarletteResponse,
         openapi_extra=route.openapi(path),
         tags=[route.path.split("/")[1]],
     )
 
 
-def _endpoint(route: Route) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        call = Call(request.app.state.services, request.scope, request.receive, request.path_params)
-        return response_of(await answer_of(route, call))
+def _endpoint(route: Route) -> Callable[[StarletteRequest], Awaitable[StarletteResponse]]:
+    async def endpoint(starlette_request: StarletteRequest) -> StarletteResponse:
+        request = Request(
+            starlette_request.app.state.api,
+            starlette_request.scope,
+            starlette_request.receive,
+            starlette_request.path_params,
+        )
+        return response_of(await response_to(route, request))
 
     return endpoint
 
 
-async def _http_error(request: Request, error: HTTPException) -> Response:
+async def _http_error(starlette_request: StarletteRequest, error: HTTPException) -> StarletteResponse:
     kind = {404: _NO_SUCH_PATH, 405: _OTHER_METHOD}.get(error.status_code)
-    kind = kind or Kind(error.status_code, "http", str(error.detail))
-    response = response_of(document_answer(problem(kind, f"{request.method} {request.url.path}")))
+    kind = kind or ProblemKind(error.status_code, "http", str(error.detail))
+    response = response_of(document_response(problem(kind, f"{starlette_request.method} {starlette_request.url.path}")))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+async def _unexpected(starlette_request: StarletteRequest, error: Exception) -> StarletteResponse:
     """The server logs the error with its trace; the caller learns only that it is not theirs."""
     return response_of(UNEXPECTED)

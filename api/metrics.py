@@ -42,7 +42,7 @@ class Metrics:
 
     def watch(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter, puts: PutCounts) -> None:
         self.registry.register(_Nodes(storage, health, lag))
-        self.registry.register(_Puts(puts))
+        self.registry.register(_PutCollector(puts))
 
     def watch_followers(self, followers: Sized) -> None:
         gauge = Gauge("schemaless_api_followers", "Calls that follow a log now.", registry=self.registry)
@@ -52,7 +52,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Puts(Collector):
+class _PutCollector(Collector):
     """What the writer counted."""
 
     def __init__(self, counts: PutCounts) -> None:

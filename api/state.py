@@ -11,8 +11,8 @@ from typing import Any
 
 import structlog
 
-from api.follow.followers import CallsInHand, Followers
-from api.follow.head_watch import HeadWatch
+from api.follow.followers import Followers, RequestsInFlight
+from api.follow.head_watch import FollowedHeads
 from api.http.body import PayloadBudget
 from api.index.build_eta import BuildEta
 from api.index.definition_cache import IndexCatalogue
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class ApiState:
     settings: ApiSettings
     storage: AsyncStorage
     catalogue: Catalogue
@@ -46,12 +46,12 @@ class Services:
     writer: CellWriter
     build_eta: BuildEta
     index_catalogue: IndexCatalogue
-    in_hand: CallsInHand
+    in_flight: RequestsInFlight
     followers: Followers
 
 
 @asynccontextmanager
-async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIterator[Services]:
+async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterator[ApiState]:
     """Servers that are away don't keep it from opening."""
     async with AsyncStorage(
         topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
@@ -63,12 +63,12 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
         metrics = Metrics()
         metrics.watch(storage, health, lag, writer.counts)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
-        in_hand = CallsInHand()
-        followers = Followers(watches, in_hand, followers_max=settings.followers_max)
+        in_flight = RequestsInFlight()
+        followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         metrics.watch_followers(followers)
         await lag.step()
         async with _in_background(lag.run(), *(watch.run() for watch in watches.values())):
-            yield Services(
+            yield ApiState(
                 settings=settings,
                 storage=storage,
                 catalogue=Catalogue(storage),
@@ -81,18 +81,18 @@ async def opened_services(settings: ApiSettings, topology: Topology) -> AsyncIte
                 lag=lag,
                 metrics=metrics,
                 payload_budget=PayloadBudget(settings.payload_bytes_max),
-                in_hand=in_hand,
+                in_flight=in_flight,
                 followers=followers,
             )
             await writer.close()
 
 
-def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> HeadWatch:
+def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> FollowedHeads:
     async def ask(seen: Mapping[str, Moved], watched: Mapping[str, Collection[int]]) -> dict[str, Moved]:
         moved, _ = await reader.read(cluster, shard_head.moved_since, seen, watched)
         return moved
 
-    return HeadWatch(ask, poll_s=settings.follow_poll_s)
+    return FollowedHeads(ask, poll_s=settings.follow_poll_s)
 
 
 @asynccontextmanager

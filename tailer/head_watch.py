@@ -27,7 +27,7 @@ class _Seen:
     total: Movement | None = None
 
 
-class HeadWatch:
+class ClusterHeads:
     """One cluster."""
 
     def __init__(self, source: ClusterSource, moved: Moved) -> None:

@@ -12,7 +12,7 @@ from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
 from tailer.context import Shared, in_thread, pause
-from tailer.partition_tail import RETRY_S, Tail
+from tailer.partition_tail import RETRY_S, PartitionTail
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ class OwnedPartition:
         self._datastore = datastore
         self._shared = shared
         self._stopping = asyncio.Event()
-        self._tail: Tail | None = None
+        self._tail: PartitionTail | None = None
 
     @property
     def tailed(self) -> bool:
@@ -76,7 +76,7 @@ class OwnedPartition:
     async def _open_and_tail(self, partition_log: PartitionLog) -> None:
         try:
             progress = await in_thread(self._shared.opening, partition_log.open)
-            self._tail = Tail(self._datastore, partition_log, progress, self._shared)
+            self._tail = PartitionTail(self._datastore, partition_log, progress, self._shared)
             known = self._shared.heads(self._datastore.name)
             shards = self._datastore.shards_of_partition(self.partition)
             self.heads_moved({shard: known[shard] for shard in shards if shard in known})

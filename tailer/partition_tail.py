@@ -18,7 +18,7 @@ from schemaless.cell import StoredCell
 from schemaless.errors import Corrupt, Misconfigured, StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import shard_head, shard_log
-from schemaless.storage.shard_log import Wanted
+from schemaless.storage.shard_log import LogRange
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterSource
 from tailer.context import Shared, in_thread, pause
@@ -34,7 +34,7 @@ NEWER_CELLS_MAX = 16  # of a shard: beyond its head as last seen
 NOT_THERE_YET_S = 0.05  # a minion that lags is asked again; its own heads, read soon, end that
 
 
-class Tail:
+class PartitionTail:
     """Publishes one partition through its log. `step` is one transaction."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Tail:
         if not waiting:
             return []
         wanted = [
-            Wanted(shard, self._shards[shard].published.added_id, limit)
+            LogRange(shard, self._shards[shard].published.added_id, limit)
             for shard, limit in shares(self._with_newer(waiting), self._cells_max).items()
         ]
         settings = self._shared.settings
@@ -187,7 +187,7 @@ class Tail:
             self._report(shard, error)
             return []
 
-    def _put_empty_aside(self, wanted: Sequence[Wanted], batch: shard_log.Batch) -> None:
+    def _put_empty_aside(self, wanted: Sequence[LogRange], batch: shard_log.LogBatch) -> None:
         """Where nothing came, cells were lost, or the head was another server's, and a minion lags behind it."""
         for part, cells in zip(wanted, batch.cells, strict=True):
             if part.shard in batch.lost:

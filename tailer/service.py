@@ -20,7 +20,7 @@ from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterSource
 from tailer.context import Shared, pause
 from tailer.datastore_tailer import DatastoreTailer
-from tailer.head_watch import HeadWatch
+from tailer.head_watch import ClusterHeads
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class TailerService:
         self._sources = list(sources.values())
         self._orders: dict[str, TailerOrder] = {}
         self._catalogue = Catalogue(storage)
-        self._watches = [HeadWatch(source, self._heads_moved) for source in sources.values()]
+        self._watches = [ClusterHeads(source, self._heads_moved) for source in sources.values()]
         self._datastores: dict[str, DatastoreTailer] = {}
         self._stopping = asyncio.Event()
         self._shared = Shared(
@@ -109,7 +109,7 @@ class TailerService:
             await source.check()
             await pause(CHECK_S, self._stopping)
 
-    async def _watch(self, watch: HeadWatch) -> None:
+    async def _watch(self, watch: ClusterHeads) -> None:
         settings = self._settings
         news_at = 0.0
         away = False

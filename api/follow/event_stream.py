@@ -11,13 +11,13 @@ import asyncio
 
 from api.follow.events import ShardEvents, problem_event
 from api.follow.followers import Follower
-from api.follow.log_reader import After, Page, Start, Wanted
+from api.follow.log_reader import AfterLocation, PageRequest, ShardLogPage, Start
 from api.follow.pages import read_shard
 from api.http.cell_json import cell_view, views_within
 from api.http.content import EVENTS, JSON
 from api.http.parameters import LIMIT_MAX
-from api.http.request import Call
-from api.http.response import Send, problem_answer, send_answer
+from api.http.request import Request
+from api.http.response import Send, problem_response, send_response
 from api.read.reader import Served
 from schemaless.errors import LocationGone, SchemalessError
 from schemaless.location import Location, generation_at, is_superseded
@@ -33,29 +33,31 @@ CELLS_AT_FIRST = 10  # until it is known how large they are
 
 
 class EventStream:
-    def __init__(self, call: Call, datastore: Datastore, shard: int, wanted: Wanted, wish: Role | None) -> None:
-        self._call = call
+    def __init__(
+        self, request: Request, datastore: Datastore, shard: int, wanted: PageRequest, read_from: Role | None
+    ) -> None:
+        self._request = request
         self._datastore = datastore
         self._shard = shard
         self._wanted = wanted
-        self._wish = wish
+        self._read_from = read_from
         self._pending = False
         self._limit = CELLS_AT_FIRST
-        self._settings = call.services.settings
+        self._settings = request.state.settings
 
     async def run(self, send: Send) -> None:
         """What stands in the way before the stream began is a problem document."""
-        self._call.follows()
+        self._request.follows()
         try:
-            with self._call.services.followers.follow(self._datastore, (self._shard,)) as follower:
+            with self._request.state.followers.follow(self._datastore, (self._shard,)) as follower:
                 events, served = await self._begin()
                 await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *served.headers]})
-                if self._call.headers_only:
+                if self._request.headers_only:
                     await send({"type": "http.response.body", "body": b""})
                 else:
-                    await self._call.unless_hung_up(self._go_on(send, follower, events))
+                    await self._request.unless_hung_up(self._go_on(send, follower, events))
         except SchemalessError as error:
-            await send_answer(problem_answer(error), send)
+            await send_response(problem_response(error), send)
 
     async def _begin(self) -> tuple[ShardEvents, Served]:
         """Where the stream begins, and whether it can."""
@@ -88,9 +90,9 @@ class EventStream:
                 return events.heartbeat(follower.head(self._shard))
         return b""
 
-    async def _read_on(self, position: Location) -> Page | None:
+    async def _read_on(self, position: Location) -> ShardLogPage | None:
         """None: nobody can show it for now."""
-        after = After(position.generation, position.added_id)
+        after = AfterLocation(position.generation, position.added_id)
         try:
             page, _ = await self._read(after, min(self._limit, self._wanted.limit))
         except LocationGone as gone:
@@ -104,14 +106,14 @@ class EventStream:
         self._pending = False
         return None
 
-    async def _read(self, start: Start, limit: int) -> tuple[Page, Served]:
-        wanted = Wanted(start, limit, self._wanted.columns)
-        async with self._call.services.followers.reading(self._datastore.home(self._shard)):
+    async def _read(self, start: Start, limit: int) -> tuple[ShardLogPage, Served]:
+        wanted = PageRequest(start, limit, self._wanted.columns)
+        async with self._request.state.followers.reading(self._datastore.home(self._shard)):
             return await read_shard(
-                self._call, self._datastore, self._shard, wanted, self._wish, self._settings.follow_bytes_max
+                self._request, self._datastore, self._shard, wanted, self._read_from, self._settings.follow_bytes_max
             )
 
-    def _told(self, events: ShardEvents, page: Page) -> bytes:
+    def _told(self, events: ShardEvents, page: ShardLogPage) -> bytes:
         views = views_within(map(cell_view, page.cells), JSON, self._settings.follow_bytes_max)
         was_cut = len(views) < len(page.cells)
         self._limit = len(views) if was_cut else min(self._limit * 2, LIMIT_MAX)  # no more is read than can be told
@@ -120,9 +122,9 @@ class EventStream:
         return events.of_page(page, views)
 
 
-def _beginning(wanted: Wanted, first: Page) -> Location:
+def _beginning(wanted: PageRequest, first: ShardLogPage) -> Location:
     """Where a reader stands before its first page; it is told of any later generation."""
-    given = wanted.start.generation if isinstance(wanted.start, After) else None
+    given = wanted.start.generation if isinstance(wanted.start, AfterLocation) else None
     return Location(generation_at(first.after, first.starts) if given is None else given, first.after)
 
 

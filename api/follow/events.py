@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from api.follow.log_reader import Page
+from api.follow.log_reader import ShardLogPage
 from api.http.content import JSON
 from api.http.problems import problem_of
 from schemaless.errors import SchemalessError
@@ -25,7 +25,7 @@ class ShardEvents:
         self.position = position
         self.head = position.added_id
 
-    def of_page(self, page: Page, views: Sequence[msgspec.Raw]) -> bytes:
+    def of_page(self, page: ShardLogPage, views: Sequence[msgspec.Raw]) -> bytes:
         """A page that was read after `position`; `views` are its cells as JSON. Nothing when nothing came."""
         starts = [start for start in visible_starts(page.starts) if start.generation > self.position.generation]
         events = b"".join(self._in_order(page, views, starts))
@@ -42,7 +42,9 @@ class ShardEvents:
         }
         return _event("heartbeat", data, position)
 
-    def _in_order(self, page: Page, views: Sequence[msgspec.Raw], starts: list[GenerationStart]) -> Iterator[bytes]:
+    def _in_order(
+        self, page: ShardLogPage, views: Sequence[msgspec.Raw], starts: list[GenerationStart]
+    ) -> Iterator[bytes]:
         for cell, view in zip(page.cells, views, strict=True):
             yield from self._begun_until(cell.added_id, starts)
             location = Location(cell.generation, cell.added_id)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from api.follow.head_watch import HeadWatch, WatchedShard
+from api.follow.head_watch import FollowedHeads, WatchedShard
 from api.follow.reread_backoff import Lagging
 from schemaless.errors import Unavailable
 from schemaless.location import Location
@@ -22,16 +22,18 @@ Positions = Mapping[int, Location | None]
 """Where a follower stands in each shard; None: it doesn't know yet, because its cluster didn't answer."""
 
 
-class CallsInHand(msgspec.Struct):
+class RequestsInFlight(msgspec.Struct):
     """What the bound on calls counts. A follower is none of them while it follows."""
 
     count: int = 0
 
 
 class Followers:
-    def __init__(self, watches: Mapping[str, HeadWatch], in_hand: CallsInHand, *, followers_max: int) -> None:
+    def __init__(
+        self, watches: Mapping[str, FollowedHeads], in_flight: RequestsInFlight, *, followers_max: int
+    ) -> None:
         self._watches = watches
-        self._in_hand = in_hand
+        self._in_flight = in_flight
         self._followers_max = followers_max
         self._reading = {cluster: asyncio.Semaphore(READS_AT_ONCE) for cluster in watches}
         self._all: set[Follower] = set()
@@ -52,11 +54,11 @@ class Followers:
                 watched |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
             follower = Follower(watched, event)
             self._all.add(follower)
-            self._in_hand.count -= 1
+            self._in_flight.count -= 1
             try:
                 yield follower
             finally:
-                self._in_hand.count += 1
+                self._in_flight.count += 1
                 self._all.discard(follower)
 
     def reading(self, cluster: str) -> asyncio.Semaphore:

@@ -35,7 +35,7 @@ class WatchedShard:
                 event.set()
 
 
-class HeadWatch:
+class FollowedHeads:
     """Of one cluster."""
 
     def __init__(self, ask: Ask, *, poll_s: float) -> None:

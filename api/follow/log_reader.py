@@ -21,7 +21,7 @@ class Since(msgspec.Struct, frozen=True):
     created_at: int
 
 
-class After(msgspec.Struct, frozen=True):
+class AfterLocation(msgspec.Struct, frozen=True):
     """No generation: the present one."""
 
     generation: int | None
@@ -32,11 +32,11 @@ class End(msgspec.Struct, frozen=True):
     """The head, as the node that answers shows it."""
 
 
-Start = After | Since | End
-BEGINNING = After(None, 0)
+Start = AfterLocation | Since | End
+BEGINNING = AfterLocation(None, 0)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class PageRequest(msgspec.Struct, frozen=True):
     """What one page is asked for; no columns: all of them."""
 
     start: Start
@@ -44,7 +44,7 @@ class Wanted(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = ()
 
 
-class Page(msgspec.Struct, frozen=True):
+class ShardLogPage(msgspec.Struct, frozen=True):
     """Of what comes after `after`. `examined` is the last added_id looked at, whether or not its cell is in `cells`."""
 
     cells: Sequence[StoredCell]
@@ -53,7 +53,7 @@ class Page(msgspec.Struct, frozen=True):
     head: int
     starts: Sequence[GenerationStart]
 
-    def cut(self, count: int) -> Page:
+    def cut(self, count: int) -> ShardLogPage:
         """The page with its first `count` cells only: they are all that was examined, then."""
         if count == len(self.cells):
             return self
@@ -74,7 +74,9 @@ class Page(msgspec.Struct, frozen=True):
         return self.head - self.examined
 
 
-def read_page(datastore: Datastore, shard: int, wanted: Wanted, examined_max: int, bytes_max: int) -> Operation[Page]:
+def read_page(
+    datastore: Datastore, shard: int, wanted: PageRequest, examined_max: int, bytes_max: int
+) -> Operation[ShardLogPage]:
     """A page as one node shows it. Raises LocationGone."""
     head, starts = yield from shard_head.history(datastore.name, shard)
     after = yield from _resolve(datastore, shard, wanted.start, starts, head.added_id)
@@ -87,8 +89,8 @@ def read_page(datastore: Datastore, shard: int, wanted: Wanted, examined_max: in
         chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
         cells += chunk
         if len(chunk) < limit:
-            return Page(cells, after, until, head.added_id, starts)
-    return Page(cells, after, cells[-1].added_id if cells else after, head.added_id, starts)
+            return ShardLogPage(cells, after, until, head.added_id, starts)
+    return ShardLogPage(cells, after, cells[-1].added_id if cells else after, head.added_id, starts)
 
 
 def _resolve(
@@ -96,7 +98,7 @@ def _resolve(
 ) -> Operation[int]:
     if isinstance(start, End):
         return head
-    if isinstance(start, After):
+    if isinstance(start, AfterLocation):
         return resume(start.generation, start.added_id, starts, head)
     first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
     return first - 1

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from api.follow.followers import Follower, Positions, by_home
-from api.follow.log_reader import After, End, Page, Start, Wanted, read_page
+from api.follow.log_reader import AfterLocation, End, PageRequest, ShardLogPage, Start, read_page
 from api.http.cell_json import cell_view, views_within
 from api.http.content import Format
 from api.http.problems import problem_of
-from api.http.request import Call
+from api.http.request import Request
 from api.read.reader import Served, served_together
 from schemaless.errors import LocationGone, SchemalessError, StorageUnavailable
 from schemaless.location import FIRST_GENERATION, Location, is_superseded
@@ -45,11 +45,11 @@ class ShownPage(msgspec.Struct, frozen=True):
 
 
 async def read_shard(
-    call: Call, datastore: Datastore, shard: int, wanted: Wanted, wish: Role | None, bytes_max: int
-) -> tuple[Page, Served]:
+    request: Request, datastore: Datastore, shard: int, wanted: PageRequest, read_from: Role | None, bytes_max: int
+) -> tuple[ShardLogPage, Served]:
     """Raises LocationGone, StorageUnavailable."""
-    examined_max = call.services.settings.log_examined_max
-    return await call.services.reader.read(
+    examined_max = request.state.settings.log_examined_max
+    return await request.state.reader.read(
         datastore.home(shard),
         read_page,
         datastore,
@@ -57,7 +57,7 @@ async def read_shard(
         wanted,
         examined_max,
         bytes_max,
-        wish=wish,
+        read_from=read_from,
     )
 
 
@@ -67,14 +67,19 @@ class ShardPages:
     """
 
     def __init__(
-        self, call: Call, datastore: Datastore, wanted: Mapping[int, Wanted], wish: Role | None, form: Format
+        self,
+        request: Request,
+        datastore: Datastore,
+        wanted: Mapping[int, PageRequest],
+        read_from: Role | None,
+        form: Format,
     ) -> None:
-        self._call = call
+        self._request = request
         self._datastore = datastore
         self._wanted = wanted
-        self._wish = wish
+        self._read_from = read_from
         self._form = form
-        self._bytes_left = call.services.settings.answer_bytes_max
+        self._bytes_left = request.state.settings.answer_bytes_max
         self._limiter = asyncio.Semaphore(SHARDS_AT_ONCE)
         self._shown: dict[int, ShownPage | SchemalessError] = {}
         self._served: dict[int, Served] = {}
@@ -103,9 +108,9 @@ class ShardPages:
         """Until there is a cell, or something that only the caller can mend; at most `wait_s`. Raises Unavailable."""
         if wait_s <= 0 or self._has_news():
             return
-        with self._call.services.followers.follow(self._datastore, self._wanted) as follower:
-            self._call.follows()
-            await self._call.unless_hung_up(self._wait(follower, wait_s))
+        with self._request.state.followers.follow(self._datastore, self._wanted) as follower:
+            self._request.follows()
+            await self._request.unless_hung_up(self._wait(follower, wait_s))
 
     async def _wait(self, follower: Follower, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -135,8 +140,8 @@ class ShardPages:
 
     async def _show_heads_of(self, cluster: str, shards: Collection[int]) -> None:
         try:
-            heads, served = await self._call.services.reader.read(
-                cluster, shard_head.heads_of, self._datastore.name, shards, wish=self._wish
+            heads, served = await self._request.state.reader.read(
+                cluster, shard_head.heads_of, self._datastore.name, shards, read_from=self._read_from
             )
         except StorageUnavailable:  # each shard's page will say so
             return
@@ -169,27 +174,27 @@ class ShardPages:
 
     async def _show(self, shard: int) -> ShownPage:
         wanted = self._wanted_now(shard)
-        bytes_max = self._call.services.settings.answer_bytes_max
-        page, served = await read_shard(self._call, self._datastore, shard, wanted, self._wish, bytes_max)
+        bytes_max = self._request.state.settings.answer_bytes_max
+        page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
         views = views_within(map(cell_view, page.cells), self._form, bytes_max)
         self._bytes_left -= sum(len(bytes(view)) for view in views)
         self._served[shard] = served
         page = page.cut(len(views))
         return ShownPage(views, page.next, page.position, page.head)
 
-    def _wanted_now(self, shard: int) -> Wanted:
+    def _wanted_now(self, shard: int) -> PageRequest:
         wanted = self._wanted[shard]
         if self._bytes_left <= 0:
             wanted = msgspec.structs.replace(wanted, limit=0)
         shown = self._shown.get(shard)
         if isinstance(shown, ShownPage):
             position = shown.position
-            wanted = msgspec.structs.replace(wanted, start=After(position.generation, position.added_id))
+            wanted = msgspec.structs.replace(wanted, start=AfterLocation(position.generation, position.added_id))
         return wanted
 
 
 def _is_at(start: Start, head: Location) -> bool:
     """Whether a reader that begins there surely stands at the head, which needs no look at the generations."""
     if head.generation == FIRST_GENERATION:
-        return start in (End(), After(None, head.added_id), After(head.generation, head.added_id))
-    return start == After(head.generation, head.added_id)
+        return start in (End(), AfterLocation(None, head.added_id), AfterLocation(head.generation, head.added_id))
+    return start == AfterLocation(head.generation, head.added_id)

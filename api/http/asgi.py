@@ -12,17 +12,17 @@ import msgspec
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
-from api.http.request import FOLLOWS, HEADERS_ONLY, Call
-from api.http.response import Answer, problem_answer, send_answer
+from api.http.request import FOLLOWS, HEADERS_ONLY, Request
+from api.http.response import Response, problem_response, send_response
 from api.http.route import Route
-from api.state import Services
+from api.state import ApiState
 from schemaless.errors import SchemalessError, Unavailable
 
 UNROUTED = "other"
 FOLLOWED = "follow"  # its answers are late on purpose
-UNEXPECTED = problem_answer(SchemalessError("an unexpected error; the log of this process has it"))
+UNEXPECTED = problem_response(SchemalessError("an unexpected error; the log of this process has it"))
 """Where a handler raises what nobody foresaw: the server logs it, with its trace."""
-STOPPING = problem_answer(Unavailable("this process stops, before the call had its outcome"))
+STOPPING = problem_response(Unavailable("this process stops, before the call had its outcome"))
 
 
 class ShortWay(msgspec.Struct, frozen=True, gc=False):
@@ -48,18 +48,18 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        services: Services = self._app.state.services
-        in_hand = services.in_hand
-        if in_hand.count >= self._calls_max:
-            await send_answer(problem_answer(Unavailable(f"{in_hand.count} calls are in hand already")), send)
+        state: ApiState = self._app.state.api
+        in_flight = state.in_flight
+        if in_flight.count >= self._calls_max:
+            await send_response(problem_response(Unavailable(f"too many concurrent requests: {in_flight.count}")), send)
             return
-        in_hand.count += 1
+        in_flight.count += 1
         try:
-            await self._serve(services, scope, receive, send)
+            await self._serve(state, scope, receive, send)
         finally:
-            in_hand.count -= 1
+            in_flight.count -= 1
 
-    async def _serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, state: ApiState, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET", HEADERS_ONLY: True}
@@ -70,18 +70,18 @@ class Entrance:
                 await self._app(scope, receive, watched)
             finally:
                 name = FOLLOWED if FOLLOWS in scope else getattr(scope.get("route"), "name", UNROUTED)
-                services.metrics.called(name, watched.status, watched.answered_at - began)
+                state.metrics.called(name, watched.status, watched.answered_at - began)
         else:
             route, path = found
             answer = UNEXPECTED
             try:
-                answer = await answer_of(route, Call(services, scope, receive, path))
+                answer = await response_to(route, Request(state, scope, receive, path))
             except asyncio.CancelledError:
                 answer = STOPPING
                 raise
             finally:
-                await send_answer(answer, send)
-                services.metrics.called(route.name, answer.status, time.perf_counter() - began)
+                await send_response(answer, send)
+                state.metrics.called(route.name, answer.status, time.perf_counter() - began)
 
     def _short_way(self, scope: Scope) -> tuple[Route, dict[str, str]] | None:
         """The route of a path, and what the path names, by looking at its parts."""
@@ -92,14 +92,14 @@ class Entrance:
         return way.route, {name: parts[n] for n, name in way.names}
 
 
-async def answer_of(route: Route, call: Call) -> Answer:
+async def response_to(route: Route, request: Request) -> Response:
     """Errors of ours become problems here, for every call of the contract."""
     try:
-        return await route.handler(call)
+        return await route.handler(request)
     except SchemalessError as error:
-        return problem_answer(error)
+        return problem_response(error)
     finally:
-        call.finish()
+        request.finish()
 
 
 class _Watched:

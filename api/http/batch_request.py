@@ -14,7 +14,7 @@ from schemaless.errors import Invalid, InvalidRequest, Malformed, TooLarge
 ITEMS_MAX = 1000
 
 
-class _Puts(msgspec.Struct, forbid_unknown_fields=True):
+class _PutItems(msgspec.Struct, forbid_unknown_fields=True):
     cells: list[msgspec.Raw]
 
 
@@ -45,7 +45,7 @@ class WantedCell(msgspec.Struct, frozen=True):
 
 def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest]:
     """The items in order, each a cell or what is wrong with it. Raises Malformed, Invalid, TooLarge for the whole."""
-    items = _items(payload, form, _Puts, "cells")
+    items = _items(payload, form, _PutItems, "cells")
     decoder = form.decoder(_PutItem)
     return [_put_item(item, form, decoder) for item in items]
 
@@ -67,7 +67,9 @@ def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:
         raise Malformed(f"the payload can't be parsed: {error}") from error
 
 
-def _items(payload: bytes, form: Format, shape: type[_Puts] | type[_Gets], field: str) -> Sequence[bytes | msgspec.Raw]:
+def _items(
+    payload: bytes, form: Format, shape: type[_PutItems] | type[_Gets], field: str
+) -> Sequence[bytes | msgspec.Raw]:
     items: Sequence[bytes | msgspec.Raw]
     if form is NDJSON:
         items = [line for line in payload.split(b"\n") if line.strip()]

@@ -123,7 +123,7 @@ def request_format(content_type: bytes, content_encoding: bytes = b"", *, batch:
     return form
 
 
-def answer_format(accept: bytes, *, batch: bool = False) -> Format:
+def response_format(accept: bytes, *, batch: bool = False) -> Format:
     """The one of our media types that `Accept` likes best; JSON when it names none of them."""
     if accept in (b"", b"*/*", b"application/json"):
         return JSON

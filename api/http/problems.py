@@ -28,7 +28,7 @@ RETRY_AFTER_S = 1
 TYPE_PREFIX = "urn:schemaless:problem:"
 
 
-class Kind(msgspec.Struct, frozen=True):
+class ProblemKind(msgspec.Struct, frozen=True):
     """How a class of errors is shown; `name` completes the problem's `type`."""
 
     status: int
@@ -36,26 +36,26 @@ class Kind(msgspec.Struct, frozen=True):
     title: str
 
 
-KINDS: dict[type[BaseException], Kind] = {
-    Malformed: Kind(400, "malformed", "The payload can't be parsed"),
-    Invalid: Kind(422, "invalid", "A part of the request is wrong"),
-    TooLarge: Kind(413, "too-large", "The request is too large"),
-    UnsupportedMedia: Kind(415, "unsupported-media-type", "The media type is not known here"),
-    InvalidRequest: Kind(400, "invalid-request", "The request is wrong"),
-    CellMissing: Kind(404, "cell-missing", "There is no such cell"),
-    NotFound: Kind(404, "not-found", "There is nothing of that name"),
-    Conflict: Kind(409, "conflict", "Another body stands under that key"),
-    LocationGone: Kind(409, "location-gone", "The location can't be read from"),
-    NotReady: Kind(409, "not-ready", "It is not ready to answer yet"),
-    NotBuilt: Kind(501, "not-built", "In the contract, not built yet"),
-    Unavailable: Kind(503, "unavailable", "Something needed is away"),
-    Busy: Kind(503, "busy", "The database gave way to other work"),
-    Fenced: Kind(503, "fenced", "Another process has taken over"),
-    SchemalessError: Kind(500, "internal", "The server is at fault"),
+KINDS: dict[type[BaseException], ProblemKind] = {
+    Malformed: ProblemKind(400, "malformed", "The payload can't be parsed"),
+    Invalid: ProblemKind(422, "invalid", "A part of the request is wrong"),
+    TooLarge: ProblemKind(413, "too-large", "The request is too large"),
+    UnsupportedMedia: ProblemKind(415, "unsupported-media-type", "The media type is not known here"),
+    InvalidRequest: ProblemKind(400, "invalid-request", "The request is wrong"),
+    CellMissing: ProblemKind(404, "cell-missing", "There is no such cell"),
+    NotFound: ProblemKind(404, "not-found", "There is nothing of that name"),
+    Conflict: ProblemKind(409, "conflict", "Another body stands under that key"),
+    LocationGone: ProblemKind(409, "location-gone", "The location can't be read from"),
+    NotReady: ProblemKind(409, "not-ready", "It is not ready to answer yet"),
+    NotBuilt: ProblemKind(501, "not-built", "In the contract, not built yet"),
+    Unavailable: ProblemKind(503, "unavailable", "Something needed is away"),
+    Busy: ProblemKind(503, "busy", "The database gave way to other work"),
+    Fenced: ProblemKind(503, "fenced", "Another process has taken over"),
+    SchemalessError: ProblemKind(500, "internal", "The server is at fault"),
 }
 
 
-def kind_of(error: SchemalessError) -> Kind:
+def kind_of(error: SchemalessError) -> ProblemKind:
     """The kind of the nearest class in the tree."""
     return next(KINDS[kind] for kind in type(error).__mro__ if kind in KINDS)
 
@@ -69,7 +69,7 @@ def problem_of(error: SchemalessError) -> dict[str, Any]:
     return document | _members(error)
 
 
-def problem(kind: Kind, detail: str, *, retryable: bool = False) -> dict[str, Any]:
+def problem(kind: ProblemKind, detail: str, *, retryable: bool = False) -> dict[str, Any]:
     return {
         "type": TYPE_PREFIX + kind.name,
         "title": kind.title,

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from typing import TYPE_CHECKING, Any
 
 from api.http.body import Payload, Receive
-from api.http.content import Format, answer_format, request_format
+from api.http.content import Format, request_format, response_format
 from api.http.parameters import Parameter, parse_query
-from api.http.response import Answer
+from api.http.response import Response
 from schemaless.errors import NotFound
 from schemaless.sharding import shard_of
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
-    from api.state import Services
+    from api.state import ApiState
 
 Scope = MutableMapping[str, Any]
 FOLLOWS = "schemaless.follows"
@@ -25,13 +25,13 @@ WHOLE = "schemaless.whole"
 """A scope with it belongs to a request whose payload has come to its end."""
 
 
-class Call:
+class Request:
     """`path` holds the named parts of the path as text, not yet looked at."""
 
-    __slots__ = ("_headers", "_payload", "_receive", "_scope", "path", "services")
+    __slots__ = ("_headers", "_payload", "_receive", "_scope", "path", "state")
 
-    def __init__(self, services: Services, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
-        self.services = services
+    def __init__(self, state: ApiState, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
+        self.state = state
         self.path = path
         self._scope = scope
         self._receive = receive
@@ -40,7 +40,7 @@ class Call:
 
     async def datastore(self) -> Datastore:
         """Raises NotFound."""
-        return await self.services.catalogue.datastore(self.path["datastore"])
+        return await self.state.catalogue.datastore(self.path["datastore"])
 
     def header(self, name: bytes) -> bytes:
         """Its value, or nothing; `name` in lower case. The first one counts."""
@@ -62,16 +62,16 @@ class Call:
         """Raises UnsupportedMedia."""
         return request_format(self.header(b"content-type"), self.header(b"content-encoding"), batch=batch)
 
-    def answer_format(self, *, batch: bool = False) -> Format:
-        return answer_format(self.header(b"accept"), batch=batch)
+    def response_format(self, *, batch: bool = False) -> Format:
+        return response_format(self.header(b"accept"), batch=batch)
 
     async def payload(self, bytes_max: int) -> bytes:
         """Raises TooLarge, Malformed or Unavailable."""
-        self._payload = Payload(self._receive, self.services.payload_budget)
+        self._payload = Payload(self._receive, self.state.payload_budget)
         return await self._payload.read(
             bytes_max,
             self.header(b"content-length"),
-            self.services.settings.payload_timeout_s,
+            self.state.settings.payload_timeout_s,
             whole=WHOLE in self._scope,
         )
 
@@ -103,10 +103,10 @@ class Call:
     def finish(self) -> None:
         """The answer is made: what the payload took of the process's bounds is free again."""
         if self._payload is not None and self._payload.held_bytes:
-            self.services.payload_budget.give_back(self._payload.held_bytes)
+            self.state.payload_budget.give_back(self._payload.held_bytes)
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 def parse_shard(datastore: Datastore, text: str) -> int:

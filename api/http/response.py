@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response as StarletteResponse
 from starlette.types import Receive, Scope
 
 from api.http.content import Format
@@ -20,7 +20,7 @@ _VARY = (b"vary", b"accept")
 _encode_json = msgspec.json.Encoder().encode
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class Response(msgspec.Struct, frozen=True, gc=False):
     """`headers` are complete but for Content-Length."""
 
     status: int
@@ -28,33 +28,33 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[Header, ...]
 
 
-class StreamAnswer(Answer, frozen=True, gc=False):
+class StreamResponse(Response, frozen=True, gc=False):
     """One that goes on. `stream` sends all of it, status and headers too."""
 
     stream: Callable[[Send], Awaitable[None]]
 
 
-def stream_answer(stream: Callable[[Send], Awaitable[None]]) -> StreamAnswer:
-    return StreamAnswer(200, b"", (), stream)
+def stream_response(stream: Callable[[Send], Awaitable[None]]) -> StreamResponse:
+    return StreamResponse(200, b"", (), stream)
 
 
-def problem_answer(error: SchemalessError) -> Answer:
-    return document_answer(problem_of(error))
+def problem_response(error: SchemalessError) -> Response:
+    return document_response(problem_of(error))
 
 
-def document_answer(document: dict[str, Any]) -> Answer:
+def document_response(document: dict[str, Any]) -> Response:
     """A problem document as an answer of its status."""
     headers: tuple[Header, ...] = ((b"content-type", b"application/problem+json"), (b"cache-control", b"no-store"))
     if document["status"] == 503:
         headers += ((b"retry-after", b"%d" % RETRY_AFTER_S),)
-    return Answer(document["status"], _encode_json(document), headers)
+    return Response(document["status"], _encode_json(document), headers)
 
 
-def good_answer(form: Format, value: Any, *headers: Header, status: int = 200) -> Answer:
-    return Answer(status, form.encode(value), (form.header, _VARY, *headers))
+def ok_response(form: Format, value: Any, *headers: Header, status: int = 200) -> Response:
+    return Response(status, form.encode(value), (form.header, _VARY, *headers))
 
 
-async def send_answer(answer: Answer, send: Send) -> None:
+async def send_response(answer: Response, send: Send) -> None:
     headers = [*answer.headers]
     if answer.status != 304:  # its length would be that of the body left out
         headers.append((b"content-length", b"%d" % len(answer.body)))
@@ -62,18 +62,18 @@ async def send_answer(answer: Answer, send: Send) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def response_of(answer: Answer) -> Response:
-    if isinstance(answer, StreamAnswer):
+def response_of(answer: Response) -> StarletteResponse:
+    if isinstance(answer, StreamResponse):
         return _Streaming(answer)
-    response = Response(answer.body, answer.status)
+    response = StarletteResponse(answer.body, answer.status)
     response.raw_headers = [*answer.headers]
     if answer.status != 304:
         response.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
     return response
 
 
-class _Streaming(Response):
-    def __init__(self, answer: StreamAnswer) -> None:
+class _Streaming(StarletteResponse):
+    def __init__(self, answer: StreamResponse) -> None:
         super().__init__()
         self._answer = answer
 

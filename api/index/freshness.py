@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True):
     """Where the checkpoints of one consumer are looked at: `wish` as of Reader.read."""
 
     cluster: str
-    wish: Role | None
+    read_from: Role | None
     datastore: str
     consumer: str
 
@@ -34,13 +34,13 @@ class Place(msgspec.Struct, frozen=True):
 class ReachedWatch:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._lanes: dict[Place, _Lane] = {}
+        self._lanes: dict[Place, _CheckpointPoll] = {}
 
     async def reached(self, place: Place, wanted: ShardLocation) -> None:
         """Returns when a node there has shown a checkpoint at or behind `wanted`. Raises StorageUnavailable."""
         lane = self._lanes.get(place)
         if lane is None:
-            lane = self._lanes[place] = _Lane(self._reader, place)
+            lane = self._lanes[place] = _CheckpointPoll(self._reader, place)
         try:
             await lane.reached(wanted)
         finally:
@@ -54,7 +54,7 @@ class _Waiting(msgspec.Struct, frozen=True, eq=False):
     since: float
 
 
-class _Lane:
+class _CheckpointPoll:
     def __init__(self, reader: Reader, place: Place) -> None:
         self._reader = reader
         self._place = place
@@ -95,7 +95,7 @@ class _Lane:
             place.datastore,
             place.consumer,
             sorted(shards),
-            wish=place.wish,
+            read_from=place.read_from,
         )
         return {checkpoint.shard: checkpoint.location for checkpoint in found}
 

@@ -23,7 +23,7 @@ from schemaless.index.values import Op, Value, from_json, from_text, to_json
 from schemaless.location import Location, ShardLocation, parse_shard_location
 from schemaless.names import index_consumer
 from schemaless.storage import checkpoint_table, index_table
-from schemaless.storage.index_table import After, FoundEntry, Selection, Term
+from schemaless.storage.index_table import EntryCursor, FoundEntry, Selection, Term
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore
 
@@ -52,7 +52,7 @@ class IndexQuery(msgspec.Struct, frozen=True):
     wait_s: float = WAIT_DEFAULT_S
 
 
-class Page(msgspec.Struct, frozen=True):
+class EntryPage(msgspec.Struct, frozen=True):
     """`cursor` None: there are no more."""
 
     entries: Sequence[FoundEntry]
@@ -83,7 +83,7 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
     )
 
 
-def find_entries(datastore: Datastore, definition: IndexDefinition, query: IndexQuery) -> Operation[Page]:
+def find_entries(datastore: Datastore, definition: IndexDefinition, query: IndexQuery) -> Operation[EntryPage]:
     """On any node of the cluster that is home to `query.shard`. Raises Behind."""
     select = index_table.select(datastore, query.shard, definition, query.selection)
     if query.after is None:
@@ -98,7 +98,7 @@ def find_entries(datastore: Datastore, definition: IndexDefinition, query: Index
         )
         _check_reached(definition, query.after, [Location(*row) for row in reached.rows])
     entries = index_table.found(definition, result.rows)
-    return Page(entries, _cursor(definition, query.selection, entries))
+    return EntryPage(entries, _cursor(definition, query.selection, entries))
 
 
 def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _cursor(definition: IndexDefinition, selection: Selection, entries: Sequence
     return base64.urlsafe_b64encode(json.dumps(named).encode()).decode().rstrip("=")
 
 
-def _read_cursor(order: Field, text: str, *, descending: bool) -> After:
+def _read_cursor(order: Field, text: str, *, descending: bool) -> EntryCursor:
     try:
         if len(text) > _CURSOR_CHARACTERS_MAX:
             raise ValueError("too long")
@@ -208,4 +208,4 @@ def _read_cursor(order: Field, text: str, *, descending: bool) -> After:
     value: Value | None = None if shown is None else from_json(order.type, order.length, shown)
     if len(raw) != 16 or (shown is not None and value is None):
         raise Invalid("cursor", "is none of ours")
-    return After(value, RowKey(raw))
+    return EntryCursor(value, RowKey(raw))

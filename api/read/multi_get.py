@@ -19,7 +19,7 @@ Found = dict[int, StoredCell | None]
 
 
 async def read_many(
-    reader: Reader, datastore: Datastore, wanted: Sequence[WantedCell], wish: Role | None, bytes_max: int
+    reader: Reader, datastore: Datastore, wanted: Sequence[WantedCell], read_from: Role | None, bytes_max: int
 ) -> tuple[list[StoredCell | None], Served]:
     """In order, None where there is none. Raises TooLarge or StorageUnavailable."""
     by_cluster: dict[str, list[int]] = {}
@@ -31,7 +31,7 @@ async def read_many(
         parts: list[Served] = []
         for chunk in in_chunks(positions, CHUNK_KEYS):
             keys = [wanted[position] for position in chunk]
-            cells, served = await reader.read(cluster, _get_or_newest, datastore, keys, wish=wish)
+            cells, served = await reader.read(cluster, _get_or_newest, datastore, keys, read_from=read_from)
             found.update(zip(chunk, cells, strict=True))
             parts.append(served)
             if sum(len(cell.body) for cell in found.values() if cell is not None) > bytes_max:

@@ -50,35 +50,37 @@ class Reader:
         self._gathered = GatheredReads(timeout_s)
         self._turn = itertools.count()
 
-    async def exact(self, datastore: Datastore, key: CellKey, wish: Role | None) -> tuple[StoredCell | None, Served]:
+    async def exact(
+        self, datastore: Datastore, key: CellKey, read_from: Role | None
+    ) -> tuple[StoredCell | None, Served]:
         """One cell. Raises StorageUnavailable."""
         shard = shard_of(key.row_key, datastore.shards)
         return await self._ask(
-            datastore.home(shard), wish, lambda node: self._gathered.exact(node, datastore, (shard, key))
+            datastore.home(shard), read_from, lambda node: self._gathered.exact(node, datastore, (shard, key))
         )
 
     async def newest(
-        self, datastore: Datastore, row_key: RowKey, column_name: ColumnName, wish: Role | None
+        self, datastore: Datastore, row_key: RowKey, column_name: ColumnName, read_from: Role | None
     ) -> tuple[StoredCell | None, Served]:
         """The newest version of a column. Raises StorageUnavailable."""
         shard = shard_of(row_key, datastore.shards)
         return await self._ask(
             datastore.home(shard),
-            wish,
+            read_from,
             lambda node: self._gathered.newest(node, datastore, (shard, row_key, column_name)),
         )
 
     async def read(
-        self, cluster: str, operation: Callable[[*Args], Operation[T]], *args: *Args, wish: Role | None = None
+        self, cluster: str, operation: Callable[[*Args], Operation[T]], *args: *Args, read_from: Role | None = None
     ) -> tuple[T, Served]:
         """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
-        return await self._ask(cluster, wish, lambda node: node.run(operation, *args, timeout_s=self._timeout_s))
+        return await self._ask(cluster, read_from, lambda node: node.run(operation, *args, timeout_s=self._timeout_s))
 
     async def _ask(
-        self, cluster: str, wish: Role | None, question: Callable[[AsyncNode], Awaitable[T]]
+        self, cluster: str, read_from: Role | None, question: Callable[[AsyncNode], Awaitable[T]]
     ) -> tuple[T, Served]:
         failure: StorageUnavailable | None = None
-        for node in self._candidates(cluster, wish):
+        for node in self._candidates(cluster, read_from):
             began = self._health.clock()
             try:
                 value = await question(node)
@@ -87,13 +89,13 @@ class Reader:
                 failure = error
             else:
                 return value, Served(node.node.role, cluster, self._lag.lag_s(node))
-        raise failure or StorageUnavailable(f"cluster {cluster}: no {wish or 'node'} answers at the moment")
+        raise failure or StorageUnavailable(f"cluster {cluster}: no {read_from or 'node'} answers at the moment")
 
-    def _candidates(self, cluster: str, wish: Role | None) -> Iterable[AsyncNode]:
+    def _candidates(self, cluster: str, read_from: Role | None) -> Iterable[AsyncNode]:
         """Those that answered last time, in the order in which they are to be asked; looked at one by one."""
-        if wish is not Role.MINION:
+        if read_from is not Role.MINION:
             yield from self._health.answering([self._storage.master(cluster)])
-        if wish is not Role.MASTER:
+        if read_from is not Role.MASTER:
             minions = self._health.answering(self._storage.minions(cluster))
             first = next(self._turn) % len(minions) if minions else 0
             yield from minions[first:] + minions[:first]

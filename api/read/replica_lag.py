@@ -14,7 +14,7 @@ from collections.abc import Callable
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.shard_head import Position
+from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
 
 TURN_S = 1.0
@@ -76,7 +76,7 @@ class LagMeter:
         seen = fresh_until(self._masters[cluster], position)
         self._fresh[minion.node.name] = max(known, seen)
 
-    async def _position(self, node: AsyncNode) -> Position | None:
+    async def _position(self, node: AsyncNode) -> ServerPosition | None:
         try:
             position = await node.run(shard_head.position, timeout_s=self._timeout_s)
         except StorageUnavailable:
@@ -88,7 +88,7 @@ class LagMeter:
         return position
 
 
-def fresh_until(master: deque[tuple[float, int]], minion: Position) -> float:
+def fresh_until(master: deque[tuple[float, int]], minion: ServerPosition) -> float:
     """Latest sampled moment at which the master showed no more than the minion; else its newest cell's time."""
     for moment, heads_sum in reversed(master):
         if heads_sum <= minion.heads_sum:

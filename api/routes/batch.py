@@ -8,38 +8,38 @@ from api.http.batch_request import ITEMS_MAX, parse_gets, parse_puts
 from api.http.cell_json import all_views
 from api.http.content import NDJSON
 from api.http.parameters import READ_FROM
-from api.http.request import Call
-from api.http.response import Answer, good_answer
+from api.http.request import Request
+from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.read.multi_get import read_many
 from api.write.response import item_view
 from schemaless.cell import Cell
 
 
-async def batch_put(call: Call) -> Answer:
+async def batch_put(request: Request) -> Response:
     """Puts cells; a result for each, in order. An item that is wrong fails alone."""
-    datastore = await call.datastore()
-    call.query()
-    form = call.request_format(batch=True)
-    items = parse_puts(await call.payload(call.services.settings.batch_bytes_max), form)
+    datastore = await request.datastore()
+    request.query()
+    form = request.request_format(batch=True)
+    items = parse_puts(await request.payload(request.state.settings.batch_bytes_max), form)
     cells = [item for item in items if isinstance(item, Cell)]
-    put = iter(await call.services.writer.put(datastore, cells) if cells else [])
+    put = iter(await request.state.writer.put(datastore, cells) if cells else [])
     results = [item_view(next(put) if isinstance(item, Cell) else item) for item in items]
-    answer_form = call.answer_format(batch=True)
-    return good_answer(answer_form, results if answer_form is NDJSON else {"results": results})
+    answer_form = request.response_format(batch=True)
+    return ok_response(answer_form, results if answer_form is NDJSON else {"results": results})
 
 
-async def batch_get(call: Call) -> Answer:
+async def batch_get(request: Request) -> Response:
     """The cells under the given keys, in order, null where there is none. A key without ref_key: the newest."""
-    datastore = await call.datastore()
-    wish = READ_FROM.of(call.query(READ_FROM))
-    form = call.request_format(batch=True)
-    wanted = parse_gets(await call.payload(call.services.settings.batch_bytes_max), form)
-    bytes_max = call.services.settings.answer_bytes_max
-    cells, served = await read_many(call.services.reader, datastore, wanted, wish, bytes_max)
-    answer_form = call.answer_format(batch=True)
+    datastore = await request.datastore()
+    read_from = READ_FROM.of(request.query(READ_FROM))
+    form = request.request_format(batch=True)
+    wanted = parse_gets(await request.payload(request.state.settings.batch_bytes_max), form)
+    bytes_max = request.state.settings.answer_bytes_max
+    cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
+    answer_form = request.response_format(batch=True)
     views = all_views(cells, answer_form, bytes_max)
-    return good_answer(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)
+    return ok_response(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)
 
 
 def _list_of(member: str, item: dict[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from api.http.cell_json import all_views, cell_view, views_within
 from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
-from api.http.request import Call, home_of
-from api.http.response import Answer, Header, good_answer
+from api.http.request import Request, home_of
+from api.http.response import Header, Response, ok_response
 from api.http.route import Route
 from api.read.reader import Served
 from api.write.response import put_answer
@@ -28,55 +28,55 @@ IMMUTABLE = (b"cache-control", b"public, max-age=31536000, immutable")
 ASK_AGAIN = (b"cache-control", b"no-cache")
 
 
-async def put_cell(call: Call) -> Answer:
+async def put_cell(request: Request) -> Response:
     """Stores a cell under its key. The same body again changes nothing; another body is a conflict."""
-    datastore = await call.datastore()
-    call.query()
-    key = CellKey(*_column_of(call), parse_ref_key(call.path["ref_key"]))
-    (result,) = await call.services.writer.put(datastore, [Cell(key, await _stored_body(call))])
-    return put_answer(result, call.answer_format())
+    datastore = await request.datastore()
+    request.query()
+    key = CellKey(*_column_of(request), parse_ref_key(request.path["ref_key"]))
+    (result,) = await request.state.writer.put(datastore, [Cell(key, await _stored_body(request))])
+    return put_answer(result, request.response_format())
 
 
-async def post_version(call: Call) -> Answer:
+async def post_version(request: Request) -> Response:
     """Stores a body as the column's next version; the server gives the ref_key. Repeat it with an Idempotency-Key."""
-    datastore = await call.datastore()
-    call.query()
-    row_key, column_name = _column_of(call)
-    body = await _stored_body(call)
-    outcome = await call.services.writer.put_next(datastore, row_key, column_name, body, _idempotency_key(call))
-    return put_answer(outcome, call.answer_format())
+    datastore = await request.datastore()
+    request.query()
+    row_key, column_name = _column_of(request)
+    body = await _stored_body(request)
+    outcome = await request.state.writer.put_next(datastore, row_key, column_name, body, _idempotency_key(request))
+    return put_answer(outcome, request.response_format())
 
 
-async def get_cell(call: Call) -> Answer:
+async def get_cell(request: Request) -> Response:
     """One cell. It never changes, so the answer may be kept for ever."""
-    datastore = await call.datastore()
-    wish = READ_FROM.of(call.query(READ_FROM))
-    key = CellKey(*_column_of(call), parse_ref_key(call.path["ref_key"]))
-    cell, served = await call.services.reader.exact(datastore, key, wish)
+    datastore = await request.datastore()
+    read_from = READ_FROM.of(request.query(READ_FROM))
+    key = CellKey(*_column_of(request), parse_ref_key(request.path["ref_key"]))
+    cell, served = await request.state.reader.exact(datastore, key, read_from)
     if cell is None:
         raise CellMissing(f"there is no cell {key}")
-    return _cell_answer(call, cell, served, IMMUTABLE)
+    return _cell_answer(request, cell, served, IMMUTABLE)
 
 
-async def get_latest(call: Call) -> Answer:
+async def get_latest(request: Request) -> Response:
     """The newest version of a column: the cell with the highest ref_key. Its ETag is that ref_key."""
-    datastore = await call.datastore()
-    wish = READ_FROM.of(call.query(READ_FROM))
-    row_key, column_name = _column_of(call)
-    cell, served = await call.services.reader.newest(datastore, row_key, column_name, wish)
+    datastore = await request.datastore()
+    read_from = READ_FROM.of(request.query(READ_FROM))
+    row_key, column_name = _column_of(request)
+    cell, served = await request.state.reader.newest(datastore, row_key, column_name, read_from)
     if cell is None:
-        raise CellMissing(f"row {call.path['row_key']} has no cell in column {column_name}")
-    return _cell_answer(call, cell, served, ASK_AGAIN)
+        raise CellMissing(f"row {request.path['row_key']} has no cell in column {column_name}")
+    return _cell_answer(request, cell, served, ASK_AGAIN)
 
 
-async def get_versions(call: Call) -> Answer:
+async def get_versions(request: Request) -> Response:
     """Versions of a column, by ref_key. `next` is the next page's `from`, or its `to` when descending."""
-    datastore = await call.datastore()
-    query = call.query(FROM, TO, DESCENDING, LIMIT, READ_FROM)
-    column = _column_of(call)
+    datastore = await request.datastore()
+    query = request.query(FROM, TO, DESCENDING, LIMIT, READ_FROM)
+    column = _column_of(request)
     shard, cluster = home_of(datastore, column[0])
     limit = LIMIT.of(query)
-    cells, served = await call.services.reader.read(
+    cells, served = await request.state.reader.read(
         cluster,
         entity_table.versions,
         datastore,
@@ -85,36 +85,38 @@ async def get_versions(call: Call) -> Answer:
         (FROM.of(query), TO.of(query)),
         DESCENDING.of(query),
         limit + 1,
-        wish=READ_FROM.of(query),
+        read_from=READ_FROM.of(query),
     )
-    form = call.answer_format()
-    views = views_within(map(cell_view, cells[:limit]), form, call.services.settings.answer_bytes_max)
+    form = request.response_format()
+    views = views_within(map(cell_view, cells[:limit]), form, request.state.settings.answer_bytes_max)
     following = cells[len(views)].ref_key if len(views) < len(cells) else None
-    return good_answer(form, {"cells": views, "next": following}, ASK_AGAIN, *served.headers)
+    return ok_response(form, {"cells": views, "next": following}, ASK_AGAIN, *served.headers)
 
 
-async def get_row(call: Call) -> Answer:
+async def get_row(request: Request) -> Response:
     """The newest version of every column of a row."""
-    datastore = await call.datastore()
-    wish = READ_FROM.of(call.query(READ_FROM))
-    row_key = parse_row_key(call.path["row_key"])
+    datastore = await request.datastore()
+    read_from = READ_FROM.of(request.query(READ_FROM))
+    row_key = parse_row_key(request.path["row_key"])
     shard, cluster = home_of(datastore, row_key)
-    cells, served = await call.services.reader.read(cluster, entity_table.row, datastore, shard, row_key, wish=wish)
+    cells, served = await request.state.reader.read(
+        cluster, entity_table.row, datastore, shard, row_key, read_from=read_from
+    )
     if not cells:
-        raise CellMissing(f"there is no row {call.path['row_key']}")
-    form = call.answer_format()
-    views = all_views(cells, form, call.services.settings.answer_bytes_max)
+        raise CellMissing(f"there is no row {request.path['row_key']}")
+    form = request.response_format()
+    views = all_views(cells, form, request.state.settings.answer_bytes_max)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}
-    return good_answer(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
+    return ok_response(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
 
 
-async def _stored_body(call: Call) -> bytes:
-    form = call.request_format()
-    return form.parse_body(await call.payload(call.services.settings.body_bytes_max))
+async def _stored_body(request: Request) -> bytes:
+    form = request.request_format()
+    return form.parse_body(await request.payload(request.state.settings.body_bytes_max))
 
 
-def _idempotency_key(call: Call) -> str | None:
-    raw = call.header(b"idempotency-key")
+def _idempotency_key(request: Request) -> str | None:
+    raw = request.header(b"idempotency-key")
     try:
         key = raw.decode()
     except UnicodeDecodeError:
@@ -124,16 +126,16 @@ def _idempotency_key(call: Call) -> str | None:
     return key or None
 
 
-def _column_of(call: Call) -> tuple[RowKey, ColumnName]:
-    return parse_row_key(call.path["row_key"]), parse_column_name(call.path["column"])
+def _column_of(request: Request) -> tuple[RowKey, ColumnName]:
+    return parse_row_key(request.path["row_key"]), parse_column_name(request.path["column"])
 
 
-def _cell_answer(call: Call, cell: StoredCell, served: Served, caching: Header) -> Answer:
+def _cell_answer(request: Request, cell: StoredCell, served: Served, caching: Header) -> Response:
     etag = b'"%d"' % cell.ref_key
     headers = ((b"etag", etag), caching, *served.headers)
-    if _is_known(call.header(b"if-none-match"), etag):
-        return Answer(304, b"", headers)
-    return good_answer(call.answer_format(), cell_view(cell), *headers)
+    if _is_known(request.header(b"if-none-match"), etag):
+        return Response(304, b"", headers)
+    return ok_response(request.response_format(), cell_view(cell), *headers)
 
 
 def _is_known(if_none_match: bytes, etag: bytes) -> bool:

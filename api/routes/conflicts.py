@@ -7,8 +7,8 @@ from typing import Any
 
 from api.http.cell_json import views_within
 from api.http.parameters import READ_FROM, Parameter, parse_int
-from api.http.request import Call
-from api.http.response import Answer, good_answer
+from api.http.request import Request
+from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.read.reader import served_together
 from schemaless.cell import created_at_text, row_key_text
@@ -22,23 +22,25 @@ LIMIT: Parameter[int] = Parameter(
 )
 
 
-async def list_conflicts(call: Call) -> Answer:
+async def list_conflicts(request: Request) -> Response:
     """The last ones of all clusters, newest first: the key, the body that stands, the body that was buffered, when."""
-    datastore = await call.datastore()
-    query = call.query(LIMIT, READ_FROM)
+    datastore = await request.datastore()
+    query = request.query(LIMIT, READ_FROM)
     limit = LIMIT.of(query)
-    clusters = call.services.storage.topology.clusters
+    clusters = request.state.storage.topology.clusters
     parts = await asyncio.gather(
         *(
-            call.services.reader.read(cluster, conflict_table.newest, datastore.name, limit, wish=READ_FROM.of(query))
+            request.state.reader.read(
+                cluster, conflict_table.newest, datastore.name, limit, read_from=READ_FROM.of(query)
+            )
             for cluster in clusters
         )
     )
     found = sorted((one for part, _ in parts for one in part), key=lambda one: one.detected_at, reverse=True)
     served = served_together([served for _, served in parts])
-    form = call.answer_format()
-    views = views_within(map(_view, found[:limit]), form, call.services.settings.answer_bytes_max)
-    return good_answer(form, {"conflicts": views}, *served.headers)
+    form = request.response_format()
+    views = views_within(map(_view, found[:limit]), form, request.state.settings.answer_bytes_max)
+    return ok_response(form, {"conflicts": views}, *served.headers)
 
 
 def _view(conflict: CellConflict) -> dict[str, Any]:

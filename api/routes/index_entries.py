@@ -12,11 +12,11 @@ from api.http.cell_json import all_views
 from api.http.content import Format
 from api.http.parameters import READ_FROM, Parameter, parse_pairs
 from api.http.problems import problem_of
-from api.http.request import Call
-from api.http.response import Answer, document_answer, good_answer
+from api.http.request import Request
+from api.http.response import Response, document_response, ok_response
 from api.http.route import Route
 from api.index.freshness import Place
-from api.index.query import Behind, IndexQuery, Page, entry_view, find_entries, parse_query
+from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entries, parse_query
 from api.read.multi_get import read_many
 from api.read.reader import Served, served_together
 from api.routes.indexes import progress_view
@@ -28,74 +28,76 @@ from schemaless.topology import Datastore, Role
 CELLS_MAX = 5000  # entries times included columns
 
 
-async def get_entries(call: Call) -> Answer:
+async def get_entries(request: Request) -> Response:
     """Entries of an index: FIELD=v, FIELD.gte=v and so on; the shard field by equality is required.
 
     `order`, `desc`, `limit`, `cursor`, `fields`, `include`; `after` (a put's location) and `wait` read your writes.
     """
-    datastore = await call.datastore()
-    pairs = parse_pairs(call.raw_query) if call.raw_query else []
-    wish = READ_FROM.of(dict(pairs))
-    index = await call.services.index_catalogue.find(datastore, call.path["name"])
+    datastore = await request.datastore()
+    pairs = parse_pairs(request.raw_query) if request.raw_query else []
+    read_from = READ_FROM.of(dict(pairs))
+    index = await request.state.index_catalogue.find(datastore, request.path["name"])
     if index.state is not IndexState.ACTIVE:
-        return await _not_ready(call, datastore, index)
+        return await _not_ready(request, datastore, index)
     query = parse_query(index.definition, datastore.shards, pairs)
-    page, served = await _read(call, datastore, index, query, wish)
-    form = call.answer_format()
+    page, served = await _read(request, datastore, index, query, read_from)
+    form = request.response_format()
     entries = [entry_view(index.definition, query, entry) for entry in page.entries]
     if query.include and entries:
-        cells_served = await _include(call, datastore, query, page, entries, form, wish)
+        cells_served = await _include(request, datastore, query, page, entries, form, read_from)
         served = served_together([served, cells_served])
-    return good_answer(form, {"entries": entries, "cursor": page.cursor}, *served.headers)
+    return ok_response(form, {"entries": entries, "cursor": page.cursor}, *served.headers)
 
 
 async def _read(
-    call: Call, datastore: Datastore, index: DefinedIndex, query: IndexQuery, wish: Role | None
-) -> tuple[Page, Served]:
+    request: Request, datastore: Datastore, index: DefinedIndex, query: IndexQuery, read_from: Role | None
+) -> tuple[EntryPage, Served]:
     """Waits, within the query's `wait`, until the node that answers shows what was asked for. Raises Behind."""
     cluster = datastore.home(query.shard)
-    place = Place(cluster, wish, datastore.name, index_consumer(index.definition.name))
+    place = Place(cluster, read_from, datastore.name, index_consumer(index.definition.name))
     deadline = time.monotonic() + query.wait_s
     while True:
         try:
-            return await call.services.reader.read(cluster, find_entries, datastore, index.definition, query, wish=wish)
+            return await request.state.reader.read(
+                cluster, find_entries, datastore, index.definition, query, read_from=read_from
+            )
         except Behind as behind:
-            await _reached(call, place, query, deadline, behind)
+            await _reached(request, place, query, deadline, behind)
 
 
-async def _reached(call: Call, place: Place, query: IndexQuery, deadline: float, behind: Behind) -> None:
+async def _reached(request: Request, place: Place, query: IndexQuery, deadline: float, behind: Behind) -> None:
     assert query.after is not None, "only a query with `after` can come too early"
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
-            await call.services.reached_watch.reached(place, query.after)
+            await request.state.reached_watch.reached(place, query.after)
     except TimeoutError:
         raise behind from None
 
 
 async def _include(
-    call: Call,
+    request: Request,
     datastore: Datastore,
     query: IndexQuery,
-    page: Page,
+    page: EntryPage,
     entries: Sequence[dict[str, Any]],
     form: Format,
-    wish: Role | None,
+    read_from: Role | None,
 ) -> Served:
     """Adds to each entry the newest cells of the columns asked for, null for an empty one."""
     wanted = [WantedCell(found.row_key, column, None) for found in page.entries for column in query.include]
     if len(wanted) > CELLS_MAX:
         raise Invalid("include", f"{len(wanted)} cells are too many: ask for fewer columns, or a lower limit")
-    bytes_max = call.services.settings.answer_bytes_max
-    cells, served = await read_many(call.services.reader, datastore, wanted, wish, bytes_max)
+    bytes_max = request.state.settings.answer_bytes_max
+    cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
     views = iter(all_views(cells, form, bytes_max))
     for entry in entries:
         entry["cells"] = {column: next(views) for column in query.include}
     return served
 
 
-async def _not_ready(call: Call, datastore: Datastore, index: DefinedIndex) -> Answer:
+async def _not_ready(request: Request, datastore: Datastore, index: DefinedIndex) -> Response:
     error = NotReady(f"index {index.definition.name} is {index.state}")
-    return document_answer({**problem_of(error), "progress": await progress_view(call, datastore, index)})
+    return document_response({**problem_of(error), "progress": await progress_view(request, datastore, index)})
 
 
 def _option(name: str, description: str) -> Parameter[str]:

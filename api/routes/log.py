@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from api.follow.event_stream import EventStream
-from api.follow.log_reader import BEGINNING, After, End, Since, Start, Wanted
+from api.follow.log_reader import BEGINNING, AfterLocation, End, PageRequest, Since, Start
 from api.follow.pages import ShardPages
 from api.http.batch_request import decode
 from api.http.content import EVENTS, JSON, MSGPACK, Format, follow_format
 from api.http.parameters import COLUMNS, LIMIT, LIMIT_MAX, READ_FROM, Parameter, parse_flag, parse_wait
 from api.http.problems import problem_of
-from api.http.request import Call, parse_shard
-from api.http.response import Answer, good_answer, stream_answer
+from api.http.request import Request, parse_shard
+from api.http.response import Response, ok_response, stream_response
 from api.http.route import Route
 from api.index.query import WAIT_DEFAULT_S, WAIT_MAX_S
 from api.read.reader import served_together
@@ -31,7 +31,7 @@ PAYLOAD_BYTES_MAX = 1 << 20
 
 
 def _after(text: str, field: str) -> Start:
-    return End() if text == "end" else After(*parse_location(text, field))
+    return End() if text == "end" else AfterLocation(*parse_location(text, field))
 
 
 def _since(text: str, field: str) -> Since:
@@ -60,13 +60,16 @@ LAST_EVENT_ID: Parameter[None] = Parameter(
 PAGE_PARAMETERS = (AFTER, SINCE, LIMIT, COLUMNS, FOLLOW, WAIT, READ_FROM)
 
 
-async def list_shards(call: Call) -> Answer:
+async def list_shards(request: Request) -> Response:
     """Every shard with its home, generation and head."""
-    datastore = await call.datastore()
-    wish = READ_FROM.of(call.query(READ_FROM))
+    datastore = await request.datastore()
+    read_from = READ_FROM.of(request.query(READ_FROM))
     clusters = sorted(set(datastore.placement))
     parts = await asyncio.gather(
-        *(call.services.reader.read(cluster, shard_head.heads, datastore.name, wish=wish) for cluster in clusters)
+        *(
+            request.state.reader.read(cluster, shard_head.heads, datastore.name, read_from=read_from)
+            for cluster in clusters
+        )
     )
     found = sorted(
         ((head, served.cluster) for heads, served in parts for head in heads), key=lambda pair: pair[0].shard
@@ -76,68 +79,68 @@ async def list_shards(call: Call) -> Answer:
         for head, cluster in found
     ]
     served = served_together([served for _, served in parts])
-    return good_answer(call.answer_format(), {"shards": shards}, *served.headers)
+    return ok_response(request.response_format(), {"shards": shards}, *served.headers)
 
 
-async def get_shard_cells(call: Call) -> Answer:
+async def get_shard_cells(request: Request) -> Response:
     """Cells of a shard after a location, in added_id order; `next` is the `after` of the next page.
 
     With `follow`, cells as they come: as server-sent events, or as a page that waits for its first cell.
     """
-    datastore = await call.datastore()
-    shard = parse_shard(datastore, call.path["shard"])
-    query = call.query(*PAGE_PARAMETERS)
-    wish = READ_FROM.of(query)
+    datastore = await request.datastore()
+    shard = parse_shard(datastore, request.path["shard"])
+    query = request.query(*PAGE_PARAMETERS)
+    read_from = READ_FROM.of(query)
     follow, wait_s = FOLLOW.of(query), WAIT.of(query)
-    form = _form(call, follow)
-    wanted = Wanted(_start(call, query, resumes=form is None), LIMIT.of(query), COLUMNS.of(query))
+    form = _form(request, follow)
+    wanted = PageRequest(_start(request, query, resumes=form is None), LIMIT.of(query), COLUMNS.of(query))
     if form is None:
         if wait_s is not None:
             raise Invalid("wait", "is for pages: a stream of events has no end")
-        return stream_answer(EventStream(call, datastore, shard, wanted, wish).run)
-    pages = ShardPages(call, datastore, {shard: wanted}, wish, form)
+        return stream_response(EventStream(request, datastore, shard, wanted, read_from).run)
+    pages = ShardPages(request, datastore, {shard: wanted}, read_from, form)
     await pages.read()
     pages.page(shard)  # what is wrong now won't be right after a while
     await pages.wait((WAIT_DEFAULT_S if follow else 0.0) if wait_s is None else wait_s)
-    return good_answer(form, pages.page(shard).document(), *pages.served.headers)
+    return ok_response(form, pages.page(shard).document(), *pages.served.headers)
 
 
-def _form(call: Call, follow: bool) -> Format | None:
+def _form(request: Request, follow: bool) -> Format | None:
     """None: a stream of events."""
-    accept = call.header(b"accept")
+    accept = request.header(b"accept")
     if follow:
         return follow_format(accept)
     if accept.partition(b";")[0].strip().lower() == EVENTS.encode():
         raise Invalid("follow", f"must be true for {EVENTS}")
-    return call.answer_format()
+    return request.response_format()
 
 
-def _start(call: Call, query: Mapping[str, str], *, resumes: bool) -> Start:
+def _start(request: Request, query: Mapping[str, str], *, resumes: bool) -> Start:
     after, since = AFTER.of(query), SINCE.of(query)
     if after is not None and since is not None:
         raise Invalid("since", "is given together with after: one of them")
-    last_event_id = call.header(b"last-event-id")
+    last_event_id = request.header(b"last-event-id")
     if resumes and last_event_id:
-        return After(*parse_location(last_event_id.decode("latin-1"), "last-event-id"))
+        return AfterLocation(*parse_location(last_event_id.decode("latin-1"), "last-event-id"))
     return after or since or BEGINNING
 
 
-async def post_shards_cells(call: Call) -> Answer:
+async def post_shards_cells(request: Request) -> Response:
     """Pages of several shards at once, each after its own location; with `wait`, as soon as there is a cell."""
-    datastore = await call.datastore()
-    wish = READ_FROM.of(call.query(READ_FROM))
-    asked = decode(await call.payload(PAYLOAD_BYTES_MAX), call.request_format().decoder(_Locations), "locations")
+    datastore = await request.datastore()
+    read_from = READ_FROM.of(request.query(READ_FROM))
+    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(_Locations), "locations")
     shards, problems = _shards_of(datastore, asked)
     wanted = _wanted(asked, shards)
     wait_s = parse_wait(asked.wait, "wait")
-    form = call.answer_format()
-    pages = ShardPages(call, datastore, wanted, wish, form)
+    form = request.response_format()
+    pages = ShardPages(request, datastore, wanted, read_from, form)
     await pages.read()
     if not problems:
         await pages.wait(wait_s)
     views = problems | {text: pages.document(shard) for text, shard in shards.items()}
     answer = {"shards": {text: views[text] for text in asked.locations}}
-    return good_answer(form, answer, *pages.served.headers)
+    return ok_response(form, answer, *pages.served.headers)
 
 
 class _Locations(msgspec.Struct, forbid_unknown_fields=True):
@@ -165,12 +168,12 @@ def _shards_of(datastore: Datastore, asked: _Locations) -> tuple[dict[str, int],
     return shards, problems
 
 
-def _wanted(asked: _Locations, shards: Mapping[str, int]) -> dict[int, Wanted]:
+def _wanted(asked: _Locations, shards: Mapping[str, int]) -> dict[int, PageRequest]:
     if not 1 <= asked.limit <= LIMIT_MAX:
         raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
     columns = COLUMNS.parse(",".join(asked.columns), "columns") if asked.columns else ()
     starts = {text: _parse_start(start, f"locations.{text}") for text, start in asked.locations.items()}
-    return {shard: Wanted(starts[text], asked.limit, columns) for text, shard in shards.items()}
+    return {shard: PageRequest(starts[text], asked.limit, columns) for text, shard in shards.items()}
 
 
 def _parse_start(start: Any, field: str) -> Start:

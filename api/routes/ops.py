@@ -5,34 +5,34 @@ from __future__ import annotations
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.http.content import JSON
-from api.http.request import Call
-from api.http.response import Answer, good_answer
+from api.http.request import Request
+from api.http.response import Response, ok_response
 from api.http.route import Route
 from schemaless.errors import NotBuilt, SchemalessError, Unavailable
 
 NEVER_KEPT = (b"cache-control", b"no-store")
 
 
-async def healthz(call: Call) -> Answer:
+async def healthz(request: Request) -> Response:
     """The process answers."""
-    return good_answer(JSON, {"status": "alive"}, NEVER_KEPT)
+    return ok_response(JSON, {"status": "alive"}, NEVER_KEPT)
 
 
-async def readyz(call: Call) -> Answer:
+async def readyz(request: Request) -> Response:
     """The catalogue can be read from at least one cluster; 503 otherwise."""
     try:
-        datastores = await call.services.catalogue.all()
+        datastores = await request.state.catalogue.all()
     except SchemalessError as error:  # also a server whose tables aren't made yet
         raise Unavailable(str(error)) from error
-    return good_answer(JSON, {"status": "ready", "datastores": sorted(datastores)}, NEVER_KEPT)
+    return ok_response(JSON, {"status": "ready", "datastores": sorted(datastores)}, NEVER_KEPT)
 
 
-async def metrics(call: Call) -> Answer:
+async def metrics(request: Request) -> Response:
     """In Prometheus' text format."""
-    return Answer(200, call.services.metrics.exposition(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
+    return Response(200, request.state.metrics.exposition(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
 
-async def dashboard(call: Call) -> Answer:
+async def dashboard(request: Request) -> Response:
     """The dashboard; not built yet."""
     raise NotBuilt("the dashboard; /v1/DATASTORE/status has what it will show")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.http.request import Call
-from api.http.response import Answer, good_answer
+from api.http.request import Request
+from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.status import ConsumerShard, NodeStatus, Status, read_status, total_lag
 from schemaless.storage.checkpoint_table import State
@@ -15,12 +15,12 @@ from schemaless.topology import Node, Role, StorageCluster
 NEVER_KEPT = (b"cache-control", b"no-store")
 
 
-async def get_status(call: Call) -> Answer:
+async def get_status(request: Request) -> Response:
     """Clusters, their servers and what waits there; consumers with their lag and what stopped them."""
-    datastore = await call.datastore()
-    call.query()
-    services = call.services
-    status = await read_status(services.storage, datastore, services.settings.probe_timeout_s)
+    datastore = await request.datastore()
+    request.query()
+    state = request.state
+    status = await read_status(state.storage, datastore, state.settings.probe_timeout_s)
     document = {
         "datastore": datastore.name,
         "shards": datastore.shards,
@@ -29,17 +29,17 @@ async def get_status(call: Call) -> Answer:
         "buffered": sum(sum(report.buffered.values()) for report in status.reports()),
         "conflicts": sum(report.conflicts for report in status.reports()),
         "tailing": "paused" if status.tailing_paused(datastore.name) else "running",
-        "clusters": {name: _cluster_view(call, status, name) for name in status.clusters()},
+        "clusters": {name: _cluster_view(request, status, name) for name in status.clusters()},
         "consumers": [consumer_view(name, shards) for name, shards in status.consumers().items()],
     }
-    return good_answer(call.answer_format(), document, NEVER_KEPT)
+    return ok_response(request.response_format(), document, NEVER_KEPT)
 
 
-async def get_topology(call: Call) -> Answer:
+async def get_topology(request: Request) -> Response:
     """Which servers there are, and which cluster is home to which shards."""
-    datastore = await call.datastore()
-    call.query()
-    clusters = call.services.storage.topology.clusters
+    datastore = await request.datastore()
+    request.query()
+    clusters = request.state.storage.topology.clusters
     document = {
         "datastore": datastore.name,
         "shards": datastore.shards,
@@ -47,7 +47,7 @@ async def get_topology(call: Call) -> Answer:
         "placement": datastore.placement,  # shard n lives on placement[n mod its length]
         "clusters": {name: _servers_view(cluster) for name, cluster in clusters.items()},
     }
-    return good_answer(call.answer_format(), document, NEVER_KEPT)
+    return ok_response(request.response_format(), document, NEVER_KEPT)
 
 
 def consumer_view(name: str, shards: Mapping[int, ConsumerShard]) -> dict[str, Any]:
@@ -74,17 +74,17 @@ def _shard_view(number: int, shard: ConsumerShard) -> dict[str, Any]:
     }
 
 
-def _cluster_view(call: Call, status: Status, name: str) -> dict[str, Any]:
+def _cluster_view(request: Request, status: Status, name: str) -> dict[str, Any]:
     report = status.best_report(name)
     return {
         "heads_sum": None if report is None else report.heads_sum,
         "buffered": {} if report is None else report.buffered,
         "conflicts": None if report is None else report.conflicts,
-        "nodes": [_node_view(call, node) for node in status.of_cluster(name)],
+        "nodes": [_node_view(request, node) for node in status.of_cluster(name)],
     }
 
 
-def _node_view(call: Call, status: NodeStatus) -> dict[str, Any]:
+def _node_view(request: Request, status: NodeStatus) -> dict[str, Any]:
     reachable = status.report is not None
     return {
         "name": status.node.node.name,
@@ -92,7 +92,7 @@ def _node_view(call: Call, status: NodeStatus) -> dict[str, Any]:
         "reachable": reachable,
         "why": status.why or None,
         "heads_sum": status.report.heads_sum if status.report else None,
-        "lag_s": round(call.services.lag.lag_s(status.node), 3) if reachable else None,
+        "lag_s": round(request.state.lag.lag_s(status.node), 3) if reachable else None,
     }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from api.http.request import Call
-from api.http.response import Answer, good_answer
+from api.http.request import Request
+from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT, consumer_view
 from api.status import ConsumerShard, read_status
@@ -15,31 +15,31 @@ from schemaless.names import TRIGGER_PREFIX
 _STOPPED_MEMBERS = ("shard", "reason")
 
 
-async def list_triggers(call: Call) -> Answer:
+async def list_triggers(request: Request) -> Response:
     """Programs with their state and lag."""
-    views = [_view(program, shards) for program, shards in (await _programs(call)).items()]
-    return good_answer(call.answer_format(), {"triggers": views}, NEVER_KEPT)
+    views = [_view(program, shards) for program, shards in (await _programs(request)).items()]
+    return ok_response(request.response_format(), {"triggers": views}, NEVER_KEPT)
 
 
-async def get_trigger(call: Call) -> Answer:
+async def get_trigger(request: Request) -> Response:
     """One program, shard by shard."""
-    program = call.path["program"]
-    shards = (await _programs(call)).get(program)
+    program = request.path["program"]
+    shards = (await _programs(request)).get(program)
     if shards is None:
         raise NotFound(f"no trigger program {program!r} has run here yet")
     view = {**_view(program, shards), "shards": consumer_view(TRIGGER_PREFIX + program, shards)["shards"]}
-    return good_answer(call.answer_format(), view, NEVER_KEPT)
+    return ok_response(request.response_format(), view, NEVER_KEPT)
 
 
-async def parked_cells(call: Call) -> Answer:
+async def parked_cells(request: Request) -> Response:
     """Parked cells; not built yet."""
     raise NotBuilt("parked cells: after the last attempt the shard stops, and the program's state says why")
 
 
-async def _programs(call: Call) -> dict[str, Mapping[int, ConsumerShard]]:
-    datastore = await call.datastore()
-    call.query()
-    status = await read_status(call.services.storage, datastore, call.services.settings.probe_timeout_s)
+async def _programs(request: Request) -> dict[str, Mapping[int, ConsumerShard]]:
+    datastore = await request.datastore()
+    request.query()
+    status = await read_status(request.state.storage, datastore, request.state.settings.probe_timeout_s)
     return {
         name.removeprefix(TRIGGER_PREFIX): shards
         for name, shards in status.consumers().items()

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.http.content import Format
 from api.http.problems import problem_of
-from api.http.response import Answer, document_answer, good_answer, problem_answer
+from api.http.response import Response, document_response, ok_response, problem_response
 from api.write.outcome import PutOutcome, PutResult
 from schemaless.cell import Placed, PutStatus, created_at_text, row_key_text
 from schemaless.errors import Conflict, SchemalessError
@@ -16,14 +16,14 @@ HTTP_STATUS = {PutStatus.STORED: 201, PutStatus.ALREADY_STORED: 200, PutStatus.B
 REPLAYED = (b"idempotency-replayed", b"true")
 
 
-def put_answer(result: PutResult, form: Format) -> Answer:
+def put_answer(result: PutResult, form: Format) -> Response:
     """201, 200 or 202 with the cell's place; 409 for a conflict; an error's own problem."""
     if isinstance(result, SchemalessError):
-        return problem_answer(result)
+        return problem_response(result)
     if result.status is PutStatus.CONFLICT:
-        return document_answer(conflict_problem(result))
+        return document_response(conflict_problem(result))
     headers = (REPLAYED,) if result.replayed else ()
-    return good_answer(form, put_view(result), *headers, status=HTTP_STATUS[result.status])
+    return ok_response(form, put_view(result), *headers, status=HTTP_STATUS[result.status])
 
 
 def item_view(result: PutResult) -> dict[str, Any]:

@@ -45,7 +45,7 @@ Latencies = Mapping[Stage, float | None]
 """Seconds since the put was sent; None: not seen in time. Stages that nobody measures are left out."""
 
 
-class Calls:
+class ProbeCalls:
     """Calls of the probe's trigger: the one that is expected."""
 
     def __init__(self) -> None:
@@ -68,7 +68,12 @@ class Probe:
     """`step` is one cell. Without `calls` no trigger is waited for."""
 
     def __init__(
-        self, datastore: Datastore, client: AsyncClient, arrivals: ArrivalWatch, calls: Calls | None, timeout_s: float
+        self,
+        datastore: Datastore,
+        client: AsyncClient,
+        arrivals: ArrivalWatch,
+        calls: ProbeCalls | None,
+        timeout_s: float,
     ) -> None:
         self._datastore = datastore
         self._client = client

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from consumers.probe.probe import COLUMN, Calls, Latencies, Probe
+from consumers.probe.probe import COLUMN, Latencies, Probe, ProbeCalls
 from schemaless.bus.arrival import ArrivalWatch
 from schemaless.client.async_client import AsyncClient
 from schemaless.config import ProbeSettings
 from schemaless.consume.checkpoints import StartAt
-from schemaless.consume.trigger_program import Program
+from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.consume.trigger_worker import ProgramService
 from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import Catalogue
@@ -36,7 +36,7 @@ class ProbeService:
         """Until cancelled. With a trigger its first cells may be missed: it joins its group meanwhile."""
         datastore = await Catalogue(self._storage).datastore(name)
         settings = self._settings
-        calls = Calls() if triggered else None
+        calls = ProbeCalls() if triggered else None
         async with AsyncExitStack() as opened:
             client = await opened.enter_async_context(AsyncClient(datastore=name))
             arrivals = opened.enter_context(ArrivalWatch(settings.kafka, datastore.topic))
@@ -87,11 +87,11 @@ class ProbeMetrics:
         self._missed.labels(datastore, "acknowledged").inc()
 
 
-def probe_program(calls: Calls) -> Program:
+def probe_program(calls: ProbeCalls) -> TriggerProgram:
     """A trigger on the reserved column, in this process."""
 
     @trigger(column=COLUMN)
     async def arrived(cell: TriggerCell) -> None:
         calls.arrived(cell.ref_key)
 
-    return Program(PROGRAM, {COLUMN: triggers_of({"arrived": arrived})})
+    return TriggerProgram(PROGRAM, {COLUMN: triggers_of({"arrived": arrived})})

@@ -10,7 +10,7 @@ patience           how long tailers and consumers are waited for
 run                all of it
 """
 
-from schemaless.audit.report import AuditReport, Finding, Kind
+from schemaless.audit.report import AuditFinding, AuditReport, FindingKind
 from schemaless.audit.run import audit
 
-__all__ = ["AuditReport", "Finding", "Kind", "audit"]
+__all__ = ["AuditFinding", "AuditReport", "FindingKind", "audit"]

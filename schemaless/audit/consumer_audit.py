@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from schemaless.audit.patience import Patience
-from schemaless.audit.report import ConsumerReport, Findings, Kind
+from schemaless.audit.report import ConsumerReport, FindingKind, Findings
 from schemaless.storage import checkpoint_table
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -28,7 +28,7 @@ def audit_consumers(
         if _finished(datastore, standing, heads) != _finished(datastore, before, heads):
             patience.renew()
     for (consumer, cluster, shard), checkpoint in _behind(datastore, standing, heads):
-        findings.add(Kind.CHECKPOINT_BEHIND, shard, f"{consumer} {_told(cluster, checkpoint, heads[shard])}")
+        findings.add(FindingKind.CHECKPOINT_BEHIND, shard, f"{consumer} {_told(cluster, checkpoint, heads[shard])}")
     finished = _finished(datastore, standing, heads)
     return [ConsumerReport(name, sum(heads.values()), finished[name]) for name in sorted(_consumers(standing))]
 

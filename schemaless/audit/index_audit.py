@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from schemaless.audit.report import Findings, IndexReport, Kind
+from schemaless.audit.report import FindingKind, Findings, IndexReport
 from schemaless.cell import RowKey, row_key_text
 from schemaless.codec import Body, decode_body
 from schemaless.index.definition import IndexDefinition
@@ -80,7 +80,7 @@ class IndexAudit:
         wrong = [row_key for row_key, entry in expected.items() if found.get(row_key) != entry]
         self.report.matched += len(expected) - len(wrong)
         for row_key in self._judged(shard, wrong):
-            kind = Kind.INDEX_DIFFERS if row_key in found else Kind.INDEX_MISSING
+            kind = FindingKind.INDEX_DIFFERS if row_key in found else FindingKind.INDEX_MISSING
             self._add(kind, self._index_shard(expected[row_key]), row_key)
 
     def _name_extras(self, index_shard: int) -> None:
@@ -96,7 +96,7 @@ class IndexAudit:
                     key for key in row_keys if key not in expected or self._index_shard(expected[key]) != index_shard
                 ]
                 for row_key in self._judged(source, extra):
-                    self._add(Kind.INDEX_EXTRA, index_shard, row_key)
+                    self._add(FindingKind.INDEX_EXTRA, index_shard, row_key)
 
     def _expected(self, shard: int, row_keys: Sequence[RowKey]) -> Entries:
         """Entries of rows that have one, as of the shard's head."""
@@ -149,5 +149,5 @@ class IndexAudit:
     def _home(self, shard: int) -> SyncNode:
         return self._storage.master(self._datastore.home(shard))
 
-    def _add(self, kind: Kind, index_shard: int, row_key: RowKey) -> None:
+    def _add(self, kind: FindingKind, index_shard: int, row_key: RowKey) -> None:
         self._findings.add(kind, index_shard, f"index {self._definition.name}: row {row_key_text(row_key)}")

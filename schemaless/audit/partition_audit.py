@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from schemaless.audit.patience import Patience
-from schemaless.audit.report import Findings, Kind
+from schemaless.audit.report import FindingKind, Findings
 from schemaless.audit.shard_comparison import Digest, ShardComparison
 from schemaless.audit.stored_cells import digest_of
 from schemaless.bus.reader import PartitionReader, Span
@@ -96,7 +96,7 @@ class PartitionAudit:
         ]
         if wrong:
             detail = f"cell {cell.added_id}, offset {record.offset}: wrong {', '.join(wrong)}"
-            self._findings.add(Kind.TOPIC_DIFFERS, cell.shard, detail)
+            self._findings.add(FindingKind.TOPIC_DIFFERS, cell.shard, detail)
 
     def _take_opening(self, record: Record) -> None:
         try:
@@ -118,10 +118,12 @@ class PartitionAudit:
                 if count > 1:
                     self._extra(shard, f"generation {start.generation} is announced {count} times")
                 elif start.generation > 1 and not count and not self._cut and comparison.report.head >= start.starts_at:
-                    self._findings.add(Kind.TOPIC_MISSING, shard, f"announcement of generation {start.generation}")
+                    self._findings.add(
+                        FindingKind.TOPIC_MISSING, shard, f"announcement of generation {start.generation}"
+                    )
 
     def _extra(self, shard: int, detail: str) -> None:
-        self._findings.add(Kind.TOPIC_EXTRA, shard, detail)
+        self._findings.add(FindingKind.TOPIC_EXTRA, shard, detail)
 
 
 def read_partition(

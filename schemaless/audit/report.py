@@ -13,7 +13,7 @@ FINDINGS_MAX = 100
 _SHARDS_NAMED_MAX = 5
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     MYSQL_MISSING = "missing in MySQL"
     MYSQL_WRONG = "wrong in MySQL"
     TOPIC_MISSING = "missing in the topic"
@@ -26,10 +26,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that contradicts a promise."""
 
-    kind: Kind
+    kind: FindingKind
     shard: int
     detail: str
 
@@ -38,16 +38,16 @@ class Findings:
     """Names the first ones, or all where `findings_max` is None; counts all."""
 
     def __init__(self, findings_max: int | None = FINDINGS_MAX) -> None:
-        self.named: list[Finding] = []
+        self.named: list[AuditFinding] = []
         self.unnamed = 0
-        self.counts: Counter[Kind] = Counter()
+        self.counts: Counter[FindingKind] = Counter()
         self._max = findings_max
 
-    def add(self, kind: Kind, shard: int, detail: str, count: int = 1) -> None:
+    def add(self, kind: FindingKind, shard: int, detail: str, count: int = 1) -> None:
         """`count` when one finding stands for several cells in a row."""
         self.counts[kind] += count
         if self._max is None or len(self.named) < self._max:
-            self.named.append(Finding(kind, shard, detail))
+            self.named.append(AuditFinding(kind, shard, detail))
         else:
             self.unnamed += count
 

@@ -13,7 +13,7 @@ from schemaless.audit.consumer_audit import audit_consumers
 from schemaless.audit.index_audit import IndexAudit
 from schemaless.audit.partition_audit import PartitionAudit, read_partition
 from schemaless.audit.patience import Patience
-from schemaless.audit.report import FINDINGS_MAX, AuditReport, Findings, IndexReport, Kind, ShardReport
+from schemaless.audit.report import FINDINGS_MAX, AuditReport, FindingKind, Findings, IndexReport, ShardReport
 from schemaless.audit.shard_comparison import ShardComparison
 from schemaless.audit.stored_cells import StoredCells
 from schemaless.bus.reader import PartitionReader
@@ -106,10 +106,10 @@ def _audit_ends(
     for shard, report in reports.items():
         stored, head = storage.master(datastore.home(shard)).run(shard_log.ends, datastore, shard)
         if stored > head:
-            findings.add(Kind.MYSQL_WRONG, shard, f"there are cells up to {stored}, beyond the head {head}")
+            findings.add(FindingKind.MYSQL_WRONG, shard, f"there are cells up to {stored}, beyond the head {head}")
         if report.topic_end > head:
             detail = f"there are records up to {report.topic_end}, beyond the head {head}"
-            findings.add(Kind.TOPIC_EXTRA, shard, detail, count=report.topic_end - head)
+            findings.add(FindingKind.TOPIC_EXTRA, shard, detail, count=report.topic_end - head)
 
 
 def _audit_indexes(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from schemaless.audit.report import Findings, Kind, ShardReport
+from schemaless.audit.report import FindingKind, Findings, ShardReport
 
 
 class Digest(msgspec.Struct, frozen=True, gc=False):
@@ -47,16 +47,16 @@ class ShardComparison:
             report.held_from = record.added_id
         self._pass_by(record.added_id)
         if record.added_id <= self._last:
-            self._found(Kind.TOPIC_EXTRA, f"cell {record.added_id} comes again, or after cell {self._last}")
+            self._found(FindingKind.TOPIC_EXTRA, f"cell {record.added_id} comes again, or after cell {self._last}")
             return
         self._last = record.added_id
         if self._next is None or self._next.added_id != record.added_id:
-            self._found(Kind.TOPIC_EXTRA, f"cell {record.added_id} is not in MySQL")
+            self._found(FindingKind.TOPIC_EXTRA, f"cell {record.added_id} is not in MySQL")
             return
         if self._next.hash == record.hash:
             report.matched += 1
         else:
-            self._found(Kind.TOPIC_DIFFERS, f"cell {record.added_id} has another content than in MySQL")
+            self._found(FindingKind.TOPIC_DIFFERS, f"cell {record.added_id} has another content than in MySQL")
         self._advance()
 
     def finish(self) -> None:
@@ -73,11 +73,11 @@ class ShardComparison:
             if not_held:
                 self.report.not_held += 1
             else:
-                self._found(Kind.TOPIC_MISSING, f"cell {self._next.added_id}")
+                self._found(FindingKind.TOPIC_MISSING, f"cell {self._next.added_id}")
             self._advance()
 
     def _advance(self) -> None:
         self._next = next(self._stored, None)
 
-    def _found(self, kind: Kind, detail: str) -> None:
+    def _found(self, kind: FindingKind, detail: str) -> None:
         self._findings.add(kind, self.report.shard, detail)

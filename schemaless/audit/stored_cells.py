@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from schemaless.audit.report import Findings, Kind, ShardReport
+from schemaless.audit.report import FindingKind, Findings, ShardReport
 from schemaless.audit.shard_comparison import Digest
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_record
@@ -13,7 +13,7 @@ from schemaless.location import GenerationStart
 from schemaless.sharding import shard_of
 from schemaless.storage import shard_log
 from schemaless.storage.pymysql_driver import SyncNode
-from schemaless.storage.shard_log import Wanted
+from schemaless.storage.shard_log import LogRange
 from schemaless.topology import Datastore
 
 PAGE_CELLS_MAX = 1000
@@ -61,7 +61,7 @@ class StoredCells:
             self._missing(after + 1, self._report.head)
 
     def _page(self, after: int) -> list[StoredCell]:
-        wanted = [Wanted(self._report.shard, after, min(self._page_cells, self._report.head - after))]
+        wanted = [LogRange(self._report.shard, after, min(self._page_cells, self._report.head - after))]
         batch = self._node.run(shard_log.read, self._datastore, wanted, PAGE_BYTES)
         return [cell for cell in batch.cells[0] if cell.added_id <= self._report.head]
 
@@ -82,7 +82,7 @@ class StoredCells:
 
     def _missing(self, first: int, last: int) -> None:
         named = f"cell {first}" if first == last else f"cells {first} to {last}"
-        self._findings.add(Kind.MYSQL_MISSING, self._report.shard, named, count=last - first + 1)
+        self._findings.add(FindingKind.MYSQL_MISSING, self._report.shard, named, count=last - first + 1)
 
     def _wrong(self, detail: str) -> None:
-        self._findings.add(Kind.MYSQL_WRONG, self._report.shard, detail)
+        self._findings.add(FindingKind.MYSQL_WRONG, self._report.shard, detail)

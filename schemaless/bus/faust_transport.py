@@ -76,7 +76,7 @@ class _App(CorrectedApp):
         """Tables would keep files there; there are none, and empty folders where one happens to stand help nobody."""
 
 
-class _Lane:
+class _PartitionLane:
     """One partition: its events in order, a few batches at a time. What is slow holds up others only when all are
     under way and the lane is full.
     """
@@ -120,7 +120,7 @@ class FaustTransport:
         session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> None:
         self._receiver = receiver
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _PartitionLane] = {}
         self._topic = topic
         self._app = _app(bootstrap, group, session_timeout_s)
         channel = self._app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
@@ -173,7 +173,7 @@ class FaustTransport:
             partition = event.message.partition
             lane = self._lanes.get(partition)
             if lane is None:
-                lane = self._lanes[partition] = _Lane(partition, self._receiver)
+                lane = self._lanes[partition] = _PartitionLane(partition, self._receiver)
             await lane.put(event)
 
     async def _assigned(self, app: Any, assigned: Iterable[TP], **_: Any) -> None:

@@ -15,7 +15,7 @@ import typer
 from schemaless.cell import row_key_of
 from schemaless.cli.targets import DEFAULT_DATASTORE, DatastoreOption, HostsOption, JsonOption, open_client
 from schemaless.client.answers import FoundCell, PutAnswer, ReadCell
-from schemaless.client.client import Client, Tail
+from schemaless.client.client import CellIterator, Client
 from schemaless.errors import CellMissing, Invalid, Malformed
 from schemaless.sharding import shard_of
 
@@ -123,7 +123,7 @@ def log(
     print(f"next {page.location}, {page.pending} pending", file=sys.stderr)
 
 
-def _follow(tail: Tail, shard: int, as_json: bool) -> None:
+def _follow(tail: CellIterator, shard: int, as_json: bool) -> None:
     """Until interrupted; each cell is on its way when the next one is waited for."""
     try:
         for cell in tail:

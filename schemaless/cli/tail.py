@@ -18,7 +18,7 @@ import typer
 
 from schemaless.bus.topic_stream import TopicStream
 from schemaless.cell import parse_time
-from schemaless.cli.tail_view import Form, Tail, parse_filter
+from schemaless.cli.tail_view import Form, TailView, parse_filter
 from schemaless.cli.targets import DEFAULT_DATASTORE, JsonOption, kafka_address
 from schemaless.errors import Invalid
 from schemaless.record import Record
@@ -58,7 +58,7 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
     with TopicStream(kafka_address(kafka), f"schemaless.{datastore}.cells") as stream:
         places = _Places(stream, _partitions(stream.partitions(), partition or (), wanted.shards))
         starts = places.starts(start, since // 1000, _parse_offsets(offset or ()))
-        tailing = Tail(len(stream.partitions()), places.complete(starts), wanted, form, _tell)
+        tailing = TailView(len(stream.partitions()), places.complete(starts), wanted, form, _tell)
         _copy(tailing, stream.read(starts, None if follow else places.ends()), limit)
     _tell(tailing.summary())
     raise typer.Exit(1 if tailing.faults else 0)
@@ -112,7 +112,7 @@ def _parse_offsets(texts: Iterable[str]) -> dict[int, int]:
     return {int(match[1]): int(match[2]) for match in matches if match}
 
 
-def _copy(tailing: Tail, pages: Iterable[Sequence[Record]], limit: int | None) -> None:
+def _copy(tailing: TailView, pages: Iterable[Sequence[Record]], limit: int | None) -> None:
     """To standard output, until there is no more, or its reader or the user has enough."""
     left = limit
     with _quiet_end():

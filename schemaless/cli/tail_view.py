@@ -85,7 +85,7 @@ class Form(Enum):
 _WRITERS = {Form.TEXT: _text, Form.JSON: _json, Form.MSGPACK: _msgpack}
 
 
-class Tail:
+class TailView:
     """`partitions`: of the topic; `complete`: those that are read from their very beginning."""
 
     def __init__(self, partitions: int, complete: Container[int], wanted: Filter, form: Form, tell: Tell) -> None:

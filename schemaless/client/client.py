@@ -107,12 +107,12 @@ class Client:
         """A page of each shard; a shard that can't be read has its error in place of a page."""
         return self._run(self._requests.get_cells_for_shards(locations, limit, read_from))
 
-    def tail(self, shards: Shards = None, location: LogLocation = None, **options: Unpack[TailOptions]) -> Tail:
+    def tail(self, shards: Shards = None, location: LogLocation = None, **options: Unpack[TailOptions]) -> CellIterator:
         """The cells of one shard, of several or of all, after a location, and then each as it comes: without end.
 
         Raises what a page of a log raises, and Corrupt when the log has a hole. It may be iterated on after an error.
         """
-        return Tail(self, LogTail(self._requests.base, shards, location, options))
+        return CellIterator(self, LogTail(self._requests.base, shards, location, options))
 
     def index(self, name: str) -> Index:
         return Index(self, name)
@@ -159,7 +159,7 @@ class Client:
             time.sleep(pause_s)
 
 
-class Tail(Iterator[FoundCell]):
+class CellIterator(Iterator[FoundCell]):
     """What `Client.tail` gives; `next` waits for a cell. Not to be shared between threads."""
 
     def __init__(self, client: Client, tail: LogTail) -> None:

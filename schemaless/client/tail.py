@@ -170,12 +170,12 @@ def _starts(shards: Shards, location: LogLocation) -> dict[int, LogLocation]:
     return starts
 
 
-class _Shard(msgspec.Struct):
+class _ListedShard(msgspec.Struct):
     shard: int
 
 
 class _Listed(msgspec.Struct):
-    shards: list[_Shard]
+    shards: list[_ListedShard]
 
 
 class _Pages(msgspec.Struct):

@@ -37,7 +37,7 @@ _FAILED_PAUSE_S = 0.1
 _FAILED_PAUSE_MAX_S = 5.0
 
 
-class Counts(msgspec.Struct):
+class DeliveryCounts(msgspec.Struct):
     """Since the start. `delivered` cells were finished; `holes`: times when the topic was not dense."""
 
     delivered: int = 0
@@ -58,7 +58,7 @@ class Delivery:
         *,
         batch_cells_max: int = 1000,
     ) -> None:
-        self.counts = Counts()
+        self.counts = DeliveryCounts()
         self._shards = {shard: ShardState() for shard in shards}
         self._handler = handler
         self._checkpoints = checkpoints

@@ -17,7 +17,7 @@ from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.mysql_log import HeadWatch, ShardLogs
+from schemaless.consume.mysql_log import ShardHeads, ShardLogs
 from schemaless.consume.ports import CheckpointStore, Handler
 from schemaless.record import DecodedRecord, ForeignRecord, Record, decoded, misplaced
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -60,7 +60,7 @@ class Subscription:
         self._datastore = datastore
         self._settings = settings
         self._logs = ShardLogs(storage, datastore)
-        self._watch = HeadWatch(storage, datastore)
+        self._watch = ShardHeads(storage, datastore)
         self._consumers: dict[str, Consumer] = {}
         self._running: dict[tuple[str, int, str], _Running] = {}
         self._partitions: set[int] = set()

@@ -34,7 +34,7 @@ class ShardLogs:
         return await master.run(entity_table.read_after, self._datastore, shard, after, limit)
 
 
-class HeadWatch:
+class ShardHeads:
     """Heads of all shards, at the price of one small query for each cluster and look when nothing moved."""
 
     def __init__(self, storage: AsyncStorage, datastore: Datastore, *, timeout_s: float = 2.0) -> None:

@@ -18,7 +18,7 @@ import structlog
 from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
 from schemaless.consume.ports import Effect, Outcome, Run
-from schemaless.consume.trigger_program import Program
+from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.location import Location
 from schemaless.trigger import Context, Park, Retry, Skip, Stop, Trigger
 
@@ -54,7 +54,7 @@ class TriggerHandler:
     together = False
     """A slow or failing shard must not hold up others."""
 
-    def __init__(self, program: Program, datastore: str, settings: ConsumerSettings) -> None:
+    def __init__(self, program: TriggerProgram, datastore: str, settings: ConsumerSettings) -> None:
         self._program = program
         self._datastore = datastore
         self._settings = settings

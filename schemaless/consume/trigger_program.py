@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TriggerProgram:
     """`triggers` by column; of one column in the order in which they stand in the module."""
 
     name: str
@@ -31,7 +31,7 @@ class Program:
         return trigger_consumer(self.name)
 
 
-def load_program(module: str) -> Program:
+def load_program(module: str) -> TriggerProgram:
     """A dotted module, or a .py file. Raises Misconfigured when it is missing or marks nothing."""
     loaded = _load_file(Path(module)) if module.endswith(".py") else _import(module)
     name = Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
@@ -42,7 +42,7 @@ def load_program(module: str) -> Program:
         by_column.setdefault(found.column, []).append(found)
     if not by_column:
         raise Misconfigured(f"{module} has no function that is marked with @trigger")
-    return Program(name, by_column)
+    return TriggerProgram(name, by_column)
 
 
 def _import(module: str) -> ModuleType:

@@ -9,7 +9,7 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import Checkpoints, Stand, StartAt
 from schemaless.consume.host import Consumer, Subscription
 from schemaless.consume.trigger_handler import TriggerHandler
-from schemaless.consume.trigger_program import Program
+from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.errors import NotFound
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -19,7 +19,9 @@ _LOOK_PAUSE_S = 0.5
 
 
 class ProgramService:
-    def __init__(self, settings: ConsumerSettings, storage: AsyncStorage, program: Program, start_at: StartAt) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, storage: AsyncStorage, program: TriggerProgram, start_at: StartAt
+    ) -> None:
         self._settings = settings
         self._storage = storage
         self._program = program

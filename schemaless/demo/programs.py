@@ -33,7 +33,7 @@ _PROCESSOR = "card-processor"
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallLog:
     """`census`: calls by the location of the cell. `charges`: successful ones by row key. `bills`: the cells that
     billing put and that were acknowledged, as (row key, ref_key)."""
 
@@ -58,11 +58,11 @@ def start_programs(plan: StackPlan, datastore: str) -> None:
     refresh_endpoints(plan.home)
 
 
-def read_calls(folder: Path) -> Calls:
+def read_calls(folder: Path) -> CallLog:
     census = Counter(line[2] for line in _lines(folder / "census"))
     charges = Counter(line[0] for line in _lines(folder / "charges"))
     bills = frozenset((line[0], line[1]) for line in _lines(folder / "bills"))
-    return Calls(census, charges, bills)
+    return CallLog(census, charges, bills)
 
 
 def _programs(plan: StackPlan, datastore: str) -> Mapping[str, tuple[list[str], dict[str, str]]]:

@@ -13,7 +13,7 @@ from schemaless.audit import AuditReport
 from schemaless.demo.catch_up import Positions
 from schemaless.demo.flight import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
 from schemaless.demo.loader import LoadCount
-from schemaless.demo.programs import CONSUMERS, INDEX, Calls
+from schemaless.demo.programs import CONSUMERS, INDEX, CallLog
 from schemaless.names import index_consumer
 
 
@@ -41,7 +41,7 @@ class Facts:
     load: LoadCount
     after_load: Positions
     caught_up_s: float
-    calls: Calls
+    calls: CallLog
     audit: AuditReport
 
 

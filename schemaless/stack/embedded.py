@@ -26,7 +26,7 @@ from schemaless.stack.local import minions_with_masters
 from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.plan import StackPlan, home_folder, load_or_make_plan, load_plan
 from schemaless.stack.ports import PortInUse, require_free
-from schemaless.stack.program import ProcessRole, Program, save_program
+from schemaless.stack.program import ProcessRole, SupervisedProgram, save_program
 from schemaless.stack.replication import attach
 from schemaless.stack.services import server_programs, service_programs
 from schemaless.stack.supervision import (
@@ -60,7 +60,7 @@ def up(
     settings: StackSettings,
     *,
     say: Say = lambda line: None,
-    services: Callable[[StackPlan], list[Program]] = service_programs,
+    services: Callable[[StackPlan], list[SupervisedProgram]] = service_programs,
 ) -> dict[str, Any]:
     """Start what isn't running, wait until all is ready, and return what endpoints.json says.
 
@@ -95,7 +95,7 @@ def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
         remove_endpoints(plan)
 
 
-def _prepare(plan: StackPlan, services: Sequence[Program], say: Say) -> None:
+def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -> None:
     """Everything on disk that a start needs, while nothing runs."""
     servers = plan.servers()
     new = [server for server in servers if not server.data.is_dir()]

@@ -33,7 +33,7 @@ class ProcessRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SupervisedProgram:
     """`directory`: where it runs. `stop_timeout_s`: how long SIGTERM may take before SIGKILL."""
 
     name: str
@@ -44,14 +44,14 @@ class Program:
     stop_timeout_s: int = 15
 
 
-def save_program(folder: Path, program: Program, *, log: Path) -> None:
+def save_program(folder: Path, program: SupervisedProgram, *, log: Path) -> None:
     """Write the description and, from it, supervisord's section. Raises Misconfigured for words it can't take."""
     section = _section(program, log)
     write_private_json(folder / f"{program.name}.json", asdict(program))
     (folder / f"{program.name}.conf").write_text(section)
 
 
-def load_programs(folder: Path) -> dict[str, Program]:
+def load_programs(folder: Path) -> dict[str, SupervisedProgram]:
     """By name, in the order of names."""
     return {path.stem: _load(path) for path in sorted(folder.glob("[!.]*.json"))}
 
@@ -61,12 +61,12 @@ def forget_program(folder: Path, name: str) -> None:
         (folder / f"{name}{suffix}").unlink(missing_ok=True)
 
 
-def _load(path: Path) -> Program:
+def _load(path: Path) -> SupervisedProgram:
     document = json.loads(path.read_bytes())
-    return Program(**{**document, "role": ProcessRole(document["role"])})
+    return SupervisedProgram(**{**document, "role": ProcessRole(document["role"])})
 
 
-def _section(program: Program, log: Path) -> str:
+def _section(program: SupervisedProgram, log: Path) -> str:
     # supervisord's own `environment=` can't take every value; env(1) can.
     variables = [f"{name}={value}" for name, value in program.env.items()]
     argv = ending_with_supervisor(["/usr/bin/env", *variables, *program.argv])

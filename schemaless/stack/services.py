@@ -10,7 +10,7 @@ from pathlib import Path
 from schemaless.errors import Misconfigured
 from schemaless.stack.default_datastore import DEFAULT_DATASTORE
 from schemaless.stack.plan import StackPlan, api_names
-from schemaless.stack.program import ProcessRole, Program
+from schemaless.stack.program import ProcessRole, SupervisedProgram
 
 MYSQL_STOP_TIMEOUT_S = 60
 DEFAULT_CONSUMER = "examples.census"
@@ -28,15 +28,20 @@ def checkout_folder() -> Path:
     return Path(found.origin).parent.parent
 
 
-def server_programs(plan: StackPlan) -> list[Program]:
+def server_programs(plan: StackPlan) -> list[SupervisedProgram]:
     mysql = [
-        Program(server.name, ProcessRole.MYSQL, server.argv(), str(plan.home), stop_timeout_s=MYSQL_STOP_TIMEOUT_S)
+        SupervisedProgram(
+            server.name, ProcessRole.MYSQL, server.argv(), str(plan.home), stop_timeout_s=MYSQL_STOP_TIMEOUT_S
+        )
         for server in plan.servers()
     ]
-    return [*mysql, Program("kafka", ProcessRole.KAFKA, plan.broker().argv(), str(plan.home), stop_timeout_s=30)]
+    return [
+        *mysql,
+        SupervisedProgram("kafka", ProcessRole.KAFKA, plan.broker().argv(), str(plan.home), stop_timeout_s=30),
+    ]
 
 
-def service_programs(plan: StackPlan) -> list[Program]:
+def service_programs(plan: StackPlan) -> list[SupervisedProgram]:
     """The services that every stack has; programs that were added later are not among them."""
     shared = service_environment(plan)
     apis = [
@@ -64,5 +69,5 @@ def service_environment(plan: StackPlan) -> dict[str, str]:
     }
 
 
-def _python(name: str, role: ProcessRole, arguments: list[str], env: Mapping[str, str]) -> Program:
-    return Program(name, role, [sys.executable, "-m", *arguments], str(checkout_folder()), env)
+def _python(name: str, role: ProcessRole, arguments: list[str], env: Mapping[str, str]) -> SupervisedProgram:
+    return SupervisedProgram(name, role, [sys.executable, "-m", *arguments], str(checkout_folder()), env)

@@ -20,7 +20,7 @@ from xmlrpc.client import Fault, ServerProxy
 
 from schemaless.errors import Misconfigured, NotFound, Unavailable
 from schemaless.stack.plan import StackPlan, require_plan
-from schemaless.stack.program import ProcessRole, Program, forget_program, load_programs, save_program
+from schemaless.stack.program import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
 from schemaless.stack.supervisor_config import render_config
 
 SUPERVISOR_TIMEOUT_S = 30.0
@@ -152,7 +152,7 @@ def add_program(home: Path, name: str, role: ProcessRole, argv: Sequence[str], e
     plan = require_plan(home)
     if name in load_programs(plan.programs_folder):
         raise Misconfigured(f"a process {name!r} is supervised already")
-    program = Program(name, role, argv, str(Path.cwd()), env)
+    program = SupervisedProgram(name, role, argv, str(Path.cwd()), env)
     save_program(plan.programs_folder, program, log=plan.log(name))
     _call(plan, "reloadConfig")
     _call(plan, "addProcessGroup", name)
@@ -195,7 +195,7 @@ def _until(done: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.05)
 
 
-def _status(plan: StackPlan, program: Program, info: Mapping[str, Any]) -> ProcessStatus:
+def _status(plan: StackPlan, program: SupervisedProgram, info: Mapping[str, Any]) -> ProcessStatus:
     state = ProcessState(info["statename"])
     alive = state in ALIVE
     return ProcessStatus(

@@ -46,7 +46,7 @@ class Term(msgspec.Struct, frozen=True):
     value: Value
 
 
-class After(msgspec.Struct, frozen=True):
+class EntryCursor(msgspec.Struct, frozen=True):
     """Where a page ends: value of the field it is ordered by, and row key."""
 
     value: Value | None
@@ -60,7 +60,7 @@ class Selection(msgspec.Struct, frozen=True):
     order: Field
     descending: bool
     limit: int
-    after: After | None = None
+    after: EntryCursor | None = None
 
 
 class FoundEntry(msgspec.Struct, frozen=True, gc=False):
@@ -179,7 +179,7 @@ def _comparison(term: Term) -> Script:
     return f"{_quoted(term.field)} {_OPS[term.op]} {_literal(term.field, term.value)}"
 
 
-def _after(selection: Selection, after: After) -> Script:
+def _after(selection: Selection, after: EntryCursor) -> Script:
     """Beyond the last row of a page. Nulls come first when ascending, last when descending, as MySQL sorts them."""
     name, beyond = _quoted(selection.order), "<" if selection.descending else ">"
     tie = f"row_key {beyond} x'{after.row_key.hex()}'"

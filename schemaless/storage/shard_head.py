@@ -243,17 +243,17 @@ def _from_exactly(datastore: str, shards: Sequence[int]) -> Script:
     )
 
 
-class Position(msgspec.Struct, frozen=True, gc=False):
+class ServerPosition(msgspec.Struct, frozen=True, gc=False):
     """How far a server has come, all datastores together. `last_created_at` in microseconds since the epoch."""
 
     heads_sum: int
     last_created_at: int
 
 
-def position() -> Operation[Position]:
+def position() -> Operation[ServerPosition]:
     """Comparing a minion's with its master's tells whether it lags, also where replication can't be asked."""
     ((total, moment),) = yield from query(
         f"SELECT COALESCE(SUM(head), 0), COALESCE(MAX({MICROSECONDS.format('last_created_at')}), 0)"
         " FROM schemaless.shard_head"
     )
-    return Position(int(total), int(moment))
+    return ServerPosition(int(total), int(moment))

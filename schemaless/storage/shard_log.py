@@ -13,7 +13,7 @@ from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
+class LogRange(msgspec.Struct, frozen=True, gc=False):
     """At most `limit` cells of a shard, with added_ids above `after`."""
 
     shard: int
@@ -21,7 +21,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     limit: int
 
 
-class Batch(msgspec.Struct, frozen=True):
+class LogBatch(msgspec.Struct, frozen=True):
     """For each part that was wanted, its cells in added_id order. `cut`: there was more than the bytes allowed.
 
     `lost`: shards without any cell behind `after`, although the same server shows a head behind it.
@@ -32,7 +32,7 @@ class Batch(msgspec.Struct, frozen=True):
     lost: frozenset[int]
 
 
-def read(datastore: Datastore, wanted: Sequence[Wanted], bytes_max: int) -> Operation[Batch]:
+def read(datastore: Datastore, wanted: Sequence[LogRange], bytes_max: int) -> Operation[LogBatch]:
     """At most `bytes_max` of bodies in all, or one cell; each shard at most once in `wanted`.
 
     Never holds more than twice that: a body above its even share of the bytes comes only once its length is known to
@@ -44,7 +44,7 @@ def read(datastore: Datastore, wanted: Sequence[Wanted], bytes_max: int) -> Oper
     bodies = yield from _large_bodies(datastore, rows)
     cells = [_cells(shard, found, bodies.get(shard, {})) for shard, found in rows.items()]
     lost = yield from _lost(datastore, [part for part, result in zip(wanted, results, strict=True) if not result.rows])
-    return Batch(cells, any(map(_was_cut, results, rows.values())), lost)
+    return LogBatch(cells, any(map(_was_cut, results, rows.values())), lost)
 
 
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
@@ -85,7 +85,7 @@ _BODY = -2
 _ADDED_ID = 4
 
 
-def _select(datastore: Datastore, part: Wanted, share: int) -> Script:
+def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
     """In the order of StoredCell's fields but the shard, and then the body's length."""
     return sql(
         f"SELECT row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')},"
@@ -98,7 +98,7 @@ def _select(datastore: Datastore, part: Wanted, share: int) -> Script:
     )
 
 
-def _lost(datastore: Datastore, empty: Sequence[Wanted]) -> Operation[frozenset[int]]:
+def _lost(datastore: Datastore, empty: Sequence[LogRange]) -> Operation[frozenset[int]]:
     """Asked of the server that had no cells, head and cells in one snapshot: on one that lags both are missing."""
     if not empty:
         return frozenset()

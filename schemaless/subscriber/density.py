@@ -16,7 +16,7 @@ from schemaless.record import Announcement
 _HOLES_KEPT_MAX = 100  # of a shard, to tell a cell that comes late from one that comes again
 
 
-class Verdict(StrEnum):
+class CellPlace(StrEnum):
     """A cell of the topic beside the location that its shard has reached."""
 
     NEXT = "next"
@@ -26,14 +26,14 @@ class Verdict(StrEnum):
     UNANNOUNCED = "unannounced"  # of a generation that the topic has not announced
 
 
-def judge(at: Location, cell: StoredCell) -> Verdict:
+def judge(at: Location, cell: StoredCell) -> CellPlace:
     if cell.generation < at.generation:
-        return Verdict.SUPERSEDED if cell.added_id > at.added_id else Verdict.REPEATED
+        return CellPlace.SUPERSEDED if cell.added_id > at.added_id else CellPlace.REPEATED
     if cell.generation > at.generation:
-        return Verdict.UNANNOUNCED
+        return CellPlace.UNANNOUNCED
     if cell.added_id <= at.added_id:
-        return Verdict.REPEATED
-    return Verdict.NEXT if cell.added_id == at.added_id + 1 else Verdict.AHEAD
+        return CellPlace.REPEATED
+    return CellPlace.NEXT if cell.added_id == at.added_id + 1 else CellPlace.AHEAD
 
 
 class Fault(StrEnum):
@@ -42,7 +42,7 @@ class Fault(StrEnum):
     DISORDER = "disorder"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DensityFault(msgspec.Struct, frozen=True):
     fault: Fault
     shard: int
     detail: str
@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True):
         return f"{self.fault.upper()} in shard {self.shard}: {self.detail}"
 
 
-class _Shard:
+class _SeenShard:
     """`at`: the highest location that was seen. `repeating`: the last cell was a repeat, which was told."""
 
     __slots__ = ("at", "holes", "repeating")
@@ -70,13 +70,13 @@ class DensityCheck:
 
     def __init__(self) -> None:
         self.findings = 0
-        self._shards: dict[int, _Shard] = {}
+        self._shards: dict[int, _SeenShard] = {}
 
-    def take(self, found: StoredCell | Announcement, *, complete: bool = False) -> Finding | None:
+    def take(self, found: StoredCell | Announcement, *, complete: bool = False) -> DensityFault | None:
         """`complete`: the partition is read from its very beginning, and nothing was cut off there."""
         shard = self._shards.get(found.shard)
         if shard is None:
-            shard = self._shards[found.shard] = _Shard(BEGINNING if complete else _before(found))
+            shard = self._shards[found.shard] = _SeenShard(BEGINNING if complete else _before(found))
         finding = _take_cell(shard, found) if isinstance(found, StoredCell) else _take_start(shard, found)
         if finding is not None:
             self.findings += 1
@@ -89,35 +89,35 @@ def _before(found: StoredCell | Announcement) -> Location:
     return Location(found.generation - 1, found.starts_at - 1)
 
 
-def _take_cell(shard: _Shard, cell: StoredCell) -> Finding | None:
+def _take_cell(shard: _SeenShard, cell: StoredCell) -> DensityFault | None:
     at, here = shard.at, Location(cell.generation, cell.added_id)
     verdict = judge(at, cell)
-    if verdict in (Verdict.REPEATED, Verdict.SUPERSEDED):
+    if verdict in (CellPlace.REPEATED, CellPlace.SUPERSEDED):
         return _take_lower(shard, cell, here)
     shard.repeating = False
     shard.at = here
-    if verdict is Verdict.NEXT:
+    if verdict is CellPlace.NEXT:
         return None
-    if verdict is Verdict.UNANNOUNCED:
+    if verdict is CellPlace.UNANNOUNCED:
         detail = f"{here} comes after {at}, but generation {cell.generation} was not announced"
-        return Finding(Fault.DISORDER, cell.shard, detail)
+        return DensityFault(Fault.DISORDER, cell.shard, detail)
     return _hole(shard, cell.shard, at.added_id + 1, cell.added_id - 1, str(here))
 
 
-def _take_lower(shard: _Shard, cell: StoredCell, here: Location) -> Finding | None:
+def _take_lower(shard: _SeenShard, cell: StoredCell, here: Location) -> DensityFault | None:
     """Not above what was seen. Of a row of repeats the first is told."""
     late = here.generation != shard.at.generation or _fill(shard, cell.added_id)
     if late:
         shard.repeating = False
-        return Finding(Fault.DISORDER, cell.shard, f"{here} comes after {shard.at}")
+        return DensityFault(Fault.DISORDER, cell.shard, f"{here} comes after {shard.at}")
     told, shard.repeating = shard.repeating, True
-    return None if told else Finding(Fault.REPEAT, cell.shard, f"{here} comes again after {shard.at}")
+    return None if told else DensityFault(Fault.REPEAT, cell.shard, f"{here} comes again after {shard.at}")
 
 
-def _take_start(shard: _Shard, found: Announcement) -> Finding | None:
+def _take_start(shard: _SeenShard, found: Announcement) -> DensityFault | None:
     at, last = shard.at, found.starts_at - 1
     if found.generation <= at.generation:
-        return Finding(Fault.REPEAT, found.shard, f"generation {found.generation} is announced after {at}")
+        return DensityFault(Fault.REPEAT, found.shard, f"generation {found.generation} is announced after {at}")
     shard.at = Location(found.generation, last)
     shard.repeating = False
     if last <= at.added_id:
@@ -125,14 +125,14 @@ def _take_start(shard: _Shard, found: Announcement) -> Finding | None:
     return _hole(shard, found.shard, at.added_id + 1, last, f"generation {found.generation}")
 
 
-def _hole(shard: _Shard, number: int, first: int, last: int, before: str) -> Finding:
+def _hole(shard: _SeenShard, number: int, first: int, last: int, before: str) -> DensityFault:
     if len(shard.holes) < _HOLES_KEPT_MAX:
         shard.holes.append(range(first, last + 1))
     missing = f"cell {first} is" if first == last else f"cells {first} to {last} are"
-    return Finding(Fault.HOLE, number, f"{missing} missing before {before}")
+    return DensityFault(Fault.HOLE, number, f"{missing} missing before {before}")
 
 
-def _fill(shard: _Shard, added_id: int) -> bool:
+def _fill(shard: _SeenShard, added_id: int) -> bool:
     """Whether it was missing: then it is missing no more."""
     for place, hole in enumerate(shard.holes):
         if added_id in hole:

@@ -20,7 +20,7 @@ from schemaless.consume.shard_state import is_dense
 from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import Location
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
-from schemaless.subscriber.density import Verdict, judge
+from schemaless.subscriber.density import CellPlace, judge
 from schemaless.subscriber.position import Batch, GenerationChange, Position
 
 PAGE_CELLS_MAX = 1000
@@ -35,18 +35,18 @@ class ReadLog(msgspec.Struct, frozen=True):
     limit: int
 
 
-class Page(msgspec.Struct, frozen=True):
+class HistoryPage(msgspec.Struct, frozen=True):
     """Cells of a shard's log; none: it ends here."""
 
     cells: Sequence[StoredCell]
 
 
-LogAnswer = Page | LocationGone
+LogAnswer = HistoryPage | LocationGone
 Steps = Generator[Batch | ReadLog, LogAnswer | None, None]
 """A ReadLog is answered; a Batch is given out, and answered with None."""
 
 
-class Counts(msgspec.Struct):
+class SubscriberCounts(msgspec.Struct):
     """Since the start, in cells or records. `from_log`: of those given out, what came from the log of the shard."""
 
     given: int = 0
@@ -59,7 +59,7 @@ class Counts(msgspec.Struct):
     """Cells in the topic that the log doesn't know."""
 
 
-class _Shard:
+class _FollowedShard:
     """`at`: up to where cells were taken; `run`: those of them that were not given out yet, after `given`.
 
     `head`: as the last look had it. `closed`: topic and log contradict each other, wait for the next look.
@@ -84,11 +84,11 @@ class FollowedShards:
     """`partitions`: of the topic. `offsets`: by partition, below it everything was given out."""
 
     def __init__(self, shards: int, partitions: int) -> None:
-        self.counts = Counts()
+        self.counts = SubscriberCounts()
         self.foreign: deque[ForeignRecord] = deque(maxlen=_FOREIGN_KEPT_MAX)
         self._count = shards
         self._partitions = partitions
-        self._shards: dict[int, _Shard] = {}
+        self._shards: dict[int, _FollowedShard] = {}
         self._offsets: dict[int, int] = {}
         self._begun: dict[int, None] = {}  # shards with a run, in order
 
@@ -97,7 +97,7 @@ class FollowedShards:
     ) -> None:
         """A partition is followed from now on: the topic from `offset`, its shards after their locations."""
         self._offsets[partition] = offset
-        self._shards.update({number: _Shard(partition, at, heads[number]) for number, at in locations.items()})
+        self._shards.update({number: _FollowedShard(partition, at, heads[number]) for number, at in locations.items()})
 
     def end(self, partitions: Container[int]) -> None:
         """Others follow these from now on: what was taken and not given out is theirs."""
@@ -166,20 +166,20 @@ class FollowedShards:
     def _take_cell(self, cell: StoredCell) -> Steps:
         shard = self._shards[cell.shard]
         verdict = judge(shard.at, cell)
-        if verdict in (Verdict.AHEAD, Verdict.UNANNOUNCED):
+        if verdict in (CellPlace.AHEAD, CellPlace.UNANNOUNCED):
             self.counts.holes += 1
             # A cell of a generation that nobody announced is taken from the log itself, which knows generations.
-            until = cell.added_id - (verdict is Verdict.AHEAD)
+            until = cell.added_id - (verdict is CellPlace.AHEAD)
             yield from self.catch_up(cell.shard, until)
             if self._shards.get(cell.shard) is not shard:
                 return
             verdict = judge(shard.at, cell)
-        if verdict is Verdict.NEXT:
+        if verdict is CellPlace.NEXT:
             self._begun[cell.shard] = None
             shard.take([cell])
-        elif verdict is Verdict.REPEATED:
+        elif verdict is CellPlace.REPEATED:
             self.counts.duplicates += 1
-        elif verdict is Verdict.SUPERSEDED:
+        elif verdict is CellPlace.SUPERSEDED:
             self.counts.superseded += 1
         else:
             self.counts.unproven += 1
@@ -203,16 +203,16 @@ class FollowedShards:
         place = Location(found.generation, last)
         yield self._change(found.shard, shard, place, found.generation, found.starts_at)
 
-    def _superseded(self, shard: _Shard, gone: LocationGone) -> bool:
+    def _superseded(self, shard: _FollowedShard, gone: LocationGone) -> bool:
         """Else the node that answered is behind, or was restored: what was given out is never taken back for that."""
         return gone.generation > shard.at.generation and gone.resume_at < shard.at.added_id
 
-    def _place_after(self, shard: _Shard, gone: LocationGone) -> Location:
+    def _place_after(self, shard: _FollowedShard, gone: LocationGone) -> Location:
         """Where nothing follows yet the new generation does. Else the cells that follow tell their generation."""
         nothing_follows = gone.resume_at == gone.head
         return Location(gone.generation if nothing_follows else shard.at.generation, gone.resume_at)
 
-    def _take_page(self, number: int, shard: _Shard, cells: Sequence[StoredCell]) -> Steps:
+    def _take_page(self, number: int, shard: _FollowedShard, cells: Sequence[StoredCell]) -> Steps:
         if not cells:
             return
         if not is_dense(shard.at, cells):
@@ -232,18 +232,18 @@ class FollowedShards:
             yield from self._flush(number, shard)
         self._offsets.update(ends)
 
-    def _flush(self, number: int, shard: _Shard) -> Steps:
+    def _flush(self, number: int, shard: _FollowedShard) -> Steps:
         if shard.run:
             cells, shard.run = shard.run, []
             after, shard.given = shard.given, shard.at
             self.counts.given += len(cells)
             yield Batch(number, after, cells, self._position(number, shard, shard.at))
 
-    def _change(self, number: int, shard: _Shard, place: Location, generation: int, starts_at: int) -> Batch:
+    def _change(self, number: int, shard: _FollowedShard, place: Location, generation: int, starts_at: int) -> Batch:
         superseded = max(0, shard.at.added_id - place.added_id)
         after, shard.at, shard.given = shard.given, place, place
         change = GenerationChange(generation, starts_at, superseded)
         return Batch(number, after, (), self._position(number, shard, place), change)
 
-    def _position(self, number: int, shard: _Shard, at: Location) -> Position:
+    def _position(self, number: int, shard: _FollowedShard, at: Location) -> Position:
         return Position(number, at.generation, at.added_id, self._offsets[shard.partition])

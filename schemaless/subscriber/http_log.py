@@ -14,7 +14,7 @@ from schemaless.client.client import Client
 from schemaless.codec import encode_body
 from schemaless.errors import LocationGone, SchemalessError
 from schemaless.location import Location
-from schemaless.subscriber.engine import LogAnswer, Page, ReadLog
+from schemaless.subscriber.engine import HistoryPage, LogAnswer, ReadLog
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHARDS_AT_ONCE = 1000  # of one call
@@ -36,7 +36,7 @@ class ShardHistory:
             found = self._client.get_cells_for_shard(wanted.shard, wanted.after, wanted.limit)
         except LocationGone as gone:
             return gone
-        return Page([stored_cell(cell) for cell in found])
+        return HistoryPage([stored_cell(cell) for cell in found])
 
     def since(self, shards: Sequence[int], moment: datetime) -> dict[int, Location]:
         """By shard, the location after which cells were created at or after a moment."""

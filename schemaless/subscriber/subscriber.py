@@ -18,7 +18,7 @@ from schemaless.client.client import Client
 from schemaless.errors import Invalid, Misconfigured, Unavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.record import ForeignRecord
-from schemaless.subscriber.engine import Counts, FollowedShards, LogAnswer, ReadLog, Steps
+from schemaless.subscriber.engine import FollowedShards, LogAnswer, ReadLog, Steps, SubscriberCounts
 from schemaless.subscriber.http_log import ShardHistory
 from schemaless.subscriber.position import Batch, Position
 
@@ -87,7 +87,7 @@ class Subscriber:
         self._seat.join(wanted)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> SubscriberCounts:
         return self._shards.counts
 
     @property

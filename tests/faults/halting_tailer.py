@@ -17,7 +17,7 @@ from schemaless.bus.membership import Membership
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.storage import shard_log
 from tailer.datastore_tailer import DatastoreTailer
-from tailer.partition_tail import Tail
+from tailer.partition_tail import PartitionTail
 
 COMMIT_ON_ITS_WAY_S = 0.001
 
@@ -120,7 +120,7 @@ STEPS: dict[str, Callable[[Halt], None]] = {
     "flushed": after(PartitionLog, "_flush"),
     "commit sent": while_the_commit_is_on_its_way,
     "commit answered": after(PartitionLog, "_commit"),
-    "between two transactions": after_awaiting(Tail, "step"),
+    "between two transactions": after_awaiting(PartitionTail, "step"),
     "revocation begun": before(Membership, "_on_revoke"),
     "revoked, not yet told": after_awaiting(DatastoreTailer, "_release"),
 }

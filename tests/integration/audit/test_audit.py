@@ -25,7 +25,7 @@ from schemaless.storage import buffer_table, checkpoint_table, index_definition_
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.checkpoint_table import Move
 from schemaless.storage.entity_table import ShardCell
-from schemaless.storage.shard_log import Wanted
+from schemaless.storage.shard_log import LogRange
 from tests.log_harness import new_cell, put, run_sql
 
 pytestmark = pytest.mark.storage
@@ -48,7 +48,7 @@ def stored(storage, datastore):
 
     def read(shard):
         node = storage.master(datastore.home(shard))
-        return node.run(shard_log.read, datastore, [Wanted(shard, 0, 100)], 1 << 20).cells[0]
+        return node.run(shard_log.read, datastore, [LogRange(shard, 0, 100)], 1 << 20).cells[0]
 
     return read
 

@@ -27,7 +27,7 @@ from schemaless.stack.local import running_topology
 from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.plan import StackPlan, UnknownFormat, require_plan
 from schemaless.stack.ports import PortInUse
-from schemaless.stack.program import ProcessRole, Program
+from schemaless.stack.program import ProcessRole, SupervisedProgram
 from schemaless.stack.programs import Flavour
 from schemaless.stack.replication import replication_status
 from schemaless.stack.supervision import ProcessState
@@ -36,8 +36,10 @@ from schemaless.topology import load_topology
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
 
-def sleeping_services(plan: StackPlan) -> list[Program]:
-    return [Program("tailer-0", ProcessRole.TAILER, [sys.executable, "-c", "import time; time.sleep(9999)"], "/")]
+def sleeping_services(plan: StackPlan) -> list[SupervisedProgram]:
+    return [
+        SupervisedProgram("tailer-0", ProcessRole.TAILER, [sys.executable, "-c", "import time; time.sleep(9999)"], "/")
+    ]
 
 
 def start(settings: StackSettings, said: list[str] | None = None) -> dict[str, Any]:

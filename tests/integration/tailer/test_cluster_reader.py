@@ -21,7 +21,7 @@ from schemaless.storage.operation import query
 from schemaless.topology import Role
 from tailer.cluster_reader import ClusterSource
 from tailer.context import Shared
-from tailer.partition_tail import Tail
+from tailer.partition_tail import PartitionTail
 from tests.log_harness import (
     new_cell,
     put,
@@ -128,7 +128,7 @@ async def open_tail(running, kafka, datastore, source):
     threads = ThreadPoolExecutor(1)
     partition_log = PartitionLog(kafka, datastore, 0)
     shared = Shared(settings, {"a": source}, dict, lambda name: False, asyncio.Semaphore(), threads, threads)
-    yield Tail(datastore, partition_log, await asyncio.to_thread(partition_log.open), shared)
+    yield PartitionTail(datastore, partition_log, await asyncio.to_thread(partition_log.open), shared)
     partition_log.close()
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.storage.shard_head import Position
+from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
 from tailer.cluster_reader import ClusterSource
 
@@ -26,7 +26,7 @@ class Node:
             raise StorageUnavailable("no answer")
         if self.error is not None:
             raise self.error
-        return self.node.name if operation is ASK else Position(self.heads_sum, 0)
+        return self.node.name if operation is ASK else ServerPosition(self.heads_sum, 0)
 
 
 def ASK():

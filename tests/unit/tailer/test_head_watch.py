@@ -4,7 +4,7 @@ import re
 
 from schemaless.location import Location
 from schemaless.storage.shard_head import BLOCK_SHARDS
-from tailer.head_watch import HeadWatch
+from tailer.head_watch import ClusterHeads
 
 
 class Node:
@@ -60,7 +60,7 @@ async def test_a_minion_that_lags_hides_no_head_for_good():
     """The master tells that heads moved and dies; a minion tells the heads, and shows the last ones only later."""
     seen: dict[int, Location] = {}
     master, lagging, caught_up = Node({0: 5, 1: 3}), Node({0: 4, 1: 3}), Node({0: 5, 1: 3})
-    watch = HeadWatch(Source(master, master, lagging, caught_up), lambda name, heads: seen.update(heads))
+    watch = ClusterHeads(Source(master, master, lagging, caught_up), lambda name, heads: seen.update(heads))
     await watch.step()
     assert seen[0] == Location(1, 4)
     assert await watch.step()
@@ -72,7 +72,7 @@ async def test_only_blocks_with_news_are_read():
     """4096 shards, one head moves: of all the others only the block's neighbours are read again."""
     seen: dict[int, Location] = {}
     node = Node(dict.fromkeys(range(4096), 1))
-    watch = HeadWatch(Source(node), lambda name, heads: seen.update(heads))
+    watch = ClusterHeads(Source(node), lambda name, heads: seen.update(heads))
     await watch.step()
     assert seen == dict.fromkeys(range(4096), Location(1, 1))
     seen.clear()
@@ -87,7 +87,7 @@ async def test_a_head_that_goes_back_is_seen_too():
     """A lagging minion, or a restored master: what moved is told, in whichever direction."""
     seen: dict[int, Location] = {}
     node = Node({0: 5, 200: 3})
-    watch = HeadWatch(Source(node), lambda name, heads: seen.update(heads))
+    watch = ClusterHeads(Source(node), lambda name, heads: seen.update(heads))
     await watch.step()
     node.heads[0] = 2
     assert await watch.step()
@@ -98,7 +98,7 @@ async def test_where_there_is_one_block_nobody_asks_which_it_was():
     """Two questions tell what moved, until new shards come: then the blocks are asked for again."""
     seen: dict[int, Location] = {}
     node = Node({0: 5, 1: 3})
-    watch = HeadWatch(Source(node), lambda name, heads: seen.update(heads))
+    watch = ClusterHeads(Source(node), lambda name, heads: seen.update(heads))
     await watch.step()
     node.heads[1], node.questions = 4, 0
     assert await watch.step()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from api.follow.events import ShardEvents, problem_event
-from api.follow.log_reader import Page
+from api.follow.log_reader import ShardLogPage
 from api.http.cell_json import cell_view
 from api.http.content import JSON
 from schemaless.cell import StoredCell
@@ -23,7 +23,7 @@ def cell(generation, added_id):
 
 
 def page(cells, after, examined, starts, head=30):
-    return Page([cell(*where) for where in cells], after, examined, head, starts)
+    return ShardLogPage([cell(*where) for where in cells], after, examined, head, starts)
 
 
 def told(events, shown):

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from api.follow.followers import CallsInHand, Followers
-from api.follow.head_watch import HeadWatch
+from api.follow.followers import Followers, RequestsInFlight
+from api.follow.head_watch import FollowedHeads
 from api.follow.reread_backoff import PAUSE_MAX_S, PAUSE_S, Lagging
 from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.location import Location
@@ -68,9 +68,9 @@ def cluster():
 
 @pytest.fixture
 async def followers(cluster):
-    watch = HeadWatch(cluster.ask, poll_s=0.001)
+    watch = FollowedHeads(cluster.ask, poll_s=0.001)
     task = asyncio.create_task(watch.run())
-    yield Followers({"a": watch}, CallsInHand(), followers_max=3)
+    yield Followers({"a": watch}, RequestsInFlight(), followers_max=3)
     task.cancel()
 
 
@@ -124,8 +124,8 @@ async def test_of_many_shards_only_the_heads_of_their_block_are_read(cluster):
     """Whoever follows thousands doesn't cost the server as many heads whenever one moves."""
     cluster.heads = dict.fromkeys(range(1000), 1)
     wide = Datastore("trips", 1000, 1, ("a",))
-    watch = HeadWatch(cluster.ask, poll_s=1)
-    with Followers({"a": watch}, CallsInHand(), followers_max=3).follow(wide, range(1000)) as follower:
+    watch = FollowedHeads(cluster.ask, poll_s=1)
+    with Followers({"a": watch}, RequestsInFlight(), followers_max=3).follow(wide, range(1000)) as follower:
         await watch.step()
         assert cluster.heads_asked == 1000
         here = dict.fromkeys(range(1000), Location(1, 1))
@@ -171,15 +171,15 @@ async def test_when_the_process_stops_everybody_is_let_go(followers):
     assert len(followers) == 0
 
 
-async def test_followers_are_bounded_and_are_no_calls_in_hand(cluster):
+async def test_followers_are_bounded_and_are_no_calls_in_flight(cluster):
     """Each gives its place among the calls back while it follows."""
-    in_hand = CallsInHand(5)
-    followers = Followers({"a": HeadWatch(cluster.ask, poll_s=1)}, in_hand, followers_max=2)
+    in_flight = RequestsInFlight(5)
+    followers = Followers({"a": FollowedHeads(cluster.ask, poll_s=1)}, in_flight, followers_max=2)
     with followers.follow(DATASTORE, [0]), followers.follow(DATASTORE, [0]):
-        assert in_hand.count == 3
+        assert in_flight.count == 3
         with pytest.raises(Unavailable), followers.follow(DATASTORE, [0]):
             pass
-    assert (in_hand.count, len(followers)) == (5, 0)
+    assert (in_flight.count, len(followers)) == (5, 0)
 
 
 def test_a_shard_that_brings_nothing_is_read_ever_more_seldom():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from api.app import create_app, served_app
-from api.follow.followers import CallsInHand
+from api.follow.followers import RequestsInFlight
 from api.metrics import Metrics
 from schemaless.config import ApiSettings
 
@@ -18,7 +18,7 @@ class BrokenServices:
     """Any other service that a handler asks for is what nobody foresaw."""
 
     def __init__(self):
-        self.in_hand = CallsInHand()
+        self.in_flight = RequestsInFlight()
         self.metrics = Metrics()
 
 
@@ -33,7 +33,7 @@ def served(tmp_path, services):
     topology.write_text('{"version": 1, "clusters": {}}')
     settings = ApiSettings(topology=topology, kafka="127.0.0.1:9")
     app = create_app(settings)
-    app.state.services = services
+    app.state.api = services
     return served_app(app, settings)
 
 
@@ -57,7 +57,7 @@ async def test_an_unforeseen_error_is_a_problem_document(served, services, path)
     assert (b"content-type", b"application/problem+json") in start["headers"]
     assert "unexpected error" in json.loads(body["body"])["detail"]
     assert "catalogue" in str(error)
-    assert services.in_hand.count == 0
+    assert services.in_flight.count == 0
     assert b'status="500"} 1.0' in services.metrics.exposition()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.content import JSON, MSGPACK, NDJSON, answer_format, follow_format, parse_msgpack, request_format
+from api.http.content import JSON, MSGPACK, NDJSON, follow_format, parse_msgpack, request_format, response_format
 from schemaless.errors import Invalid, Malformed, UnsupportedMedia
 
 
@@ -28,12 +28,12 @@ from schemaless.errors import Invalid, Malformed, UnsupportedMedia
 )
 def test_the_answer_is_in_what_accept_likes_best(accept, expected):
     """JSON when it names nothing that we have; NDJSON only where batches are answered."""
-    assert answer_format(accept) is expected
+    assert response_format(accept) is expected
 
 
 def test_batches_are_answered_in_lines_when_asked():
     """NDJSON by its own media type."""
-    assert answer_format(b"application/x-ndjson", batch=True) is NDJSON
+    assert response_format(b"application/x-ndjson", batch=True) is NDJSON
 
 
 @pytest.mark.parametrize(

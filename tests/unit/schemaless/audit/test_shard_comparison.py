@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemaless.audit.report import Findings, Kind, ShardReport
+from schemaless.audit.report import FindingKind, Findings, ShardReport
 from schemaless.audit.shard_comparison import Digest, ShardComparison
 
 
@@ -37,16 +37,20 @@ def test_equal_sides_are_clean():
 @pytest.mark.parametrize(
     ("stored", "topic", "expected"),
     [
-        ([1, 2, 3], [1, 3], [(Kind.TOPIC_MISSING, "cell 2")]),
-        ([1, 2, 3], [1, 2], [(Kind.TOPIC_MISSING, "cell 3")]),
-        ([1, 2], [], [(Kind.TOPIC_MISSING, "cell 1"), (Kind.TOPIC_MISSING, "cell 2")]),
-        ([1, 2, 3], [1, 2, 2, 3], [(Kind.TOPIC_EXTRA, "cell 2 comes again, or after cell 2")]),
-        ([1, 3], [1, 2, 3], [(Kind.TOPIC_EXTRA, "cell 2 is not in MySQL")]),
-        ([1, (2, b"a"), 3], [1, (2, b"b"), 3], [(Kind.TOPIC_DIFFERS, "cell 2 has another content than in MySQL")]),
+        ([1, 2, 3], [1, 3], [(FindingKind.TOPIC_MISSING, "cell 2")]),
+        ([1, 2, 3], [1, 2], [(FindingKind.TOPIC_MISSING, "cell 3")]),
+        ([1, 2], [], [(FindingKind.TOPIC_MISSING, "cell 1"), (FindingKind.TOPIC_MISSING, "cell 2")]),
+        ([1, 2, 3], [1, 2, 2, 3], [(FindingKind.TOPIC_EXTRA, "cell 2 comes again, or after cell 2")]),
+        ([1, 3], [1, 2, 3], [(FindingKind.TOPIC_EXTRA, "cell 2 is not in MySQL")]),
+        (
+            [1, (2, b"a"), 3],
+            [1, (2, b"b"), 3],
+            [(FindingKind.TOPIC_DIFFERS, "cell 2 has another content than in MySQL")],
+        ),
         (
             [1, 2, 3],
             [1, 3, 2],
-            [(Kind.TOPIC_MISSING, "cell 2"), (Kind.TOPIC_EXTRA, "cell 2 comes again, or after cell 3")],
+            [(FindingKind.TOPIC_MISSING, "cell 2"), (FindingKind.TOPIC_EXTRA, "cell 2 comes again, or after cell 3")],
         ),
     ],
 )
@@ -59,7 +63,7 @@ def test_a_cut_topic_holds_less_and_misses_nothing():
     """Cells older than the first record are not held; a hole behind it is missing all the same."""
     findings, report, _ = compare([1, 2, 3, 4, 5], [3, 5], cut=True)
     assert (report.not_held, report.held_from) == (2, 3)
-    assert named(findings) == [(Kind.TOPIC_MISSING, "cell 4")]
+    assert named(findings) == [(FindingKind.TOPIC_MISSING, "cell 4")]
 
 
 def test_what_came_after_the_heads_were_fixed_is_left_out():

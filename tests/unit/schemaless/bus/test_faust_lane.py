@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from schemaless.bus.faust_transport import _LANE_BATCHES_MAX, _LANE_RECORDS_MAX, _Lane
+from schemaless.bus.faust_transport import _LANE_BATCHES_MAX, _LANE_RECORDS_MAX, _PartitionLane
 
 
 class Event:
@@ -50,7 +50,7 @@ async def receiver():
 
 @pytest.fixture
 async def lane(receiver):
-    made = _Lane(3, receiver)
+    made = _PartitionLane(3, receiver)
     yield made
     for task in made.tasks:
         task.cancel()

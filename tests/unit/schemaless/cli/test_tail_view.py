@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from schemaless.cell import StoredCell
-from schemaless.cli.tail_view import Form, Tail, parse_filter
+from schemaless.cli.tail_view import Form, TailView, parse_filter
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import Invalid
 from schemaless.record import Record
@@ -32,7 +32,7 @@ class Told(list):
     def __init__(self, records, form=Form.TEXT, complete=(), **wanted):
         super().__init__()
         asked = {"shards": (), "columns": (), "rows": (), "since": 0} | wanted
-        self.tail = Tail(2, complete, parse_filter(**asked), form, self.append)
+        self.tail = TailView(2, complete, parse_filter(**asked), form, self.append)
         self.lines = list(self.tail.take(records))
 
 

@@ -14,7 +14,7 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume import trigger_handler
 from schemaless.consume.ports import Outcome, Run
 from schemaless.consume.trigger_handler import TriggerHandler
-from schemaless.consume.trigger_program import Program, load_program
+from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.errors import Invalid, Misconfigured
 from schemaless.location import BEGINNING
 from schemaless.trigger import Takes, triggers_of
@@ -41,7 +41,7 @@ def handler_of(settings, *functions):
     by_column = {}
     for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
         by_column.setdefault(found.column, []).append(found)
-    return TriggerHandler(Program("program", by_column), "mezzanine", settings)
+    return TriggerHandler(TriggerProgram("program", by_column), "mezzanine", settings)
 
 
 async def outcome_of(handler, run):

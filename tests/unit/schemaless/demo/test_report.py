@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from schemaless import Client
-from schemaless.audit.report import AuditReport, ConsumerReport, Findings, IndexReport, Kind, ShardReport
+from schemaless.audit.report import AuditReport, ConsumerReport, FindingKind, Findings, IndexReport, ShardReport
 from schemaless.cell import PutStatus
 from schemaless.demo import catch_up, dataset
 from schemaless.demo.catch_up import Positions, ProgramStopped, read_positions, wait_until_caught_up
 from schemaless.demo.flight import CELLS, FLIGHTS, FlightCount
 from schemaless.demo.loader import LoadCount
-from schemaless.demo.programs import CONSUMERS, Calls
+from schemaless.demo.programs import CONSUMERS, CallLog
 from schemaless.demo.report import Facts, lines_of, print_lines
 from schemaless.errors import Corrupt, Unavailable
 
@@ -55,7 +55,7 @@ def facts(**changes: Any) -> Facts:
     } | changes
     findings = Findings()
     if values["found"]:
-        findings.add(Kind.TOPIC_MISSING, 0, "cell 1", values["found"])
+        findings.add(FindingKind.TOPIC_MISSING, 0, "cell 1", values["found"])
     audit = AuditReport(
         datastore="flights",
         shards=[ShardReport(0, 1, ALL, mysql=values["mysql"], topic=values["topic"], matched=values["matched"])],
@@ -68,7 +68,7 @@ def facts(**changes: Any) -> Facts:
         seeks=0,
         seconds=1.0,
     )
-    calls = Calls(
+    calls = CallLog(
         numbered(values["census"]),
         numbered(values["charges"]),
         frozenset((str(number), "2") for number in range(values["bills"])),

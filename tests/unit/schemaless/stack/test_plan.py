@@ -17,7 +17,7 @@ from schemaless.stack.layout import server_roles
 from schemaless.stack.mysql_server import SOCKET_PATH_BYTES_MAX, socket_folder
 from schemaless.stack.plan import UnknownFormat, load_or_make_plan, load_plan
 from schemaless.stack.ports import PortInUse, free_ports, require_free
-from schemaless.stack.program import ProcessRole, Program, forget_program, load_programs, save_program
+from schemaless.stack.program import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
 from schemaless.stack.programs import Flavour, MySQLProgram
 from schemaless.stack.server_options import render_options
 from schemaless.stack.topology_file import topology_document, write_private_json
@@ -112,7 +112,7 @@ def test_free_ports_differ() -> None:
 
 
 def test_program_survives_its_file(tmp_path: Path) -> None:
-    program = Program("x-0", ProcessRole.CONSUMERS, ("a b", 'c"%"', "\\d"), "/", {"K": "v w"}, 5)
+    program = SupervisedProgram("x-0", ProcessRole.CONSUMERS, ("a b", 'c"%"', "\\d"), "/", {"K": "v w"}, 5)
     save_program(tmp_path, program, log=tmp_path / "x.log")
     loaded = load_programs(tmp_path)["x-0"]
     assert (loaded.role, list(loaded.argv), loaded.env) == (ProcessRole.CONSUMERS, ["a b", 'c"%"', "\\d"], {"K": "v w"})
@@ -124,7 +124,9 @@ def test_program_survives_its_file(tmp_path: Path) -> None:
 def test_supervisor_reads_the_words_that_were_written(tmp_path: Path) -> None:
     """Blanks, quotes, percent signs and backslashes reach the program as they are."""
     argv = ("python", "a b", 'c"%"', "\\d", "it's")
-    save_program(tmp_path, Program("x-0", ProcessRole.TAILER, argv, "/", {"K": "v % w"}), log=tmp_path / "x.log")
+    save_program(
+        tmp_path, SupervisedProgram("x-0", ProcessRole.TAILER, argv, "/", {"K": "v % w"}), log=tmp_path / "x.log"
+    )
     parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"))  # as supervisord does
     parser.read(tmp_path / "x-0.conf")
     command = shlex.split(parser["program:x-0"]["command"] % {})
@@ -134,7 +136,7 @@ def test_supervisor_reads_the_words_that_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["a\nb", "a ;b", "a #b"])
 def test_word_that_supervisor_would_cut_is_refused(tmp_path: Path, word: str) -> None:
     with pytest.raises(Misconfigured, match="supervisord"):
-        save_program(tmp_path, Program("x-0", ProcessRole.TAILER, (word,), "/"), log=tmp_path / "x.log")
+        save_program(tmp_path, SupervisedProgram("x-0", ProcessRole.TAILER, (word,), "/"), log=tmp_path / "x.log")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemaless.cell import StoredCell
 from schemaless.location import Location
 from schemaless.record import Announcement
-from schemaless.subscriber.density import DensityCheck, Fault, Verdict, judge
+from schemaless.subscriber.density import CellPlace, DensityCheck, Fault, judge
 
 
 def cell(added_id, generation=1, shard=0):
@@ -30,13 +30,13 @@ def faults(records, **options):
 @pytest.mark.parametrize(
     ("generation", "added_id", "verdict"),
     [
-        (2, 6, Verdict.NEXT),
-        (2, 5, Verdict.REPEATED),
-        (2, 7, Verdict.AHEAD),
-        (1, 6, Verdict.SUPERSEDED),
-        (1, 5, Verdict.REPEATED),
-        (3, 6, Verdict.UNANNOUNCED),
-        (3, 2, Verdict.UNANNOUNCED),
+        (2, 6, CellPlace.NEXT),
+        (2, 5, CellPlace.REPEATED),
+        (2, 7, CellPlace.AHEAD),
+        (1, 6, CellPlace.SUPERSEDED),
+        (1, 5, CellPlace.REPEATED),
+        (3, 6, CellPlace.UNANNOUNCED),
+        (3, 2, CellPlace.UNANNOUNCED),
     ],
 )
 def test_a_cell_is_judged_beside_where_its_shard_stands(generation, added_id, verdict):

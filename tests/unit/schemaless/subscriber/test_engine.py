@@ -10,7 +10,7 @@ from schemaless.codec import encode_body, encode_record
 from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import BEGINNING, GenerationStart, Location, resume
 from schemaless.record import Announcement, Record
-from schemaless.subscriber.engine import FollowedShards, Page, ReadLog
+from schemaless.subscriber.engine import FollowedShards, HistoryPage, ReadLog
 from schemaless.subscriber.position import GenerationChange
 
 BODY = encode_body({"n": 1})
@@ -46,7 +46,7 @@ class Log:
             after = resume(wanted.after.generation, wanted.after.added_id, self.starts, len(cells))
         except LocationGone as gone:
             return gone
-        return Page(cells[after : after + wanted.limit])
+        return HistoryPage(cells[after : after + wanted.limit])
 
     def heads(self):
         newest = max(start.generation for start in self.starts)
@@ -218,7 +218,7 @@ def test_a_partition_that_goes_to_another_process_is_left_at_once():
     assert isinstance(steps.send(None), ReadLog)
     reader.followed.end({0})
     with pytest.raises(StopIteration):
-        steps.send(Page(log.shards[0][:1000]))
+        steps.send(HistoryPage(log.shards[0][:1000]))
     assert reader.followed.positions() == {}
 
 
