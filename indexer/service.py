@@ -19,7 +19,7 @@ from schemaless.consume.host import Consumer, Subscription
 from schemaless.errors import StorageUnavailable
 from schemaless.index.catalogue import list_indexes
 from schemaless.index.definition import IndexDefinition
-from schemaless.names import index_consumer
+from schemaless.names import index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex
@@ -66,10 +66,9 @@ class DatastoreIndexer:
         self._storage = storage
         self._datastore = datastore
         self._subscription = Subscription(storage, datastore, settings)
-        group = f"schemaless.{datastore.name}.indexer"
         self._transport = FaustTransport(
             settings.kafka,
-            group,
+            indexer_group(datastore.name),
             datastore.topic,
             self._subscription,
             session_timeout_s=settings.session_timeout_s,

@@ -1,9 +1,16 @@
-"""Names on the wire and in tables. Processes of different versions meet there, so these never change."""
+"""Names on the wire and in tables, each spelled once.
+
+Processes of different versions meet there, so none of them ever changes. Functions take the name of a datastore.
+"""
 
 from __future__ import annotations
 
 INDEX_PREFIX = "index:"
 TRIGGER_PREFIX = "trigger:"
+
+VERSION_HEADER, KIND_HEADER, COLUMN_HEADER = "v", "kind", "column"
+RECORD_VERSION = b"1"
+KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
 
 
 def index_consumer(index: str) -> str:
@@ -14,3 +21,33 @@ def index_consumer(index: str) -> str:
 def trigger_consumer(program: str) -> str:
     """Returns the consumer of a trigger program. Its checkpoints are stored under this name."""
     return TRIGGER_PREFIX + program
+
+
+def cells_topic_name(datastore: str) -> str:
+    """Returns the topic that holds every cell of a datastore."""
+    return f"schemaless.{datastore}.cells"
+
+
+def progress_topic_name(datastore: str) -> str:
+    """Returns the topic in which tailers record how far they have published."""
+    return f"schemaless.{datastore}.progress"
+
+
+def publisher_id(datastore: str, partition: int) -> str:
+    """Returns the transactional.id under which a partition of the cells topic is written. It fences stale writers."""
+    return f"{cells_topic_name(datastore)}.{partition}"
+
+
+def tailer_group(datastore: str) -> str:
+    """Returns the Kafka group that decides which tailer owns which partition."""
+    return f"schemaless.{datastore}.tailer"
+
+
+def indexer_group(datastore: str) -> str:
+    """Returns the Kafka group of the processes that maintain a datastore's indexes."""
+    return f"schemaless.{datastore}.indexer"
+
+
+def trigger_group(datastore: str, program: str) -> str:
+    """Returns the Kafka group of the workers of a trigger program."""
+    return f"schemaless.{datastore}.trigger.{program}"

@@ -15,9 +15,8 @@ from schemaless.cell import StoredCell
 from schemaless.codec import decode_body, decode_cell
 from schemaless.errors import Corrupt
 from schemaless.location import ADDED_ID_MAX, GenerationStart, Location
+from schemaless.names import KIND_CELL, KIND_GENERATION, KIND_HEADER, KIND_SEEK, RECORD_VERSION, VERSION_HEADER
 
-VERSION = b"1"
-KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
 _SHOWN_MAX = 40  # of a foreign header, in a reason
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] | None
@@ -41,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> bytes:
-        return self.headers.get("kind", b"")
+        return self.headers.get(KIND_HEADER, b"")
 
 
 class Announcement(msgspec.Struct, frozen=True, gc=False):
@@ -131,8 +130,8 @@ _KINDS: dict[bytes | None, Callable[[bytes], StoredCell | Announcement | Seek]] 
 
 
 def _decoder_of(headers: Mapping[str, bytes | None]) -> Callable[[bytes], StoredCell | Announcement | Seek]:
-    version, kind = headers.get("v"), headers.get("kind")
-    if version != VERSION:
+    version, kind = headers.get(VERSION_HEADER), headers.get(KIND_HEADER)
+    if version != RECORD_VERSION:
         raise Corrupt(f"header v is {_shown(version)}: no record of version 1")
     found = _KINDS.get(kind)
     if found is None:

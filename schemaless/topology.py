@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from schemaless.errors import Misconfigured
+from schemaless.names import cells_topic_name, progress_topic_name
 
 TOPOLOGY_VERSION = 1
 
@@ -101,11 +102,11 @@ class Datastore:
 
     @property
     def topic(self) -> str:
-        return f"schemaless.{self.name}.cells"
+        return cells_topic_name(self.name)
 
     @property
     def progress_topic(self) -> str:
-        return f"schemaless.{self.name}.progress"
+        return progress_topic_name(self.name)
 
 
 def parse_topology(document: Mapping[str, Any]) -> Topology:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import RunningTopology, running_broker, running_topology
@@ -20,6 +21,10 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology
 
 FLAVOUR = Flavour(os.environ.get("SCHEMALESS_MYSQL_FLAVOUR", "mariadb"))
+
+# A wall clock would fail a slow machine: `timeout` bounds each test as a whole.
+settings.register_profile("schemaless", deadline=None)
+settings.load_profile("schemaless")
 
 MakeDatastore = Callable[..., Datastore]
 

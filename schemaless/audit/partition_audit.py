@@ -14,7 +14,8 @@ from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import decode_cell
 from schemaless.errors import Corrupt
 from schemaless.location import GenerationStart
-from schemaless.record import KIND_CELL, KIND_GENERATION, KIND_SEEK, VERSION, Record, decode_announcement
+from schemaless.names import COLUMN_HEADER, KIND_CELL, KIND_GENERATION, KIND_SEEK, RECORD_VERSION, VERSION_HEADER
+from schemaless.record import Record, decode_announcement
 from schemaless.topology import Datastore
 
 
@@ -89,8 +90,8 @@ class PartitionAudit:
             for name, fits in (
                 ("key", record.key == row_key_text(cell.row_key).encode()),
                 ("timestamp", record.timestamp_ms == cell.created_at // 1000),
-                ("header v", record.headers.get("v") == VERSION),
-                ("header column", record.headers.get("column") == cell.column_name.encode()),
+                ("header v", record.headers.get(VERSION_HEADER) == RECORD_VERSION),
+                ("header column", record.headers.get(COLUMN_HEADER) == cell.column_name.encode()),
             )
             if not fits
         ]

@@ -15,6 +15,7 @@ from faust.exceptions import ValueDecodeError
 from faust.types.tuples import Message
 
 from schemaless.cell import StoredCell
+from schemaless.names import cells_topic_name
 from schemaless.record import Announcement, ForeignRecord, decode_record
 
 _FOREIGN_KEPT_MAX = 100
@@ -79,7 +80,7 @@ def cells_topic(app: faust.App, datastore: str) -> CellsTopic:
     (shard, generation, added_id). What the topic itself lacks, because its beginning was cut off, no agent sees:
     that is what `Subscriber` is for.
     """
-    return CellsTopic(app, topics=[f"schemaless.{datastore}.cells"], schema=CellSchema())
+    return CellsTopic(app, topics=[cells_topic_name(datastore)], schema=CellSchema())
 
 
 async def each_cell(stream: Any) -> AsyncIterator[StoredCell]:

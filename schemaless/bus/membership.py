@@ -14,6 +14,7 @@ from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from schemaless.bus.client import client_settings
 from schemaless.bus.translation import translate, translated
+from schemaless.names import tailer_group
 from schemaless.topology import Datastore
 
 Partitions = Callable[[Sequence[int]], None]
@@ -45,7 +46,7 @@ class Membership:
             {
                 **client_settings(bootstrap),
                 "client.id": f"tailer-{socket.gethostname()}-{os.getpid()}",  # tells people whose partition it is
-                "group.id": tailer_group(datastore),
+                "group.id": tailer_group(datastore.name),
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),
                 "heartbeat.interval.ms": round(min(session_timeout_s / 6, _HEARTBEAT_MAX_S) * 1000),
@@ -80,7 +81,3 @@ class Membership:
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._revoked([partition.partition for partition in partitions])
         consumer.incremental_unassign(partitions)
-
-
-def tailer_group(datastore: Datastore) -> str:
-    return f"schemaless.{datastore.name}.tailer"

@@ -37,6 +37,16 @@ from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
 from schemaless.errors import BusUnavailable, Misconfigured
 from schemaless.location import GenerationStart, Location
+from schemaless.names import (
+    COLUMN_HEADER,
+    KIND_CELL,
+    KIND_GENERATION,
+    KIND_HEADER,
+    KIND_SEEK,
+    RECORD_VERSION,
+    VERSION_HEADER,
+    publisher_id,
+)
 from schemaless.topology import Datastore
 
 _SETTLING_S = 0.004
@@ -45,9 +55,9 @@ librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
 
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
-_VERSION = ("v", b"1")
-_GENERATION_HEADERS: Headers = [_VERSION, ("kind", b"generation")]
-_SEEK_HEADERS: Headers = [_VERSION, ("kind", b"seek")]
+_VERSION = (VERSION_HEADER, RECORD_VERSION)
+_GENERATION_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_GENERATION)]
+_SEEK_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_SEEK)]
 
 
 class PartitionLog:
@@ -73,7 +83,7 @@ class PartitionLog:
         self._producer = Producer(
             {
                 **client_settings(bootstrap),
-                "transactional.id": f"{datastore.topic}.{partition}",
+                "transactional.id": publisher_id(datastore.name, partition),
                 "transaction.timeout.ms": round(transaction_timeout_s * 1000),
                 "enable.idempotence": True,
                 "linger.ms": 0,
@@ -270,7 +280,7 @@ class PartitionLog:
         for cell in cells:
             name = cell.column_name
             if name not in headers:
-                headers[name] = [_VERSION, ("kind", b"cell"), ("column", name.encode())]
+                headers[name] = [_VERSION, (KIND_HEADER, KIND_CELL), (COLUMN_HEADER, name.encode())]
             produce(
                 topic,
                 encode_record(cell),

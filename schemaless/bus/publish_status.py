@@ -9,12 +9,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.client import client_settings
-from schemaless.bus.membership import tailer_group
 from schemaless.bus.progress import committed_progress
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topic_identity import topic_ids
 from schemaless.bus.translation import translate, translated
 from schemaless.location import Location
+from schemaless.names import tailer_group
 from schemaless.topology import Datastore
 
 
@@ -59,9 +59,9 @@ def read_publication(bootstrap: str, datastore: Datastore, *, timeout_s: float =
 
 
 def _owners(admin: AdminClient, datastore: Datastore, timeout_s: float) -> dict[int, Owner]:
-    asked = admin.describe_consumer_groups([tailer_group(datastore)], request_timeout=timeout_s)
+    asked = admin.describe_consumer_groups([tailer_group(datastore.name)], request_timeout=timeout_s)
     try:
-        members = asked[tailer_group(datastore)].result().members
+        members = asked[tailer_group(datastore.name)].result().members
     except KafkaException as error:
         raise translate(error.args[0], "asking Kafka for the group of the tailers") from error
     return {

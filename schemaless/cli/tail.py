@@ -21,6 +21,7 @@ from schemaless.cell import parse_time
 from schemaless.cli.tail_view import Form, TailView, parse_filter
 from schemaless.cli.targets import DEFAULT_DATASTORE, JsonOption, kafka_address
 from schemaless.errors import Invalid
+from schemaless.names import cells_topic_name
 from schemaless.record import Record
 
 BEGINNING, END = "beginning", "end"
@@ -55,7 +56,7 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
     since = 0 if start in (BEGINNING, END) else parse_time(start, "from")
     wanted = parse_filter(shard or (), column or (), row or (), since)
     form = Form.MSGPACK if as_msgpack else Form.JSON if as_json else Form.TEXT
-    with TopicStream(kafka_address(kafka), f"schemaless.{datastore}.cells") as stream:
+    with TopicStream(kafka_address(kafka), cells_topic_name(datastore)) as stream:
         places = _Places(stream, _partitions(stream.partitions(), partition or (), wanted.shards))
         starts = places.starts(start, since // 1000, _parse_offsets(offset or ()))
         tailing = TailView(len(stream.partitions()), places.complete(starts), wanted, form, _tell)

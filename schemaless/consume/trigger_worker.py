@@ -11,6 +11,7 @@ from schemaless.consume.host import Consumer, Subscription
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.errors import NotFound
+from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
@@ -31,10 +32,9 @@ class ProgramService:
         """Until cancelled, or until a part fails: the process then ends and is started again."""
         datastore = await self._find(datastore_name)
         subscription = Subscription(self._storage, datastore, self._settings)
-        group = f"schemaless.{datastore.name}.trigger.{self._program.name}"
         transport = FaustTransport(
             self._settings.kafka,
-            group,
+            trigger_group(datastore.name, self._program.name),
             datastore.topic,
             subscription,
             session_timeout_s=self._settings.session_timeout_s,

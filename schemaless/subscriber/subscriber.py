@@ -17,6 +17,7 @@ from schemaless.cell import StoredCell
 from schemaless.client.client import Client
 from schemaless.errors import Invalid, Misconfigured, Unavailable
 from schemaless.location import BEGINNING, Location
+from schemaless.names import cells_topic_name
 from schemaless.record import ForeignRecord
 from schemaless.subscriber.engine import FollowedShards, LogAnswer, ReadLog, Steps, SubscriberCounts
 from schemaless.subscriber.http_log import ShardHistory
@@ -74,7 +75,7 @@ class Subscriber:
         self._steps: Steps | None = None
         self._asked: ReadLog | None = None
         self._stopped = False
-        self._seat = TopicSeat(kafka, f"schemaless.{datastore}.cells", group, self._end)
+        self._seat = TopicSeat(kafka, cells_topic_name(datastore), group, self._end)
         known = self._seat.partitions()
         wanted = known if partitions is None else partitions
         if not set(wanted) <= set(known):

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemaless.audit import audit
-from schemaless.bus.membership import tailer_group
+from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
@@ -76,7 +76,7 @@ class Group:
         return [_partitions("released", tailer.said()) for tailer in self.tailers]
 
     def _shares(self) -> list[int]:
-        (asked,) = self._admin.describe_consumer_groups([tailer_group(self.datastore)]).values()
+        (asked,) = self._admin.describe_consumer_groups([tailer_group(self.datastore.name)]).values()
         try:
             return sorted(len(member.assignment.topic_partitions) for member in asked.result().members)
         except KafkaException:  # no coordinator yet: the broker makes the topic of the groups with the first one

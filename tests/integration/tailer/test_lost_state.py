@@ -9,9 +9,9 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from schemaless.audit import audit
-from schemaless.bus.membership import tailer_group
 from schemaless.cli.main import app
 from schemaless.codec import decode_cell
+from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
 
 pytestmark = pytest.mark.storage
@@ -73,7 +73,7 @@ def test_progress_outlives_the_group(case):
     with case.tailing() as (tailer,):
         case.await_published(5)
         assert tailer.stop() == 0
-    group = tailer_group(case.datastore)
+    group = tailer_group(case.datastore.name)
     case.admin.delete_consumer_groups([group])[group].result()
     case.write(ONE, 2)
     with case.tailing():
