@@ -43,7 +43,7 @@ check: venv ## format, lint, types, import contracts, docs and sizes: no servers
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/unit/test_tidy.py
+	$(BIN)/pytest tests/unit/test_tidy.py tests/unit/test_pictures.py
 
 bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench
