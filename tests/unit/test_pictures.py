@@ -1,4 +1,4 @@
-"""The Mermaid pictures of the pages: what can be checked without Mermaid. `docs/render-pictures` parses and draws them."""
+"""The Mermaid pictures of the pages, as far as Python can check them. `docs/render-pictures` parses and draws them."""
 
 import re
 from pathlib import Path
