@@ -15,20 +15,20 @@ from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
-from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
+from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore, Role
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What one server shows. `buffered`: rows that wait on it, by the home that they wait for; `orders`: what operators
-    told the tailers.
+    """The report of one server. `buffered` counts waiting rows by the home that they wait for. `commands` are the
+    operators' commands to the tailers.
     """
 
     heads: Sequence[Head]
     checkpoints: Sequence[Checkpoint]
     buffered: Mapping[str, int]
     conflicts: int
-    orders: Mapping[str, TailerOrder]
+    commands: Mapping[str, TailerCommand]
 
     @property
     def heads_sum(self) -> int:
@@ -76,7 +76,7 @@ class Status(msgspec.Struct, frozen=True):
         return [report for report in map(self.best_report, self.clusters()) if report is not None]
 
     def tailing_paused(self, datastore: str) -> bool:
-        return latest(report.orders for report in self.reports()).get(datastore, NO_ORDER).paused
+        return latest(report.commands for report in self.reports()).get(datastore, NO_COMMAND).paused
 
     def consumers(self) -> dict[str, dict[int, ConsumerShard]]:
         """By name and shard. Of a checkpoint that stands on several clusters the lowest counts."""
@@ -108,9 +108,9 @@ def _report(datastore: str) -> Operation[NodeReport]:
     checkpoints = yield from checkpoint_table.all_of(datastore)
     depths = yield from buffer_table.depths()
     conflicts = yield from conflict_table.count(datastore)
-    orders = yield from tailer_order_table.all_of()
+    commands = yield from tailer_order_table.all_of()
     waiting = {home: count for (name, home), count in depths.items() if name == datastore}
-    return NodeReport(heads, checkpoints, waiting, conflicts, orders)
+    return NodeReport(heads, checkpoints, waiting, conflicts, commands)
 
 
 def _consumer_shard(standing: Sequence[Checkpoint], head: int | None) -> ConsumerShard:

@@ -1,6 +1,7 @@
-"""The cell: its key, before insertion (`Cell`) and after (`StoredCell`). Keeps I1's idea that a cell is a value.
+"""The cell: its key, its form before insertion (`Cell`) and after (`StoredCell`). A cell is a value (I1).
 
-A body travels as the stored bytes (zlib over MessagePack, schemaless/codec.py); only whoever needs a field decodes it.
+A body travels as its stored bytes, zlib over MessagePack (schemaless/codec.py). It is decoded only where a field is
+needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _EPOCH_NAIVE = datetime(1970, 1, 1)
 
 
 class CellKey(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Names a cell for ever."""
+    """The permanent name of a cell."""
 
     row_key: RowKey
     column_name: ColumnName
@@ -48,7 +49,7 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredCell(msgspec.Struct, frozen=True, gc=False):
-    """A cell that stands in its entity table. `created_at` is in microseconds since the epoch, UTC."""
+    """A cell in its entity table. `created_at` is in microseconds since the epoch, UTC."""
 
     row_key: RowKey
     column_name: ColumnName
@@ -65,7 +66,7 @@ class StoredCell(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutStatus(StrEnum):
-    """What came of one put."""
+    """The outcome of one put."""
 
     STORED = "stored"
     ALREADY_STORED = "already_stored"
@@ -74,7 +75,7 @@ class PutStatus(StrEnum):
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """Where the home of a put cell holds it. For CONFLICT it is the place of the cell that stands there."""
+    """Where the home cluster holds a put cell. For CONFLICT it is the place of the cell that exists under that key."""
 
     status: PutStatus
     shard: int
@@ -84,14 +85,14 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_row_key(text: str) -> RowKey:
-    """A hyphenated UUID in any case. Raises Invalid."""
+    """Parses a hyphenated UUID in any case. Raises Invalid."""
     if not isinstance(text, str) or not _UUID.fullmatch(text):
         raise Invalid("row_key", "must be a hyphenated UUID")
     return RowKey(bytes.fromhex(text.replace("-", "")))
 
 
 def row_key_text(row_key: bytes) -> str:
-    """Canonical 36-character text: what is hashed (I2), and the key of a Kafka record."""
+    """Returns the canonical text of 36 characters, which is hashed (I2) and is the key of a Kafka record."""
     h = row_key.hex()
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
@@ -101,14 +102,14 @@ def row_key_of(value: uuid.UUID | str) -> RowKey:
 
 
 def parse_column_name(text: str, field: str = "column_name") -> ColumnName:
-    """Raises Invalid."""
+    """Parses a column name. Raises Invalid, which names `field`."""
     if not isinstance(text, str) or not _COLUMN_NAME.fullmatch(text):
         raise Invalid(field, "must match [A-Za-z_][A-Za-z0-9_.-]{0,63}")
     return ColumnName(text)
 
 
 def parse_ref_key(value: int | str, field: str = "ref_key") -> RefKey:
-    """An int, or its decimal text, from 0 to 2^63-1. Raises Invalid."""
+    """Parses an int from 0 to 2^63-1, or its decimal text. Raises Invalid."""
     if isinstance(value, str) and _REF_KEY.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= REF_KEY_MAX:
@@ -116,14 +117,14 @@ def parse_ref_key(value: int | str, field: str = "ref_key") -> RefKey:
     return RefKey(value)
 
 
-@lru_cache(1024)  # cells that were inserted together have the same
+@lru_cache(1024)  # cells that were inserted together have the same time
 def created_at_text(microseconds: int) -> str:
-    """RFC 3339, UTC, six digits, Z."""
+    """Returns a time as RFC 3339 in UTC, with six digits and Z."""
     return (_EPOCH_NAIVE + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
 
 
 def parse_time(text: str, field: str = "since") -> int:
-    """Microseconds since the epoch of an RFC 3339 time. Raises Invalid."""
+    """Parses an RFC 3339 time into microseconds since the epoch. Raises Invalid."""
     try:
         moment = datetime.fromisoformat(text)
     except (ValueError, TypeError):

@@ -27,7 +27,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class ShardLocation:
-    """What a put's answer calls `location`. Text form: SHARD:GENERATION:ADDED_ID."""
+    """The `location` of a put's response. Text form: SHARD:GENERATION:ADDED_ID."""
 
     shard: int
     location: Location
@@ -38,14 +38,14 @@ class ShardLocation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStart:
-    """From `starts_at` on, a shard's added_ids belong to `generation` (or to a later one)."""
+    """A shard's added_ids from `starts_at` belong to `generation` or to a later one."""
 
     generation: int
     starts_at: int
 
 
 def shard_location_text(shard: int, generation: int, added_id: int) -> str:
-    """SHARD:GENERATION:ADDED_ID, for whoever has many to write: quicker than making the values first."""
+    """Returns SHARD:GENERATION:ADDED_ID without making the values first, for callers that write many."""
     return f"{shard}:{generation}:{added_id}"
 
 
@@ -53,7 +53,7 @@ BEGINNING = Location(FIRST_GENERATION, 0)
 
 
 def parse_location(text: str, field: str = "after") -> tuple[int | None, int]:
-    """(generation or None, added_id) of ADDED_ID or GENERATION:ADDED_ID. Raises Invalid."""
+    """Parses ADDED_ID or GENERATION:ADDED_ID into (generation or None, added_id). Raises Invalid."""
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
     if match is None or int(match["added_id"]) > ADDED_ID_MAX:
         raise Invalid(field, "must be ADDED_ID or GENERATION:ADDED_ID")
@@ -62,7 +62,7 @@ def parse_location(text: str, field: str = "after") -> tuple[int | None, int]:
 
 
 def parse_shard_location(text: str, field: str = "after") -> ShardLocation:
-    """SHARD:GENERATION:ADDED_ID, as a put's answer has it. Raises Invalid."""
+    """Parses SHARD:GENERATION:ADDED_ID, which a put's response carries. Raises Invalid."""
     match = _SHARD_TEXT.fullmatch(text) if isinstance(text, str) else None
     if match is None or int(match["added_id"]) > ADDED_ID_MAX:
         raise Invalid(field, "must be SHARD:GENERATION:ADDED_ID")
@@ -70,41 +70,44 @@ def parse_shard_location(text: str, field: str = "after") -> ShardLocation:
 
 
 def generation_at(added_id: int, starts: Sequence[GenerationStart]) -> int:
-    """Generation of the cell that stands at an added_id: a later generation hides what an earlier one had there."""
+    """Returns the generation of the cell at an added_id. A later generation hides the cells of an earlier one."""
     return max((start.generation for start in starts if start.starts_at <= added_id), default=FIRST_GENERATION)
 
 
 def visible_starts(starts: Sequence[GenerationStart]) -> list[GenerationStart]:
-    """Those that a reader of the log meets, in its order: a later generation may have begun before an earlier one."""
+    """Returns the starts that a reader of the log meets, in order.
+
+    A later generation may have begun before an earlier one, which is then hidden.
+    """
     visible = [start for start in starts if generation_at(start.starts_at, starts) == start.generation]
     return sorted(visible, key=lambda start: start.starts_at)
 
 
 def is_superseded(location: Location, gone: LocationGone) -> bool:
-    """Whether a reader whose location could be read from before has lost it for good (I13). If not, the node lags:
-    it doesn't show that generation, or that cell, yet.
+    """True if a newer generation replaced this location (I13). False means the node is only lagging.
+
+    It is asked about a location that could be read from before.
     """
     return gone.generation > location.generation
 
 
-def resume(generation: int | None, added_id: int, starts: Sequence[GenerationStart], head: int) -> int:
-    """The added_id to read after, for a reader that stands at a location (I13). No generation: the present one.
+def verify_location(generation: int | None, added_id: int, starts: Sequence[GenerationStart], head: int) -> int:
+    """Returns the added_id to read after for a reader at this location (I13). Without a generation it is the newest.
 
-    Raises LocationGone for a location that is superseded, past the head, or of an unknown generation; its
+    Raises LocationGone for a location that is superseded, past the head, or of an unknown generation. Its
     `resume_at` is the last added_id up to which the reader's history and this one surely agree.
     """
     newest = max(starts, key=lambda start: start.generation)
+
+    def gone(why: str, resume_at: int) -> LocationGone:
+        return LocationGone(why, head=head, resume_at=resume_at, generation=newest.generation)
+
     if generation is not None:
         if generation not in {start.generation for start in starts}:
-            agreed = min(added_id, newest.starts_at - 1)
-            raise _gone(f"generation {generation} is not known here", head, agreed, newest)
+            raise gone(f"generation {generation} is unknown here", min(added_id, newest.starts_at - 1))
         later = [start.starts_at for start in starts if start.generation > generation]
         if later and added_id >= min(later):
-            raise _gone(f"{generation}:{added_id} is superseded", head, min(later) - 1, newest)
+            raise gone(f"{generation}:{added_id} is superseded", min(later) - 1)
     if added_id > head:
-        raise _gone(f"{added_id} is past the head, {head}", head, head, newest)
+        raise gone(f"{added_id} is past the head, {head}", head)
     return added_id
-
-
-def _gone(why: str, head: int, resume_at: int, newest: GenerationStart) -> LocationGone:
-    return LocationGone(why, head=head, resume_at=resume_at, generation=newest.generation)

@@ -1,5 +1,5 @@
-"""shard_of: which shard a key lies in, for ever (I2). The hash is Kafka's default partitioner's, so that any Kafka
-client that partitions by key co-partitions with us (I8). Golden vectors: tests/unit/schemaless/test_sharding.py.
+"""Sharding: which shard a key belongs to, permanently (I2). The hash is that of Kafka's default partitioner, so any
+Kafka client that partitions by key co-partitions with us (I8). Golden vectors: tests/unit/schemaless/test_sharding.py.
 
 Source: org.apache.kafka.common.utils.Utils.murmur2 and toPositive.
 """
@@ -19,8 +19,8 @@ _POSITIVE = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """32-bit murmur2 as Kafka's Java client computes it, unsigned."""
-    m, mask = _M, _MASK  # locals: every put and every index entry comes through here
+    """Returns the 32-bit murmur2 that Kafka's Java client computes, unsigned."""
+    m, mask = _M, _MASK  # locals are faster, and every put and every index entry is hashed here
     length = len(data)
     h = _SEED ^ length
     words = length & ~3
@@ -34,18 +34,20 @@ def murmur2(data: bytes) -> int:
 
 
 def shard_of_text(text: str, shards: int) -> int:
-    """Shard of any text: how an index entry is placed by its shard field."""
+    """Returns the shard of any text. An index entry is placed by that of its shard field."""
     return (murmur2(text.encode()) & _POSITIVE) % shards
 
 
 def shard_of(row_key: bytes, shards: int) -> int:
-    """Shard of a row key given as its 16 bytes."""
+    """Returns the shard of a row key, which is given as 16 bytes."""
     return shard_of_text(row_key_text(row_key), shards)
 
 
 def by_rendezvous(row_key: bytes, clusters: Sequence[str]) -> Sequence[str]:
-    """The clusters in the order in which a row prefers them as its secondary: as evenly spread as a random choice,
-    but whoever knows the row key knows where to look (highest random weight, Thaler and Ravishankar 1998).
+    """Returns the clusters in the order in which a row prefers them as its secondary.
+
+    The choice is as evenly spread as a random one, but it follows from the row key alone, so a reader knows where to
+    look (highest random weight, Thaler and Ravishankar 1998).
     """
     if len(clusters) < 2:
         return clusters

@@ -13,9 +13,9 @@ from schemaless.config import TailerSettings
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location
 from schemaless.ops.datastores import Catalogue
-from schemaless.ops.tailer_control import ask_orders, latest
+from schemaless.ops.tailer_control import fetch_commands, latest
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.tailer_order_table import NO_ORDER, TailerOrder
+from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterSource
 from tailer.context import Shared, pause
@@ -25,7 +25,7 @@ from tailer.head_watch import ClusterHeads
 log = structlog.get_logger()
 
 ORDERS_S = 1.0
-CATALOGUE_S = 2.5  # asked of every server: dearer than what operators order
+CATALOGUE_S = 2.5  # asked of every server: dearer than reading commands
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
 AWAY_RETRY_S = 0.5
 CHECK_S = 0.5  # how soon a node that is back is used again
@@ -42,7 +42,7 @@ class TailerService:
         self._settings = settings
         self._storage = storage
         self._sources = list(sources.values())
-        self._orders: dict[str, TailerOrder] = {}
+        self._commands: dict[str, TailerCommand] = {}
         self._catalogue = Catalogue(storage)
         self._watches = [ClusterHeads(source, self._heads_moved) for source in sources.values()]
         self._datastores: dict[str, DatastoreTailer] = {}
@@ -51,7 +51,7 @@ class TailerService:
             settings=settings,
             sources=sources,
             heads=self._heads,
-            paused=lambda name: self._orders.get(name, NO_ORDER).paused,
+            paused=lambda name: self._commands.get(name, NO_COMMAND).paused,
             slots=asyncio.Semaphore(settings.batches_max),
             publishing=ThreadPoolExecutor(settings.batches_max, thread_name_prefix="publish"),
             opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
@@ -76,7 +76,7 @@ class TailerService:
         while not self._stopping.is_set():
             found: Mapping[str, Datastore] = {}
             try:
-                self._obey(await ask_orders(self._storage))
+                self._obey(await fetch_commands(self._storage))
                 if time.monotonic() - looked_at >= CATALOGUE_S:
                     found = self._wanted(await self._catalogue.all())
                     looked_at = time.monotonic()
@@ -93,15 +93,15 @@ class TailerService:
         named = self._settings.datastores
         return {name: datastore for name, datastore in found.items() if not named or name in named}
 
-    def _obey(self, said: Mapping[str, TailerOrder]) -> None:
+    def _obey(self, said: Mapping[str, TailerCommand]) -> None:
         """Takes effect between two transactions. A minion that lags may answer alone: what is known counts, too."""
-        before, self._orders = self._orders, latest([self._orders, said])
+        before, self._commands = self._commands, latest([self._commands, said])
         for name, tailer in self._datastores.items():
-            known, order = before.get(name, NO_ORDER), self._orders.get(name, NO_ORDER)
-            if order.paused != known.paused:
-                log.warning("datastore is paused" if order.paused else "datastore is tailed again", datastore=name)
+            known, command = before.get(name, NO_COMMAND), self._commands.get(name, NO_COMMAND)
+            if command.paused != known.paused:
+                log.warning("datastore is paused" if command.paused else "datastore is tailed again", datastore=name)
                 tailer.look_again()
-            if order.seeks != known.seeks:
+            if command.seeks != known.seeks:
                 tailer.take_new_seat()
 
     async def _check(self, source: ClusterSource) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from schemaless.cell import StoredCell
-from schemaless.location import GenerationStart, Location, generation_at, resume
+from schemaless.location import GenerationStart, Location, generation_at, verify_location
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore
@@ -99,7 +99,7 @@ def _resolve(
     if isinstance(start, End):
         return head
     if isinstance(start, AfterLocation):
-        return resume(start.generation, start.added_id, starts, head)
+        return verify_location(start.generation, start.added_id, starts, head)
     first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
     return first - 1
 

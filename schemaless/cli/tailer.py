@@ -85,7 +85,7 @@ def _print(status: TailerStatus, each_shard: bool) -> None:
 
 
 def _headline(status: TailerStatus) -> str:
-    state = "paused" if status.order.paused else "tailed"
+    state = "paused" if status.command.paused else "tailed"
     shards = status.shards
     return (
         f"{status.datastore.name}: {state}; {_behind(shards)} of {len(shards)} shards are behind,"
@@ -104,7 +104,7 @@ def _print_shards(shards: Sequence[ShardStatus]) -> None:
 def _document(status: TailerStatus, each_shard: bool) -> dict[str, Any]:
     document = {
         "datastore": status.datastore.name,
-        "paused": status.order.paused,
+        "paused": status.command.paused,
         "shards_behind": _behind(status.shards),
         "lag": _cells(status.shards),
         "lag_s": _seconds(status.shards),

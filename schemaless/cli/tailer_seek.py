@@ -13,7 +13,7 @@ from schemaless.bus.topics import ensure_topics
 from schemaless.cli.targets import named_datastore, servers
 from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.location import BEGINNING, FIRST_GENERATION, Location, parse_location
-from schemaless.ops.tailer_control import tell_of_seek
+from schemaless.ops.tailer_control import announce_seek
 from schemaless.ops.tailer_status import read_heads
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology, load_topology
@@ -51,7 +51,7 @@ def _tell(topology: Topology, datastore: Datastore) -> None:
     """What was moved counts at once, for whoever publishes next; an idle tailer has to be told."""
     try:
         with SyncStorage(topology) as storage:
-            tell_of_seek(storage, datastore.name)
+            announce_seek(storage, datastore.name)
     except StorageUnavailable as error:
         print(f"tailers notice when they publish next: {error}")
 

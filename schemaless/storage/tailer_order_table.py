@@ -13,7 +13,7 @@ from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Time, sql
 
 
-class TailerOrder(msgspec.Struct, frozen=True):
+class TailerCommand(msgspec.Struct, frozen=True):
     """`paused`: nothing more is published. `seeks`: how often an operator has moved progress: a tailer that opened its
     logs before reads it again. `changed_at` in microseconds since the epoch.
     """
@@ -23,10 +23,10 @@ class TailerOrder(msgspec.Struct, frozen=True):
     changed_at: int
 
 
-NO_ORDER = TailerOrder(paused=False, seeks=0, changed_at=0)
+NO_COMMAND = TailerCommand(paused=False, seeks=0, changed_at=0)
 
 
-def put(datastore: str, order: TailerOrder) -> Operation[None]:
+def put(datastore: str, command: TailerCommand) -> Operation[None]:
     """Nothing happens where a later one stands."""
     newer = "VALUES(changed_at) > changed_at"
     yield sql(
@@ -34,17 +34,17 @@ def put(datastore: str, order: TailerOrder) -> Operation[None]:
         f" ON DUPLICATE KEY UPDATE paused = IF({newer}, VALUES(paused), paused),"
         f" seeks = IF({newer}, VALUES(seeks), seeks), changed_at = GREATEST(changed_at, VALUES(changed_at))",
         datastore,
-        order.paused,
-        order.seeks,
-        Time(order.changed_at),
+        command.paused,
+        command.seeks,
+        Time(command.changed_at),
     )
 
 
-def all_of() -> Operation[dict[str, TailerOrder]]:
+def all_of() -> Operation[dict[str, TailerCommand]]:
     """By datastore."""
     columns = f"datastore, paused, seeks, {MICROSECONDS.format('changed_at')}"
     try:
         rows = yield from query(f"SELECT {columns} FROM schemaless.tailer_order")
     except Misconfigured:
         return {}
-    return {name: TailerOrder(bool(paused), seeks, changed_at) for name, paused, seeks, changed_at in rows}
+    return {name: TailerCommand(bool(paused), seeks, changed_at) for name, paused, seeks, changed_at in rows}

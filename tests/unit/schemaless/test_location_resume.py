@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.errors import LocationGone
-from schemaless.location import GenerationStart, Location, generation_at, is_superseded, resume, visible_starts
+from schemaless.location import GenerationStart, Location, generation_at, is_superseded, verify_location, visible_starts
 
 ONE = [GenerationStart(1, 1)]
 PROMOTED = [GenerationStart(1, 1), GenerationStart(2, 11)]
@@ -30,7 +30,7 @@ TWICE = [*PROMOTED, GenerationStart(3, 8)]  # the second promotion lost more tha
 )
 def test_a_location_within_the_present_history_goes_on(generation, added_id, starts, head):
     """What the reader has is a prefix of what stands there."""
-    assert resume(generation, added_id, starts, head) == added_id
+    assert verify_location(generation, added_id, starts, head) == added_id
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_location_within_the_present_history_goes_on(generation, added_id, sta
 def test_any_other_location_is_told_where_to_go_on(generation, added_id, starts, head, resume_at):
     """Superseded, past the head, or of an unknown generation: head, resume_at, and the newest generation."""
     with pytest.raises(LocationGone) as refused:
-        resume(generation, added_id, starts, head)
+        verify_location(generation, added_id, starts, head)
     assert (refused.value.head, refused.value.resume_at) == (head, resume_at)
     assert refused.value.generation == starts[-1].generation
 
@@ -70,7 +70,7 @@ def test_resume_at_can_always_be_read_from(begins, generation, added_id, beyond)
     head = max(start.starts_at for start in starts) - 1 + beyond
     at = resume_or_be_sent(generation, added_id, starts, head)
     assert 0 <= at <= min(added_id, head)
-    assert resume(generation_at(at, starts), at, starts, head) == at
+    assert verify_location(generation_at(at, starts), at, starts, head) == at
 
 
 @given(st.lists(st.integers(2, 50), max_size=4), st.integers(0, 80), st.integers(0, 30))
@@ -79,7 +79,7 @@ def test_where_a_follower_stands_can_always_be_read_from(begins, added_id, beyon
     starts = [GenerationStart(number, at) for number, at in enumerate([1, *begins], start=1)]
     head = max(start.starts_at for start in starts) - 1 + beyond
     position = Location(generation_at(added_id + 1, starts), min(added_id, head))
-    assert resume(position.generation, position.added_id, starts, head) == position.added_id
+    assert verify_location(position.generation, position.added_id, starts, head) == position.added_id
 
 
 @pytest.mark.parametrize(("starts", "met"), [(ONE, [1]), (PROMOTED, [1, 2]), (TWICE, [1, 3])])
@@ -100,12 +100,12 @@ def test_a_hidden_generation_is_never_met(starts, met):
 def test_a_follower_tells_a_lost_place_from_a_node_that_lags(position, starts, head, superseded):
     """Only a newer generation takes a place away."""
     with pytest.raises(LocationGone) as refused:
-        resume(position.generation, position.added_id, starts, head)
+        verify_location(position.generation, position.added_id, starts, head)
     assert is_superseded(position, refused.value) is superseded
 
 
 def resume_or_be_sent(generation, added_id, starts, head):
     try:
-        return resume(generation, added_id, starts, head)
+        return verify_location(generation, added_id, starts, head)
     except LocationGone as gone:
         return gone.resume_at

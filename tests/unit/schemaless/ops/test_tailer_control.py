@@ -5,9 +5,9 @@ import pytest
 from schemaless.errors import Misconfigured
 from schemaless.ops.tailer_control import latest
 from schemaless.storage import tailer_order_table
-from schemaless.storage.tailer_order_table import TailerOrder
+from schemaless.storage.tailer_order_table import TailerCommand
 
-PAUSED, RESUMED = TailerOrder(True, 0, 10), TailerOrder(False, 0, 20)
+PAUSED, RESUMED = TailerCommand(True, 0, 10), TailerCommand(False, 0, 20)
 
 
 @pytest.mark.parametrize(

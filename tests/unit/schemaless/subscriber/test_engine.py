@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import Corrupt, LocationGone
-from schemaless.location import BEGINNING, GenerationStart, Location, resume
+from schemaless.location import BEGINNING, GenerationStart, Location, verify_location
 from schemaless.record import Announcement, Record
 from schemaless.subscriber.engine import FollowedShards, HistoryPage, ReadLog
 from schemaless.subscriber.position import GenerationChange
@@ -43,7 +43,7 @@ class Log:
         self.asked.append(wanted)
         cells = self.shards[wanted.shard]
         try:
-            after = resume(wanted.after.generation, wanted.after.added_id, self.starts, len(cells))
+            after = verify_location(wanted.after.generation, wanted.after.added_id, self.starts, len(cells))
         except LocationGone as gone:
             return gone
         return HistoryPage(cells[after : after + wanted.limit])
