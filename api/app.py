@@ -12,9 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from api.http.asgi import UNEXPECTED, Entrance, response_to, short_ways
-from api.http.problems import ProblemKind, problem
 from api.http.request import Request
-from api.http.response import document_response, response_of
+from api.http.response import ProblemKind, document_response, problem, response_of
 from api.http.route import Route
 from api.routes import CONTRACT, OUTSIDE
 from api.state import ApiState, opened_state

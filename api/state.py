@@ -13,7 +13,7 @@ import structlog
 
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
-from api.http.body import PayloadBudget
+from api.http.request import PayloadBudget
 from api.index.build_eta import BuildEta
 from api.index.definition_cache import IndexCatalogue
 from api.index.freshness import ReachedWatch

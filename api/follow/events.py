@@ -13,7 +13,7 @@ import msgspec
 
 from api.follow.log_reader import ShardLogPage
 from api.http.content import JSON
-from api.http.problems import problem_of
+from api.http.response import problem_of
 from schemaless.errors import SchemalessError
 from schemaless.location import GenerationStart, Location, visible_starts
 

@@ -16,8 +16,8 @@ from api.follow.followers import Follower, Positions, by_home
 from api.follow.log_reader import AfterLocation, End, PageRequest, ShardLogPage, Start, read_page
 from api.http.cell_json import cell_view, views_within
 from api.http.content import Format
-from api.http.problems import problem_of
 from api.http.request import Request
+from api.http.response import problem_of
 from api.read.reader import Served, served_together
 from schemaless.errors import LocationGone, SchemalessError, StorageUnavailable
 from schemaless.location import FIRST_GENERATION, Location, is_superseded

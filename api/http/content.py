@@ -73,6 +73,16 @@ def parse_msgpack_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     return encode_body(parse_msgpack(raw))
 
 
+def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:
+    """Raises Malformed for what is no JSON (or MessagePack), Invalid for what has another shape."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise Invalid(field, str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise Malformed(f"the payload can't be parsed: {error}") from error
+
+
 _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 

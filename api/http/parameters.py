@@ -8,7 +8,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from api.index.query import WAIT_MAX_S
 from schemaless.cell import ColumnName, parse_column_name, parse_ref_key
 from schemaless.errors import Invalid
 from schemaless.topology import Role
@@ -16,7 +15,10 @@ from schemaless.topology import Role
 T = TypeVar("T")
 
 PARAMETERS_MAX = 100
+LIMIT_DEFAULT = 100
 LIMIT_MAX = 1000
+WAIT_DEFAULT_S = 5.0
+WAIT_MAX_S = 30.0
 COLUMNS_MAX = 100
 
 
@@ -84,7 +86,7 @@ def parse_flag(text: str, field: str) -> bool:
     return text in ("", "true", "1")
 
 
-def parse_role(text: str, field: str) -> Role | None:
+def parse_role(text: str, field: str) -> Role:
     try:
         return Role(text)
     except ValueError:
@@ -92,7 +94,7 @@ def parse_role(text: str, field: str) -> Role | None:
 
 
 def parse_wait(value: Any, field: str) -> float:
-    """Seconds, also as text; as the queries of an index have it."""
+    """Returns seconds, given as a number or as text. Raises Invalid."""
     try:
         wait_s = float(value)
     except (TypeError, ValueError):
@@ -116,17 +118,13 @@ def parse_order(text: str, field: str) -> bool:
     return text == "desc"
 
 
-def _optional_role(text: str, field: str) -> Role | None:
-    return parse_role(text, field)
-
-
 READ_FROM: Parameter[Role | None] = Parameter(
     "read_from",
-    _optional_role,
+    parse_role,
     None,
     "master or minion. Without it: the master, or a minion when the master can't be reached.",
 )
-LIMIT: Parameter[int] = Parameter("limit", parse_limit, 100, f"1 to {LIMIT_MAX}, default 100.")
+LIMIT: Parameter[int] = Parameter("limit", parse_limit, LIMIT_DEFAULT, f"1 to {LIMIT_MAX}, default {LIMIT_DEFAULT}.")
 COLUMNS: Parameter[tuple[ColumnName, ...]] = Parameter("columns", parse_columns, (), "Column names with commas.")
 FROM: Parameter[int] = Parameter("from", parse_ref_key, 0, "Lowest ref_key, included.")
 TO: Parameter[int] = Parameter("to", parse_ref_key, 2**63 - 1, "Highest ref_key, included.")

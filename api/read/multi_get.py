@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from api.http.batch_request import WantedCell, in_chunks
-from api.http.request import home_of
+import msgspec
+
 from api.read.reader import Reader, Served, served_together
-from schemaless.cell import CellKey, StoredCell
+from schemaless.cell import CellKey, ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import TooLarge
+from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore, Role
@@ -18,18 +19,28 @@ CHUNK_KEYS = 100  # of a megabyte at most: bounds what is held before the answer
 Found = dict[int, StoredCell | None]
 
 
+class WantedCell(msgspec.Struct, frozen=True):
+    """A key to read. Without a ref_key it asks for the newest version."""
+
+    row_key: RowKey
+    column_name: ColumnName
+    ref_key: RefKey | None
+
+
 async def read_many(
     reader: Reader, datastore: Datastore, wanted: Sequence[WantedCell], read_from: Role | None, bytes_max: int
 ) -> tuple[list[StoredCell | None], Served]:
     """In order, None where there is none. Raises TooLarge or StorageUnavailable."""
     by_cluster: dict[str, list[int]] = {}
     for position, key in enumerate(wanted):
-        by_cluster.setdefault(home_of(datastore, key.row_key)[1], []).append(position)
+        home = datastore.home(shard_of(key.row_key, datastore.shards))
+        by_cluster.setdefault(home, []).append(position)
 
     async def read_cluster(cluster: str, positions: list[int]) -> tuple[Found, Served]:
         found: Found = {}
         parts: list[Served] = []
-        for chunk in in_chunks(positions, CHUNK_KEYS):
+        for start in range(0, len(positions), CHUNK_KEYS):
+            chunk = positions[start : start + CHUNK_KEYS]
             keys = [wanted[position] for position in chunk]
             cells, served = await reader.read(cluster, _get_or_newest, datastore, keys, read_from=read_from)
             found.update(zip(chunk, cells, strict=True))
@@ -47,7 +58,7 @@ def _get_or_newest(datastore: Datastore, keys: Sequence[WantedCell]) -> Operatio
     exact: dict[int, tuple[int, CellKey]] = {}
     newest = {}
     for position, key in enumerate(keys):
-        shard = home_of(datastore, key.row_key)[0]
+        shard = shard_of(key.row_key, datastore.shards)
         if key.ref_key is None:
             newest[position] = (shard, key.row_key, key.column_name)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from api.http.cell_json import all_views, cell_view, views_within
 from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
-from api.http.request import Request, home_of
+from api.http.request import Request
 from api.http.response import Header, Response, ok_response
 from api.http.route import Route
 from api.read.reader import Served
@@ -21,6 +21,7 @@ from schemaless.cell import (
     row_key_text,
 )
 from schemaless.errors import CellMissing, Invalid
+from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 
 IDEMPOTENCY_KEY_CHARACTERS_MAX = 200
@@ -74,10 +75,10 @@ async def get_versions(request: Request) -> Response:
     datastore = await request.datastore()
     query = request.query(FROM, TO, DESCENDING, LIMIT, READ_FROM)
     column = _column_of(request)
-    shard, cluster = home_of(datastore, column[0])
+    shard = shard_of(column[0], datastore.shards)
     limit = LIMIT.of(query)
     cells, served = await request.state.reader.read(
-        cluster,
+        datastore.home(shard),
         entity_table.versions,
         datastore,
         shard,
@@ -98,9 +99,9 @@ async def get_row(request: Request) -> Response:
     datastore = await request.datastore()
     read_from = READ_FROM.of(request.query(READ_FROM))
     row_key = parse_row_key(request.path["row_key"])
-    shard, cluster = home_of(datastore, row_key)
+    shard = shard_of(row_key, datastore.shards)
     cells, served = await request.state.reader.read(
-        cluster, entity_table.row, datastore, shard, row_key, read_from=read_from
+        datastore.home(shard), entity_table.row, datastore, shard, row_key, read_from=read_from
     )
     if not cells:
         raise CellMissing(f"there is no row {request.path['row_key']}")

@@ -7,17 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from api.http.batch_request import WantedCell
 from api.http.cell_json import all_views
 from api.http.content import Format
 from api.http.parameters import READ_FROM, Parameter, parse_pairs
-from api.http.problems import problem_of
 from api.http.request import Request
-from api.http.response import Response, document_response, ok_response
+from api.http.response import Response, document_response, ok_response, problem_of
 from api.http.route import Route
 from api.index.freshness import Place
 from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entries, parse_query
-from api.read.multi_get import read_many
+from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
 from api.routes.indexes import progress_view
 from schemaless.errors import Invalid, NotReady

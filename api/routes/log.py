@@ -11,14 +11,21 @@ import msgspec
 from api.follow.event_stream import EventStream
 from api.follow.log_reader import BEGINNING, AfterLocation, End, PageRequest, Since, Start
 from api.follow.pages import ShardPages
-from api.http.batch_request import decode
-from api.http.content import EVENTS, JSON, MSGPACK, Format, follow_format
-from api.http.parameters import COLUMNS, LIMIT, LIMIT_MAX, READ_FROM, Parameter, parse_flag, parse_wait
-from api.http.problems import problem_of
-from api.http.request import Request, parse_shard
-from api.http.response import Response, ok_response, stream_response
+from api.http.content import EVENTS, JSON, MSGPACK, Format, decode, follow_format
+from api.http.parameters import (
+    COLUMNS,
+    LIMIT,
+    LIMIT_MAX,
+    READ_FROM,
+    WAIT_DEFAULT_S,
+    WAIT_MAX_S,
+    Parameter,
+    parse_flag,
+    parse_wait,
+)
+from api.http.request import Request
+from api.http.response import Response, ok_response, problem_of, stream_response
 from api.http.route import Route
-from api.index.query import WAIT_DEFAULT_S, WAIT_MAX_S
 from api.read.reader import served_together
 from schemaless.cell import parse_time
 from schemaless.errors import Invalid, NotFound, TooLarge
@@ -103,6 +110,13 @@ async def get_shard_cells(request: Request) -> Response:
     pages.page(shard)  # what is wrong now won't be right after a while
     await pages.wait((WAIT_DEFAULT_S if follow else 0.0) if wait_s is None else wait_s)
     return ok_response(form, pages.page(shard).document(), *pages.served.headers)
+
+
+def parse_shard(datastore: Datastore, text: str) -> int:
+    """Raises NotFound."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) < datastore.shards):
+        raise NotFound(f"datastore {datastore.name} has the shards 0 to {datastore.shards - 1}, none called {text!r}")
+    return int(text)
 
 
 def _form(request: Request, follow: bool) -> Format | None:

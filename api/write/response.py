@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.http.content import Format
-from api.http.problems import problem_of
-from api.http.response import Response, document_response, ok_response, problem_response
+from api.http.response import Response, document_response, ok_response, problem_of, problem_response
 from api.write.outcome import PutOutcome, PutResult
 from schemaless.cell import Placed, PutStatus, created_at_text, row_key_text
 from schemaless.errors import Conflict, SchemalessError

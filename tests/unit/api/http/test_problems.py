@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.http.problems import kind_of, problem_of
+from api.http.response import kind_of, problem_of
 from schemaless import errors
 from schemaless.errors import Invalid, LocationGone, SchemalessError
 
