@@ -1,6 +1,8 @@
 """Schemaless: an append-only store of immutable JSON cells whose change log is on Kafka.
 
-Public names are loaded when they are first used: importing the core loads neither httpx nor Faust.
+These are the public names. The client, the subscribers' kit and the kit for Faust are loaded when they are first
+used, so importing the core loads neither httpx nor Kafka nor Faust. A name whose extra of the wheel isn't installed
+raises MissingExtra, an ImportError that says what to install.
 """
 
 from __future__ import annotations
@@ -8,79 +10,81 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from schemaless.trigger import Park, Retry, Skip, Stop, trigger  # at once: its module has the function's name
+from schemaless.cell import StoredCell as StoredCell
+from schemaless.codec import decode_body as decode_body
+from schemaless.errors import (
+    BusUnavailable as BusUnavailable,
+    CellMissing as CellMissing,
+    Conflict as Conflict,
+    Corrupt as Corrupt,
+    Fenced as Fenced,
+    Invalid as Invalid,
+    InvalidRequest as InvalidRequest,
+    LocationGone as LocationGone,
+    Malformed as Malformed,
+    Misconfigured as Misconfigured,
+    MissingExtra as MissingExtra,
+    NotBuilt as NotBuilt,
+    NotFound as NotFound,
+    NotReady as NotReady,
+    SchemalessError as SchemalessError,
+    StorageUnavailable as StorageUnavailable,
+    TooLarge as TooLarge,
+    TopicMissing as TopicMissing,
+    Unavailable as Unavailable,
+    UnsupportedMedia as UnsupportedMedia,
+)
+from schemaless.extras import Extra as _Extra, require as _require
+from schemaless.location import Location as Location
+from schemaless.record import (
+    Announcement as Announcement,
+    ForeignRecord as ForeignRecord,
+    Seek as Seek,
+    decode_record as decode_record,
+)
+from schemaless.subscriber.position import Batch as Batch, GenerationChange as GenerationChange, Position as Position
+from schemaless.trigger import (
+    Context as Context,
+    Park as Park,
+    Retry as Retry,
+    Skip as Skip,
+    Stop as Stop,
+    TriggerCell as TriggerCell,
+    trigger as trigger,
+)
 
 if TYPE_CHECKING:
-    from schemaless.bus.faust_app import faust_app
-    from schemaless.bus.faust_cells import cells_topic, each_cell
-    from schemaless.cell import StoredCell
-    from schemaless.client.async_client import AsyncClient
-    from schemaless.client.attempts import Limits
-    from schemaless.client.client import Client
-    from schemaless.client.client import Client as SchemalessClient
-    from schemaless.client.put_batch import NewCell
-    from schemaless.codec import decode_body
-    from schemaless.errors import SchemalessError
-    from schemaless.location import Location
-    from schemaless.record import Announcement, ForeignRecord, decode_record
-    from schemaless.subscriber.position import Batch, GenerationChange, Position
-    from schemaless.subscriber.subscriber import Subscriber
+    from schemaless.bus.faust_app import faust_app as faust_app
+    from schemaless.bus.faust_cells import cells_topic as cells_topic, each_cell as each_cell
+    from schemaless.client.async_client import AsyncClient as AsyncClient
+    from schemaless.client.attempts import Limits as Limits
+    from schemaless.client.client import Client as Client, SchemalessClient as SchemalessClient
+    from schemaless.client.put_batch import NewCell as NewCell
+    from schemaless.subscriber.subscriber import Subscriber as Subscriber
 
-__all__ = [
-    "Announcement",
-    "AsyncClient",
-    "Batch",
-    "Client",
-    "ForeignRecord",
-    "GenerationChange",
-    "Limits",
-    "Location",
-    "NewCell",
-    "Park",
-    "Position",
-    "Retry",
-    "SchemalessClient",
-    "SchemalessError",
-    "Skip",
-    "Stop",
-    "StoredCell",
-    "Subscriber",
-    "cells_topic",
-    "decode_body",
-    "decode_record",
-    "each_cell",
-    "faust_app",
-    "trigger",
-]
-
-_HOMES = {
-    "Announcement": ("schemaless.record", "Announcement"),
-    "AsyncClient": ("schemaless.client.async_client", "AsyncClient"),
-    "Batch": ("schemaless.subscriber.position", "Batch"),
-    "Client": ("schemaless.client.client", "Client"),
-    "ForeignRecord": ("schemaless.record", "ForeignRecord"),
-    "GenerationChange": ("schemaless.subscriber.position", "GenerationChange"),
-    "Limits": ("schemaless.client.attempts", "Limits"),
-    "Location": ("schemaless.location", "Location"),
-    "NewCell": ("schemaless.client.put_batch", "NewCell"),
-    "Position": ("schemaless.subscriber.position", "Position"),
-    "SchemalessClient": ("schemaless.client.client", "Client"),
-    "SchemalessError": ("schemaless.errors", "SchemalessError"),
-    "StoredCell": ("schemaless.cell", "StoredCell"),
-    "Subscriber": ("schemaless.subscriber.subscriber", "Subscriber"),
-    "cells_topic": ("schemaless.bus.faust_cells", "cells_topic"),
-    "each_cell": ("schemaless.bus.faust_cells", "each_cell"),
-    "faust_app": ("schemaless.bus.faust_app", "faust_app"),
-    "decode_body": ("schemaless.codec", "decode_body"),
-    "decode_record": ("schemaless.record", "decode_record"),
+_LOADED_LATER: dict[str, tuple[str, tuple[_Extra, ...]]] = {
+    "AsyncClient": ("schemaless.client.async_client", ()),
+    "Client": ("schemaless.client.client", ()),
+    "Limits": ("schemaless.client.attempts", ()),
+    "NewCell": ("schemaless.client.put_batch", ()),
+    "SchemalessClient": ("schemaless.client.client", ()),
+    "Subscriber": ("schemaless.subscriber.subscriber", (_Extra.KAFKA,)),
+    "cells_topic": ("schemaless.bus.faust_cells", (_Extra.FAUST,)),
+    "each_cell": ("schemaless.bus.faust_cells", (_Extra.FAUST,)),
+    "faust_app": ("schemaless.bus.faust_app", (_Extra.FAUST,)),
 }
+"""The module of each name, and the extras that it needs. The imports for type checkers above list the same names."""
+
+_LOADED = [name for name, value in globals().items() if getattr(value, "__module__", "").startswith("schemaless.")]
+__all__ = sorted([*(name for name in _LOADED if not name.startswith("_")), *_LOADED_LATER])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LOADED_LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    module, extras = _LOADED_LATER[name]
+    _require(f"schemaless.{name}", *extras)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ SchemalessError
 ├── DuplicateKey            a unique key stood in the way of an INSERT; stays inside the storage adapter
 ├── Fenced                  another process has taken over; this one must let go (I7, I10)
 ├── Misconfigured           an operator has to act: formats, counts, settings that don't fit
+│   └── MissingExtra        a package of an extra of the wheel isn't installed; an ImportError too
 └── Corrupt                 stored data contradicts a promise; stop, never guess
 """
 
@@ -128,6 +129,12 @@ class Fenced(SchemalessError):
 
 class Misconfigured(SchemalessError):
     hint = "an operator has to act"
+
+
+class MissingExtra(Misconfigured, ImportError):
+    """Its text names the command that installs what is missing."""
+
+    hint = ""
 
 
 class Corrupt(SchemalessError):

@@ -9,8 +9,3 @@ index_audit        index entries (I11)
 patience           how long tailers and consumers are waited for
 run                all of it
 """
-
-from schemaless.audit.report import AuditFinding, AuditReport, FindingKind
-from schemaless.audit.run import audit
-
-__all__ = ["AuditFinding", "AuditReport", "FindingKind", "audit"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+STALL_S = 30.0
 _POLL_S = 0.1
 
 

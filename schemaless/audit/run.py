@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from schemaless.audit.consumer_audit import audit_consumers
 from schemaless.audit.index_audit import IndexAudit
 from schemaless.audit.partition_audit import PartitionAudit, read_partition
-from schemaless.audit.patience import Patience
+from schemaless.audit.patience import STALL_S, Patience
 from schemaless.audit.report import FINDINGS_MAX, AuditReport, FindingKind, Findings, IndexReport, ShardReport
 from schemaless.audit.shard_comparison import ShardComparison
 from schemaless.audit.stored_cells import StoredCells
@@ -24,8 +24,6 @@ from schemaless.topology import Datastore, Topology
 
 Starts = Mapping[int, Sequence[GenerationStart]]
 """By shard, where its generations begin."""
-
-STALL_S = 30.0
 
 
 def audit(

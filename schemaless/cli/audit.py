@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from schemaless.audit import AuditReport, audit
-from schemaless.audit.report import FINDINGS_MAX
-from schemaless.audit.run import STALL_S
+from schemaless.audit.patience import STALL_S
+from schemaless.audit.report import FINDINGS_MAX, AuditReport
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import NotFound
-from schemaless.ops.datastores import list_datastores
+from schemaless.extras import Extra, needs
 from schemaless.topology import load_topology
 
 
@@ -23,6 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command("audit")(audit_datastores)
 
 
+@needs("audit", Extra.KAFKA, Extra.MYSQL)
 def audit_datastores(
     datastore: Annotated[str, typer.Argument(help="default: every datastore")] = "",
     as_json: JsonOption = False,
@@ -34,6 +34,9 @@ def audit_datastores(
     ] = False,
 ) -> None:
     """Compare MySQL, topic, indexes and checkpoints, and name each cell that is missing, extra or different."""
+    from schemaless.audit.run import audit
+    from schemaless.ops.datastores import list_datastores
+
     reached = servers()
     topology = load_topology(reached.topology)
     known = list_datastores(topology)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from schemaless.cli.targets import DEFAULT_DATASTORE, DatastoreOption, HostsOption, JsonOption, open_client, servers
+from schemaless.extras import Extra, needs
 from schemaless.topology import Datastore, Node, StorageCluster, Topology, load_topology
 
 SHARDS = 4096  # of a datastore that may grow over many servers
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     _group(app, "conflicts", "Buffered cells that met another body at home.", {"list": list_conflicts})
 
 
+@needs("datastore create", Extra.KAFKA, Extra.MYSQL)
 def create(
     name: Annotated[str, typer.Argument(help="a-z, 0-9 and _")],
     shards: Annotated[int, typer.Option(min=1, help="fixed for ever")] = SHARDS,
@@ -34,6 +36,7 @@ def create(
     print(f"{datastore.name}: {datastore.shards} shards, {datastore.partitions} partitions, topic {datastore.topic}")
 
 
+@needs("datastore list", Extra.KAFKA, Extra.MYSQL)
 def list_all(as_json: JsonOption = False) -> None:
     """Datastores of the topology."""
     from schemaless.ops.datastores import list_datastores

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from schemaless.config import StackSettings
+from schemaless.stack.services import checkout_folder
 
 LOG_WIDTH = 140  # rich takes 80 where there is no terminal, too narrow for a report
 
@@ -23,6 +24,7 @@ RunningOption = Annotated[
 
 def demo(running: RunningOption = False) -> None:
     """Load 336,776 real flights, wait until index and triggers have caught up, audit, and show some answers."""
+    checkout_folder()  # before anything is loaded: the wheel alone has no services
     from schemaless.demo.run import run_demo
     from schemaless.demo.site import embedded_site, running_site
 

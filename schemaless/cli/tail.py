@@ -12,17 +12,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schemaless.bus.topic_stream import TopicStream
 from schemaless.cell import parse_time
 from schemaless.cli.tail_view import Form, TailView, parse_filter
 from schemaless.cli.targets import DEFAULT_DATASTORE, JsonOption, kafka_address
 from schemaless.errors import Invalid
+from schemaless.extras import Extra, needs
 from schemaless.names import cells_topic_name
 from schemaless.record import Record
+
+if TYPE_CHECKING:
+    from schemaless.bus.topic_stream import TopicStream
 
 BEGINNING, END = "beginning", "end"
 _OFFSET = re.compile(r"([0-9]{1,9}):([0-9]{1,18})")
@@ -36,6 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command("tail")(tail)
 
 
+@needs("tail", Extra.KAFKA)
 def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
     datastore: Annotated[str, typer.Argument(help="which datastore")] = DEFAULT_DATASTORE,
     start: Annotated[str, typer.Option("--from", help="beginning, end, or a time as 2026-01-31T00:00:00Z")] = END,
@@ -53,6 +57,8 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
     kafka: KafkaOption = "",
 ) -> None:
     """Read the topic of a datastore and verify that it is dense. Exit status 1: a hole, a repeat or disorder."""
+    from schemaless.bus.topic_stream import TopicStream
+
     since = 0 if start in (BEGINNING, END) else parse_time(start, "from")
     wanted = parse_filter(shard or (), column or (), row or (), since)
     form = Form.MSGPACK if as_msgpack else Form.JSON if as_json else Form.TEXT

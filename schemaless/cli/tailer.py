@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,11 +13,11 @@ from rich.table import Table
 
 from schemaless.cli.tailer_seek import seek
 from schemaless.cli.targets import JsonOption, named_datastore, servers
-from schemaless.ops.datastores import list_datastores
-from schemaless.ops.tailer_control import set_paused
-from schemaless.ops.tailer_status import ShardStatus, TailerStatus, read_tailer_status
-from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.extras import Extra, needs
 from schemaless.topology import load_topology
+
+if TYPE_CHECKING:
+    from schemaless.ops.tailer_status import ShardStatus, TailerStatus
 
 NOBODY = "nobody"
 
@@ -32,12 +32,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="tailer")
 
 
+@needs("tailer status", Extra.KAFKA, Extra.MYSQL)
 def status(
     datastore: Annotated[str | None, typer.Argument(help="default: every one")] = None,
     shards: Annotated[bool, typer.Option("--shards", help="each shard, too")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """How far behind the head each shard is published, by whom, and what holds it up."""
+    from schemaless.ops.datastores import list_datastores
+    from schemaless.ops.tailer_status import read_tailer_status
+    from schemaless.storage.pymysql_driver import SyncStorage
+
     reached = servers()
     topology = load_topology(reached.topology)
     wanted = list(list_datastores(topology).values()) if datastore is None else [named_datastore(topology, datastore)]
@@ -50,17 +55,22 @@ def status(
         _print(each, shards)
 
 
+@needs("tailer pause", Extra.KAFKA, Extra.MYSQL)
 def pause(datastore: Name) -> None:
     """Let nothing more be published until `resume`; every tailer sees it within two seconds. Nothing is lost."""
     _set_paused(datastore, paused=True)
 
 
+@needs("tailer resume", Extra.KAFKA, Extra.MYSQL)
 def resume(datastore: Name) -> None:
     """Publish again, from where it was paused."""
     _set_paused(datastore, paused=False)
 
 
 def _set_paused(datastore: str, *, paused: bool) -> None:
+    from schemaless.ops.tailer_control import set_paused
+    from schemaless.storage.pymysql_driver import SyncStorage
+
     topology = load_topology(servers().topology)
     found = named_datastore(topology, datastore)
     with SyncStorage(topology) as storage:

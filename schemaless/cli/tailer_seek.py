@@ -7,20 +7,16 @@ from typing import Annotated
 
 import typer
 
-from schemaless.bus.partition_log import PartitionLog
-from schemaless.bus.publish_status import read_publication
-from schemaless.bus.topics import ensure_topics
 from schemaless.cli.targets import named_datastore, servers
 from schemaless.errors import Invalid, StorageUnavailable
+from schemaless.extras import Extra, needs
 from schemaless.location import BEGINNING, FIRST_GENERATION, Location, parse_location
-from schemaless.ops.tailer_control import announce_seek
-from schemaless.ops.tailer_status import read_heads
-from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology, load_topology
 
 TIMEOUT_S = 20.0  # somebody watches: rather late than failed
 
 
+@needs("tailer seek", Extra.KAFKA, Extra.MYSQL)
 def seek(
     datastore: str,
     location: Annotated[str, typer.Argument(help="the last published one: ADDED_ID or GENERATION:ADDED_ID; 0: none")],
@@ -28,6 +24,10 @@ def seek(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be written")] = False,
 ) -> None:
     """Publish again from behind a location. Cells before it that the topic lacks stay missing, others come twice."""
+    from schemaless.bus.publish_status import read_publication
+    from schemaless.ops.tailer_status import read_heads
+    from schemaless.storage.pymysql_driver import SyncStorage
+
     reached = servers()
     topology = load_topology(reached.topology)
     found = named_datastore(topology, datastore)
@@ -49,6 +49,9 @@ def seek(
 
 def _tell(topology: Topology, datastore: Datastore) -> None:
     """What was moved counts at once, for whoever publishes next; an idle tailer has to be told."""
+    from schemaless.ops.tailer_control import announce_seek
+    from schemaless.storage.pymysql_driver import SyncStorage
+
     try:
         with SyncStorage(topology) as storage:
             announce_seek(storage, datastore.name)
@@ -73,6 +76,9 @@ def _consequence(shard: int, before: Location | None, to: Location, head: Locati
 
 def _seek(kafka: str, datastore: Datastore, locations: Mapping[int, Location]) -> None:
     """Partition by partition: each one at once, with all of its shards."""
+    from schemaless.bus.partition_log import PartitionLog
+    from schemaless.bus.topics import ensure_topics
+
     ensure_topics(kafka, datastore)
     for partition in sorted({datastore.partition(shard) for shard in locations}):
         log = PartitionLog(kafka, datastore, partition, transaction_timeout_s=TIMEOUT_S)

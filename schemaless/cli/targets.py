@@ -13,7 +13,6 @@ import typer
 from schemaless.client.client import Client
 from schemaless.config import ClientSettings, OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
-from schemaless.ops.datastores import list_datastores
 from schemaless.stack.plan import StackPlan, home_folder, load_plan
 from schemaless.topology import Datastore, Topology
 
@@ -73,6 +72,8 @@ def kafka_address(given: str) -> str:
 
 def named_datastore(topology: Topology, name: str) -> Datastore:
     """Raises NotFound."""
+    from schemaless.ops.datastores import list_datastores
+
     found = list_datastores(topology).get(name)
     if found is None:
         raise NotFound(f"there is no datastore {name!r}")

@@ -24,11 +24,9 @@ from schemaless.cli.targets import (
     open_client,
     servers,
 )
+from schemaless.extras import Extra, needs
 from schemaless.names import trigger_consumer
 from schemaless.stack.program import ending_with_supervisor
-from schemaless.stack.services import checkout_folder
-from schemaless.storage import checkpoint_table
-from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import load_topology
 
 _RESTART_PAUSE_S = 1.0
@@ -47,6 +45,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="triggers")
 
 
+@needs("triggers run", Extra.TRIGGERS)
 def run(
     module: Annotated[str, typer.Argument(help="dotted module, or a .py file")],
     datastore: DatastoreOption = DEFAULT_DATASTORE,
@@ -54,13 +53,13 @@ def run(
     start: Annotated[str, typer.Option("--from", help="beginning or end, for shards without checkpoint")] = "beginning",
 ) -> None:
     """Run a trigger program until Ctrl-C; a worker that dies is started again."""
-    checkout_folder()
     reached = servers()
     environment = [f"SCHEMALESS_TOPOLOGY={reached.topology}", f"SCHEMALESS_KAFKA={reached.kafka}"]
     if hosts := known_hosts():
         environment.append(f"SCHEMALESS_HOSTS={','.join(hosts)}")
-    arguments = [module, "--datastore", datastore, "--from", start]
-    raise typer.Exit(Workers(["env", *environment, sys.executable, "-m", "consumers", *arguments], workers).run())
+    worker = [sys.executable, "-m", "schemaless.consume.trigger_worker", module]
+    command = ["env", *environment, *worker, "--datastore", datastore, "--from", start]
+    raise typer.Exit(Workers(command, workers).run())
 
 
 def list_all(
@@ -95,12 +94,16 @@ def status(
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
 
 
+@needs("triggers resume", Extra.MYSQL)
 def resume(
     program: ProgramName,
     datastore: DatastoreOption = DEFAULT_DATASTORE,
     shard: Annotated[list[int] | None, typer.Option(help="only these")] = None,
 ) -> None:
     """Let shards that stopped run again, at the cell where they stopped."""
+    from schemaless.storage import checkpoint_table
+    from schemaless.storage.pymysql_driver import SyncStorage
+
     consumer = trigger_consumer(program)
     with SyncStorage(load_topology(servers().topology)) as storage:
         resumed = sum(

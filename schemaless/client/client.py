@@ -202,3 +202,7 @@ class Index:
     def describe(self) -> dict[str, Any]:
         """Definition and state, and how far a build is. Raises NotFound."""
         return self._client.document(index_path("", self._name))
+
+
+SchemalessClient = Client
+"""The name of the source texts."""

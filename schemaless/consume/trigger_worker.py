@@ -1,16 +1,23 @@
-"""A trigger program's process: one Faust app over one datastore, which feeds the program."""
+"""One worker of a trigger program: a process with one Faust app over one datastore, which feeds the program.
+
+`schemaless triggers run` starts `python -m schemaless.consume.trigger_worker`; the stack starts `python -m consumers`,
+which is the same. Any number of workers share the partitions.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import sys
 
 from schemaless.bus.faust_transport import FaustTransport
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import Checkpoints, Stand, StartAt
 from schemaless.consume.host import Consumer, Subscription
+from schemaless.consume.process import run_consumer_process
 from schemaless.consume.trigger_handler import TriggerHandler
-from schemaless.consume.trigger_program import TriggerProgram
-from schemaless.errors import NotFound
+from schemaless.consume.trigger_program import TriggerProgram, load_program
+from schemaless.errors import NotFound, SchemalessError
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -56,3 +63,28 @@ class ProgramService:
     def _consumer(self, datastore: Datastore) -> Consumer:
         checkpoints = Checkpoints(self._storage, datastore, self._program.consumer, Stand.HOME, self._start_at)
         return Consumer(TriggerHandler(self._program, datastore.name, self._settings), checkpoints)
+
+
+def main() -> None:
+    """Runs a worker until SIGTERM. `--from` counts for shards that have no checkpoint yet."""
+    parser = argparse.ArgumentParser(prog="trigger-worker", description="One worker of a trigger program.")
+    parser.add_argument("module", help="dotted module, or a .py file")
+    parser.add_argument("--datastore", required=True)
+    parser.add_argument("--from", dest="start", choices=[start.value for start in StartAt], default="beginning")
+    arguments = parser.parse_args()
+    try:
+        program = load_program(arguments.module)
+    except SchemalessError as error:
+        print(f"error: {error} ({error.hint})", file=sys.stderr)
+        sys.exit(1)
+    settings = ConsumerSettings()  # type: ignore[call-arg]  # from the environment
+    start_at = StartAt(arguments.start)
+    run_consumer_process(
+        program.consumer,
+        settings,
+        lambda storage: ProgramService(settings, storage, program, start_at).run(arguments.datastore),
+    )
+
+
+if __name__ == "__main__":
+    main()

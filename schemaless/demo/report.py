@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from schemaless.audit import AuditReport
+from schemaless.audit.report import AuditReport
 from schemaless.demo.catch_up import Positions
 from schemaless.demo.flight import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
 from schemaless.demo.loader import LoadCount

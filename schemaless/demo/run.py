@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from rich.console import Console
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.cli.audit import print_findings
 from schemaless.cli.datastores import create_with_progress
 from schemaless.client.async_client import AsyncClient

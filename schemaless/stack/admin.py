@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
-
-import pymysql
-from pymysql.cursors import DictCursor
+from typing import TYPE_CHECKING, Any
 
 from schemaless.errors import StorageUnavailable
+
+if TYPE_CHECKING:  # the command line finds a stack without a driver
+    import pymysql
+    from pymysql.cursors import DictCursor
 
 TIMEOUT_S = 10
 
@@ -45,6 +46,8 @@ class Session:
 @contextmanager
 def session(address: ServerAddress) -> Iterator[Session]:
     """Raises StorageUnavailable when the server can't be reached or refuses a statement."""
+    import pymysql
+
     try:
         connection = _connect(address)
         try:
@@ -65,6 +68,9 @@ def answers(address: ServerAddress) -> bool:
 
 
 def _connect(address: ServerAddress) -> pymysql.Connection[DictCursor]:
+    import pymysql
+    from pymysql.cursors import DictCursor
+
     return pymysql.connect(
         host=address.host,
         port=address.port,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from schemaless.config import StackSettings
-from schemaless.stack import embedded, supervision
-from schemaless.stack.endpoints import refresh_endpoints
+from schemaless.extras import Extra, needs
 from schemaless.stack.plan import home_folder
 from schemaless.stack.services import checkout_folder
-from schemaless.stack.supervision import ProcessState, ProcessStatus, processes
+
+if TYPE_CHECKING:
+    from schemaless.stack.supervision import ProcessStatus
 
 RUNNING_TIMEOUT_S = 60.0
 
@@ -31,19 +32,26 @@ def register(app: typer.Typer) -> None:
 
 def up(name: ProcessName = None) -> None:
     """Start the embedded stack and wait until it is ready, or let one process run again."""
+    checkout_folder()  # before anything is made or loaded: the wheel alone can't start a stack
+    from schemaless.stack import embedded, supervision
+    from schemaless.stack.endpoints import refresh_endpoints
+
     settings = StackSettings()
     if name is None:
-        checkout_folder()  # before anything is made: the wheel alone can't start a stack
         _print_endpoints(embedded.up(settings, say=_say))
         return
     home = home_folder(settings)
     supervision.start(home, name)
-    supervision.wait_for(home, [name], {ProcessState.RUNNING}, timeout_s=RUNNING_TIMEOUT_S)
+    supervision.wait_for(home, [name], {supervision.ProcessState.RUNNING}, timeout_s=RUNNING_TIMEOUT_S)
     refresh_endpoints(home)
 
 
+@needs("down", Extra.SERVER)
 def down(name: ProcessName = None) -> None:
     """Stop the embedded stack in order, or hold one process down."""
+    from schemaless.stack import embedded, supervision
+    from schemaless.stack.endpoints import refresh_endpoints
+
     settings = StackSettings()
     if name is None:
         embedded.down(settings, say=_say)
@@ -53,8 +61,12 @@ def down(name: ProcessName = None) -> None:
     refresh_endpoints(home)
 
 
+@needs("status", Extra.SERVER)
 def status(as_json: AsJson = False) -> None:
     """Processes of the embedded stack, and where it can be reached."""
+    from schemaless.stack.endpoints import refresh_endpoints
+    from schemaless.stack.supervision import processes
+
     home = home_folder(StackSettings())
     running = processes(home)
     if as_json:

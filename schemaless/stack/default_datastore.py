@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from schemaless.errors import SchemalessError
-from schemaless.ops.datastores import create_datastore, list_datastores
 from schemaless.topology import Topology
 
 DEFAULT_DATASTORE = "mezzanine"
@@ -13,12 +12,11 @@ PARTITIONS = 8
 
 def create_default_datastore(topology: Topology, kafka_bootstrap: str) -> None:
     """Does nothing when it is there already, even while a master is away. Raises what `create_datastore` raises."""
-    if not _exists(topology):
-        create_datastore(topology, kafka_bootstrap, DEFAULT_DATASTORE, SHARDS, PARTITIONS)
+    from schemaless.ops.datastores import create_datastore, list_datastores
 
-
-def _exists(topology: Topology) -> bool:
     try:
-        return DEFAULT_DATASTORE in list_datastores(topology)
+        exists = DEFAULT_DATASTORE in list_datastores(topology)
     except SchemalessError:  # the catalogue itself isn't made yet
-        return False
+        exists = False
+    if not exists:
+        create_datastore(topology, kafka_bootstrap, DEFAULT_DATASTORE, SHARDS, PARTITIONS)

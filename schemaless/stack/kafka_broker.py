@@ -15,9 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
 from schemaless.errors import BusUnavailable
 from schemaless.stack.programs import find_kafka_jars, find_program
 
@@ -140,6 +137,9 @@ def wait_ready(
 
 def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
     """Whether a broker can be reached there and takes part in its cluster."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
     # Refused connections while it starts are expected: no log lines about them.
     client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
     try:

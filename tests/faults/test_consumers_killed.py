@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from examples.census import calls
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.index.catalogue import create_index
 from schemaless.index.definition import parse_definition

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from examples.census import calls
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.index.catalogue import create_index
 from schemaless.stack.local import running_kafka

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.topology import Datastore
 from tests.faults.halting_tailer import IN_A_TRANSACTION, STEPS, WHILE_OPENING, WHILE_REVOKED
 from tests.log_harness import TailerProcess, new_cell, put, running_tailers, wait_for_records

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from tests.log_harness import running_tailers, write_for
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
 

@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import decode_body
 from tests.consumer_harness import running_consumer, write_program

@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
-from schemaless.audit import Kind, audit
 from schemaless.audit.index_audit import IndexAudit
-from schemaless.audit.report import Findings
+from schemaless.audit.report import FindingKind, Findings
+from schemaless.audit.run import audit
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey, row_key_text
@@ -92,8 +92,8 @@ def test_a_deleted_row_is_named(audited, publish, storage, datastore):
     publish()
     run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id = 3")
     assert found(audited()) == [
-        (Kind.MYSQL_MISSING, 0, "cell 3"),
-        (Kind.TOPIC_EXTRA, 0, "cell 3 is not in MySQL"),
+        (FindingKind.MYSQL_MISSING, 0, "cell 3"),
+        (FindingKind.TOPIC_EXTRA, 0, "cell 3 is not in MySQL"),
     ]
 
 
@@ -102,8 +102,8 @@ def test_rows_deleted_at_the_end_are_named(audited, publish, storage, datastore)
     publish()
     run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id > 4")
     report = audited()
-    assert (Kind.MYSQL_MISSING, 0, "cells 5 to 6") in found(report)
-    assert report.findings.counts[Kind.MYSQL_MISSING] == 2
+    assert (FindingKind.MYSQL_MISSING, 0, "cells 5 to 6") in found(report)
+    assert report.findings.counts[FindingKind.MYSQL_MISSING] == 2
 
 
 def test_an_altered_body_is_named(audited, publish, storage, datastore):
@@ -111,7 +111,7 @@ def test_an_altered_body_is_named(audited, publish, storage, datastore):
     publish()
     body = encode_body({"n": "altered"}).hex()
     run_sql(storage.master("a"), f"UPDATE {datastore.database(0)}.entity SET body = x'{body}' WHERE added_id = 2")
-    assert found(audited()) == [(Kind.TOPIC_DIFFERS, 0, "cell 2 has another content than in MySQL")]
+    assert found(audited()) == [(FindingKind.TOPIC_DIFFERS, 0, "cell 2 has another content than in MySQL")]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_log_out_of_order_is_named(audited, publish, storage, datastore, damag
     """created_at never decreases (I4), a generation lasts until the next one starts (I13)."""
     run_sql(storage.master("a"), f"UPDATE {datastore.database(0)}.entity SET {damage} WHERE added_id = 4")
     publish(lambda cells: [c for c in cells if c.added_id < 4])
-    assert (Kind.MYSQL_WRONG, 0, detail) in found(audited())
+    assert (FindingKind.MYSQL_WRONG, 0, detail) in found(audited())
 
 
 def test_a_cell_of_another_shard_is_named(audited, publish, storage, datastore):
@@ -134,7 +134,7 @@ def test_a_cell_of_another_shard_is_named(audited, publish, storage, datastore):
     run_sql(storage.master("a"), f"UPDATE {datastore.database(0)}.entity SET row_key = x'{stray}' WHERE added_id = 1")
     publish()
     ((kind, shard, detail),) = found(audited())
-    assert (kind, shard) == (Kind.MYSQL_WRONG, 0)
+    assert (kind, shard) == (FindingKind.MYSQL_WRONG, 0)
     assert detail.endswith("belongs to another shard")
 
 
@@ -143,8 +143,8 @@ def test_what_a_restored_head_leaves_is_named(audited, publish, storage, datasto
     publish()
     behind = f"UPDATE schemaless.shard_head SET head = 4 WHERE datastore = '{datastore.name}' AND shard = 0"
     run_sql(storage.master("a"), behind)
-    in_topic = (Kind.TOPIC_EXTRA, 0, "there are records up to 6, beyond the head 4")
-    assert found(audited()) == [(Kind.MYSQL_WRONG, 0, "there are cells up to 6, beyond the head 4"), in_topic]
+    in_topic = (FindingKind.TOPIC_EXTRA, 0, "there are records up to 6, beyond the head 4")
+    assert found(audited()) == [(FindingKind.MYSQL_WRONG, 0, "there are cells up to 6, beyond the head 4"), in_topic]
     run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id > 4")
     assert found(audited()) == [in_topic]
 
@@ -152,9 +152,9 @@ def test_what_a_restored_head_leaves_is_named(audited, publish, storage, datasto
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda cells: cells[:2] + cells[3:], [(Kind.TOPIC_MISSING, 0, "cell 3")]),
-        (lambda cells: cells[:3] + cells[2:], [(Kind.TOPIC_EXTRA, 0, "cell 3 comes again, or after cell 3")]),
-        (lambda cells: cells[:-1], [(Kind.TOPIC_MISSING, 0, "cell 6")]),
+        (lambda cells: cells[:2] + cells[3:], [(FindingKind.TOPIC_MISSING, 0, "cell 3")]),
+        (lambda cells: cells[:3] + cells[2:], [(FindingKind.TOPIC_EXTRA, 0, "cell 3 comes again, or after cell 3")]),
+        (lambda cells: cells[:-1], [(FindingKind.TOPIC_MISSING, 0, "cell 6")]),
     ],
     ids=["dropped", "repeated", "late"],
 )
@@ -176,9 +176,9 @@ def test_records_that_break_the_contract_are_named(audited, publish, stored, kaf
     assert producer.flush(10) == 0
     report = audited()
     details = [(kind, detail) for kind, _, detail in found(report)]
-    assert details[0][0] == Kind.TOPIC_DIFFERS
+    assert details[0][0] == FindingKind.TOPIC_DIFFERS
     assert details[0][1].endswith("wrong key, timestamp, header column")
-    assert details[1][0] == Kind.TOPIC_EXTRA
+    assert details[1][0] == FindingKind.TOPIC_EXTRA
     assert "not a cell record" in details[1][1]
     assert report.warnings == ["1 records in the topic are not ours"]
 
@@ -194,7 +194,9 @@ def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
     stop = Move(1, BEGINNING, Location(1, 2), stop_reason="card refused")
     storage.master("b").run(checkpoint_table.move, datastore.name, "billing", [stop])
     report = audited()
-    assert found(report) == [(Kind.CHECKPOINT_BEHIND, 1, "billing has finished 2 of 6 on b, stopped: card refused")]
+    assert found(report) == [
+        (FindingKind.CHECKPOINT_BEHIND, 1, "billing has finished 2 of 6 on b, stopped: card refused")
+    ]
     assert [(c.name, c.cells, c.finished) for c in report.consumers] == [("billing", 12, 8)]
 
 
@@ -257,9 +259,9 @@ def test_damages_of_an_index_are_named(audited, publish, indexed, storage, datas
         return f"index by_n: row {row_key_text(write.row_key)}"
 
     assert set(found(audited())) == {
-        (Kind.INDEX_MISSING, 0, row(gone)),
-        (Kind.INDEX_DIFFERS, 0, row(altered)),
-        (Kind.INDEX_EXTRA, 1, row(moved)),
+        (FindingKind.INDEX_MISSING, 0, row(gone)),
+        (FindingKind.INDEX_DIFFERS, 0, row(altered)),
+        (FindingKind.INDEX_EXTRA, 1, row(moved)),
     }
 
 
@@ -273,7 +275,7 @@ def test_a_row_that_went_on_hides_no_extra_entry(indexed, storage, datastore):
     run_sql(storage.master("a"), index_table.upserts(datastore, INDEX, [gone, wrong]))
     findings = Findings()
     report = IndexAudit(storage, datastore, INDEX, {0: CELLS, 1: CELLS}, findings).run()
-    assert [(f.kind, f.shard) for f in findings.named] == [(Kind.INDEX_EXTRA, 0)]
+    assert [(f.kind, f.shard) for f in findings.named] == [(FindingKind.INDEX_EXTRA, 0)]
     assert report.moved_on == 1
 
 

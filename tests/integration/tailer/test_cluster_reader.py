@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.cli.main import app
 from schemaless.config import TailerSettings

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey
 from schemaless.codec import decode_cell, encode_body

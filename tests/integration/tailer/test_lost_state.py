@@ -8,7 +8,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.cli.main import app
 from schemaless.codec import decode_cell
 from schemaless.names import tailer_group

@@ -6,7 +6,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.cli.main import app
 from tests.log_harness import new_cell, put, records, run_sql, running_tailers, until, wait_for_cells
 

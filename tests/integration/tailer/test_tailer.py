@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless.audit import audit
+from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.ops.datastores import create_shards
 from schemaless.storage import shard_head
