@@ -6,13 +6,14 @@ holds is lost with it. Where the home has no minion, rows stay. Any number of sw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TypeVar
 
 import msgspec
 import structlog
 
+from schemaless.batching import chunks
 from schemaless.codec import same_body
 from schemaless.config import CleanerSettings
 from schemaless.errors import Misconfigured, NotFound, StorageUnavailable
@@ -28,7 +29,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_PIECE_BYTES_MAX = 4 << 20
+_CHUNK_BYTES_MAX = 4 << 20
 _KNOWN_MAX = 500_000  # ids of rows that are known to stand at home: about 50 MB
 
 
@@ -194,12 +195,12 @@ class BufferSweep:
                 digests.update(zip((row.buffer_id for row in group), found, strict=True))
         return digests
 
-    async def _pieces(self, rows: Sequence[Buffered]) -> list[tuple[Datastore, list[Buffered]]]:
+    async def _pieces(self, rows: Sequence[Buffered]) -> list[tuple[Datastore, Sequence[Buffered]]]:
         """Rows of one datastore each, of bounded size."""
         return [
             (await self._catalogue.datastore(name), piece)
             for name, group in _by_datastore(rows).items()
-            for piece in _pieces(group)
+            for piece in chunks(group, bytes_max=_CHUNK_BYTES_MAX, size_bytes=lambda row: row.size_bytes)
         ]
 
     async def _ask(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
@@ -215,19 +216,6 @@ def _by_datastore(rows: Sequence[Buffered]) -> dict[str, list[Buffered]]:
     for row in rows:
         groups.setdefault(row.datastore, []).append(row)
     return groups
-
-
-def _pieces(rows: Sequence[Buffered]) -> Iterator[list[Buffered]]:
-    piece: list[Buffered] = []
-    size_bytes = 0
-    for row in rows:
-        size_bytes += row.size_bytes
-        if piece and size_bytes > _PIECE_BYTES_MAX:
-            yield piece
-            piece, size_bytes = [], row.size_bytes
-        piece.append(row)
-    if piece:
-        yield piece
 
 
 def _numbers(swept: Swept) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from schemaless.consume.checkpoints import all_or_first_error, clusters_of
+from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.index.catalogue import build_progress, run_on_all_masters
 from schemaless.index.definition import IndexDefinition
 from schemaless.storage import index_definition_table, index_table, shard_head
@@ -45,7 +45,7 @@ async def make_tables(storage: AsyncStorage, datastore: Datastore, definition: I
     shards = range(datastore.shards)
     await all_or_first_error(
         _make_on(storage, cluster, datastore, definition, [n for n in shards if datastore.home(n) == cluster])
-        for cluster in clusters_of(datastore)
+        for cluster in datastore.clusters
     )
 
 
@@ -64,6 +64,6 @@ async def _make_on(
 
 async def _heads(storage: AsyncStorage, datastore: Datastore) -> dict[int, int]:
     answers = await all_or_first_error(
-        storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in clusters_of(datastore)
+        storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters
     )
     return {head.shard: head.added_id for answer in answers for head in answer}

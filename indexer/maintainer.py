@@ -28,25 +28,28 @@ class Maintainer:
     async def handle(self, runs: Sequence[Run]) -> Effect:
         """Evaluates the index before and after each event, on the log alone. Raises StorageUnavailable."""
         before = await self._rows_before(runs)
-        by_cluster: dict[str, list[IndexWrite]] = {}
-        for run in runs:
-            for write in index_writes(self._definition, self._datastore.shards, before[run.shard], run.cells):
-                by_cluster.setdefault(self._datastore.home(write.shard), []).append(write)
+        writes = (
+            write
+            for run in runs
+            for write in index_writes(self._definition, self._datastore.shards, before[run.shard], run.cells)
+        )
         scripts = {
-            cluster: index_table.upserts(self._datastore, self._definition, sorted(writes, key=_lock_order))
-            for cluster, writes in by_cluster.items()
+            cluster: index_table.upserts(self._datastore, self._definition, sorted(here, key=_lock_order))
+            for cluster, here in self._datastore.by_home(writes, lambda write: write.shard).items()
         }
         return Effect([Outcome(len(run.cells)) for run in runs], scripts)
 
     async def _rows_before(self, runs: Sequence[Run]) -> dict[int, Rows]:
         """By shard: rows of the run's cells as the log makes them just before its first cell."""
-        wanted: dict[str, dict[int, tuple[int, Sequence[RowKey]]]] = {}
+        wanted: dict[int, tuple[int, Sequence[RowKey]]] = {}
         for run in runs:
             row_keys = {cell.row_key for cell in run.cells if cell.column_name in self._definition.columns}
             if row_keys and run.after.added_id:
-                home = wanted.setdefault(self._datastore.home(run.shard), {})
-                home[run.shard] = (run.after.added_id, sorted(row_keys))
-        pages = await all_or_first_error(self._newest(cluster, rows) for cluster, rows in wanted.items())
+                wanted[run.shard] = (run.after.added_id, sorted(row_keys))
+        pages = await all_or_first_error(
+            self._newest(cluster, {shard: wanted[shard] for shard in shards})
+            for cluster, shards in self._datastore.by_home(wanted, lambda shard: shard).items()
+        )
         before: dict[int, Rows] = {run.shard: {} for run in runs}
         for cell in (cell for page in pages for cell in page):
             row = before[cell.shard].setdefault(cell.row_key, {})

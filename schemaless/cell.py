@@ -16,6 +16,7 @@ from typing import NewType
 import msgspec
 
 from schemaless.errors import Invalid
+from schemaless.location import Location
 
 RowKey = NewType("RowKey", bytes)
 """The 16 bytes of a UUID."""
@@ -63,6 +64,10 @@ class StoredCell(msgspec.Struct, frozen=True, gc=False):
     @property
     def key(self) -> CellKey:
         return CellKey(self.row_key, self.column_name, self.ref_key)
+
+    @property
+    def location(self) -> Location:
+        return Location(self.generation, self.added_id)
 
 
 class PutStatus(StrEnum):

@@ -12,14 +12,16 @@ Other keys of a node are passed over.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from schemaless.errors import Misconfigured
 from schemaless.names import cells_topic_name, progress_topic_name
+
+T = TypeVar("T")
 
 TOPOLOGY_VERSION = 1
 
@@ -85,9 +87,21 @@ class Datastore:
                 f"datastore {self.name}: {self.partitions} partitions do not divide {self.shards} shards"
             )
 
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Names of the clusters that are home to its shards, sorted."""
+        return tuple(sorted(set(self.placement)))
+
     def home(self, shard: int) -> str:
         """Name of the primary cluster of a shard."""
         return self.placement[shard % len(self.placement)]
+
+    def by_home(self, items: Iterable[T], shard_of: Callable[[T], int]) -> dict[str, list[T]]:
+        """Groups items by the home of their shards. Items of one home keep their order."""
+        groups: dict[str, list[T]] = {}
+        for item in items:
+            groups.setdefault(self.home(shard_of(item)), []).append(item)
+        return groups
 
     def partition(self, shard: int) -> int:
         """The one topic partition that holds a shard (I8)."""

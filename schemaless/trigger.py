@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from schemaless.cell import ColumnName, StoredCell, created_at_text, parse_column_name
 from schemaless.codec import decode_body
 from schemaless.errors import Misconfigured
-from schemaless.location import Location, ShardLocation
+from schemaless.location import ShardLocation
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "__schemaless_triggers__"
@@ -132,7 +132,7 @@ def trigger_cell(cell: StoredCell) -> TriggerCell:
         cell.ref_key,
         decode_body(cell.body),
         created_at_text(cell.created_at),
-        ShardLocation(cell.shard, Location(cell.generation, cell.added_id)),
+        ShardLocation(cell.shard, cell.location),
     )
 
 

@@ -52,11 +52,7 @@ class ClusterHeads:
         shown = await self._blocks(name, total, seen)
         blocks = [block for block, movement in shown.items() if seen.blocks.get(block) != movement]
         found = await self._source.run(shard_head.heads_in_blocks, name, blocks) if blocks else []
-        moved = {
-            head.shard: location
-            for head in found
-            if seen.heads.get(head.shard) != (location := Location(head.generation, head.added_id))
-        }
+        moved = {head.shard: location for head in found if seen.heads.get(head.shard) != (location := head.location)}
         seen.heads.update(moved)
         # What these heads add up to, not what was told before: a minion that lags may have answered now.
         seen.blocks = {block: seen.blocks.get(block, Movement(0, 0)) for block in shown} | _sums(found)

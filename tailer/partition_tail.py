@@ -118,7 +118,7 @@ class PartitionTail:
             for shard in shards:
                 self._shards.put_aside(shard, RETRY_S)
             return
-        heads = {head.shard: Location(head.generation, head.added_id) for head in held}
+        heads = {head.shard: head.location for head in held}
         for shard_tail in doubtful:
             await self._judge(shard_tail, heads.get(shard_tail.shard, BEGINNING))
 

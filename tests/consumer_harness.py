@@ -55,7 +55,7 @@ def running_consumer(
 def heads(storage: SyncStorage, datastore: Datastore) -> dict[int, int]:
     return {
         head.shard: head.added_id
-        for cluster in sorted(set(datastore.placement))
+        for cluster in datastore.clusters
         for head in storage.master(cluster).run(shard_head.heads, datastore.name)
     }
 
@@ -63,7 +63,7 @@ def heads(storage: SyncStorage, datastore: Datastore) -> dict[int, int]:
 def reached(storage: SyncStorage, datastore: Datastore, consumer: str) -> dict[int, int]:
     """By shard, the lowest added_id that any cluster's checkpoint has."""
     found: dict[int, int] = {}
-    for cluster in sorted(set(datastore.placement)):
+    for cluster in datastore.clusters:
         for checkpoint in storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer):
             added_id = checkpoint.location.added_id
             found[checkpoint.shard] = min(found.get(checkpoint.shard, added_id), added_id)

@@ -47,8 +47,7 @@ class ShardEvents:
     ) -> Iterator[bytes]:
         for cell, view in zip(page.cells, views, strict=True):
             yield from self._begun_until(cell.added_id, starts)
-            location = Location(cell.generation, cell.added_id)
-            yield b"event: cell\nid: %b\ndata: %b\n\n" % (str(location).encode(), bytes(view))
+            yield b"event: cell\nid: %b\ndata: %b\n\n" % (str(cell.location).encode(), bytes(view))
         yield from self._begun_until(page.examined + 1, starts)
 
     def _begun_until(self, added_id: int, starts: list[GenerationStart]) -> Iterator[bytes]:

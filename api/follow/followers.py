@@ -50,7 +50,7 @@ class Followers:
         event = asyncio.Event()
         with ExitStack() as stack:
             watched: dict[int, WatchedShard] = {}
-            for cluster, mine in by_home(datastore, shards).items():
+            for cluster, mine in datastore.by_home(shards, lambda shard: shard).items():
                 watched |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
             follower = Follower(watched, event)
             self._all.add(follower)
@@ -114,10 +114,3 @@ class Follower:
                 await self._event.wait()
         except TimeoutError:
             return
-
-
-def by_home(datastore: Datastore, shards: Collection[int]) -> dict[str, list[int]]:
-    homes: dict[str, list[int]] = {}
-    for shard in shards:
-        homes.setdefault(datastore.home(shard), []).append(shard)
-    return homes

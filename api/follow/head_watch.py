@@ -90,7 +90,7 @@ class FollowedHeads:
         shards = self._shards.get(name, {})
         for head in news.heads:
             if head.shard in shards:
-                shards[head.shard].show(Location(head.generation, head.added_id))
+                shards[head.shard].show(head.location)
 
     def _forget_unwatched(self) -> None:
         self._shards = {name: shards for name, shards in self._shards.items() if shards}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from schemaless.batching import chunks
 from schemaless.cell import StoredCell
 from schemaless.location import GenerationStart, Location, generation_at, verify_location
 from schemaless.storage import entity_table, shard_head
@@ -82,7 +83,7 @@ def read_page(
     after = yield from _resolve(datastore, shard, wanted.start, starts, head.added_id)
     until = min(head.added_id, after + examined_max)
     cells: list[StoredCell] = []
-    for limit in _chunks(wanted.limit):
+    for limit in map(len, chunks(range(wanted.limit), count_max=READ_CHUNK_CELLS)):
         reached = cells[-1].added_id if cells else after
         if reached >= until or _stored_bytes(cells) >= bytes_max:
             break
@@ -102,12 +103,6 @@ def _resolve(
         return verify_location(start.generation, start.added_id, starts, head)
     first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
     return first - 1
-
-
-def _chunks(limit: int) -> Iterator[int]:
-    while limit > 0:
-        yield min(limit, READ_CHUNK_CELLS)
-        limit -= READ_CHUNK_CELLS
 
 
 def _stored_bytes(cells: Sequence[StoredCell]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from api.follow.followers import Follower, Positions, by_home
+from api.follow.followers import Follower, Positions
 from api.follow.log_reader import AfterLocation, End, PageRequest, ShardLogPage, Start, read_page
 from api.http.cell_json import cell_view, views_within
 from api.http.content import Format
@@ -135,7 +135,7 @@ class ShardPages:
 
     async def _show_heads(self) -> None:
         """Shards whose location is their head need no page of their own: one question to each cluster finds them."""
-        homes = by_home(self._datastore, self._wanted)
+        homes = self._datastore.by_home(self._wanted, lambda shard: shard)
         await asyncio.gather(*(self._show_heads_of(cluster, shards) for cluster, shards in homes.items()))
 
     async def _show_heads_of(self, cluster: str, shards: Collection[int]) -> None:
@@ -146,7 +146,7 @@ class ShardPages:
         except StorageUnavailable:  # each shard's page will say so
             return
         for head in heads:
-            location = Location(head.generation, head.added_id)
+            location = head.location
             if _is_at(self._wanted[head.shard].start, location):
                 self._shown[head.shard] = ShownPage([], location, location, head.added_id)
                 self._served[head.shard] = served

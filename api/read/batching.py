@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from schemaless.batcher import Batcher, BatchLimits
+from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode

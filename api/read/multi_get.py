@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from api.read.reader import Reader, Served, served_together
+from schemaless.batching import chunks
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import TooLarge
 from schemaless.sharding import shard_of
@@ -31,16 +32,13 @@ async def read_many(
     reader: Reader, datastore: Datastore, wanted: Sequence[WantedCell], read_from: Role | None, bytes_max: int
 ) -> tuple[list[StoredCell | None], Served]:
     """In order, None where there is none. Raises TooLarge or StorageUnavailable."""
-    by_cluster: dict[str, list[int]] = {}
-    for position, key in enumerate(wanted):
-        home = datastore.home(shard_of(key.row_key, datastore.shards))
-        by_cluster.setdefault(home, []).append(position)
+    shards = [shard_of(key.row_key, datastore.shards) for key in wanted]
+    by_cluster = datastore.by_home(range(len(wanted)), lambda position: shards[position])
 
     async def read_cluster(cluster: str, positions: list[int]) -> tuple[Found, Served]:
         found: Found = {}
         parts: list[Served] = []
-        for start in range(0, len(positions), CHUNK_KEYS):
-            chunk = positions[start : start + CHUNK_KEYS]
+        for chunk in chunks(positions, count_max=CHUNK_KEYS):
             keys = [wanted[position] for position in chunk]
             cells, served = await reader.read(cluster, _get_or_newest, datastore, keys, read_from=read_from)
             found.update(zip(chunk, cells, strict=True))

@@ -71,11 +71,10 @@ async def list_shards(request: Request) -> Response:
     """Every shard with its home, generation and head."""
     datastore = await request.datastore()
     read_from = READ_FROM.of(request.query(READ_FROM))
-    clusters = sorted(set(datastore.placement))
     parts = await asyncio.gather(
         *(
             request.state.reader.read(cluster, shard_head.heads, datastore.name, read_from=read_from)
-            for cluster in clusters
+            for cluster in datastore.clusters
         )
     )
     found = sorted(

@@ -28,11 +28,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from api.write.buffering import Copy, Secondaries
 from api.write.outcome import PutOutcome, PutResult
 from api.write.queue import Gates
+from schemaless.batching import chunks
 from schemaless.cell import Cell, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
 from schemaless.config import ApiSettings
@@ -45,7 +46,7 @@ from schemaless.storage.operation import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
 from schemaless.topology import Datastore
 
-_CHUNK_BYTES_MAX = 4 << 20  # of one operation: twice that as SQL, below any server's max_allowed_packet
+CHUNK_BYTES_MAX = 4 << 20  # of one operation: twice that as SQL, below any server's max_allowed_packet
 
 
 class CellWriter:
@@ -111,9 +112,7 @@ class CellWriter:
         await self._gates.drain()
 
     async def _put_at_all(self, datastore: Datastore, rows: Sequence[BufferRow]) -> list[PutResult]:
-        groups: dict[str, list[int]] = {}
-        for position, row in enumerate(rows):
-            groups.setdefault(row.home, []).append(position)
+        groups = datastore.by_home(range(len(rows)), lambda position: rows[position].shard)
         answers = await asyncio.gather(
             *(self._put_at(datastore, home, [rows[n] for n in positions]) for home, positions in groups.items())
         )
@@ -126,7 +125,7 @@ class CellWriter:
 
     async def _put_at(self, datastore: Datastore, home: str, rows: Sequence[BufferRow]) -> list[PutResult]:
         results: list[PutResult] = []
-        for chunk in _chunks(rows):
+        for chunk in chunks(rows, bytes_max=CHUNK_BYTES_MAX, size_bytes=lambda row: len(row.body)):
             results += await self._put_chunk(datastore, home, chunk)
         return results
 
@@ -230,14 +229,3 @@ def _judged(row: BufferRow, stored: StoredCell | None) -> PutOutcome:
 
 def _no_secondary() -> StorageUnavailable:
     return StorageUnavailable("no secondary could be reached, and min_copies asks for one")
-
-
-def _chunks(rows: Sequence[BufferRow]) -> Iterator[Sequence[BufferRow]]:
-    """Pieces of bounded size, in order."""
-    start = size_bytes = 0
-    for position, row in enumerate(rows):
-        size_bytes += len(row.body)
-        if size_bytes > _CHUNK_BYTES_MAX and position > start:
-            yield rows[start:position]
-            start, size_bytes = position, len(row.body)
-    yield rows[start:]

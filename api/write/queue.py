@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from api.write.breaker import Breaker, BreakerState
-from schemaless.batcher import Batcher, BatchLimits
+from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import Placed
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage import put_transaction

@@ -36,7 +36,7 @@ def audit_consumers(
 def _standing(storage: SyncStorage, datastore: Datastore) -> Standing:
     return {
         (checkpoint.consumer, cluster, checkpoint.shard): checkpoint
-        for cluster in sorted(set(datastore.placement))
+        for cluster in datastore.clusters
         for checkpoint in storage.master(cluster).run(checkpoint_table.all_of, datastore.name)
     }
 

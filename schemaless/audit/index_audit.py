@@ -110,11 +110,9 @@ class IndexAudit:
 
     def _found(self, row_keys: Mapping[int, Sequence[RowKey]]) -> Entries:
         """What the index shards hold of rows, each asked for in one shard."""
-        by_cluster: dict[str, dict[int, Sequence[RowKey]]] = {}
-        for shard, keys in row_keys.items():
-            by_cluster.setdefault(self._datastore.home(shard), {})[shard] = keys
         found: Entries = {}
-        for cluster, wanted in by_cluster.items():
+        for cluster, shards in self._datastore.by_home(row_keys, lambda shard: shard).items():
+            wanted = {shard: row_keys[shard] for shard in shards}
             answers = self._storage.master(cluster).run(
                 index_table.entries_of, self._datastore, self._definition, wanted
             )

@@ -120,7 +120,7 @@ class PartitionLog:
         Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic doesn't take.
         """
         last = {cell.shard: cell for cell in cells}
-        reached = {shard: Location(cell.generation, cell.added_id) for shard, cell in last.items()}
+        reached = {shard: cell.location for shard, cell in last.items()}
         with self._transaction():
             self._produce(cells)
             self._produce_progress(reached)

@@ -7,12 +7,13 @@ results hold only what is final. Items keep their order in a batch: a repeated k
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
+from schemaless.batching import chunks
 from schemaless.cell import PutStatus, row_key_of
 from schemaless.client.answers import PutAnswer, PutFailure, PutResult
 from schemaless.client.call import MSGPACK, Answer, Call, Flow
@@ -59,8 +60,10 @@ def put_cells(base: str, cells: Iterable[NewCell | tuple[Key, str, int, Mapping[
     """Results in the order of the cells. Raises when a whole request failed: then nothing is known of its cells."""
     wanted = [NewCell(*cell) for cell in cells]
     results: list[PutResult] = []
-    for start, items in _requests([_encode_item(cell) for cell in wanted]):
-        results += yield from _put_items(base, wanted[start : start + len(items)], items)
+    encoded = [_encode_item(cell) for cell in wanted]
+    for items in chunks(encoded, count_max=ITEMS_MAX, bytes_max=BYTES_MAX, size_bytes=len):
+        cells_of_items = wanted[len(results) : len(results) + len(items)]
+        results += yield from _put_items(base, cells_of_items, items)
     return results
 
 
@@ -75,18 +78,6 @@ def _put_items(base: str, cells: Sequence[NewCell], items: Sequence[bytes]) -> F
         if not left:
             break
     return [results[index] for index in range(len(items))]
-
-
-def _requests(items: Sequence[bytes]) -> Iterator[tuple[int, Sequence[bytes]]]:
-    """Slices of the items, each with its start, within the limits on number and bytes."""
-    start = size = 0
-    for index, item in enumerate(items):
-        if index - start == ITEMS_MAX or (size + len(item) > BYTES_MAX and index > start):
-            yield start, items[start:index]
-            start, size = index, 0
-        size += len(item)
-    if start < len(items):
-        yield start, items[start:]
 
 
 def _call(base: str, items: Sequence[bytes], delay_s: float) -> Call:

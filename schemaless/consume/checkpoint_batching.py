@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from schemaless.batcher import Batcher, BatchLimits
+from schemaless.batching import Batcher, BatchLimits
 from schemaless.errors import Fenced
 from schemaless.storage import checkpoint_table
 from schemaless.storage.asyncmy_driver import AsyncNode

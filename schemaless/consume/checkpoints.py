@@ -50,7 +50,7 @@ class Checkpoints:
         self._datastore = datastore
         self._stand = stand
         self._start_at = start_at
-        self._read: dict[str, dict[int, Location]] = {cluster: {} for cluster in clusters_of(datastore)}
+        self._read: dict[str, dict[int, Location]] = {cluster: {} for cluster in datastore.clusters}
         self._gathered = {
             cluster: GatheredMoves(storage.master(cluster), datastore.name, consumer) for cluster in self._read
         }
@@ -81,10 +81,7 @@ class Checkpoints:
         numbers = list(shards)
         if self._stand is Stand.EVERYWHERE:
             return {cluster: numbers for cluster in self._read} if numbers else {}
-        by_home: dict[str, list[int]] = {}
-        for shard in numbers:
-            by_home.setdefault(self._datastore.home(shard), []).append(shard)
-        return by_home
+        return self._datastore.by_home(numbers, lambda shard: shard)
 
     async def _read_on(self, cluster: str, shards: Sequence[int]) -> list[Checkpoint]:
         master = self._storage.master(cluster)
@@ -103,7 +100,7 @@ class Checkpoints:
             return dict.fromkeys(shards, BEGINNING)
         heads = await self._storage.master(cluster).run(shard_head.heads, self._datastore.name)
         wanted = set(shards)
-        return {head.shard: Location(head.generation, head.added_id) for head in heads if head.shard in wanted}
+        return {head.shard: head.location for head in heads if head.shard in wanted}
 
     async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> None:
         stands = self._read[cluster]
@@ -117,11 +114,6 @@ class Checkpoints:
             return
         await self._gathered[cluster].move(moves, effect)
         stands.update({move.shard: move.to for move in moves})
-
-
-def clusters_of(datastore: Datastore) -> list[str]:
-    """Those that hold its shards."""
-    return sorted(set(datastore.placement))
 
 
 async def all_or_first_error(work: Iterable[Awaitable[T]]) -> list[T]:

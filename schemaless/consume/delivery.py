@@ -295,8 +295,7 @@ class Delivery:
 def _finished(run: Run, outcome: Outcome) -> Location:
     if not outcome.finished:
         return run.after
-    last = run.cells[outcome.finished - 1]
-    return Location(last.generation, last.added_id)
+    return run.cells[outcome.finished - 1].location
 
 
 def _tell(consumer: str, error: Exception, *, again_in_s: float) -> None:

@@ -98,9 +98,7 @@ class Subscription:
         """The partition's next records, in topic order. Returns when they are finished, or will come from the log."""
         if not self._consumers:
             return
-        by_home: dict[str, list[StoredCell]] = {}
-        for cell in self._cells(partition, records):
-            by_home.setdefault(self._datastore.home(cell.shard), []).append(cell)
+        by_home = self._datastore.by_home(self._cells(partition, records), lambda cell: cell.shard)
         await all_or_first_error(
             [
                 asyncio.ensure_future(running.delivery.deliver(by_home[home]))  # so that calls begin in order
@@ -153,7 +151,8 @@ class Subscription:
     def _start_missing(self) -> None:
         for name, consumer in self._consumers.items():
             for partition in self._partitions:
-                for home, shards in _by_home(self._datastore, partition).items():
+                shards_of_partition = self._datastore.shards_of_partition(partition)
+                for home, shards in self._datastore.by_home(shards_of_partition, lambda shard: shard).items():
                     key = (name, partition, home)
                     if key not in self._running:
                         self._running[key] = _Running(self._delivery(consumer, shards))
@@ -170,10 +169,3 @@ class Subscription:
         for running in self._running.values():
             if running.task.done():
                 running.task.result()
-
-
-def _by_home(datastore: Datastore, partition: int) -> dict[str, list[int]]:
-    homes: dict[str, list[int]] = {}
-    for shard in datastore.shards_of_partition(partition):
-        homes.setdefault(datastore.home(shard), []).append(shard)
-    return homes

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from schemaless.cell import StoredCell
-from schemaless.consume.checkpoints import all_or_first_error, clusters_of
+from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.errors import StorageUnavailable
 from schemaless.location import GenerationStart
 from schemaless.storage import entity_table, shard_head
@@ -46,7 +46,7 @@ class ShardHeads:
 
     async def look(self) -> Mapping[int, Head]:
         """By shard, as far as known: a cluster that is away keeps its last heads."""
-        await asyncio.gather(*(self._look_at(cluster) for cluster in clusters_of(self._datastore)))
+        await asyncio.gather(*(self._look_at(cluster) for cluster in self._datastore.clusters))
         return self._heads
 
     async def _look_at(self, cluster: str) -> None:

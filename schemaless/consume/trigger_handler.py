@@ -91,7 +91,7 @@ class TriggerHandler:
     def _attempts_at(self, cell: StoredCell) -> _Attempts:
         found = self._attempts.get(cell.shard)
         if found is None or found.at.added_id != cell.added_id or found.at.generation != cell.generation:
-            found = self._attempts[cell.shard] = _Attempts(Location(cell.generation, cell.added_id))
+            found = self._attempts[cell.shard] = _Attempts(cell.location)
         return found
 
     def _context(self, attempts: _Attempts) -> Context:

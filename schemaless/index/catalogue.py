@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from schemaless.consume.checkpoints import all_or_first_error, clusters_of
+from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.errors import Conflict, NotFound, StorageUnavailable
 from schemaless.index.definition import IndexDefinition
 from schemaless.names import index_consumer
@@ -81,7 +81,7 @@ async def reached_everywhere(storage: AsyncStorage, datastore: Datastore, name: 
     consumer = index_consumer(name)
     answers = await all_or_first_error(
         storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer)
-        for cluster in clusters_of(datastore)
+        for cluster in datastore.clusters
     )
     by_cluster = [{c.shard: c.location.added_id for c in answer} for answer in answers]
     return {shard: min(answer.get(shard, 0) for answer in by_cluster) for shard in range(datastore.shards)}

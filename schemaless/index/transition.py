@@ -79,7 +79,7 @@ def _step(definition: IndexDefinition, shards: int, state: _RowState, cell: Stor
     if state.entry == was:
         return ()
     state.shard = _shard(definition, state.entry, shards)
-    version = Location(cell.generation, cell.added_id)
+    version = cell.location
     writes = []
     if state.shard is not None:
         writes.append(IndexWrite(state.shard, cell.row_key, version, state.entry))

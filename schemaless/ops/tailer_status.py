@@ -7,10 +7,10 @@ seconds is the age of the oldest cell that is not published yet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 import msgspec
 
+from schemaless.batching import chunks
 from schemaless.bus.publish_status import Owner, Publication, read_publication
 from schemaless.errors import StorageUnavailable
 from schemaless.location import BEGINNING, Location
@@ -73,12 +73,12 @@ def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -
 def read_heads(storage: SyncStorage, datastore: Datastore) -> dict[int, Location]:
     """Returns the head of each shard whose master can be reached."""
     found: dict[int, Location] = {}
-    for cluster in sorted(set(datastore.placement)):
+    for cluster in datastore.clusters:
         try:
             heads = storage.master(cluster).run(shard_head.heads, datastore.name)
         except StorageUnavailable:
             continue
-        found.update({head.shard: Location(head.generation, head.added_id) for head in heads})
+        found.update({head.shard: head.location for head in heads})
     return found
 
 
@@ -87,16 +87,16 @@ def _read_oldest(
 ) -> dict[int, Oldest | None]:
     """Returns the first unpublished cell of every shard that is behind, or None where the master has no such cell."""
     found: dict[int, Oldest | None] = {}
-    for cluster in sorted(set(datastore.placement)):
+    for cluster in datastore.clusters:
         behind = {
             shard: published.get(shard, BEGINNING).added_id
             for shard, head in heads.items()
             if datastore.home(shard) == cluster and head.added_id > published.get(shard, BEGINNING).added_id
         }
-        left = iter(behind.items())
-        while part := dict(islice(left, _SHARDS_PER_QUERY)):
+        for shards in chunks(list(behind), count_max=_SHARDS_PER_QUERY):
+            positions = {shard: behind[shard] for shard in shards}
             try:
-                found.update(storage.master(cluster).run(shard_log.oldest_after, datastore, part))
+                found.update(storage.master(cluster).run(shard_log.oldest_after, datastore, positions))
             except StorageUnavailable:
                 break
     return found

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from schemaless.errors import Misconfigured
-from schemaless.location import GenerationStart
+from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Script, commas, sql, time_literal
 
@@ -26,6 +26,10 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     generation: int
     added_id: int
     last_created_at: int
+
+    @property
+    def location(self) -> Location:
+        return Location(self.generation, self.added_id)
 
 
 class Movement(msgspec.Struct, frozen=True, gc=False):

@@ -90,7 +90,7 @@ def _before(found: StoredCell | Announcement) -> Location:
 
 
 def _take_cell(shard: _SeenShard, cell: StoredCell) -> DensityFault | None:
-    at, here = shard.at, Location(cell.generation, cell.added_id)
+    at, here = shard.at, cell.location
     verdict = judge(at, cell)
     if verdict in (CellPlace.REPEATED, CellPlace.SUPERSEDED):
         return _take_lower(shard, cell, here)

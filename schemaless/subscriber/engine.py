@@ -77,7 +77,7 @@ class _FollowedShard:
     def take(self, cells: Iterable[StoredCell]) -> None:
         self.run.extend(cells)
         last = self.run[-1]
-        self.at = Location(last.generation, last.added_id)
+        self.at = last.location
 
 
 class FollowedShards:

@@ -15,7 +15,6 @@ from indexer.maintainer import Maintainer
 from schemaless.consume.checkpoints import Checkpoints, Stand
 from schemaless.consume.ports import Advance, Run
 from schemaless.index.catalogue import find_index
-from schemaless.location import Location
 from schemaless.names import index_consumer
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -61,7 +60,7 @@ class ByHand:
             cells = await storage.master(self.datastore.home(shard)).run(read)
             if cells:
                 effect = await maintainer.handle([Run(shard, after, cells)])
-                last = Location(cells[-1].generation, cells[-1].added_id)
+                last = cells[-1].location
                 await checkpoints.move({shard: Advance(last)}, effect.scripts)
 
 

@@ -73,7 +73,7 @@ class Kept:
         if batch.change is not None:
             self.changes.append(batch.change)
             del kept[len(kept) - batch.change.superseded :]
-        kept += [Location(cell.generation, cell.added_id) for cell in batch.cells]
+        kept += [cell.location for cell in batch.cells]
         self.positions[batch.shard] = batch.position
 
     def follow(self, subscriber, wanted, timeout_s=TIMEOUT_S):

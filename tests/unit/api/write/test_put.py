@@ -1,8 +1,8 @@
-"""The writer's pure parts: pieces of bounded size, and how a conflict in the buffer is judged."""
+"""The writer's pure parts: how a conflict in the buffer is judged."""
 
 import pytest
 
-from api.write.put import _CHUNK_BYTES_MAX, _chunks, _judged
+from api.write.put import _judged
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey, StoredCell
 from schemaless.codec import encode_body
 from schemaless.storage.buffer_table import BufferRow
@@ -14,17 +14,6 @@ def row(body: bytes, ref_key: int = 1) -> BufferRow:
 
 def stored(body: bytes) -> StoredCell:
     return StoredCell(RowKey(bytes(16)), ColumnName("BASE"), RefKey(1), 3, 1, 42, 99, body)
-
-
-@pytest.mark.parametrize(
-    "sizes", [[], [1], [1] * 1000, [_CHUNK_BYTES_MAX] * 3, [3 << 20, 1 << 20, 1, 3 << 20, 2 << 20]]
-)
-def test_pieces_keep_order_and_bound(sizes):
-    """I14: each is small enough for one operation or holds one cell; together they are everything."""
-    rows = [row(bytes(size), n) for n, size in enumerate(sizes)]
-    pieces = list(_chunks(rows))
-    assert [r for piece in pieces for r in piece] == rows
-    assert all(len(piece) == 1 or sum(len(r.body) for r in piece) <= _CHUNK_BYTES_MAX for piece in pieces)
 
 
 @pytest.mark.parametrize(

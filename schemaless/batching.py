@@ -1,6 +1,7 @@
-"""Batcher: gathers what arrives while a flush is under way into the next one, without waiting ("natural batching").
+"""Batching: many items in one flush without waiting ("natural batching", `Batcher`), and one list in bounded chunks.
 
-An idle batcher flushes at once, so a single item never waits for company. Bounded in all directions (I14).
+What arrives while a flush is under way goes into the next one. An idle batcher flushes at once, so a single item never
+waits for company. Everything is bounded (I14).
 """
 
 from __future__ import annotations
@@ -15,6 +16,30 @@ from schemaless.errors import SchemalessError, Unavailable
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
+
+
+def chunks(
+    items: Sequence[Item],
+    *,
+    count_max: int | None = None,
+    bytes_max: int | None = None,
+    size_bytes: Callable[[Item], int] = lambda item: 0,
+) -> Iterator[Sequence[Item]]:
+    """Yields consecutive slices of `items`, each within both bounds. An item above `bytes_max` gets a slice of its own.
+
+    No slice is empty, so no items give no slices.
+    """
+    start = size = 0
+    for position, item in enumerate(items):
+        item_bytes = size_bytes(item)
+        is_full = position - start == count_max or (bytes_max is not None and size + item_bytes > bytes_max)
+        if is_full and position > start:
+            yield items[start:position]
+            start, size = position, 0
+        size += item_bytes
+    if start < len(items):
+        yield items[start:]
+
 
 Flush = Callable[[list[Item]], Awaitable[Sequence[Outcome]]]
 """One outcome for each item, in order, or an error for all of them."""

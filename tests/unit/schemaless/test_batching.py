@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from schemaless.batcher import Batcher, BatchLimits
+from schemaless.batching import Batcher, BatchLimits, chunks
 from schemaless.errors import Invalid, SchemalessError, StorageUnavailable, Unavailable
 
 
@@ -175,3 +175,20 @@ async def test_drain_waits_for_all(flusher):
     flusher.open.set()
     await draining
     assert all(future.done() for future in futures)
+
+
+@pytest.mark.parametrize("sizes", [[], [1], [1] * 1000, [40] * 3, [41, 1, 41], [30, 10, 1, 30, 20]])
+@pytest.mark.parametrize(("count_max", "bytes_max"), [(None, 40), (7, None), (7, 40), (None, None)])
+def test_chunks_keep_order_and_bounds(sizes, count_max, bytes_max):
+    """I14: each chunk is within both bounds or holds one item; none is empty; together they are everything."""
+    parts = list(chunks(sizes, count_max=count_max, bytes_max=bytes_max, size_bytes=lambda size: size))
+    assert [size for part in parts for size in part] == sizes
+    assert all(parts)
+    assert all(len(part) <= (count_max or len(sizes)) for part in parts)
+    assert all(len(part) == 1 or bytes_max is None or sum(part) <= bytes_max for part in parts)
+
+
+def test_a_chunk_ends_only_where_the_next_item_does_not_fit():
+    """Fewer chunks would break a bound."""
+    assert list(chunks([30, 10, 1, 30, 20], bytes_max=40, size_bytes=lambda size: size)) == [[30, 10], [1, 30], [20]]
+    assert list(chunks(range(5), count_max=2)) == [range(0, 2), range(2, 4), range(4, 5)]
