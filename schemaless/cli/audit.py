@@ -1,9 +1,7 @@
-"""`schemaless audit`: how an audit is shown, to people or as JSON. Exit status 1: something contradicts a promise."""
+"""`schemaless audit`: runs an audit, and shows it to people or as JSON. Exit status 1: a promise is broken."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -12,10 +10,9 @@ from rich.table import Table
 
 from schemaless.audit.patience import STALL_S
 from schemaless.audit.report import FINDINGS_MAX, AuditReport
+from schemaless.cli.output import print_json
 from schemaless.cli.targets import JsonOption, servers
-from schemaless.errors import NotFound
 from schemaless.extras import Extra, needs
-from schemaless.topology import load_topology
 
 
 def register(app: typer.Typer) -> None:
@@ -24,42 +21,47 @@ def register(app: typer.Typer) -> None:
 
 @needs("audit", Extra.KAFKA, Extra.MYSQL)
 def audit_datastores(
-    datastore: Annotated[str, typer.Argument(help="default: every datastore")] = "",
+    datastore: Annotated[str, typer.Argument(help="name of a datastore; default: all")] = "",
     as_json: JsonOption = False,
     wait: Annotated[
-        float, typer.Option(help="seconds without progress that tailers and consumers are waited for")
+        float, typer.Option(help="how many seconds without progress to wait for tailers and consumers")
     ] = STALL_S,
     name_all: Annotated[
-        bool, typer.Option("--all", help=f"name every finding, not only the first {FINDINGS_MAX} of a datastore")
+        bool, typer.Option("--all", help=f"print all findings, not only the first {FINDINGS_MAX} of a datastore")
     ] = False,
 ) -> None:
     """Compare MySQL, topic, indexes and checkpoints, and name each cell that is missing, extra or different."""
     from schemaless.audit.run import audit
-    from schemaless.ops.datastores import list_datastores
 
     reached = servers()
-    topology = load_topology(reached.topology)
-    known = list_datastores(topology)
-    if datastore and datastore not in known:
-        raise NotFound(f"there is no datastore {datastore!r}")
+    findings_max = None if name_all else FINDINGS_MAX
     reports = [
-        audit(topology, reached.kafka, found, stall_s=wait, findings_max=None if name_all else FINDINGS_MAX)
-        for name, found in known.items()
-        if datastore in ("", name)
+        audit(reached.topology, reached.kafka, found, stall_s=wait, findings_max=findings_max)
+        for found in reached.datastores(datastore)
     ]
+    clean = all(report.clean for report in reports)
     if as_json:
-        print(json.dumps({"clean": _clean(reports), "datastores": [report.document() for report in reports]}, indent=2))
+        print_json({"clean": clean, "datastores": [report.document() for report in reports]})
     else:
         for report in reports:
             print_report(report)
-    raise typer.Exit(0 if _clean(reports) else 1)
+    raise typer.Exit(0 if clean else 1)
 
 
-def print_report(report: AuditReport, console: Console | None = None) -> None:
-    """As a table, with the findings below."""
-    console = console or Console()
+def print_report(report: AuditReport) -> None:
+    """Prints the compared counts as a table, with warnings and findings below."""
+    console = Console()
+    cells = report.cells()
+    in_topic = cells["head"] - cells["not_held"]
+    lines = [
+        ("cells in MySQL", cells["head"], cells["mysql"]),
+        ("cells in Kafka", in_topic, cells["topic"]),
+        ("the same in both", in_topic, cells["matched"]),
+        *((f"entries of index {index.name}", index.expected, index.found) for index in report.indexes),
+        *((f"cells finished by {consumer.name}", consumer.cells, consumer.finished) for consumer in report.consumers),
+    ]
     table = Table("", "expected", "found", "", title=f"audit of {report.datastore}", title_justify="left")
-    for name, expected, found in _lines(report):
+    for name, expected, found in lines:
         table.add_row(name, f"{expected:,}", f"{found:,}", "ok" if expected == found else "differs")
     console.print(table)
     for warning in report.warnings:
@@ -67,26 +69,11 @@ def print_report(report: AuditReport, console: Console | None = None) -> None:
     print_findings(report, console)
 
 
-def _lines(report: AuditReport) -> Iterator[tuple[str, int, int]]:
-    cells = report.cells()
-    in_topic = cells["head"] - cells["not_held"]
-    yield "cells in MySQL", cells["head"], cells["mysql"]
-    yield "cells in Kafka", in_topic, cells["topic"]
-    yield "the same in both", in_topic, cells["matched"]
-    for index in report.indexes:
-        yield f"entries of index {index.name}", index.expected, index.found
-    for consumer in report.consumers:
-        yield f"cells finished by {consumer.name}", consumer.cells, consumer.finished
-
-
 def print_findings(report: AuditReport, console: Console) -> None:
+    """Prints each finding, and the verdict on the datastore."""
     for finding in report.findings.named:
         console.print(f"{finding.kind}: shard {finding.shard}: {finding.detail}", style="red", markup=False)
     if report.findings.unnamed:
         console.print(f"and {report.findings.unnamed} more, which --all names", style="red")
     verdict = "clean" if report.clean else f"{report.findings.total} findings"
     console.print(f"{report.datastore}: {verdict} ({report.seconds:.1f} s)", style="green" if report.clean else "red")
-
-
-def _clean(reports: Sequence[AuditReport]) -> bool:
-    return all(report.clean for report in reports)

@@ -1,6 +1,7 @@
 """`schemaless put`, `get`, `latest`, `row`, `versions`, `log` and `shard-of`: cells from the command line.
 
-One cell a line as text, or JSON as the API has it with --json. An empty place is an error: exit code 1.
+A cell is printed as one line of text, or with --json as one line of the API's JSON. A missing cell is an error with
+exit code 1.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import msgspec
 import typer
 
 from schemaless.cell import row_key_of
-from schemaless.cli.targets import DEFAULT_DATASTORE, DatastoreOption, HostsOption, JsonOption, open_client
-from schemaless.client.answers import FoundCell, PutAnswer, ReadCell
-from schemaless.client.client import CellIterator, Client
+from schemaless.cli.output import print_notice
+from schemaless.cli.targets import DatastoreOption, HostsOption, api_command, open_client
+from schemaless.client.answers import FoundCell
+from schemaless.client.client import Client
 from schemaless.errors import CellMissing, Invalid, Malformed
 from schemaless.sharding import shard_of
+from schemaless.stack.default_datastore import DEFAULT_DATASTORE
 
 NEXT = "next"
 
-RowKey = Annotated[str, typer.Argument(help="UUID")]
+RowKey = Annotated[str, typer.Argument(help="UUID of the row")]
 Column = Annotated[str, typer.Argument(help="column name")]
-RefKey = Annotated[int, typer.Argument(min=0, help="version, or number in a list")]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="cells of one page")]
+RefKey = Annotated[int, typer.Argument(min=0, help="version of the cell, or its number in a list")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="how many cells a page holds at most")]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,104 +36,84 @@ def register(app: typer.Typer) -> None:
     app.command("shard-of")(shard_of_row)
 
 
+@api_command
 def put(
+    client: Client,
+    as_json: bool,
     row_key: RowKey,
     column: Column,
-    ref_key: Annotated[str, typer.Argument(help=f"version, or '{NEXT}': the server gives it")],
+    ref_key: Annotated[str, typer.Argument(help=f"version of the cell, or '{NEXT}' for one that the server chooses")],
     body: Annotated[str, typer.Argument(help="JSON object; - reads it from standard input")],
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    hosts: HostsOption = "",
-    as_json: JsonOption = False,
 ) -> None:
-    """Write one cell; prints its status and location."""
-    members = _json_object(sys.stdin.read() if body == "-" else body)
-    with open_client(hosts, datastore) as client:
-        answer = _put(client, row_key, column, ref_key, members)
+    """Write one cell, and print its status and location."""
+    try:
+        members = msgspec.json.decode(sys.stdin.read() if body == "-" else body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Malformed(f"the body is not a JSON object: {error}") from error
+    if ref_key == NEXT:
+        answer = client.put(row_key, column, members)
+    elif ref_key.isdigit():
+        answer = client.put_cell(row_key, column, int(ref_key), members)
+    else:
+        raise Invalid("ref_key", f"must be a number or '{NEXT}'")
     print(_json(answer) if as_json else f"{answer.status} {answer.location or 'in a buffer'} copies {answer.copies}")
 
 
-def get(
-    row_key: RowKey,
-    column: Column,
-    ref_key: RefKey,
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    hosts: HostsOption = "",
-    as_json: JsonOption = False,
-) -> None:
+@api_command
+def get(client: Client, as_json: bool, row_key: RowKey, column: Column, ref_key: RefKey) -> None:
     """Read one cell."""
-    with open_client(hosts, datastore) as client:
-        cell = _found(client.get_cell(row_key, column, ref_key), f"{row_key}/{column}/{ref_key}")
+    cell = client.get_cell(row_key, column, ref_key)
+    if not cell:
+        raise CellMissing(f"there is no cell {row_key}/{column}/{ref_key}")
     _print_cells([cell], as_json)
 
 
-def latest(
-    row_key: RowKey,
-    column: Column,
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    hosts: HostsOption = "",
-    as_json: JsonOption = False,
-) -> None:
+@api_command
+def latest(client: Client, as_json: bool, row_key: RowKey, column: Column) -> None:
     """Read the newest version of a column."""
-    with open_client(hosts, datastore) as client:
-        cell = _found(client.get_cell_latest(row_key, column), f"{row_key}/{column}")
+    cell = client.get_cell_latest(row_key, column)
+    if not cell:
+        raise CellMissing(f"there is no cell {row_key}/{column}")
     _print_cells([cell], as_json)
 
 
-def row(
-    row_key: RowKey,
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    hosts: HostsOption = "",
-    as_json: JsonOption = False,
-) -> None:
+@api_command
+def row(client: Client, as_json: bool, row_key: RowKey) -> None:
     """Read the newest version of every column."""
-    with open_client(hosts, datastore) as client:
-        cells = client.get_row(row_key)
+    cells = client.get_row(row_key)
     if not cells:
         raise CellMissing(f"there is no row {row_key}")
     _print_cells(cells.values(), as_json)
 
 
-def versions(
-    row_key: RowKey,
-    column: Column,
-    limit: Limit = 100,
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    hosts: HostsOption = "",
-    as_json: JsonOption = False,
-) -> None:
-    """List versions of a column, newest first."""
-    with open_client(hosts, datastore) as client:
-        page = client.get_versions(row_key, column, order="desc", limit=limit)
-    _print_cells(page, as_json)
+@api_command
+def versions(client: Client, as_json: bool, row_key: RowKey, column: Column, limit: Limit = 100) -> None:
+    """List the versions of a column, newest first."""
+    _print_cells(client.get_versions(row_key, column, order="desc", limit=limit), as_json)
 
 
+@api_command
 def log(
-    shard: Annotated[int, typer.Argument(min=0)],
+    client: Client,
+    as_json: bool,
+    shard: Annotated[int, typer.Argument(min=0, help="number of the shard")],
     after: Annotated[str, typer.Option(help="ADDED_ID, GENERATION:ADDED_ID or end; default: the beginning")] = "0",
     limit: Limit = 100,
-    follow: Annotated[bool, typer.Option(help="go on when the end is reached, until interrupted")] = False,
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    hosts: HostsOption = "",
-    as_json: JsonOption = False,
+    follow: Annotated[bool, typer.Option(help="wait for new cells at the end, until interrupted")] = False,
 ) -> None:
     """Read a shard's log after a location, in added_id order."""
-    with open_client(hosts, datastore) as client:
-        if follow:
-            _follow(client.tail(shard, after, limit=limit), shard, as_json)
-            return
+    if not follow:
         page = client.get_cells_for_shard(shard, after, limit)
-    _print_cells(page, as_json)
-    print(f"next {page.location}, {page.pending} pending", file=sys.stderr)
-
-
-def _follow(tail: CellIterator, shard: int, as_json: bool) -> None:
-    """Until interrupted; each cell is on its way when the next one is waited for."""
+        _print_cells(page, as_json)
+        print_notice(f"next {page.location}, {page.pending} pending")
+        return
+    tail = client.tail(shard, after, limit=limit)
     try:
         for cell in tail:
             _print_cells([cell], as_json)
-            sys.stdout.flush()
+            sys.stdout.flush()  # before the wait for the next cell
     except KeyboardInterrupt:
-        print(f"next {tail.locations[shard]}", file=sys.stderr)
+        print_notice(f"next {tail.locations[shard]}")
 
 
 def shard_of_row(
@@ -139,7 +122,7 @@ def shard_of_row(
     hosts: HostsOption = "",
     shards: Annotated[int | None, typer.Option(min=1, help="shard count; default: the datastore's")] = None,
 ) -> None:
-    """Which shard a row lies in, for ever."""
+    """Print the shard of a row. It never changes."""
     key = row_key_of(row_key)
     if shards is None:
         with open_client(hosts, datastore) as client:
@@ -147,35 +130,11 @@ def shard_of_row(
     print(shard_of(key, shards))
 
 
-def _put(client: Client, row_key: str, column: str, ref_key: str, members: dict[str, Any]) -> PutAnswer:
-    if ref_key == NEXT:
-        return client.put(row_key, column, members)
-    if not ref_key.isdigit():
-        raise Invalid("ref_key", f"must be a number or '{NEXT}'")
-    return client.put_cell(row_key, column, int(ref_key), members)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Malformed(f"the body is no JSON object: {error}") from error
-
-
-def _found(cell: ReadCell, name: str) -> FoundCell:
-    if not cell:
-        raise CellMissing(f"there is no cell {name}")
-    return cell
-
-
 def _print_cells(cells: Iterable[FoundCell], as_json: bool) -> None:
     for cell in cells:
-        print(_json(cell) if as_json else _line(cell))
-
-
-def _line(cell: FoundCell) -> str:
-    location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
-    return f"{location} {cell.row_key} {cell.column_name} {cell.ref_key} {_json(cell.body)}"
+        location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
+        named = f"{location} {cell.row_key} {cell.column_name} {cell.ref_key}"
+        print(_json(cell) if as_json else f"{named} {_json(cell.body)}")
 
 
 def _json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The command `schemaless`. Owns the list of its parts and how an error is told: one line, exit code 1."""
+"""The command `schemaless`. Owns the list of its parts, and prints an error as one line with exit code 1."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ from schemaless.cli import audit, cells, datastores, demo, indexes, tail, tailer
 from schemaless.errors import SchemalessError
 from schemaless.stack import commands as stack_commands
 
-PARTS = [
-    stack_commands,
-    cells,
-    datastores,
-    indexes,
-    triggers,
-    audit,
-    tail,
-    tailer,
-    demo,
-]  # each has `register(app)` and adds its own commands
+PARTS = [stack_commands, cells, datastores, indexes, triggers, audit, tail, tailer, demo]
+"""Modules that add their commands with `register(app)`."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for part in PARTS:
@@ -31,23 +22,19 @@ for part in PARTS:
 
 
 def main() -> None:
-    _log_to_stderr()
+    # Standard output belongs to the result, and a retry that succeeded is no news.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     try:
         app()
     except SchemalessError as error:
         hint = f" ({error.hint})" if error.hint else ""
         print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(1)
-    except ValidationError as error:  # a setting: an argument of a command would have been refused by Typer
+    except ValidationError as error:  # of a setting; Typer has refused wrong arguments before
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
         print(f"error: SCHEMALESS_{name}: {first['msg']} (correct the environment)", file=sys.stderr)
         sys.exit(1)
-
-
-def _log_to_stderr() -> None:
-    """Standard output belongs to the answer; a retry that mended itself is no news."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

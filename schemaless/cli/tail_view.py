@@ -1,6 +1,6 @@
-"""Tail: what `schemaless tail` makes of the topic's records: verifies all of them, shows those that are asked for.
+"""TailView: verifies all records of the topic for `schemaless tail`, and makes lines of those that were asked for.
 
-Pure: records go in, lines come out, and what is wrong is told at once. Keeps I14: nothing is remembered but positions.
+It is pure: records go in, lines and notices of faults come out. It remembers nothing but positions (I14).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from schemaless.errors import Corrupt
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
 from schemaless.subscriber.density import DensityCheck
 
-_FOREIGN_TOLD_MAX = 20
+_FOREIGN_NOTICES_MAX = 20
 
-Tell = Callable[[str], None]
+Notice = Callable[[str], None]
 
 
-class Filter(msgspec.Struct, frozen=True):
-    """Which cells are shown. Nothing named: all. `since`: in microseconds since the epoch."""
+class TailFilter(msgspec.Struct, frozen=True):
+    """Which cells are shown. An empty collection means all. `since` is in microseconds since the epoch."""
 
     shards: Collection[int] = ()
     columns: Collection[str] = ()
@@ -38,9 +38,9 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
 
-def parse_filter(shards: Iterable[int], columns: Iterable[str], rows: Iterable[str], since: int) -> Filter:
-    """Raises Invalid."""
-    return Filter(
+def parse_filter(shards: Iterable[int], columns: Iterable[str], rows: Iterable[str], since: int) -> TailFilter:
+    """Parses what the options name. Raises Invalid."""
+    return TailFilter(
         shards=frozenset(shards),
         columns=frozenset(parse_column_name(column, "column") for column in columns),
         row_keys=frozenset(map(parse_row_key, rows)),
@@ -48,104 +48,94 @@ def parse_filter(shards: Iterable[int], columns: Iterable[str], rows: Iterable[s
     )
 
 
-def _text(record: Record, cell: StoredCell) -> bytes:
-    location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
-    named = f"{location} {row_key_text(cell.row_key)} {cell.column_name} {cell.ref_key} "
-    return named.encode() + body_json(cell.body) + b"\n"
+class TailFormat(Enum):
+    """What a line of `schemaless tail` is."""
 
-
-def _json(record: Record, cell: StoredCell) -> bytes:
-    """The API's cell, and where its record lies."""
-    members = {
-        "row_key": row_key_text(cell.row_key),
-        "column_name": cell.column_name,
-        "ref_key": cell.ref_key,
-        "body": msgspec.Raw(body_json(cell.body)),
-        "shard": cell.shard,
-        "generation": cell.generation,
-        "added_id": cell.added_id,
-        "created_at": created_at_text(cell.created_at),
-        "partition": record.partition,
-        "offset": record.offset,
-    }
-    return msgspec.json.encode(members) + b"\n"
-
-
-def _msgpack(record: Record, cell: StoredCell) -> bytes:
-    """The value as it is: MessagePack tells its own length, so values follow one another without anything between."""
-    return record.value
-
-
-class Form(Enum):
     TEXT = "text"
     JSON = "json"
+    """The API's JSON of a cell, with the partition and the offset of its record."""
     MSGPACK = "msgpack"
+    """The record's value. MessagePack knows its own length, so nothing is needed between values."""
 
-
-_WRITERS = {Form.TEXT: _text, Form.JSON: _json, Form.MSGPACK: _msgpack}
+    def line(self, record: Record, cell: StoredCell) -> bytes:
+        """Returns the line of a cell. Raises Corrupt for a body that can't be decoded."""
+        if self is TailFormat.MSGPACK:
+            return record.value
+        if self is TailFormat.TEXT:
+            location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
+            named = f"{location} {row_key_text(cell.row_key)} {cell.column_name} {cell.ref_key} "
+            return named.encode() + body_json(cell.body) + b"\n"
+        members = {
+            "row_key": row_key_text(cell.row_key),
+            "column_name": cell.column_name,
+            "ref_key": cell.ref_key,
+            "body": msgspec.Raw(body_json(cell.body)),
+            "shard": cell.shard,
+            "generation": cell.generation,
+            "added_id": cell.added_id,
+            "created_at": created_at_text(cell.created_at),
+            "partition": record.partition,
+            "offset": record.offset,
+        }
+        return msgspec.json.encode(members) + b"\n"
 
 
 class TailView:
-    """`partitions`: of the topic; `complete`: those that are read from their very beginning."""
+    """The lines and faults of the records of a topic. `complete` are the partitions that are read from offset 0."""
 
-    def __init__(self, partitions: int, complete: Container[int], wanted: Filter, form: Form, tell: Tell) -> None:
+    def __init__(
+        self, partitions: int, complete: Container[int], wanted: TailFilter, form: TailFormat, notice: Notice
+    ) -> None:
         self.records = self.foreign = 0
         self._partitions = partitions
         self._complete = complete
         self._wanted = wanted
-        self._line = _WRITERS[form]
-        self._tell = tell
+        self._format = form
+        self._notice = notice
         self._check = DensityCheck()
 
     @property
     def faults(self) -> int:
-        """Holes, repeats and disorder so far."""
+        """Number of holes, repeats and disorder so far."""
         return self._check.findings
 
     def take(self, records: Sequence[Record]) -> Iterator[bytes]:
-        """The lines of the cells that are shown."""
+        """Verifies all records, and yields the lines of the cells that the filter lets pass."""
         for record in records:
             self.records += 1
             found = decoded(record)
             if not isinstance(found, ForeignRecord) and found.shard % self._partitions != record.partition:
                 found = misplaced(record, found.shard)
             if isinstance(found, StoredCell):
-                yield from self._take_cell(record, found)
+                self._verify(record, found)
+                if self._wanted.passes(found):
+                    try:
+                        yield self._format.line(record, found)
+                    except Corrupt as error:
+                        self._skip(ForeignRecord(record.topic, record.partition, record.offset, str(error)))
+            elif isinstance(found, Announcement):
+                self._notice(f"shard {found.shard}: generation {found.generation} starts at {found.starts_at}")
+                self._verify(record, found)
+            elif isinstance(found, Seek):
+                self._notice(
+                    f"shard {found.shard}: an operator's seek to {found.location}: cells may come twice or be missing"
+                )
             else:
-                self._take_other(record, found)
+                self._skip(found)
 
     def summary(self) -> str:
         verdict = f"{self.faults} FAULTS" if self.faults else "no hole, no repeat, no disorder"
         foreign = f", {self.foreign} records are not ours" if self.foreign else ""
         return f"{self.records} records verified: {verdict}{foreign}"
 
-    def _take_cell(self, record: Record, cell: StoredCell) -> Iterator[bytes]:
-        self._verify(record, cell)
-        if self._wanted.passes(cell):
-            try:
-                yield self._line(record, cell)
-            except Corrupt as error:
-                self._pass_over(ForeignRecord(record.topic, record.partition, record.offset, str(error)))
-
-    def _take_other(self, record: Record, found: Announcement | Seek | ForeignRecord) -> None:
-        if isinstance(found, ForeignRecord):
-            self._pass_over(found)
-        elif isinstance(found, Announcement):
-            self._tell(f"shard {found.shard}: generation {found.generation} starts at {found.starts_at}")
-            self._verify(record, found)
-        else:
-            self._tell(
-                f"shard {found.shard}: an operator's seek to {found.location}: cells may come twice or be missing"
-            )
-
     def _verify(self, record: Record, found: StoredCell | Announcement) -> None:
-        finding = self._check.take(found, complete=record.partition in self._complete)
-        if finding is not None:
-            self._tell(f"{finding} (partition {record.partition}, offset {record.offset})")
+        fault = self._check.take(found, complete=record.partition in self._complete)
+        if fault is not None:
+            self._notice(f"{fault} (partition {record.partition}, offset {record.offset})")
 
-    def _pass_over(self, found: ForeignRecord) -> None:
+    def _skip(self, found: ForeignRecord) -> None:
         self.foreign += 1
-        if self.foreign <= _FOREIGN_TOLD_MAX:
-            self._tell(f"not ours: {found}")
-        if self.foreign == _FOREIGN_TOLD_MAX:
-            self._tell("further records that are not ours are only counted")
+        if self.foreign <= _FOREIGN_NOTICES_MAX:
+            self._notice(f"not ours: {found}")
+        if self.foreign == _FOREIGN_NOTICES_MAX:
+            self._notice("further records that are not ours are only counted")

@@ -1,174 +1,205 @@
-"""`schemaless tailer status|pause|resume`, and the place of `seek`: what an operator of the log has in hand (I7)."""
+"""`schemaless tailer status|pause|resume|seek`: an operator's view of the tailers, and commands to them (I7)."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from schemaless.cli.tailer_seek import seek
-from schemaless.cli.targets import JsonOption, named_datastore, servers
+from schemaless.cli.output import add_group, print_json, print_table
+from schemaless.cli.targets import JsonOption, servers
+from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.extras import Extra, needs
-from schemaless.topology import load_topology
+from schemaless.location import BEGINNING, FIRST_GENERATION, Location, parse_location
 
 if TYPE_CHECKING:
     from schemaless.ops.tailer_status import ShardStatus, TailerStatus
 
-NOBODY = "nobody"
+NO_OWNER = "nobody"
+_SEEK_TIMEOUT_S = 20.0  # a person waits for the result: late is better than failed
 
-Name = Annotated[str, typer.Argument(help="which datastore")]
+_EXTRAS = (Extra.KAFKA, Extra.MYSQL)
+
+Name = Annotated[str, typer.Argument(help="name of the datastore")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="The processes that bring the log to Kafka.", no_args_is_help=True)
-    commands: dict[str, Callable[..., None]] = {"status": status, "pause": pause, "resume": resume, "seek": seek}
-    for name, command in commands.items():
-        group.command(name)(command)
-    app.add_typer(group, name="tailer")
+    add_group(
+        app,
+        "tailer",
+        "Show and control the processes that publish the log to Kafka.",
+        {"status": status, "pause": pause, "resume": resume, "seek": seek},
+    )
 
 
-@needs("tailer status", Extra.KAFKA, Extra.MYSQL)
+@needs("tailer status", *_EXTRAS)
 def status(
-    datastore: Annotated[str | None, typer.Argument(help="default: every one")] = None,
-    shards: Annotated[bool, typer.Option("--shards", help="each shard, too")] = False,
+    datastore: Annotated[str, typer.Argument(help="name of a datastore; default: all")] = "",
+    shards: Annotated[bool, typer.Option("--shards", help="show each shard, too")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """How far behind the head each shard is published, by whom, and what holds it up."""
-    from schemaless.ops.datastores import list_datastores
+    """Show how far each shard's published location is behind its head, which tailer owns it, and what blocks it."""
     from schemaless.ops.tailer_status import read_tailer_status
     from schemaless.storage.pymysql_driver import SyncStorage
 
     reached = servers()
-    topology = load_topology(reached.topology)
-    wanted = list(list_datastores(topology).values()) if datastore is None else [named_datastore(topology, datastore)]
-    with SyncStorage(topology) as storage:
+    wanted = reached.datastores(datastore)
+    with SyncStorage(reached.topology) as storage:
         found = [read_tailer_status(storage, reached.kafka, each) for each in wanted]
     if as_json:
-        print(json.dumps({"datastores": [_document(each, shards) for each in found]}, indent=2))
+        print_json({"datastores": [_document(each, shards) for each in found]})
         return
     for each in found:
-        _print(each, shards)
+        _print_status(each)
+        if shards:
+            rows = [
+                (each.shard, each.partition, each.published or "-", each.head or "-", each.lag, f"{each.lag_s:.1f}")
+                for each in each.shards
+            ]
+            print_table(("shard", "partition", "published", "head", "cells", "oldest, s"), rows)
 
 
-@needs("tailer pause", Extra.KAFKA, Extra.MYSQL)
+@needs("tailer pause", *_EXTRAS)
 def pause(datastore: Name) -> None:
-    """Let nothing more be published until `resume`; every tailer sees it within two seconds. Nothing is lost."""
+    """Stop publishing until `resume`. Every tailer obeys within two seconds, and nothing is lost."""
     _set_paused(datastore, paused=True)
 
 
-@needs("tailer resume", Extra.KAFKA, Extra.MYSQL)
+@needs("tailer resume", *_EXTRAS)
 def resume(datastore: Name) -> None:
     """Publish again, from where it was paused."""
     _set_paused(datastore, paused=False)
+
+
+@needs("tailer seek", *_EXTRAS)
+def seek(
+    datastore: Name,
+    location: Annotated[
+        str, typer.Argument(help="last published location: ADDED_ID or GENERATION:ADDED_ID; 0 publishes all again")
+    ],
+    shard: Annotated[int | None, typer.Option(help="number of one shard; default: every shard")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only print what would change")] = False,
+) -> None:
+    """Publish again after a location. Skipped cells stay missing in the topic, others are published twice."""
+    from schemaless.bus.partition_log import PartitionLog
+    from schemaless.bus.publish_status import read_publication
+    from schemaless.bus.topics import ensure_topics
+    from schemaless.ops.tailer_control import announce_seek
+    from schemaless.ops.tailer_status import read_heads
+    from schemaless.storage.pymysql_driver import SyncStorage
+
+    reached = servers()
+    found = reached.datastore(datastore)
+    if shard is not None and not 0 <= shard < found.shards:
+        raise Invalid("shard", f"must be from 0 to {found.shards - 1}")
+    generation, added_id = parse_location(location, "location")
+    to = Location(FIRST_GENERATION if generation is None else generation, added_id)
+    shards = list(range(found.shards)) if shard is None else [shard]
+    with SyncStorage(reached.topology) as storage:
+        heads = read_heads(storage, found)
+    for each in shards:
+        head = heads.get(each)
+        if head is not None and to > head:  # a tailer would refuse the shard from then on
+            raise Invalid("location", f"{to} is past the head of shard {each}, {head}")
+    before = read_publication(reached.kafka, found).locations
+    for each in shards:
+        head, start = heads.get(each), before.get(each) or BEGINNING
+        again = max(0, (start if head is None else min(start, head)).added_id - to.added_id)
+        never = max(0, to.added_id - start.added_id)
+        print(f"shard {each}: {before.get(each) or 'no progress'} → {to}: {again} cells come again, {never} never come")
+    if dry_run:
+        return
+    ensure_topics(reached.kafka, found)
+    for partition in sorted({found.partition(each) for each in shards}):
+        log = PartitionLog(reached.kafka, found, partition, transaction_timeout_s=_SEEK_TIMEOUT_S)
+        try:  # all shards of a partition move in one transaction
+            log.seek({each: to for each in shards if found.partition(each) == partition})
+        finally:
+            log.close()
+    try:  # the next tailer that publishes notices by itself, an idle one has to be notified
+        with SyncStorage(reached.topology) as storage:
+            announce_seek(storage, found.name)
+    except StorageUnavailable as error:
+        print(f"tailers notice the seek when they publish next: {error}")
 
 
 def _set_paused(datastore: str, *, paused: bool) -> None:
     from schemaless.ops.tailer_control import set_paused
     from schemaless.storage.pymysql_driver import SyncStorage
 
-    topology = load_topology(servers().topology)
-    found = named_datastore(topology, datastore)
-    with SyncStorage(topology) as storage:
+    reached = servers()
+    found = reached.datastore(datastore)
+    with SyncStorage(reached.topology) as storage:
         unreached = set_paused(storage, found.name, paused)
     print(f"{found.name} {'is paused' if paused else 'is tailed again'}")
     for cluster in unreached:
-        print(f"the master of cluster {cluster} could not be told; what the others say counts")
+        print(f"the master of cluster {cluster} is unreachable and does not know; the other clusters decide")
 
 
-def _print(status: TailerStatus, each_shard: bool) -> None:
-    print(_headline(status))
-    table = Table("tailer", "partitions", "shards behind", "cells", "oldest, s")
-    for owner, shards in sorted(_by_owner(status).items()):
-        partitions = sorted({shard.partition for shard in shards})
-        table.add_row(owner, _ranges(partitions), str(_behind(shards)), str(_cells(shards)), f"{_seconds(shards):.1f}")
-    Console().print(table)
+def _print_status(status: TailerStatus) -> None:
+    lag = _lag(status.shards)
+    print(
+        f"{status.datastore.name}: {'paused' if status.command.paused else 'tailed'};"
+        f" {lag['shards_behind']} of {len(status.shards)} shards are behind,"
+        f" by {lag['lag']} cells, the oldest {lag['lag_s']:.1f} s old"
+    )
+    by_owner: dict[str, list[ShardStatus]] = defaultdict(list)
+    for shard in status.shards:
+        owner = status.owners.get(shard.partition)
+        by_owner[NO_OWNER if owner is None else f"{owner.client} {owner.host}"].append(shard)
+    rows = []
+    for name, shards in sorted(by_owner.items()):
+        lag = _lag(shards)
+        partitions = _ranges(sorted({shard.partition for shard in shards}))
+        rows.append((name, partitions, lag["shards_behind"], lag["lag"], f"{lag['lag_s']:.1f}"))
+    print_table(("tailer", "partitions", "shards behind", "cells", "oldest, s"), rows)
     for shard in status.shards:
         if shard.problem is not None:
             print(f"shard {shard.shard}: {shard.problem}")
-    if each_shard:
-        _print_shards(status.shards)
-
-
-def _headline(status: TailerStatus) -> str:
-    state = "paused" if status.command.paused else "tailed"
-    shards = status.shards
-    return (
-        f"{status.datastore.name}: {state}; {_behind(shards)} of {len(shards)} shards are behind,"
-        f" by {_cells(shards)} cells, the oldest {_seconds(shards):.1f} s old"
-    )
-
-
-def _print_shards(shards: Sequence[ShardStatus]) -> None:
-    table = Table("shard", "partition", "published", "head", "cells", "oldest, s")
-    for shard in shards:
-        places = [str(location or "-") for location in (shard.published, shard.head)]
-        table.add_row(str(shard.shard), str(shard.partition), *places, str(shard.lag), f"{shard.lag_s:.1f}")
-    Console().print(table)
 
 
 def _document(status: TailerStatus, each_shard: bool) -> dict[str, Any]:
+    partitions = []
+    for partition in range(status.datastore.partitions):
+        owner = status.owners.get(partition)
+        named = None if owner is None else {"client": owner.client, "host": owner.host}
+        lag = _lag([shard for shard in status.shards if shard.partition == partition])
+        partitions.append({"partition": partition, "owner": named} | lag)
     document = {
         "datastore": status.datastore.name,
         "paused": status.command.paused,
-        "shards_behind": _behind(status.shards),
-        "lag": _cells(status.shards),
-        "lag_s": _seconds(status.shards),
-        "partitions": [_partition(status, partition) for partition in range(status.datastore.partitions)],
+        **_lag(status.shards),
+        "partitions": partitions,
         "problems": [{"shard": each.shard, "why": each.problem} for each in status.shards if each.problem],
     }
-    return document | ({"shards": list(map(_shard, status.shards))} if each_shard else {})
+    if each_shard:
+        document["shards"] = [
+            {
+                "shard": shard.shard,
+                "partition": shard.partition,
+                "published": None if shard.published is None else str(shard.published),
+                "head": None if shard.head is None else str(shard.head),
+                "lag": shard.lag,
+                "lag_s": shard.lag_s,
+            }
+            for shard in status.shards
+        ]
+    return document
 
 
-def _partition(status: TailerStatus, partition: int) -> dict[str, Any]:
-    owner = status.owners.get(partition)
-    shards = [shard for shard in status.shards if shard.partition == partition]
+def _lag(shards: Sequence[ShardStatus]) -> dict[str, Any]:
+    """Returns the members of JSON that say how far some shards are behind."""
     return {
-        "partition": partition,
-        "owner": None if owner is None else {"client": owner.client, "host": owner.host},
-        "shards_behind": _behind(shards),
-        "lag": _cells(shards),
-        "lag_s": _seconds(shards),
+        "shards_behind": sum(shard.lag > 0 for shard in shards),
+        "lag": sum(shard.lag for shard in shards),
+        "lag_s": max((shard.lag_s for shard in shards), default=0.0),
     }
-
-
-def _shard(shard: ShardStatus) -> dict[str, Any]:
-    return {
-        "shard": shard.shard,
-        "partition": shard.partition,
-        "published": None if shard.published is None else str(shard.published),
-        "head": None if shard.head is None else str(shard.head),
-        "lag": shard.lag,
-        "lag_s": shard.lag_s,
-    }
-
-
-def _by_owner(status: TailerStatus) -> dict[str, list[ShardStatus]]:
-    found: dict[str, list[ShardStatus]] = defaultdict(list)
-    for shard in status.shards:
-        owner = status.owners.get(shard.partition)
-        found[NOBODY if owner is None else f"{owner.client} {owner.host}"].append(shard)
-    return found
-
-
-def _behind(shards: Sequence[ShardStatus]) -> int:
-    return sum(shard.lag > 0 for shard in shards)
-
-
-def _cells(shards: Sequence[ShardStatus]) -> int:
-    return sum(shard.lag for shard in shards)
-
-
-def _seconds(shards: Sequence[ShardStatus]) -> float:
-    return max((shard.lag_s for shard in shards), default=0.0)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Consecutive ones as FIRST-LAST."""
+    """Returns sorted numbers as text, consecutive ones as FIRST-LAST."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

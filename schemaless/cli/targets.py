@@ -1,67 +1,111 @@
-"""What a command talks to: the API's hosts, or the servers themselves. What was given, else the embedded stack's."""
+"""What a command talks to: the API's hosts, or the servers themselves. They come from the command's options, then from
+the environment, then from the embedded stack.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from schemaless.client.client import Client
 from schemaless.config import ClientSettings, OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
+from schemaless.stack.default_datastore import DEFAULT_DATASTORE
 from schemaless.stack.plan import StackPlan, home_folder, load_plan
-from schemaless.topology import Datastore, Topology
-
-DEFAULT_DATASTORE = "mezzanine"  # the one that a stack has from its start
+from schemaless.topology import Datastore, Topology, load_topology
 
 HostsOption = Annotated[
-    str, typer.Option("--hosts", help="addresses of the API, with commas; default: SCHEMALESS_HOSTS, else the stack's")
+    str,
+    typer.Option(
+        "--hosts", help="the API's addresses, separated by commas; default: SCHEMALESS_HOSTS, else the stack's"
+    ),
 ]
-DatastoreOption = Annotated[str, typer.Option("--datastore", "-d", help="which datastore")]
-JsonOption = Annotated[bool, typer.Option("--json", help="for programs")]
+DatastoreOption = Annotated[str, typer.Option("--datastore", "-d", help="name of the datastore")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+
+_API_OPTIONS = (
+    Parameter("datastore", Parameter.KEYWORD_ONLY, default=DEFAULT_DATASTORE, annotation=DatastoreOption),
+    Parameter("hosts", Parameter.KEYWORD_ONLY, default="", annotation=HostsOption),
+    Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The topology file, and Kafka's bootstrap address."""
+    """The storage servers, and Kafka's bootstrap address. `topology_file` is where the topology was read from."""
 
-    topology: Path
+    topology: Topology
+    topology_file: Path
     kafka: str
+
+    def datastore(self, name: str) -> Datastore:
+        """Returns the datastore of that name. Raises NotFound."""
+        return self.datastores(name)[0]
+
+    def datastores(self, name: str = "") -> list[Datastore]:
+        """Returns the named datastore, or all of them if no name is given. Raises NotFound."""
+        from schemaless.ops.datastores import list_datastores
+
+        known = list_datastores(self.topology)
+        if name and name not in known:
+            raise NotFound(f"there is no datastore {name!r}")
+        return [known[name]] if name else list(known.values())
+
+
+def api_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --datastore, --hosts and --json to a command, whose first arguments are then a client and `as_json`."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[2:]
+
+    @functools.wraps(command)
+    def run(*, datastore: str, hosts: str, as_json: bool, **arguments: Any) -> None:
+        with open_client(hosts, datastore) as client:
+            command(client, as_json, **arguments)
+
+    parameters = [*(parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own), *_API_OPTIONS]
+    del run.__wrapped__  # Typer would read the command's own signature
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def open_client(hosts: str, datastore: str) -> Client:
-    """Raises Misconfigured when no host is known."""
+    """Returns a client of the named hosts, else of the known ones. Raises Misconfigured when no host is known."""
     named = [host.strip() for host in hosts.split(",") if host.strip()]
-    return Client(named or ClientSettings().hosts or _stack_hosts(), datastore=datastore)
+    return Client(named or _known_hosts(), datastore=datastore)
 
 
-def known_hosts() -> Sequence[str]:
-    """For a program that a command starts; none when no API is known, which it may not need."""
+def hosts_or_none() -> Sequence[str]:
+    """Returns the known hosts of the API, for a program that may not need one, or no host."""
     try:
-        return ClientSettings().hosts or _stack_hosts()
+        return _known_hosts()
     except Misconfigured:
         return ()
 
 
 def servers() -> Servers:
-    """Of SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, else of the embedded stack. Raises Misconfigured."""
+    """Returns the servers of SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, else of the stack. Raises Misconfigured."""
     given = OperatorSettings()
-    if given.topology is not None and given.kafka is not None:
-        return Servers(given.topology, given.kafka)
-    plan = _stack()
-    if plan is None:
-        raise Misconfigured(
-            "no servers are known: set SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, or run `schemaless up`"
-        )
-    return Servers(given.topology or plan.topology_file, given.kafka or plan.broker().bootstrap)
+    file, kafka = given.topology, given.kafka
+    if file is None or kafka is None:
+        plan = _stack()
+        if plan is None:
+            raise Misconfigured(
+                "no servers are known: set SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, or run `schemaless up`"
+            )
+        file, kafka = file or plan.topology_file, kafka or plan.broker().bootstrap
+    return Servers(load_topology(file), file, kafka)
 
 
 def kafka_address(given: str) -> str:
-    """Of what was given, of SCHEMALESS_KAFKA, else of the embedded stack. Raises Misconfigured."""
+    """Returns the given address, else that of SCHEMALESS_KAFKA, else the stack's. Raises Misconfigured."""
     if found := given or OperatorSettings().kafka:
         return found
     plan = _stack()
@@ -70,26 +114,18 @@ def kafka_address(given: str) -> str:
     return plan.broker().bootstrap
 
 
-def named_datastore(topology: Topology, name: str) -> Datastore:
-    """Raises NotFound."""
-    from schemaless.ops.datastores import list_datastores
-
-    found = list_datastores(topology).get(name)
-    if found is None:
-        raise NotFound(f"there is no datastore {name!r}")
-    return found
-
-
 def _stack() -> StackPlan | None:
     return load_plan(home_folder(StackSettings()))
 
 
-def _stack_hosts() -> Sequence[str]:
+def _known_hosts() -> Sequence[str]:
+    if hosts := ClientSettings().hosts:
+        return hosts
     plan = _stack()
     try:
         if plan is not None:
-            hosts: list[str] = json.loads(plan.endpoints_file.read_bytes())["api"]
-            return hosts
+            listed: list[str] = json.loads(plan.endpoints_file.read_bytes())["api"]
+            return listed
     except FileNotFoundError:
         pass
     raise Misconfigured("no API is known: give --hosts, set SCHEMALESS_HOSTS, or start a stack with `schemaless up`")

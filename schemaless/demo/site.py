@@ -43,4 +43,6 @@ def running_site(settings: StackSettings, say: Say) -> Site:
     if not hosts:
         raise Misconfigured("no API is known: set SCHEMALESS_HOSTS")
     say(f"on the stack at {', '.join(hosts)}")
-    return Site(hosts, reached.topology, reached.kafka, calls_folder(home_folder(settings)), lambda datastore: None)
+    return Site(
+        hosts, reached.topology_file, reached.kafka, calls_folder(home_folder(settings)), lambda datastore: None
+    )

@@ -67,7 +67,7 @@ async def test_an_order_counts_where_one_cluster_was_away(tailer, running, new_d
     tailer("pause", datastore.name)
     running.servers["b-master"].kill()
     try:
-        assert "cluster b could not be told" in tailer("resume", datastore.name)
+        assert "cluster b is unreachable" in tailer("resume", datastore.name)
     finally:
         running.servers["b-master"].start()
     (told,) = tailer("status", datastore.name, "--json")

@@ -1,4 +1,4 @@
-"""The commands on cells and datastores: what they print, how an error is told. The API is a transport in memory."""
+"""The commands on cells and datastores: what they print, how an error is printed. The API is a transport in memory."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from schemaless import Client, Limits
-from schemaless.cli import cells, datastores
+from schemaless.cli import cells, targets
 from schemaless.cli.main import app
 from schemaless.cli.targets import open_client, servers
 from schemaless.errors import CellMissing, Invalid, Malformed, Misconfigured
@@ -59,7 +59,7 @@ def run(monkeypatch: pytest.MonkeyPatch, answers: dict[str, httpx.Response], ask
         return Client(["http://api"], datastore=datastore, transport=httpx.MockTransport(respond), limits=Limits())
 
     monkeypatch.setattr(cells, "open_client", client)
-    monkeypatch.setattr(datastores, "open_client", client)
+    monkeypatch.setattr(targets, "open_client", client)
 
     def run(*arguments: str, given: str = "") -> Result:
         return CliRunner().invoke(app, arguments, input=given)

@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from schemaless.cell import StoredCell
-from schemaless.cli.tail_view import Form, TailView, parse_filter
+from schemaless.cli.tail_view import TailFormat, TailView, parse_filter
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import Invalid
 from schemaless.record import Record
@@ -29,7 +29,7 @@ def record(value, offset=0, kind=b"cell", partition=0):
 class Told(list):
     """What a tail of one shard and partition wrote, and what it said."""
 
-    def __init__(self, records, form=Form.TEXT, complete=(), **wanted):
+    def __init__(self, records, form=TailFormat.TEXT, complete=(), **wanted):
         super().__init__()
         asked = {"shards": (), "columns": (), "rows": (), "since": 0} | wanted
         self.tail = TailView(2, complete, parse_filter(**asked), form, self.append)
@@ -40,19 +40,19 @@ def test_a_cell_is_a_line_of_each_form():
     """For people as `log` has it, for programs as the API has it, or the value itself."""
     found = record(cell(4, shard=2), offset=9)
     assert Told([found]).lines == [f'2:1:4 {ROW} BASE 1 {{"n":4}}\n'.encode()]
-    (line,) = Told([found], Form.JSON).lines
+    (line,) = Told([found], TailFormat.JSON).lines
     assert json.loads(line) == {
         **{"row_key": ROW, "column_name": "BASE", "ref_key": 1, "body": {"n": 4}},
         **{"shard": 2, "generation": 1, "added_id": 4, "created_at": "1970-01-01T00:00:00.000007Z"},
         **{"partition": 0, "offset": 9},
     }
-    assert Told([found], Form.MSGPACK).lines == [found.value]
+    assert Told([found], TailFormat.MSGPACK).lines == [found.value]
 
 
 def test_messagepack_values_follow_one_another():
     """Any unpacker that takes a stream reads them."""
     unpacker = msgpack.Unpacker()
-    unpacker.feed(b"".join(Told([record(cell(n)) for n in (1, 2, 3)], Form.MSGPACK).lines))
+    unpacker.feed(b"".join(Told([record(cell(n)) for n in (1, 2, 3)], TailFormat.MSGPACK).lines))
     assert [value["added_id"] for value in unpacker] == [1, 2, 3]
 
 
