@@ -15,7 +15,7 @@ from uvicorn.config import STARTUP_FAILURE
 from api.app import create_app, served_app, stop_following
 from api.http.server import ApiServer
 from api.http.uvicorn_protocol import OneWriteProtocol
-from schemaless.config import ApiSettings
+from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 
 STOP_TIMEOUT_S = 10
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 def main() -> int:
-    settings = ApiSettings()  # type: ignore[call-arg]  # from the environment
+    settings = read_settings(ApiSettings)
     level = settings.log_level.lower()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())))
     try:

@@ -27,7 +27,7 @@ _OTHER_METHOD = ProblemKind(405, "method-not-allowed", "The path takes other met
 
 def served_app(app: FastAPI, settings: ApiSettings) -> ASGIApp:
     """What the server runs: the entrance stands before FastAPI, whose middleware the short way spares."""
-    return Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.calls_max)
+    return Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.requests_max)
 
 
 def stop_following(app: FastAPI) -> None:

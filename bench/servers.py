@@ -92,7 +92,7 @@ def make_shards(topology: Topology, datastore: Datastore) -> Datastore:
 def our_api(stack: BenchStack) -> Iterator[int]:
     """One API process; gives its port."""
     (port,) = free_ports(1)
-    with service(stack, "api", ["api"], {"SCHEMALESS_PORT": str(port)}) as process:
+    with service(stack, "api", ["api"], {"SCHEMALESS_API_PORT": str(port)}) as process:
         wait_for_http(process, port, "/readyz")
         yield port
 

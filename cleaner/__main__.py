@@ -8,7 +8,7 @@ import sys
 import uvloop
 
 from cleaner.service import Cleaner
-from schemaless.config import CleanerSettings
+from schemaless.config import CleanerSettings, read_settings
 from schemaless.lifecycle import run_service
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
@@ -21,7 +21,7 @@ async def _serve(settings: CleanerSettings, stop: asyncio.Event) -> None:
 
 
 def main() -> int:
-    settings = CleanerSettings()  # type: ignore[call-arg]  # from the environment
+    settings = read_settings(CleanerSettings)
     return run_service(
         "cleaner",
         lambda stop: _serve(settings, stop),

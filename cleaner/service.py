@@ -56,7 +56,7 @@ class Cleaner:
             raise group.exceptions[0] from None
 
     async def _keep_swept(self, sweep: BufferSweep, stop: asyncio.Event) -> None:
-        turn_s = pause_s = self._settings.turn_s
+        turn_s = pause_s = self._settings.pass_pause_s
         while not stop.is_set():
             swept = await _swept(sweep)
             worked = swept.confirmed or swept.rewritten or swept.conflicts
@@ -66,7 +66,7 @@ class Cleaner:
     async def _keep_tidy(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             deleted = await self.tidy()
-            await pause(stop, self._settings.turn_s if deleted else _TIDY_PAUSE_S)
+            await pause(stop, self._settings.pass_pause_s if deleted else _TIDY_PAUSE_S)
 
 
 async def _swept(sweep: BufferSweep) -> Swept:

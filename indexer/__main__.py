@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from indexer.service import IndexerService
-from schemaless.config import ConsumerSettings
+from schemaless.config import IndexerSettings, read_settings
 from schemaless.consume.process import run_consumer_process
 
 
 def main() -> None:
-    settings = ConsumerSettings()  # type: ignore[call-arg]  # from the environment
+    settings = read_settings(IndexerSettings)
     run_consumer_process("indexer", settings, lambda storage: IndexerService(settings, storage).run())
 
 

@@ -13,7 +13,7 @@ import structlog
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
 from schemaless.bus.faust_transport import FaustTransport
-from schemaless.config import ConsumerSettings
+from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import Checkpoints, Stand
 from schemaless.consume.host import Consumer, Subscription
 from schemaless.errors import StorageUnavailable
@@ -33,7 +33,7 @@ _LOOK_PAUSE_S = 0.5
 class IndexerService:
     """Every datastore of the catalogue, or those that the settings name."""
 
-    def __init__(self, settings: ConsumerSettings, storage: AsyncStorage) -> None:
+    def __init__(self, settings: IndexerSettings, storage: AsyncStorage) -> None:
         self._settings = settings
         self._storage = storage
         self._catalogue = Catalogue(storage)
@@ -62,7 +62,7 @@ class IndexerService:
 class DatastoreIndexer:
     """All indexes of one datastore, over one subscription."""
 
-    def __init__(self, settings: ConsumerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
+    def __init__(self, settings: IndexerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
         self._storage = storage
         self._datastore = datastore
         self._subscription = Subscription(storage, datastore, settings)

@@ -9,7 +9,7 @@ import sys
 import structlog
 import uvloop
 
-from schemaless.config import TailerSettings
+from schemaless.config import TailerSettings, read_settings
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 from tailer.service import TailerService
@@ -30,7 +30,7 @@ async def serve(settings: TailerSettings) -> None:
 
 
 def main() -> None:
-    settings = TailerSettings()  # type: ignore[call-arg]  # from the environment
+    settings = read_settings(TailerSettings)
     try:
         uvloop.run(serve(settings))
     except Exception:

@@ -47,7 +47,7 @@ class PartitionTail:
         self._datastore = datastore
         self._log = partition_log
         self._shared = shared
-        self._cells_max = shared.settings.batch_cells_max
+        self._cells_max = shared.settings.transaction_cells_max
         self._shards = ShardTails(datastore, progress)
         self._stopping = asyncio.Event()
 
@@ -164,7 +164,7 @@ class PartitionTail:
             shard_log.read,
             self._datastore,
             wanted,
-            settings.batch_bytes_max,
+            settings.transaction_bytes_max,
             timeout_s=settings.statement_timeout_s,
         )
         proven = [self._proven(part.shard, cells) for part, cells in zip(wanted, batch.cells, strict=True)]
@@ -201,7 +201,7 @@ class PartitionTail:
         if cut:
             self._cells_max = max(1, cells // 2)
         elif cells >= self._cells_max:
-            self._cells_max = min(self._shared.settings.batch_cells_max, self._cells_max * 2)
+            self._cells_max = min(self._shared.settings.transaction_cells_max, self._cells_max * 2)
 
     def _report(self, shard: int, error: Corrupt) -> None:
         log.error(

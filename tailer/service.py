@@ -36,7 +36,7 @@ class TailerService:
     def __init__(self, settings: TailerSettings, storage: AsyncStorage) -> None:
         clusters = storage.topology.clusters
         sources = {
-            name: ClusterSource(storage, name, tail_from=settings.tail_from, lag_max_s=settings.tail_lag_max_s)
+            name: ClusterSource(storage, name, tail_from=settings.read_from, lag_max_s=settings.lag_max_s)
             for name in clusters
         }
         self._settings = settings
@@ -52,8 +52,8 @@ class TailerService:
             sources=sources,
             heads=self._heads,
             paused=lambda name: self._commands.get(name, NO_COMMAND).paused,
-            slots=asyncio.Semaphore(settings.batches_max),
-            publishing=ThreadPoolExecutor(settings.batches_max, thread_name_prefix="publish"),
+            slots=asyncio.Semaphore(settings.transactions_max),
+            publishing=ThreadPoolExecutor(settings.transactions_max, thread_name_prefix="publish"),
             opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
         )
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from schemaless.config import ConsumerSettings, IndexerSettings, ProbeSettings
 from schemaless.storage import checkpoint_table, shard_head
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
+from tests.environment import environment_of
 
 
 class ConsumerProcess:
@@ -20,7 +22,8 @@ class ConsumerProcess:
     def __init__(self, arguments: list[str], settings: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", *arguments]
         named = {"session_timeout_s": 3.0, **settings}
-        own = {f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()}
+        kind = {"indexer": IndexerSettings, "consumers.probe": ProbeSettings}.get(arguments[0], ConsumerSettings)
+        own = environment_of(kind, named)
         self._environment = {**os.environ, **own, **environment}
         self.process = self._start()
 

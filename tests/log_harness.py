@@ -16,6 +16,7 @@ from pathlib import Path
 from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
+from schemaless.config import TailerSettings
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
 from schemaless.stack.halting import halt, halted
@@ -24,6 +25,7 @@ from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Datastore
+from tests.environment import environment_of
 
 
 class TailerProcess:
@@ -49,7 +51,7 @@ class TailerProcess:
         }
         self._environment = {
             **os.environ,
-            **{f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()},
+            **environment_of(TailerSettings, named),
         }
         self._command = [sys.executable, "-m", *module]
         self._output = output

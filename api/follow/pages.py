@@ -79,7 +79,7 @@ class ShardPages:
         self._wanted = wanted
         self._read_from = read_from
         self._form = form
-        self._bytes_left = request.state.settings.answer_bytes_max
+        self._bytes_left = request.state.settings.response_bytes_max
         self._limiter = asyncio.Semaphore(SHARDS_AT_ONCE)
         self._shown: dict[int, ShownPage | SchemalessError] = {}
         self._served: dict[int, Served] = {}
@@ -174,7 +174,7 @@ class ShardPages:
 
     async def _show(self, shard: int) -> ShownPage:
         wanted = self._wanted_now(shard)
-        bytes_max = self._request.state.settings.answer_bytes_max
+        bytes_max = self._request.state.settings.response_bytes_max
         page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
         views = views_within(map(cell_view, page.cells), self._form, bytes_max)
         self._bytes_left -= sum(len(bytes(view)) for view in views)

@@ -64,7 +64,7 @@ async def batch_get(request: Request) -> Response:
     read_from = READ_FROM.of(request.query(READ_FROM))
     form = request.request_format(batch=True)
     wanted = parse_gets(await request.payload(request.state.settings.batch_bytes_max), form)
-    bytes_max = request.state.settings.answer_bytes_max
+    bytes_max = request.state.settings.response_bytes_max
     cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
     answer_form = request.response_format(batch=True)
     views = all_views(cells, answer_form, bytes_max)

@@ -85,7 +85,7 @@ async def _include(
     wanted = [WantedCell(found.row_key, column, None) for found in page.entries for column in query.include]
     if len(wanted) > CELLS_MAX:
         raise Invalid("include", f"{len(wanted)} cells are too many: ask for fewer columns, or a lower limit")
-    bytes_max = request.state.settings.answer_bytes_max
+    bytes_max = request.state.settings.response_bytes_max
     cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
     views = iter(all_views(cells, form, bytes_max))
     for entry in entries:

@@ -20,7 +20,7 @@ async def get_status(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     state = request.state
-    status = await read_status(state.storage, datastore, state.settings.probe_timeout_s)
+    status = await read_status(state.storage, datastore, state.settings.status_timeout_s)
     document = {
         "datastore": datastore.name,
         "shards": datastore.shards,

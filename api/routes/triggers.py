@@ -39,7 +39,7 @@ async def parked_cells(request: Request) -> Response:
 async def _programs(request: Request) -> dict[str, Mapping[int, ConsumerShard]]:
     datastore = await request.datastore()
     request.query()
-    status = await read_status(request.state.storage, datastore, request.state.settings.probe_timeout_s)
+    status = await read_status(request.state.storage, datastore, request.state.settings.status_timeout_s)
     return {
         name.removeprefix(TRIGGER_PREFIX): shards
         for name, shards in status.consumers().items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from consumers.probe.service import ProbeService
-from schemaless.config import ProbeSettings
+from schemaless.config import ProbeSettings, read_settings
 from schemaless.consume.process import run_consumer_process
 
 
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--datastore", required=True)
     parser.add_argument("--trigger", action="store_true", help="also wait for a call of a trigger in this process")
     arguments = parser.parse_args()
-    settings = ProbeSettings()  # type: ignore[call-arg]  # from the environment
+    settings = read_settings(ProbeSettings)
     run_consumer_process(
         "probe",
         settings,

@@ -30,7 +30,7 @@ class ProbeService:
     def __init__(self, settings: ProbeSettings, storage: AsyncStorage) -> None:
         self._settings = settings
         self._storage = storage
-        self._metrics = ProbeMetrics(settings.probe_metrics_port)
+        self._metrics = ProbeMetrics(settings.metrics_port)
 
     async def run(self, name: str, *, triggered: bool) -> None:
         """Until cancelled. With a trigger its first cells may be missed: it joins its group meanwhile."""
@@ -45,7 +45,7 @@ class ProbeService:
                 program = ProgramService(settings, self._storage, probe_program(calls), StartAt.END)
                 tasks.create_task(program.run(name))
             tasks.create_task(
-                self._probe(datastore, Probe(datastore, client, arrivals, calls, settings.probe_timeout_s))
+                self._probe(datastore, Probe(datastore, client, arrivals, calls, settings.stage_timeout_s))
             )
 
     async def _probe(self, datastore: Datastore, probe: Probe) -> None:
@@ -59,7 +59,7 @@ class ProbeService:
                 shown = {f"{stage}_ms": None if s is None else round(s * 1000, 1) for stage, s in latencies.items()}
                 log.info("probe", datastore=datastore.name, **shown)
                 self._metrics.seen(datastore.name, latencies)
-            await asyncio.sleep(self._settings.probe_period_s)
+            await asyncio.sleep(self._settings.period_s)
 
 
 class ProbeMetrics:

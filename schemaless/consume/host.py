@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from schemaless.cell import StoredCell
-from schemaless.config import ConsumerSettings
+from schemaless.config import FollowerSettings
 from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import ShardHeads, ShardLogs
@@ -55,7 +55,7 @@ class _Running:
 
 
 class Subscription:
-    def __init__(self, storage: AsyncStorage, datastore: Datastore, settings: ConsumerSettings) -> None:
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, settings: FollowerSettings) -> None:
         self.passed_over = 0
         self._datastore = datastore
         self._settings = settings

@@ -18,7 +18,7 @@ from typing import NoReturn
 import structlog
 import uvloop  # a fifth less work for each cell
 
-from schemaless.config import ConsumerSettings
+from schemaless.config import FollowerSettings
 from schemaless.errors import SchemalessError, Unavailable
 from schemaless.lifecycle import run_service
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -35,7 +35,7 @@ Work = Callable[[AsyncStorage], Awaitable[None]]
 """Runs until it is cancelled."""
 
 
-def run_consumer_process(name: str, settings: ConsumerSettings, work: Work) -> NoReturn:
+def run_consumer_process(name: str, settings: FollowerSettings, work: Work) -> NoReturn:
     """Ends the process: 0 after an orderly stop, 1 after a failure."""
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     serve = partial(_serve, settings, work)
@@ -44,7 +44,7 @@ def run_consumer_process(name: str, settings: ConsumerSettings, work: Work) -> N
     os._exit(status)  # a call that hangs in a worker thread would keep the interpreter from ending
 
 
-async def _serve(settings: ConsumerSettings, work: Work, stop: asyncio.Event) -> None:
+async def _serve(settings: FollowerSettings, work: Work, stop: asyncio.Event) -> None:
     topology = load_topology(settings.topology)
     async with (
         Watchdog(settings.hang_limit_s),

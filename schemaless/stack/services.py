@@ -45,7 +45,7 @@ def service_programs(plan: StackPlan) -> list[SupervisedProgram]:
     """The services that every stack has; programs that were added later are not among them."""
     shared = service_environment(plan)
     apis = [
-        _python(name, ProcessRole.API, ["api"], {**shared, "SCHEMALESS_PORT": str(plan.ports[name])})
+        _python(name, ProcessRole.API, ["api"], {**shared, "SCHEMALESS_API_PORT": str(plan.ports[name])})
         for name in api_names()
     ]
     consume = ["consumers", DEFAULT_CONSUMER, "--datastore", DEFAULT_DATASTORE]
@@ -64,7 +64,7 @@ def service_environment(plan: StackPlan) -> dict[str, str]:
         "SCHEMALESS_TOPOLOGY": str(plan.topology_file),
         "SCHEMALESS_KAFKA": plan.broker().bootstrap,
         "SCHEMALESS_HOSTS": ",".join(plan.api_urls()),
-        "SCHEMALESS_HOST": "127.0.0.1",
+        "SCHEMALESS_API_HOST": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import httpx
 
+from schemaless.config import ApiSettings
 from schemaless.sharding import shard_of
 from schemaless.stack.ports import free_ports
 from schemaless.storage import shard_head
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
+from tests.environment import environment_of
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 20
@@ -58,7 +60,7 @@ class Caller:
 def api_process(topology: Path, **settings: object) -> Iterator[ApiProcess]:
     (port,) = free_ports(1)
     named = {"topology": topology, "kafka": "127.0.0.1:9", "port": port, "log_level": "warning", **settings}
-    env = os.environ | {f"SCHEMALESS_{name.upper()}": str(value) for name, value in named.items()}
+    env = os.environ | environment_of(ApiSettings, named)
     process = subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:

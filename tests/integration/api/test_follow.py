@@ -200,7 +200,7 @@ def test_followers_take_nothing_from_other_calls(running, api, datastore):
     """A process that takes one call at a time still takes it while streams are open; each of them was one only while
     it began.
     """
-    with api_process(running.path, calls_max=1) as narrow:
+    with api_process(running.path, requests_max=1) as narrow:
         call = narrow.at(datastore)
         with following(call) as one, following(call) as two:
             put(call, datastore, 3)

@@ -188,7 +188,7 @@ def test_more_calls_than_the_bound_are_turned_away(running, make_datastore, even
     datastore = make_datastore()
     path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1"
     with (
-        api_process(running.path, calls_max=1) as api,
+        api_process(running.path, requests_max=1) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
     ):
         slow.sendall(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{".encode())

@@ -69,7 +69,7 @@ async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(running, kafk
     put(storage, datastore, cells_of_shard_0(datastore, 3))
     await until(shows(storage.minions("a")[0], datastore, 3))
     with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
-        tailing(datastore, tail_from=Role.MINION, tail_lag_max_s=LAG_MAX_S)
+        tailing(datastore, read_from=Role.MINION, lag_max_s=LAG_MAX_S)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
         put_at = time.monotonic()
         put(storage, datastore, cells_of_shard_0(datastore, 4))
@@ -87,7 +87,7 @@ async def test_a_node_that_hangs_is_left(running, kafka, new_datastore, async_st
     """The node that is read stops answering under load, its port open, and comes back: every cell once, in order."""
     datastore = new_datastore(shards=4, partitions=2)
     with capture_logs() as told:
-        tailing(datastore, tail_from=tail_from)
+        tailing(datastore, read_from=tail_from)
         writing = asyncio.create_task(write_for(async_storage, datastore, seconds=3))
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
         hung = running.servers["b-master" if tail_from is Role.MASTER else "b-minion-1"]

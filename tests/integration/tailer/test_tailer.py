@@ -40,7 +40,7 @@ def open_generation(master, datastore, starts_at):
 async def test_every_cell_is_published_once_and_in_order(running, kafka, new_datastore, async_storage, tailing):
     """Several writers at once, batches over several transactions, both clusters: the audit finds nothing."""
     datastore = new_datastore(shards=8, partitions=4)
-    tailing(datastore, batch_cells_max=7)
+    tailing(datastore, transaction_cells_max=7)
     cells = await write_for(async_storage, datastore, seconds=2)
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
 
@@ -61,7 +61,7 @@ async def test_bodies_of_any_size_come_in_bounded_batches(running, kafka, new_da
     sizes = [10, 30_000, *[10] * 30, 700, 700, 700, 30_000, 30_000, *[300] * 20]
     cells = [new_cell(datastore, {"noise": os.urandom(size).hex()}, shard) for size in sizes for shard in (0, 1)]
     put(storage, datastore, cells)
-    tailing(datastore, batch_bytes_max=4000, batch_cells_max=20)
+    tailing(datastore, transaction_bytes_max=4000, transaction_cells_max=20)
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, len(cells))
 
 

@@ -49,7 +49,7 @@ def logs(monkeypatch):
 @pytest.fixture
 def owned(logs):
     shared = SimpleNamespace(
-        settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, batch_cells_max=10),
+        settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10),
         opening=None,
         publishing=None,
         heads=lambda name: {},

@@ -1,0 +1,76 @@
+"""Settings: each variable names its service, and an old name never vanishes in silence."""
+
+import pytest
+
+from schemaless import config
+from schemaless.config import (
+    RENAMED,
+    ApiSettings,
+    CleanerSettings,
+    ConsumerSettings,
+    IndexerSettings,
+    ProbeSettings,
+    ServiceSettings,
+    Settings,
+    TailerSettings,
+    read_settings,
+    variable_of,
+)
+from schemaless.errors import Misconfigured
+
+SERVICES = {
+    ApiSettings: "API",
+    CleanerSettings: "CLEANER",
+    TailerSettings: "TAILER",
+    IndexerSettings: "INDEXER",
+    ConsumerSettings: "CONSUMERS",
+    ProbeSettings: "PROBE",
+}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """What every service needs, and nothing else of ours."""
+    for name in [name for name in config.os.environ if name.startswith("SCHEMALESS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", "topology.json")
+    monkeypatch.setenv("SCHEMALESS_KAFKA", "127.0.0.1:9092")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("kind", SERVICES, ids=lambda kind: kind.__name__)
+def test_a_setting_names_the_service_that_reads_it(kind: type[Settings], environment):
+    """Two services share a variable only where all services do."""
+    for field in kind.model_fields:
+        variable = variable_of(kind, field)
+        shared = field in ServiceSettings.model_fields
+        assert variable.startswith("SCHEMALESS_" if shared else f"SCHEMALESS_{SERVICES[kind]}_")
+        assert shared == (variable == variable_of(ServiceSettings, field))
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_name_ends_the_process_with_the_new_one(old: str, environment):
+    """A bound that an operator set must not vanish. Every new name is one that a service reads."""
+    environment.setenv(old, "1")
+    with pytest.raises(Misconfigured) as refused:
+        read_settings(TailerSettings)
+    assert str(refused.value) == f"{old} has another name now: {RENAMED[old]}"
+    known = {variable_of(kind, field) for kind in SERVICES for field in kind.model_fields}
+    assert set(RENAMED[old].split(" or ")) <= known
+    assert old not in known
+
+
+def test_what_is_missing_or_malformed_is_told_by_its_variable(environment):
+    """The operator sees the variable, not the field."""
+    environment.setenv("SCHEMALESS_API_PORT", "eight")
+    with pytest.raises(Misconfigured, match="^SCHEMALESS_API_PORT: .*integer"):
+        read_settings(ApiSettings)
+    environment.delenv("SCHEMALESS_KAFKA")
+    with pytest.raises(Misconfigured, match="^SCHEMALESS_KAFKA: Field required"):
+        read_settings(TailerSettings)
+
+
+def test_lists_are_separated_by_commas(environment):
+    """Blanks around a name don't count."""
+    environment.setenv("SCHEMALESS_TAILER_DATASTORES", "trips, flights,")
+    assert read_settings(TailerSettings).datastores == ("trips", "flights")
