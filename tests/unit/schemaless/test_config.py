@@ -63,10 +63,10 @@ def test_an_old_name_ends_the_process_with_the_new_one(old: str, environment):
 def test_what_is_missing_or_malformed_is_told_by_its_variable(environment):
     """The operator sees the variable, not the field."""
     environment.setenv("SCHEMALESS_API_PORT", "eight")
-    with pytest.raises(Misconfigured, match="^SCHEMALESS_API_PORT: .*integer"):
+    with pytest.raises(Misconfigured, match=r"^SCHEMALESS_API_PORT: .*integer"):
         read_settings(ApiSettings)
     environment.delenv("SCHEMALESS_KAFKA")
-    with pytest.raises(Misconfigured, match="^SCHEMALESS_KAFKA: Field required"):
+    with pytest.raises(Misconfigured, match=r"^SCHEMALESS_KAFKA: Field required"):
         read_settings(TailerSettings)
 
 
