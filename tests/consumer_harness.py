@@ -23,6 +23,8 @@ class ConsumerProcess:
         self._command = [sys.executable, "-m", *arguments]
         named = {"session_timeout_s": 3.0, **settings}
         kind = {"indexer": IndexerSettings, "consumers.probe": ProbeSettings}.get(arguments[0], ConsumerSettings)
+        if kind is not IndexerSettings:
+            named.pop("datastores", None)  # a program gets its datastore as an argument
         own = environment_of(kind, named)
         self._environment = {**os.environ, **own, **environment}
         self.process = self._start()

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from schemaless.config import Settings, variable_of
+from schemaless.config import ClientSettings, Settings, variable_of
 
 
 def environment_of(kind: type[Settings], settings: Mapping[str, object]) -> dict[str, str]:
-    """Returns variables by name. A name that `kind` doesn't have is a shared setting, such as `hosts`."""
+    """Returns variables by name. `hosts` is what the client in the process needs. Fails for what `kind` doesn't have."""
+    unknown = settings.keys() - kind.model_fields.keys() - ClientSettings.model_fields.keys()
+    assert not unknown, f"{kind.__name__} has no {unknown}"
     return {
-        variable_of(kind, name) if name in kind.model_fields else f"SCHEMALESS_{name.upper()}": str(value)
+        variable_of(kind if name in kind.model_fields else ClientSettings, name): str(value)
         for name, value in settings.items()
     }

@@ -12,8 +12,10 @@ import yaml
 
 from schemaless import Client
 from schemaless.bus.topics import ensure_topics
+from schemaless.config import IndexerSettings
 from schemaless.stack.ports import free_ports
 from tests.consumer_harness import running_consumer
+from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT
 from tests.log_harness import running_tailers
 
@@ -51,7 +53,7 @@ def settings(running, kafka, api, datastore):
 
 @pytest.fixture(scope="module")
 def environment(settings):
-    return os.environ | {f"SCHEMALESS_{name.upper()}": str(value) for name, value in settings.items()}
+    return os.environ | environment_of(IndexerSettings, settings)
 
 
 @pytest.fixture(scope="module", autouse=True)

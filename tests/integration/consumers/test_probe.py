@@ -35,7 +35,10 @@ async def test_every_stage_of_a_cell_is_measured(running, kafka, api, new_datast
     settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
     own = {"hosts": api.client.base_url, "period_s": 0.5, "stage_timeout_s": 3, "metrics_port": port}
     arguments = ["consumers.probe", "--datastore", datastore.name, "--trigger"]
-    with running_consumer(["indexer"], settings), running_consumer(arguments, settings | own):
+    with (
+        running_consumer(["indexer"], settings),
+        running_consumer(arguments, settings | own),
+    ):
         await until(lambda: len(measured(port)) == len(STAGES), timeout_s=40)  # all have joined their groups
         found = measured(port)
     assert sorted(found) == sorted(STAGES)
