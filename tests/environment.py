@@ -6,7 +6,7 @@ from schemaless.config import ClientSettings, Settings, variable_of
 
 
 def environment_of(kind: type[Settings], settings: Mapping[str, object]) -> dict[str, str]:
-    """Returns variables by name. `hosts` is what the client in the process needs. Fails for what `kind` doesn't have."""
+    """Returns variables by name. Fails for a setting that neither `kind` nor a client has."""
     unknown = settings.keys() - kind.model_fields.keys() - ClientSettings.model_fields.keys()
     assert not unknown, f"{kind.__name__} has no {unknown}"
     return {

@@ -11,7 +11,7 @@ import asyncio
 import sys
 
 from schemaless.bus.faust_transport import FaustTransport
-from schemaless.config import ConsumerSettings
+from schemaless.config import ConsumerSettings, read_settings
 from schemaless.consume.checkpoints import Checkpoints, Stand, StartAt
 from schemaless.consume.host import Consumer, Subscription
 from schemaless.consume.process import run_consumer_process
@@ -77,7 +77,7 @@ def main() -> None:
     except SchemalessError as error:
         print(f"error: {error} ({error.hint})", file=sys.stderr)
         sys.exit(1)
-    settings = ConsumerSettings()  # type: ignore[call-arg]  # from the environment
+    settings = read_settings(ConsumerSettings)
     start_at = StartAt(arguments.start)
     run_consumer_process(
         program.consumer,
