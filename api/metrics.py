@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from api.read.read_breaker import NodeHealth
-from api.read.replica_lag import LagMeter
+from api.read.read_breaker import ReadBreaker
+from api.read.replica_lag import ReplicaLag
 from schemaless.cell import PutStatus
 from schemaless.storage.asyncmy_driver import AsyncStorage
 
@@ -40,8 +40,8 @@ class Metrics:
         counter.inc()
         histogram.observe(seconds)
 
-    def watch(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter, puts: PutCounts) -> None:
-        self.registry.register(_Nodes(storage, health, lag))
+    def watch(self, storage: AsyncStorage, breaker: ReadBreaker, lag: ReplicaLag, puts: PutCounts) -> None:
+        self.registry.register(_Nodes(storage, breaker, lag))
         self.registry.register(_PutCollector(puts))
 
     def watch_followers(self, followers: Sized) -> None:
@@ -68,9 +68,9 @@ class _PutCollector(Collector):
 class _Nodes(Collector):
     """Read when asked: nothing to keep up to date."""
 
-    def __init__(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter) -> None:
+    def __init__(self, storage: AsyncStorage, breaker: ReadBreaker, lag: ReplicaLag) -> None:
         self._storage = storage
-        self._health = health
+        self._breaker = breaker
         self._lag = lag
 
     def collect(self) -> Iterable[Metric]:
@@ -79,6 +79,6 @@ class _Nodes(Collector):
         lag = GaugeMetricFamily("schemaless_api_node_lag_seconds", "How far it is behind its master.", labels=labels)
         for node in self._storage.nodes.values():
             named = [node.node.cluster, node.node.name, node.node.role.value]
-            up.add_metric(named, 1.0 if self._health.answers(node) else 0.0)
+            up.add_metric(named, 1.0 if self._breaker.answers(node) else 0.0)
             lag.add_metric(named, self._lag.lag_s(node))
         return (up, lag)

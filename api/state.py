@@ -18,9 +18,9 @@ from api.index.build_eta import BuildEta
 from api.index.definition_cache import IndexCatalogue
 from api.index.freshness import ReachedWatch
 from api.metrics import Metrics
-from api.read.read_breaker import NodeHealth
+from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
-from api.read.replica_lag import LagMeter
+from api.read.replica_lag import ReplicaLag
 from api.write.put import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.ops.datastores import Catalogue
@@ -39,8 +39,8 @@ class ApiState:
     catalogue: Catalogue
     reader: Reader
     reached_watch: ReachedWatch
-    health: NodeHealth
-    lag: LagMeter
+    read_breaker: ReadBreaker
+    lag: ReplicaLag
     metrics: Metrics
     payload_budget: PayloadBudget
     writer: CellWriter
@@ -56,12 +56,12 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
     async with AsyncStorage(
         topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
     ) as storage:
-        health = NodeHealth()
-        lag = LagMeter(storage, timeout_s=settings.read_timeout_s, on_sample=health.sampled)
-        reader = Reader(storage, health, lag, timeout_s=settings.read_timeout_s)
+        read_breaker = ReadBreaker()
+        lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)
+        reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         writer = CellWriter(storage, settings)
         metrics = Metrics()
-        metrics.watch(storage, health, lag, writer.counts)
+        metrics.watch(storage, read_breaker, lag, writer.counts)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
         in_flight = RequestsInFlight()
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)
@@ -77,7 +77,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 reader=reader,
                 reached_watch=ReachedWatch(reader),
                 writer=writer,
-                health=health,
+                read_breaker=read_breaker,
                 lag=lag,
                 metrics=metrics,
                 payload_budget=PayloadBudget(settings.payload_bytes_max),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -13,6 +12,7 @@ from schemaless.ops.tailer_control import latest
 from schemaless.storage import buffer_table, checkpoint_table, conflict_table, shard_head, tailer_order_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, State
+from schemaless.storage.failover import answers_of_all
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
@@ -92,15 +92,15 @@ class Status(msgspec.Struct, frozen=True):
 
 
 async def read_status(storage: AsyncStorage, datastore: Datastore, timeout_s: float) -> Status:
-    """Takes at most `timeout_s`, whatever is away."""
-    return Status(await asyncio.gather(*(_ask(node, datastore, timeout_s) for node in storage.nodes.values())))
-
-
-async def _ask(node: AsyncNode, datastore: Datastore, timeout_s: float) -> NodeStatus:
-    try:
-        return NodeStatus(node, await node.run(_report, datastore.name, timeout_s=timeout_s))
-    except SchemalessError as error:
-        return NodeStatus(node, None, str(error))
+    """Asks every server, and takes at most `timeout_s` whichever of them are unreachable."""
+    questions = {name: node.run(_report, datastore.name, timeout_s=timeout_s) for name, node in storage.nodes.items()}
+    answers = await answers_of_all(questions, tolerated=SchemalessError)
+    return Status(
+        [
+            NodeStatus(node, answers.found.get(name), str(answers.failures.get(name, "")))
+            for name, node in storage.nodes.items()
+        ]
+    )
 
 
 def _report(datastore: str) -> Operation[NodeReport]:

@@ -6,8 +6,8 @@ holds is lost with it. Where the home has no minion, rows stay. Any number of sw
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from schemaless.storage import buffer_table, entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.buffer_table import Buffered
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
 
@@ -53,11 +54,10 @@ class BufferSweep:
     ) -> None:
         self._secondary = storage.master(secondary)
         self._master = storage.master(home)
-        self._minions = storage.minions(home)
+        self._minions = deque(storage.minions(home))
         self._home = home
         self._catalogue = catalogue
         self._settings = settings
-        self._turn = count()
         self._at_home: set[int] = set()
 
     async def step(self) -> Swept:
@@ -102,14 +102,14 @@ class BufferSweep:
 
     async def _shown_by_a_minion(self, rows: Sequence[Buffered]) -> dict[int, bytes | None] | None:
         """Digest of each row's cell by buffer_id, as one minion shows it; None when none answers."""
-        first = next(self._turn)
-        for offset in range(len(self._minions)):
-            minion = self._minions[(first + offset) % len(self._minions)]
-            try:
-                return await self._digests(minion, rows)
-            except StorageUnavailable as error:
-                log.info("a minion does not answer the cleaner", minion=minion.node.name, error=str(error))
-        return None
+        self._minions.rotate(-1)
+        try:
+            shown, _ = await first_answer(
+                list(self._minions), lambda minion: self._digests(minion, rows), on_failure=_log_unreachable
+            )
+        except StorageUnavailable:
+            return None
+        return shown
 
     async def _settle(self, rows: Sequence[Buffered], shown: dict[int, bytes | None]) -> Swept:
         """Rows whose cells a minion showed: same body, the row goes; another one, the conflict is recorded."""
@@ -117,7 +117,7 @@ class BufferSweep:
         others = [row for row in rows if shown.get(row.buffer_id) not in (None, row.digest)]
         conflicts = 0
         for row in others:
-            stored, buffered = await self._both_bodies(self._minions, row)
+            stored, buffered = await self._both_bodies(list(self._minions), row)
             if stored is None or buffered is None:
                 continue
             if same_body(stored, buffered):
@@ -169,17 +169,18 @@ class BufferSweep:
         log.warning("a buffered cell met another body at home", datastore=row.datastore, key=str(row.key))
         return await self._ask(self._secondary, buffer_table.record_conflict, row, stored)
 
-    async def _both_bodies(self, nodes: Sequence[AsyncNode], row: Buffered) -> tuple[bytes | None, bytes | None]:
+    async def _both_bodies(self, nodes: Iterable[AsyncNode], row: Buffered) -> tuple[bytes | None, bytes | None]:
         """(stored, buffered) of a row; one at a time, so that memory stays bounded. Differences are rare."""
         datastore = await self._catalogue.datastore(row.datastore)
         (buffered,) = await self._ask(self._secondary, buffer_table.bodies, [row])
-        for node in nodes:
-            try:
-                (stored,) = await self._ask(node, entity_table.get, datastore, [(row.shard, row.key)])
-            except StorageUnavailable:
-                continue
-            return (stored.body if stored is not None else None), buffered
-        return None, buffered
+        keys = [(row.shard, row.key)]
+        try:
+            ((stored,), _) = await first_answer(
+                nodes, lambda node: self._ask(node, entity_table.get, datastore, keys), on_failure=_log_unreachable
+            )
+        except StorageUnavailable:
+            return None, buffered
+        return (stored.body if stored is not None else None), buffered
 
     async def _digests(self, node: AsyncNode, rows: Sequence[Buffered]) -> dict[int, bytes | None]:
         """By buffer_id; without the rows of a datastore that this node or the catalogue doesn't know (yet)."""
@@ -209,6 +210,10 @@ class BufferSweep:
     def _remember(self, buffer_ids: Iterable[int]) -> None:
         if len(self._at_home) < _KNOWN_MAX:
             self._at_home.update(buffer_ids)
+
+
+def _log_unreachable(node: AsyncNode, error: StorageUnavailable) -> None:
+    log.info("a node does not answer the cleaner", node=node.node.name, error=str(error))
 
 
 def _by_datastore(rows: Sequence[Buffered]) -> dict[str, list[Buffered]]:

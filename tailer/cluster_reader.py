@@ -19,11 +19,16 @@ import structlog
 from schemaless.errors import Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Role
 
 T = TypeVar("T")
 log = structlog.get_logger()
+
+
+class _TablesMissing(StorageUnavailable):
+    """The minion answers, and replication has not brought it the tables yet."""
 
 
 class ClusterSource:
@@ -58,18 +63,21 @@ class ClusterSource:
         """Raises StorageUnavailable when no node of the cluster answers. `timeout_s`: of a question that may take long;
         it ends early when another one finds the node away.
         """
-        for node in self._fit:
+
+        async def ask(node: AsyncNode) -> T:
             try:
                 if timeout_s is None:
                     return await node.run(operation, *args, timeout_s=self._timeout_s)
                 return await self._ask_at_length(node, timeout_s, operation, *args)
-            except StorageUnavailable as error:
-                self._leave_out(node, error)
-            except Misconfigured:
+            except Misconfigured as error:
                 if node is self.master:
                     raise
-                # A minion may not show the tables of a new datastore yet.
-        raise StorageUnavailable(f"no node of cluster {self.cluster} answers")
+                raise _TablesMissing(f"{node.node.name} does not show the tables of a new datastore yet") from error
+
+        answer, _ = await first_answer(
+            self._fit, ask, on_failure=self._leave_out, nobody=f"no node of cluster {self.cluster} answers"
+        )
+        return answer
 
     async def ask_master(self, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
         """What no minion can tell. Raises StorageUnavailable, at once for a master that is known to be away."""
@@ -104,6 +112,8 @@ class ClusterSource:
 
     def _leave_out(self, node: AsyncNode, error: StorageUnavailable) -> None:
         """Long questions to the node end now: one may wait ten seconds for cells of a server that hangs."""
+        if isinstance(error, _TablesMissing):
+            return
         name = node.node.name
         if name not in self._away:
             log.warning("reading from the next node of the cluster", away=name, error=str(error))

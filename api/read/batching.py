@@ -1,6 +1,6 @@
-"""GatheredReads: concurrent reads of single cells from one node become one script, as puts become one transaction.
+"""ReadBatcher: concurrent reads of single cells from one node become one script, as puts become one transaction.
 
-A read that is alone goes at once. A round trip costs this process more than MySQL's answer: gathering halves it.
+A read that is alone is sent at once. A round trip costs this process more than MySQL's answer. Batching halves that.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LIMITS = BatchLimits(lanes=3, items_max=64)  # cells of a megabyte at most, so 6
 KEY_BYTES = 100  # of one that waits, about
 
 
-class GatheredReads:
-    """One batcher for each node, datastore and kind of read: as many as there are of those, no more."""
+class ReadBatcher:
+    """Holds one batcher for each node, datastore and kind of read."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -1,32 +1,36 @@
 """Reader: which node a read goes to, and what the answer says about it.
 
-Without a wish the master answers (a caller reads its own writes), or a minion when the master can't be reached.
+Without a read preference the master answers, so a caller reads its own writes. A minion answers when the master is
+unreachable.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from api.http.response import Header
-from api.read.batching import GatheredReads
-from api.read.read_breaker import NodeHealth
-from api.read.replica_lag import LagMeter
+from api.read.batching import ReadBatcher
+from api.read.read_breaker import ReadBreaker
+from api.read.replica_lag import ReplicaLag
 from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
-from schemaless.errors import StorageUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore, Role
 
 T = TypeVar("T")
 
+_ROLES = {None: (Role.MASTER, Role.MINION), Role.MASTER: (Role.MASTER,), Role.MINION: (Role.MINION,)}
+_NOBODY = "no node that may answer this read is reachable"
+
 
 class Served(msgspec.Struct, frozen=True, gc=False):
-    """Who answered, and how many seconds its answer may be behind."""
+    """Names the role and cluster that answered, and how many seconds the answer may be behind."""
 
     role: Role
     cluster: str
@@ -42,67 +46,70 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reader:
-    def __init__(self, storage: AsyncStorage, health: NodeHealth, lag: LagMeter, *, timeout_s: float) -> None:
+    def __init__(self, storage: AsyncStorage, breaker: ReadBreaker, lag: ReplicaLag, *, timeout_s: float) -> None:
         self._storage = storage
-        self._health = health
+        self._breaker = breaker
         self._lag = lag
         self._timeout_s = timeout_s
-        self._gathered = GatheredReads(timeout_s)
-        self._turn = itertools.count()
+        self._batcher = ReadBatcher(timeout_s)
+        self._round_robin = itertools.count()
 
     async def exact(
         self, datastore: Datastore, key: CellKey, read_from: Role | None
     ) -> tuple[StoredCell | None, Served]:
-        """One cell. Raises StorageUnavailable."""
+        """Returns one cell, or None. Raises StorageUnavailable."""
         shard = shard_of(key.row_key, datastore.shards)
-        return await self._ask(
-            datastore.home(shard), read_from, lambda node: self._gathered.exact(node, datastore, (shard, key))
+        cell, node = await first_answer(
+            self._candidates(datastore.home(shard), read_from),
+            lambda node: self._batcher.exact(node, datastore, (shard, key)),
+            nobody=_NOBODY,
         )
+        return cell, self._served(node)
 
     async def newest(
         self, datastore: Datastore, row_key: RowKey, column_name: ColumnName, read_from: Role | None
     ) -> tuple[StoredCell | None, Served]:
-        """The newest version of a column. Raises StorageUnavailable."""
+        """Returns the newest version of a column, or None. Raises StorageUnavailable."""
         shard = shard_of(row_key, datastore.shards)
-        return await self._ask(
-            datastore.home(shard),
-            read_from,
-            lambda node: self._gathered.newest(node, datastore, (shard, row_key, column_name)),
+        cell, node = await first_answer(
+            self._candidates(datastore.home(shard), read_from),
+            lambda node: self._batcher.newest(node, datastore, (shard, row_key, column_name)),
+            nobody=_NOBODY,
         )
+        return cell, self._served(node)
 
     async def read(
         self, cluster: str, operation: Callable[[*Args], Operation[T]], *args: *Args, read_from: Role | None = None
     ) -> tuple[T, Served]:
         """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
-        return await self._ask(cluster, read_from, lambda node: node.run(operation, *args, timeout_s=self._timeout_s))
+        value, node = await first_answer(
+            self._candidates(cluster, read_from),
+            lambda node: node.run(operation, *args, timeout_s=self._timeout_s),
+            nobody=_NOBODY,
+        )
+        return value, self._served(node)
 
-    async def _ask(
-        self, cluster: str, read_from: Role | None, question: Callable[[AsyncNode], Awaitable[T]]
-    ) -> tuple[T, Served]:
-        failure: StorageUnavailable | None = None
-        for node in self._candidates(cluster, read_from):
-            began = self._health.clock()
-            try:
-                value = await question(node)
-            except StorageUnavailable as error:
-                self._health.read_failed(node, began)
-                failure = error
-            else:
-                return value, Served(node.node.role, cluster, self._lag.lag_s(node))
-        raise failure or StorageUnavailable(f"cluster {cluster}: no {read_from or 'node'} answers at the moment")
+    def _candidates(self, cluster: str, read_from: Role | None) -> Iterator[AsyncNode]:
+        """Yields the nodes that may answer, best first. Taking another one means that the one before did not answer."""
+        for role in _ROLES[read_from]:
+            for node in self._answering(cluster, role):
+                began = self._breaker.clock()
+                yield node
+                self._breaker.read_failed(node, began)
 
-    def _candidates(self, cluster: str, read_from: Role | None) -> Iterable[AsyncNode]:
-        """Those that answered last time, in the order in which they are to be asked; looked at one by one."""
-        if read_from is not Role.MINION:
-            yield from self._health.answering([self._storage.master(cluster)])
-        if read_from is not Role.MASTER:
-            minions = self._health.answering(self._storage.minions(cluster))
-            first = next(self._turn) % len(minions) if minions else 0
-            yield from minions[first:] + minions[:first]
+    def _answering(self, cluster: str, role: Role) -> list[AsyncNode]:
+        if role is Role.MASTER:
+            return self._breaker.answering([self._storage.master(cluster)])
+        minions = self._breaker.answering(self._storage.minions(cluster))
+        first = next(self._round_robin) % len(minions) if minions else 0
+        return minions[first:] + minions[:first]
+
+    def _served(self, node: AsyncNode) -> Served:
+        return Served(node.node.role, node.node.cluster, self._lag.lag_s(node))
 
 
 def served_together(parts: Sequence[Served]) -> Served:
-    """Of an answer that several clusters had a part in: the worst of all."""
+    """Describes an answer that several clusters had a part in by the worst role and lag among them."""
     roles = {part.role for part in parts}
     clusters = sorted({part.cluster for part in parts})
     return Served(

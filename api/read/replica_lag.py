@@ -1,7 +1,8 @@
-"""Lag: how far each minion is behind its master, sampled once a second so that no read pays for it.
+"""ReplicaLag: how far each minion is behind its master, sampled once a second so that no read pays for it.
 
 A minion is as fresh as the latest moment at which its master showed no more than the minion shows now (sums of
-heads; a minion shows a prefix, I3). While the master is away the lag grows with the clock: the honest upper bound.
+heads; a minion shows a prefix, I3). While the master is unreachable the lag
+grows with the clock, which is the honest upper bound.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
 
-TURN_S = 1.0
+SAMPLE_PERIOD_S = 1.0
 SAMPLES_MAX = 600  # of a master: a minion further behind than ten minutes is judged by its newest cell
 
 
-class LagMeter:
-    """Samples every node of a topology; `on_sample` is told which ones answered."""
+class ReplicaLag:
+    """Samples every node of a topology, and calls `on_sample` with its name and whether it answered."""
 
     def __init__(
         self,
@@ -39,25 +40,25 @@ class LagMeter:
         self._masters: dict[str, deque[tuple[float, int]]] = {
             name: deque(maxlen=SAMPLES_MAX) for name in storage.topology.clusters
         }
-        self._turns: dict[str, float] = {}
+        self._sampled_at: dict[str, float] = {}
         self._fresh: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
             await self.step()
-            await asyncio.sleep(TURN_S)
+            await asyncio.sleep(SAMPLE_PERIOD_S)
 
     async def step(self) -> None:
-        """One sample of every node, clusters side by side."""
+        """Samples every node once, all clusters concurrently."""
         await asyncio.gather(*map(self._sample_cluster, self._storage.topology.clusters))
 
     def lag_s(self, node: AsyncNode) -> float:
-        """0 for a master. As of the latest sample; measured by the clock where there was no recent one."""
+        """Returns the lag at the latest sample, or by the clock when no sample is recent. A master has none."""
         if node.node.role is Role.MASTER:
             return 0.0
         now = self._clock()
-        sampled = self._turns.get(node.node.cluster, 0.0)
-        until = sampled if now - sampled < 3 * TURN_S else now
+        sampled = self._sampled_at.get(node.node.cluster, 0.0)
+        until = sampled if now - sampled < 3 * SAMPLE_PERIOD_S else now
         return max(0.0, until - self._fresh.get(node.node.name, 0.0))
 
     async def _sample_cluster(self, cluster: str) -> None:
@@ -65,7 +66,7 @@ class LagMeter:
         shown = await self._position(self._storage.master(cluster))
         if shown is not None:
             self._masters[cluster].append((asked, shown.heads_sum))
-            self._turns[cluster] = asked
+            self._sampled_at[cluster] = asked
         await asyncio.gather(*(self._sample_minion(cluster, minion) for minion in self._storage.minions(cluster)))
 
     async def _sample_minion(self, cluster: str, minion: AsyncNode) -> None:
@@ -89,7 +90,9 @@ class LagMeter:
 
 
 def fresh_until(master: deque[tuple[float, int]], minion: ServerPosition) -> float:
-    """Latest sampled moment at which the master showed no more than the minion; else its newest cell's time."""
+    """Returns the latest sampled moment at which the master showed no more than the minion, or else the time of the
+    minion's newest cell.
+    """
     for moment, heads_sum in reversed(master):
         if heads_sum <= minion.heads_sum:
             return moment

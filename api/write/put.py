@@ -40,8 +40,9 @@ from schemaless.config import ApiSettings
 from schemaless.errors import Busy, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, post_version
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
+from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
 from schemaless.topology import Datastore
@@ -175,14 +176,21 @@ class CellWriter:
         """From the master, else from a minion: what that shows is true as well, it may only be late."""
         keys = [(row.shard, row.key) for row in rows]
         breaker = self._gates.breakers[home]
-        nodes = [self._storage.master(home)] if breaker.allows() else []
-        for node in [*nodes, *self._storage.minions(home)]:
-            try:
-                return await node.run(entity_table.get, datastore, keys, timeout_s=self._timeout_s / 2)
-            except StorageUnavailable:
-                if node in nodes:
-                    breaker.failed()
-        return [None] * len(rows)
+        master = self._storage.master(home)
+
+        def on_failure(node: AsyncNode, error: StorageUnavailable) -> None:
+            if node is master:
+                breaker.failed()
+
+        try:
+            found, _ = await first_answer(
+                [*([master] if breaker.allows() else []), *self._storage.minions(home)],
+                lambda node: node.run(entity_table.get, datastore, keys, timeout_s=self._timeout_s / 2),
+                on_failure=on_failure,
+            )
+        except StorageUnavailable:
+            return [None] * len(rows)
+        return found
 
     async def _put_next_at(self, home: str, datastore: Datastore, new: NewVersion) -> NextVersion:
         breaker = self._gates.breakers[home]

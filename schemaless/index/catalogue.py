@@ -6,23 +6,22 @@ different indexes under one name, the first master (by name of its cluster) deci
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from schemaless.consume.checkpoints import all_or_first_error
-from schemaless.errors import Conflict, NotFound, StorageUnavailable
+from schemaless.errors import Conflict, NotFound
 from schemaless.index.definition import IndexDefinition
 from schemaless.names import index_consumer
 from schemaless.storage import checkpoint_table, index_definition_table
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import answers_of_all
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
 
-T = TypeVar("T")
+_READ_TIMEOUT_S = 2.0
 
 
 class BuildProgress(msgspec.Struct, frozen=True):
@@ -37,7 +36,7 @@ async def create_index(storage: AsyncStorage, datastore: Datastore, definition: 
 
     Raises Conflict when another index has that name, StorageUnavailable when a master is away: run it again then.
     """
-    first, *others = _masters(storage)
+    first, *others = storage.masters
     known = (await first.run(index_definition_table.all_of, datastore.name)).get(definition.name)
     for master in (first, *others):
         await master.run(index_definition_table.insert, datastore.name, definition)
@@ -49,12 +48,14 @@ async def create_index(storage: AsyncStorage, datastore: Datastore, definition: 
 
 async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str, DefinedIndex]:
     """By name, as the masters that answer know them. Raises StorageUnavailable when none does."""
-    asked = _ask_all(storage, index_definition_table.all_of, datastore.name)
-    answers = [answer for answer in await asked if not isinstance(answer, StorageUnavailable)]
-    if not answers:
-        raise StorageUnavailable("no master can tell which indexes there are")
+    answers = await answers_of_all(
+        {
+            master.node.name: master.run(index_definition_table.all_of, datastore.name, timeout_s=_READ_TIMEOUT_S)
+            for master in storage.masters
+        }
+    )
     found: dict[str, DefinedIndex] = {}
-    for name, index in ((name, index) for answer in answers for name, index in answer.items()):
+    for name, index in ((name, index) for answer in answers.at_least_one() for name, index in answer.items()):
         found[name] = max(found.get(name, index), index, key=_how_far)
     return dict(sorted(found.items()))
 
@@ -91,24 +92,7 @@ async def run_on_all_masters(
     storage: AsyncStorage, operation: Callable[[*Args], Operation[None]], *args: *Args
 ) -> None:
     """Raises StorageUnavailable when one is away."""
-    await all_or_first_error(master.run(operation, *args) for master in _masters(storage))
-
-
-async def _ask_all(
-    storage: AsyncStorage, operation: Callable[[*Args], Operation[T]], *args: *Args
-) -> Sequence[T | StorageUnavailable]:
-    return await asyncio.gather(*(_ask(master, operation, *args) for master in _masters(storage)))
-
-
-async def _ask(master: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T | StorageUnavailable:
-    try:
-        return await master.run(operation, *args, timeout_s=2.0)
-    except StorageUnavailable as error:
-        return error
-
-
-def _masters(storage: AsyncStorage) -> list[AsyncNode]:
-    return [storage.master(cluster) for cluster in sorted(storage.topology.clusters)]
+    await all_or_first_error(master.run(operation, *args) for master in storage.masters)
 
 
 def _how_far(index: DefinedIndex) -> tuple[bool, bool]:

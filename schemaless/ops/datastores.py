@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from schemaless.errors import Invalid, Misconfigured, NotFound, StorageUnavailable
+from schemaless.errors import Invalid, Misconfigured, NotFound
 from schemaless.storage import datastore_table, schema, shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import Answers, answers_of_all, run_on_all
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
 
@@ -66,13 +67,7 @@ def list_datastores(topology: Topology) -> dict[str, Datastore]:
     Raises StorageUnavailable when no master can be reached.
     """
     with SyncStorage(topology, timeout_s=_REFRESH_TIMEOUT_S) as storage:
-        answers: list[dict[str, Datastore] | StorageUnavailable] = []
-        for master in _masters(storage):
-            try:
-                answers.append(master.run(datastore_table.all_of))
-            except StorageUnavailable as error:
-                answers.append(error)
-    return _union(answers)
+        return _union(run_on_all(storage.masters, datastore_table.all_of))
 
 
 class Catalogue:
@@ -107,24 +102,19 @@ class Catalogue:
         return dict(self._known)
 
     async def _refresh(self) -> None:
-        async def fetch(node: AsyncNode) -> dict[str, Datastore] | StorageUnavailable:
-            try:
-                return await node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
-            except StorageUnavailable as error:
-                return error
-
         began = self._clock()
         # Minions are asked too: what they show was ready on their master.
-        self._known = _union(await asyncio.gather(*map(fetch, self._storage.nodes.values())))
+        questions = {
+            name: node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
+            for name, node in self._storage.nodes.items()
+        }
+        self._known = _union(await answers_of_all(questions))
         self._refreshed_at = began
 
 
-def _union(answers: Sequence[dict[str, Datastore] | StorageUnavailable]) -> dict[str, Datastore]:
+def _union(answers: Answers[dict[str, Datastore]]) -> dict[str, Datastore]:
     """Returns what any server knows: a datastore that is ready on one master was created on all of them."""
-    found = [answer for answer in answers if isinstance(answer, dict)]
-    if not found:
-        raise StorageUnavailable("no server answers: " + "; ".join(map(str, answers)))
-    return {name: datastore for answer in found for name, datastore in answer.items()}
+    return {name: datastore for answer in answers.at_least_one() for name, datastore in answer.items()}
 
 
 def _create(
@@ -133,7 +123,7 @@ def _create(
     datastore = _register(storage, wanted)
     _create_missing_shards(storage, datastore, progress or (lambda made, total: None))
     make_topics(datastore)
-    for master in _masters(storage):
+    for master in storage.masters:
         master.run(datastore_table.set_ready, datastore.name)
     return datastore
 
@@ -144,7 +134,7 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
     def existing(master: SyncNode) -> Datastore | None:
         return master.run(lambda: datastore_table.all_of(ready=False)).get(wanted.name)
 
-    masters = _masters(storage)
+    masters = storage.masters
     for master in masters:
         master.run(schema.create_server_tables)
     # A datastore that was created before a cluster was added keeps its placement.
@@ -160,7 +150,7 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
 
 def _create_missing_shards(storage: SyncStorage, datastore: Datastore, progress: Progress) -> None:
     """Creates shards on their home clusters. A shard's head is written last, so a head means a whole shard."""
-    made = {head.shard for master in _masters(storage) for head in master.run(shard_head.heads, datastore.name)}
+    made = {head.shard for master in storage.masters for head in master.run(shard_head.heads, datastore.name)}
     missing = [shard for shard in range(datastore.shards) if shard not in made]
     before = datastore.shards - len(missing)
     progress(before, datastore.shards)
@@ -177,7 +167,3 @@ def _create_missing_shards(storage: SyncStorage, datastore: Datastore, progress:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _masters(storage: SyncStorage) -> list[SyncNode]:
-    return [storage.master(cluster) for cluster in sorted(storage.topology.clusters)]

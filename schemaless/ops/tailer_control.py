@@ -7,15 +7,14 @@ unreachable cluster does not keep anybody from pausing or resuming.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from schemaless.errors import StorageUnavailable
 from schemaless.storage import schema, tailer_order_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import answers_of_all, first_answer, run_on_all
 from schemaless.storage.operation import Operation
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
@@ -51,13 +50,7 @@ def announce_seek(storage: SyncStorage, datastore: str) -> list[str]:
 
 def read_commands(storage: SyncStorage) -> dict[str, TailerCommand]:
     """Returns the latest command of each datastore, from the masters that can be reached."""
-    answers = []
-    for cluster in sorted(storage.topology.clusters):
-        try:
-            answers.append(storage.master(cluster).run(tailer_order_table.all_of))
-        except StorageUnavailable:
-            continue
-    return latest(answers)
+    return latest(run_on_all(storage.masters, tailer_order_table.all_of).found.values())
 
 
 async def fetch_commands(storage: AsyncStorage) -> dict[str, TailerCommand]:
@@ -66,19 +59,15 @@ async def fetch_commands(storage: AsyncStorage) -> dict[str, TailerCommand]:
     Raises StorageUnavailable when no server answers.
     """
 
-    async def fetch(cluster: str) -> dict[str, TailerCommand] | None:
-        for node in (storage.master(cluster), *storage.minions(cluster)):
-            try:
-                return await node.run(tailer_order_table.all_of, timeout_s=_READ_TIMEOUT_S)
-            except StorageUnavailable:
-                continue
-        return None
+    async def fetch(cluster: str) -> dict[str, TailerCommand]:
+        commands, _ = await first_answer(
+            (storage.master(cluster), *storage.minions(cluster)),
+            lambda node: node.run(tailer_order_table.all_of, timeout_s=_READ_TIMEOUT_S),
+        )
+        return commands
 
-    answers = await asyncio.gather(*map(fetch, storage.topology.clusters))
-    known = [answer for answer in answers if answer is not None]
-    if not known:
-        raise StorageUnavailable("no server answers")
-    return latest(known)
+    answers = await answers_of_all({cluster: fetch(cluster) for cluster in storage.topology.clusters})
+    return latest(answers.at_least_one())
 
 
 def _change(storage: SyncStorage, datastore: str, change: Callable[[TailerCommand], TailerCommand]) -> list[str]:
@@ -89,12 +78,6 @@ def _change(storage: SyncStorage, datastore: str, change: Callable[[TailerComman
         yield from schema.create_server_tables()
         yield from tailer_order_table.put(datastore, command)
 
-    failures = {}
-    for cluster in sorted(storage.topology.clusters):
-        try:
-            storage.master(cluster).run(write)
-        except StorageUnavailable as error:
-            failures[cluster] = error
-    if len(failures) == len(storage.topology.clusters):
-        raise StorageUnavailable("no master answers: " + "; ".join(map(str, failures.values())))
-    return list(failures)
+    answers = run_on_all(storage.masters, write)
+    answers.at_least_one()
+    return list(answers.failures)

@@ -16,6 +16,7 @@ from schemaless.errors import StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.ops.tailer_control import read_commands
 from schemaless.storage import shard_head, shard_log
+from schemaless.storage.failover import run_on_all
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_log import Oldest
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
@@ -72,14 +73,8 @@ def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -
 
 def read_heads(storage: SyncStorage, datastore: Datastore) -> dict[int, Location]:
     """Returns the head of each shard whose master can be reached."""
-    found: dict[int, Location] = {}
-    for cluster in datastore.clusters:
-        try:
-            heads = storage.master(cluster).run(shard_head.heads, datastore.name)
-        except StorageUnavailable:
-            continue
-        found.update({head.shard: head.location for head in heads})
-    return found
+    answers = run_on_all(map(storage.master, datastore.clusters), shard_head.heads, datastore.name)
+    return {head.shard: head.location for heads in answers.found.values() for head in heads}
 
 
 def _read_oldest(

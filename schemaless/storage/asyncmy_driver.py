@@ -141,6 +141,11 @@ class AsyncStorage:
     def master(self, cluster: str) -> AsyncNode:
         return self.nodes[self.topology.cluster(cluster).master.name]
 
+    @property
+    def masters(self) -> list[AsyncNode]:
+        """The master of every cluster, by the cluster's name."""
+        return [self.master(cluster) for cluster in sorted(self.topology.clusters)]
+
     def minions(self, cluster: str) -> list[AsyncNode]:
         return [self.nodes[node.name] for node in self.topology.cluster(cluster).minions]
 

@@ -113,6 +113,11 @@ class SyncStorage:
     def master(self, cluster: str) -> SyncNode:
         return self.nodes[self.topology.cluster(cluster).master.name]
 
+    @property
+    def masters(self) -> list[SyncNode]:
+        """The master of every cluster, by the cluster's name."""
+        return [self.master(cluster) for cluster in sorted(self.topology.clusters)]
+
     def minions(self, cluster: str) -> list[SyncNode]:
         return [self.nodes[node.name] for node in self.topology.cluster(cluster).minions]
 

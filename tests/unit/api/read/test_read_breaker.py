@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.read.read_breaker import NodeHealth
+from api.read.read_breaker import ReadBreaker
 
 MASTER = SimpleNamespace(node=SimpleNamespace(name="a-master"))
 
@@ -16,7 +16,7 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    return NodeHealth(lambda: clock.now)
+    return ReadBreaker(lambda: clock.now)
 
 
 def test_a_server_is_asked_until_it_fails(health):

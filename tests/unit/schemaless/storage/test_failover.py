@@ -1,0 +1,81 @@
+"""Asking several nodes: the next one when one is unreachable, and all of them while some are."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.storage.failover import answers_of_all, first_answer, run_on_all
+
+
+class Node:
+    """Answers with its name, or raises its error. Remembers who was asked, in order."""
+
+    def __init__(self, name, asked, error=None):
+        self.node = SimpleNamespace(name=name, cluster=name)
+        self._asked = asked
+        self._error = error
+
+    def run(self, operation):
+        self._asked.append(self.node.name)
+        if self._error is not None:
+            raise self._error
+        return self.node.name
+
+    async def ask(self):
+        return self.run(None)
+
+
+def nodes_of(asked, **errors):
+    return [Node(name, asked, error) for name, error in errors.items()]
+
+
+DOWN = StorageUnavailable("down")
+
+
+async def test_the_next_node_is_asked_only_after_one_failed():
+    """The failure is reported before the next node is taken; nodes after the answer are left in peace."""
+    events = []
+    nodes = nodes_of(events, a=DOWN, b=None, c=None)
+    answer, node = await first_answer(
+        iter(nodes), Node.ask, on_failure=lambda node, error: events.append(f"{node.node.name} {error}")
+    )
+    assert (answer, node) == ("b", nodes[1])
+    assert events == ["a", "a down", "b"]
+
+
+async def test_the_last_failure_is_raised_when_no_node_answers():
+    """Without nodes the error says what the caller gave for that."""
+    nodes = nodes_of([], a=DOWN, b=StorageUnavailable("down too"))
+    with pytest.raises(StorageUnavailable, match="down too"):
+        await first_answer(nodes, Node.ask)
+    with pytest.raises(StorageUnavailable, match="nobody here"):
+        await first_answer([], Node.ask, nobody="nobody here")
+
+
+async def test_an_error_that_is_an_answer_goes_to_the_caller():
+    """No other node is asked: it would say the same."""
+    asked = []
+    with pytest.raises(Misconfigured):
+        await first_answer(nodes_of(asked, a=Misconfigured("no table"), b=None), Node.ask)
+    assert asked == ["a"]
+
+
+async def test_all_are_asked_and_what_answers_is_kept():
+    """In the order of the questions; with no answer at all the failures are named."""
+    nodes = nodes_of([], a=None, b=DOWN, c=None)
+    answers = await answers_of_all({node.node.name: node.ask() for node in nodes})
+    assert answers.at_least_one() == ["a", "c"]
+    assert answers.failures == {"b": DOWN}
+    assert run_on_all(nodes, None).found == answers.found
+    with pytest.raises(StorageUnavailable, match="down"):
+        run_on_all(nodes_of([], a=DOWN, b=DOWN), None).at_least_one()
+
+
+async def test_only_tolerated_errors_are_kept_as_failures():
+    """A server without the tables answers, and most callers must hear that."""
+    broken = Misconfigured("no table")
+    with pytest.raises(Misconfigured):
+        await answers_of_all({"a": Node("a", [], broken).ask()})
+    answers = await answers_of_all({"a": Node("a", [], broken).ask()}, tolerated=Misconfigured)
+    assert answers.failures == {"a": broken}
