@@ -18,15 +18,15 @@ def register(app: typer.Typer) -> None:
 
 
 RunningOption = Annotated[
-    bool, typer.Option("--running", help="on the stack that the environment names, its programs included")
+    bool,
+    typer.Option("--running", help="run on the stack of the environment, whose operator runs the programs"),
 ]
 
 
 def demo(running: RunningOption = False) -> None:
-    """Load 336,776 real flights, wait until index and triggers have caught up, audit, and show some answers."""
+    """Load 336,776 real flights, wait until index and triggers have caught up, audit, and show some queries."""
     checkout_folder()  # before anything is loaded: the wheel alone has no services
-    from schemaless.demo.run import run_demo
-    from schemaless.demo.site import embedded_site, running_site
+    from schemaless.demo.run import embedded_site, run_demo, running_site
 
     site = running_site if running else embedded_site
     console = Console()

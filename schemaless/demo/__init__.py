@@ -1,11 +1,10 @@
 """The demo: real flights through the whole system, then the proof that nothing was lost. `schemaless demo` runs it.
 
-dataset   the flights' file, by its hash
-flight    one flight as cells
-loader    flights through HTTP batch puts
+flights   the flights' file, fetched by its hash, and a flight as cells
+loader    puts flights through HTTP batches
 programs  index and trigger programs of the demo
-catch_up  waiting for topic, index and triggers
-site      the stack that it runs on: the embedded one, or one that runs already
-queries   sample questions and their answers
+progress  progress on the terminal, and the wait for topic, index and triggers
+queries   sample queries and their results
 report    what is asserted, line by line
+run       all of it, on the embedded stack or on one that is already running
 """

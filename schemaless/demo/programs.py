@@ -1,21 +1,21 @@
-"""What hangs on the flights' log: one index, two trigger programs, and the card processor that billing calls.
+"""The consumers of the flights' log: one index, two trigger programs, and the card processor that billing calls.
 
-All are supervised with the stack and go on over down and up. Their logs of calls stay in the stack's folder, so what
-the report counts survives every kill.
+The stack supervises all of them, and they continue after `down` and `up`. Their logs of calls are in the stack's
+folder, so the report's counts survive every kill.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from schemaless.client.client import Client
-from schemaless.demo.flight import BILLED_CARRIER
+from schemaless.demo.flights import BILLED_CARRIER
 from schemaless.names import index_consumer, trigger_consumer
 from schemaless.stack import supervision
 from schemaless.stack.endpoints import refresh_endpoints
@@ -29,13 +29,13 @@ INDEX = index_consumer("flights_by_tailnum")
 CENSUS = trigger_consumer("census")
 BILLING = trigger_consumer("billing")
 CONSUMERS = {INDEX: "index", CENSUS: "census", BILLING: "billing"}
-_PROCESSOR = "card-processor"
 
 
 @dataclass(frozen=True, slots=True)
 class CallLog:
-    """`census`: calls by the location of the cell. `charges`: successful ones by row key. `bills`: the cells that
-    billing put and that were acknowledged, as (row key, ref_key)."""
+    """`census` counts calls by the location of the cell, `charges` successful ones by row key. `bills` are the cells
+    of billing that were acknowledged, as (row key, ref_key).
+    """
 
     census: Counter[str]
     charges: Counter[str]
@@ -43,30 +43,13 @@ class CallLog:
 
 
 def define_index(client: Client) -> None:
-    """Harmless when it is there."""
+    """Creates the index. Does nothing if it exists."""
     document = yaml.safe_load((checkout_folder() / INDEX_FILE).read_text())
     client.index(document["name"]).define(document)
 
 
 def start_programs(plan: StackPlan, datastore: str) -> None:
-    """Put those under the embedded stack's supervisor that aren't there yet, and into endpoints.json."""
-    there = {process.name for process in supervision.processes(plan.home)}
-    for name, (arguments, env) in _programs(plan, datastore).items():
-        if name not in there:
-            argv = [sys.executable, "-m", *arguments]
-            supervision.add_program(plan.home, name, ProcessRole.CONSUMERS, argv, service_environment(plan) | env)
-    refresh_endpoints(plan.home)
-
-
-def read_calls(folder: Path) -> CallLog:
-    census = Counter(line[2] for line in _lines(folder / "census"))
-    charges = Counter(line[0] for line in _lines(folder / "charges"))
-    bills = frozenset((line[0], line[1]) for line in _lines(folder / "bills"))
-    return CallLog(census, charges, bills)
-
-
-def _programs(plan: StackPlan, datastore: str) -> Mapping[str, tuple[list[str], dict[str, str]]]:
-    """By name: arguments of Python, and what it needs in its environment."""
+    """Adds the missing programs to the embedded stack's supervisor and to endpoints.json."""
     folder = calls_folder(plan.home)
     (port,) = free_ports(1)
     billing = {
@@ -76,24 +59,36 @@ def _programs(plan: StackPlan, datastore: str) -> Mapping[str, tuple[list[str], 
         "SCHEMALESS_DATASTORE": datastore,
     }
     processor = ["examples.card_processor", "--port", str(port), "--charges", str(folder / "charges")]
-    return {
-        _PROCESSOR: (processor, {}),
-        f"{datastore}-census": (_consumer("examples.census", datastore), {"CENSUS_DIR": str(folder / "census")}),
-        f"{datastore}-billing": (_consumer("examples.billing", datastore), billing),
+    programs: dict[str, tuple[list[str], dict[str, str]]] = {
+        "card-processor": (processor, {}),
+        f"{datastore}-census": (
+            ["consumers", "examples.census", "--datastore", datastore],
+            {"CENSUS_DIR": str(folder / "census")},
+        ),
+        f"{datastore}-billing": (["consumers", "examples.billing", "--datastore", datastore], billing),
     }
-
-
-def _consumer(module: str, datastore: str) -> list[str]:
-    return ["consumers", module, "--datastore", datastore]
+    known = {process.name for process in supervision.processes(plan.home)}
+    for name, (arguments, env) in programs.items():
+        if name not in known:
+            argv = [sys.executable, "-m", *arguments]
+            supervision.add_program(plan.home, name, ProcessRole.CONSUMERS, argv, service_environment(plan) | env)
+    refresh_endpoints(plan.home)
 
 
 def calls_folder(home: Path) -> Path:
-    """Where the programs of a stack with this home note their calls."""
+    """Returns the folder where the programs of a stack with this home log their calls."""
     return home / "demo"
 
 
-def _lines(folder: Path) -> Iterator[list[str]]:
-    """Fields of the whole lines; the last one of a killed process may be torn."""
-    for path in sorted(folder.glob("*.tsv")):
-        with path.open() as lines:
-            yield from (line.rstrip("\n").split("\t") for line in lines if line.endswith("\n"))
+def read_calls(folder: Path) -> CallLog:
+    """Reads the programs' logs. The last line of a killed process may be torn, and is skipped."""
+
+    def lines(name: str) -> Iterator[list[str]]:
+        for path in sorted((folder / name).glob("*.tsv")):
+            with path.open() as file:
+                yield from (line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
+
+    census = Counter(line[2] for line in lines("census"))
+    charges = Counter(line[0] for line in lines("charges"))
+    bills = frozenset((line[0], line[1]) for line in lines("bills"))
+    return CallLog(census, charges, bills)

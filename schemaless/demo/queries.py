@@ -1,4 +1,4 @@
-"""Sample questions to the loaded datastore, over HTTP, with their answers: what the demo shows beside its audit."""
+"""Sample queries of the loaded datastore over HTTP, which the demo shows beside its audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from schemaless.client.answers import Entry, FoundCell
 from schemaless.client.client import Client
-from schemaless.demo.flight import STATUS, row_key_of_flight
+from schemaless.demo.flights import STATUS, row_key_of_flight
 from schemaless.errors import CellMissing
 from schemaless.sharding import shard_of_text
 
@@ -24,11 +24,17 @@ BODY_CHARACTERS = 64
 
 
 def show_queries(console: Console, client: Client, shards: int) -> list[Entry]:
-    """Asks and prints; returns the flights of TAILNUM in January. Raises CellMissing for a flight that isn't there."""
+    """Asks and prints, and returns the flights of TAILNUM in January. Raises CellMissing for a missing flight."""
     begin, end = JANUARY
     index = client.index(INDEX)
     entries = list(index.query(tailnum=TAILNUM, time_hour__gte=begin, time_hour__lt=end, order="time_hour", limit=1000))
-    console.print(_entries_table(entries))
+    title = f"flights of tail number {TAILNUM} in January, by index {INDEX}"
+    table = Table("time_hour", "flight", "from", "to", "row key", title=title, title_justify="left")
+    for entry in entries:
+        fields = entry.fields
+        flight = f"{fields['carrier']} {fields['flight']}"
+        table.add_row(str(fields["time_hour"]), flight, fields["origin"], fields["dest"], str(entry.row_key))
+    console.print(table)
     row_key = row_key_of_flight(*FIRST_FLIGHT)
     status = client.get_cell_latest(row_key, STATUS)
     if not status:
@@ -38,16 +44,6 @@ def show_queries(console: Console, client: Client, shards: int) -> list[Entry]:
     page = client.get_cells_for_shard(shard, 0, LOG_CELLS)
     console.print(_cells_table(f"the first {LOG_CELLS} cells of shard {shard}, of {page.head:,}", page))
     return entries
-
-
-def _entries_table(entries: Iterable[Entry]) -> Table:
-    title = f"flights of tail number {TAILNUM} in January, by index {INDEX}"
-    table = Table("time_hour", "flight", "from", "to", "row key", title=title, title_justify="left")
-    for entry in entries:
-        fields = entry.fields
-        flight = f"{fields['carrier']} {fields['flight']}"
-        table.add_row(str(fields["time_hour"]), flight, fields["origin"], fields["dest"], str(entry.row_key))
-    return table
 
 
 def _cells_table(title: str, cells: Iterable[FoundCell]) -> Table:

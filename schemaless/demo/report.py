@@ -1,25 +1,25 @@
-"""The demo's report: what is promised beside what was found, a line each, and whether all of it holds."""
+"""The demo's report: each promise as a line with expected and found numbers, and whether all of them hold."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from schemaless.audit.report import AuditReport
-from schemaless.demo.catch_up import Positions
-from schemaless.demo.flight import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
+from schemaless.demo.flights import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.programs import CONSUMERS, INDEX, CallLog
+from schemaless.demo.progress import Positions
 from schemaless.names import index_consumer
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One assertion. `at_least`: more is right too, a trigger's call may be repeated."""
+    """One assertion. With `at_least` more is right too, because a trigger's call may be repeated."""
 
     what: str
     expected: int
@@ -34,8 +34,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that the report is made of. `after_load`: positions when the last put was acknowledged; `caught_up_s`: how
-    long the rest took from then on."""
+    """The facts that the report is made of. `after_load` holds the positions when the last put was acknowledged, and
+    `caught_up_s` says how long the rest took from then on.
+    """
 
     count: FlightCount
     load: LoadCount
@@ -46,13 +47,41 @@ class Facts:
 
 
 def lines_of(facts: Facts) -> list[Line]:
-    bills = len(facts.calls.bills)
-    cells = facts.load.acknowledged + bills
-    return [*_put_lines(facts, bills), *_log_lines(facts.audit, cells), *_consumer_lines(facts, FLIGHTS + bills)]
+    """Returns every assertion of the report, in the order in which they are printed."""
+    count, load, calls, audit = facts.count, facts.load, facts.calls, facts.audit
+    bills = len(calls.bills)
+    cells, statuses = load.acknowledged + bills, FLIGHTS + bills
+    found = audit.cells()
+    by_status = ", ".join(f"{status} {number:,}" for status, number in sorted(load.by_status.items()))
+    index = next((index for index in audit.indexes if index_consumer(index.name) == INDEX), None)
+    consumers = {consumer.name: consumer for consumer in audit.consumers}
+    finished = [
+        Line(f"cells finished by {label}", consumer.cells, consumer.finished)
+        if (consumer := consumers.get(name))
+        else Line(f"cells finished by {label}", found["head"], 0)
+        for name, label in CONSUMERS.items()
+    ]
+    return [
+        Line("flights in the file", FLIGHTS, count.flights),
+        Line("loaded cells acknowledged", CELLS, load.acknowledged, by_status),
+        Line("billing's own puts acknowledged", count.billed, bills, f"carrier {BILLED_CARRIER}"),
+        Line("cells in MySQL, dense, in order", cells, found["mysql"], "= acknowledged"),
+        Line("cells in Kafka", cells, found["topic"], "exactly once, dense, in order"),
+        Line("the same content in both", cells, found["matched"]),
+        Line("index entries", count.with_tailnum, index.found if index else 0, "flights with a tail number"),
+        Line("index entries as the cells say", count.with_tailnum, index.matched if index else 0),
+        *finished,
+        Line("STATUS cells seen by census", statuses, len(calls.census), _repeats(calls.census)),
+        Line("calls of census", statuses, calls.census.total(), at_least=True),
+        Line("flights charged by billing", count.billed, len(calls.charges), _repeats(calls.charges)),
+        Line("conflicts", 0, audit.conflicts),
+        Line("cells left in buffers", 0, audit.buffered),
+        Line("findings of the audit", 0, audit.findings.total, f"in {audit.seconds:.0f} s"),
+    ]
 
 
 def print_lines(console: Console, lines: Sequence[Line]) -> bool:
-    """Whether all lines hold."""
+    """Prints all lines, and returns whether they hold."""
     table = Table(title="audited", title_justify="left")
     table.add_column("what")
     for name in ("expected", "found", ""):
@@ -72,39 +101,6 @@ def print_rates(console: Console, facts: Facts) -> None:
     console.print(f"loaded at {rate:,.0f} cells/s in {load.seconds:.0f} s; {load.tried_again:,} puts were tried again")
     lags = ", ".join(f"{label} {after.lag(name):,}" for name, label in CONSUMERS.items())
     console.print(f"behind when the last cell was acknowledged: {lags}; all caught up {facts.caught_up_s:.1f} s later")
-
-
-def _put_lines(facts: Facts, bills: int) -> Iterator[Line]:
-    count, load = facts.count, facts.load
-    yield Line("flights in the file", FLIGHTS, count.flights)
-    statuses = ", ".join(f"{status} {number:,}" for status, number in sorted(load.by_status.items()))
-    yield Line("loaded cells acknowledged", CELLS, load.acknowledged, statuses)
-    yield Line("billing's own puts acknowledged", count.billed, bills, f"carrier {BILLED_CARRIER}")
-
-
-def _log_lines(audit: AuditReport, cells: int) -> Iterator[Line]:
-    found = audit.cells()
-    yield Line("cells in MySQL, dense, in order", cells, found["mysql"], "= acknowledged")
-    yield Line("cells in Kafka", cells, found["topic"], "exactly once, dense, in order")
-    yield Line("the same content in both", cells, found["matched"])
-
-
-def _consumer_lines(facts: Facts, statuses: int) -> Iterator[Line]:
-    audit, calls = facts.audit, facts.calls
-    index = next((index for index in audit.indexes if index_consumer(index.name) == INDEX), None)
-    yield Line("index entries", facts.count.with_tailnum, index.found if index else 0, "flights with a tail number")
-    yield Line("index entries as the cells say", facts.count.with_tailnum, index.matched if index else 0)
-    finished = {consumer.name: consumer for consumer in audit.consumers}
-    for name, label in CONSUMERS.items():
-        consumer = finished.get(name)
-        cells = consumer.cells if consumer else audit.cells()["head"]
-        yield Line(f"cells finished by {label}", cells, consumer.finished if consumer else 0)
-    yield Line("STATUS cells seen by census", statuses, len(calls.census), _repeats(calls.census))
-    yield Line("calls of census", statuses, calls.census.total(), at_least=True)
-    yield Line("flights charged by billing", facts.count.billed, len(calls.charges), _repeats(calls.charges))
-    yield Line("conflicts", 0, audit.conflicts)
-    yield Line("cells left in buffers", 0, audit.buffered)
-    yield Line("findings of the audit", 0, audit.findings.total, f"in {audit.seconds:.0f} s")
 
 
 def _repeats(calls: Counter[str]) -> str:

