@@ -1,5 +1,7 @@
-"""`python -m api`: one API process. On SIGTERM it stops taking calls, lets followers go, finishes
-what is in hand, closes its pools."""
+"""`python -m api`: one API process.
+
+On SIGTERM it takes no more requests, ends those that follow a log, finishes those in flight, and closes its pools.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,14 @@ import structlog
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from api.app import create_app, served_app, stop_following
-from api.http.server import ApiServer
-from api.http.uvicorn_protocol import OneWriteProtocol
+from api.app import create_app
+from api.http.server import ApiServer, CoalescingProtocol
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 
 STOP_TIMEOUT_S = 10
 YOUNG_OBJECTS_MAX = 20_000
-"""The collector looks at young objects this often instead of every 700: a call makes hundreds, and hardly any cycle."""
+"""How often the collector looks at young objects (Python: 700): a request makes hundreds, and hardly any cycle."""
 
 log = structlog.get_logger()
 
@@ -38,11 +39,11 @@ def main() -> int:
     gc.freeze()  # what lives as long as the process is never looked at again
     gc.set_threshold(YOUNG_OBJECTS_MAX, 20, 20)
     config = uvicorn.Config(
-        served_app(app, settings),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=OneWriteProtocol,
+        http=CoalescingProtocol,
         ws="none",
         access_log=False,
         proxy_headers=False,
@@ -51,7 +52,7 @@ def main() -> int:
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
-    server = ApiServer(config, before_shutdown=lambda: stop_following(app))
+    server = ApiServer(config, before_shutdown=app.stop_following)
     with suppress(KeyboardInterrupt):  # the server raises its signals again when it has stopped
         server.run()
     return 0 if server.started else STARTUP_FAILURE

@@ -1,43 +1,35 @@
-"""The application: FastAPI with every route of the contract, services opened and closed around it."""
+"""The application: a FastAPI whose routes of the contract are served by a router of their own.
+
+A user may mount it, or add routes, middleware, dependencies and handlers to it. Middleware sees every request. While
+none was added, requests of the contract's routes pass nothing of FastAPI (docs/http.md, "One way through the API").
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as StarletteRequest
 from fastapi.responses import Response as StarletteResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.http.asgi import UNEXPECTED, Entrance, response_to, short_ways
-from api.http.request import Request
-from api.http.response import ProblemKind, document_response, problem, response_of
-from api.http.route import Route
-from api.routes import CONTRACT, OUTSIDE
+from api.http.asgi import UNEXPECTED, Dispatcher, WatchedSend, answered_at_stop, send_no_route
+from api.http.response import METHOD_NOT_ALLOWED, ProblemKind, Response, document_response, problem, problem_response
+from api.http.route import Router
+from api.routes import ROUTES
 from api.state import ApiState, opened_state
 from schemaless.config import ApiSettings
+from schemaless.errors import SchemalessError
 from schemaless.topology import load_topology
 
-PREFIX = "/v1/{datastore}"
-_NO_SUCH_PATH = ProblemKind(404, "no-such-path", "There is no such path")
-_OTHER_METHOD = ProblemKind(405, "method-not-allowed", "The path takes other methods")
 
-
-def served_app(app: FastAPI, settings: ApiSettings) -> ASGIApp:
-    """What the server runs: the entrance stands before FastAPI, whose middleware the short way spares."""
-    return Entrance(app, short_ways=short_ways(CONTRACT), calls_max=settings.requests_max)
-
-
-def stop_following(app: FastAPI) -> None:
-    """Ends the calls that follow a log: they would never end by themselves."""
-    state: ApiState = app.state.api
-    state.followers.close()
-
-
-def create_app(settings: ApiSettings) -> FastAPI:
-    """Opens its services when it is started, closes them when it is stopped.
+def create_app(settings: ApiSettings) -> SchemalessApp:
+    """Returns the application. Its lifespan opens what the handlers share, `app.state.api`, and closes it.
 
     Raises Misconfigured when the topology can't be read.
     """
@@ -49,7 +41,8 @@ def create_app(settings: ApiSettings) -> FastAPI:
             app.state.api = state
             yield
 
-    app = FastAPI(
+    return SchemalessApp(
+        requests_max=settings.requests_max,
         title="Schemaless",
         summary="Append-only cells on sharded MySQL, and their log",
         version="1",
@@ -57,53 +50,83 @@ def create_app(settings: ApiSettings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        exception_handlers={
-            HTTPException: _http_error,
-            Exception: _unexpected,
-        },
-    )
-    for route in CONTRACT:
-        _add(app, PREFIX + route.path, route)
-    for route in OUTSIDE:
-        _add(app, route.path, route)
-    return app
-
-
-def _add(app: FastAPI, path: str, route: Route) -> None:
-    app.add_api_route(
-        path,
-        _endpoint(route),
-        methods=[route.method],
-        name=route.name,
-        summary=route.summary,
-        response_class=StarletteResponse,
-        openapi_extra=route.openapi(path),
-        tags=[route.path.split("/")[1]],
+        exception_handlers={HTTPException: _http_error, SchemalessError: _error, Exception: _unexpected},
     )
 
 
-def _endpoint(route: Route) -> Callable[[StarletteRequest], Awaitable[StarletteResponse]]:
-    async def endpoint(starlette_request: StarletteRequest) -> StarletteResponse:
-        request = Request(
-            starlette_request.app.state.api,
-            starlette_request.scope,
-            starlette_request.receive,
-            starlette_request.path_params,
-        )
-        return response_of(await response_to(route, request))
+class SchemalessApp(FastAPI):
+    def __init__(self, *, requests_max: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._router = Router(ROUTES)
+        self._requests_max = requests_max
+        self._dispatcher = self._dispatcher_before(super().__call__)
+        self._not_http = self.router.default
+        self.router.default = self._no_route
 
-    return endpoint
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request: by our router at once, or by the user's middleware, which reaches the same router."""
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+        elif self.user_middleware:
+            watched = WatchedSend(send)
+            await answered_at_stop(super().__call__(scope, receive, watched), watched)
+        else:
+            if self.root_path:
+                scope["root_path"] = self.root_path
+            await self._dispatcher(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Puts our dispatcher behind the user's middleware. Without any it is in front of the whole stack."""
+        if not self.user_middleware:
+            return super().build_middleware_stack()
+        self.user_middleware.append(Middleware(self._dispatcher_before))
+        try:
+            return super().build_middleware_stack()
+        finally:
+            self.user_middleware.pop()
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the document of our routes and of the user's."""
+        document = super().openapi()
+        for route in ROUTES:
+            operations = document["paths"].setdefault(route.path, {})
+            operations.setdefault(route.method.lower(), route.openapi())
+        return document
+
+    def stop_following(self) -> None:
+        """Ends the requests that follow a log. They would never end by themselves."""
+        state: ApiState = self.state.api
+        state.followers.close()
+
+    def _dispatcher_before(self, app: ASGIApp) -> Dispatcher:
+        return Dispatcher(self, self._router, app, requests_max=self._requests_max)
+
+    async def _no_route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await send_no_route(self._router, scope, send)
+        else:
+            await self._not_http(scope, receive, send)
 
 
-async def _http_error(starlette_request: StarletteRequest, error: HTTPException) -> StarletteResponse:
-    kind = {404: _NO_SUCH_PATH, 405: _OTHER_METHOD}.get(error.status_code)
-    kind = kind or ProblemKind(error.status_code, "http", str(error.detail))
-    response = response_of(document_response(problem(kind, f"{starlette_request.method} {starlette_request.url.path}")))
-    for name, value in (error.headers or {}).items():
-        response.headers[name] = value
+async def _http_error(request: StarletteRequest, error: HTTPException) -> StarletteResponse:
+    """Answers what a user's route raised, with its headers."""
+    kind = ProblemKind(error.status_code, "http", HTTPStatus(error.status_code).phrase)
+    if error.status_code == METHOD_NOT_ALLOWED.status:
+        kind = METHOD_NOT_ALLOWED
+    response = _starlette_response(document_response(problem(kind, str(error.detail))))
+    response.headers.update(error.headers or {})
     return response
 
 
-async def _unexpected(starlette_request: StarletteRequest, error: Exception) -> StarletteResponse:
-    """The server logs the error with its trace; the caller learns only that it is not theirs."""
-    return response_of(UNEXPECTED)
+async def _error(request: StarletteRequest, error: SchemalessError) -> StarletteResponse:
+    return _starlette_response(problem_response(error))
+
+
+async def _unexpected(request: StarletteRequest, error: Exception) -> StarletteResponse:
+    """The server logs the error with its trace. The caller learns only that it is not theirs."""
+    return _starlette_response(UNEXPECTED)
+
+
+def _starlette_response(response: Response) -> StarletteResponse:
+    headers = {name.decode(): value.decode() for name, value in response.headers}
+    return StarletteResponse(response.body, response.status, headers)

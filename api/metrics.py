@@ -1,4 +1,4 @@
-"""Metrics of one process, for Prometheus: calls by name and status, cells put by outcome, nodes and their lag."""
+"""Metrics of one process, for Prometheus: requests by route and status, cells put by outcome, nodes and their lag."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Metrics:
-    """Children are kept by label values: looking them up costs more than counting."""
+    """Keeps the children by label values: Prometheus' own look-up costs more than counting."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        calls = Counter("schemaless_api_calls", "Calls answered.", ["call", "status"], registry=self.registry)
-        seconds = Histogram(
-            "schemaless_api_call_seconds", "Time to answer.", ["call"], buckets=_SECONDS, registry=self.registry
+        self._requests = Counter(
+            "schemaless_api_requests", "Requests answered.", ["route", "status"], registry=self.registry
         )
-        self._calls, self._seconds = calls, seconds
-        self._call_children: dict[tuple[str, int], Counter] = {}
+        self._seconds = Histogram(
+            "schemaless_api_request_seconds",
+            "Time to the response.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._request_children: dict[tuple[str, int], Counter] = {}
         self._second_children: dict[str, Histogram] = {}
 
-    def called(self, name: str, status: int, seconds: float) -> None:
-        counter = self._call_children.get((name, status))
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Counts one request. Routes have few names: a path of a request is never one."""
+        counter = self._request_children.get((route, status))
         if counter is None:
-            counter = self._call_children[name, status] = self._calls.labels(name, str(status))
-        histogram = self._second_children.get(name)
+            counter = self._request_children[route, status] = self._requests.labels(route, str(status))
+        histogram = self._second_children.get(route)
         if histogram is None:
-            histogram = self._second_children[name] = self._seconds.labels(name)
+            histogram = self._second_children[route] = self._seconds.labels(route)
         counter.inc()
         histogram.observe(seconds)
 
@@ -45,7 +51,7 @@ class Metrics:
         self.registry.register(_PutCollector(puts))
 
     def watch_followers(self, followers: Sized) -> None:
-        gauge = Gauge("schemaless_api_followers", "Calls that follow a log now.", registry=self.registry)
+        gauge = Gauge("schemaless_api_followers", "Requests that follow a log now.", registry=self.registry)
         gauge.set_function(lambda: len(followers))
 
     def exposition(self) -> bytes:

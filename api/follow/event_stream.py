@@ -135,6 +135,6 @@ async def _send_and_drain(send: Send, chunk: bytes) -> bool:
     if not chunk:
         return False
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await asyncio.sleep(0)  # what is written in one turn goes out at its end (api/http/uvicorn_protocol.py)
+    await asyncio.sleep(0)  # what is written in one turn goes out at its end (api/http/server.py)
     await send({"type": "http.response.body", "body": b"", "more_body": True})
     return True

@@ -1,130 +1,151 @@
-"""Entrance: what every request passes, in front of FastAPI. Bounds what is in hand, counts, and takes the short way for
-single cells and index queries, which FastAPI's routing would cost more than MySQL does (docs/http.md, "What it costs").
+"""Dispatcher: the one way of a request through the API.
+
+It bounds the concurrent requests, counts and times them, finds the handler, turns errors into problem documents, and
+answers 503 when a stop cancels a request. Requests of no route of ours go on to FastAPI, which has what a user added.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable
 
 import msgspec
 from fastapi import FastAPI
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.request import FOLLOWS, HEADERS_ONLY, Request
-from api.http.response import Response, problem_response, send_response
-from api.http.route import Route
+from api.http.request import Request
+from api.http.response import (
+    METHOD_NOT_ALLOWED,
+    NO_SUCH_PATH,
+    StreamResponse,
+    document_response,
+    problem,
+    problem_response,
+    send_response,
+)
+from api.http.route import RouteMatch, Router
 from api.state import ApiState
 from schemaless.errors import SchemalessError, Unavailable
 
-UNROUTED = "other"
-FOLLOWED = "follow"  # its answers are late on purpose
+OTHER = "other"
+"""The metrics' name for requests of no route of ours."""
+FOLLOW = "follow"
+"""The metrics' name for requests that follow a log: their responses are late on purpose."""
+REJECTED = "rejected"
+"""The metrics' name for requests beyond the bound."""
 UNEXPECTED = problem_response(SchemalessError("an unexpected error; the log of this process has it"))
-"""Where a handler raises what nobody foresaw: the server logs it, with its trace."""
-STOPPING = problem_response(Unavailable("this process stops, before the call had its outcome"))
+"""The response when a handler raises what nobody foresaw. The server logs the error with its trace."""
+STOPPING = problem_response(Unavailable("this process stops, before the request had its outcome"))
 
 
-class ShortWay(msgspec.Struct, frozen=True, gc=False):
-    """A route with the positions of its path's names and words."""
+class Dispatcher:
+    """An ASGI app in front of another one, `app_of_user`. The state of `fastapi` is there once its lifespan began."""
 
-    route: Route
-    names: tuple[tuple[int, str], ...]
-    words: tuple[tuple[int, str], ...]
-
-
-SHORT = {"/cells/{row_key}/{column}", "/cells/{row_key}/{column}/{ref_key}", "/indexes/{name}/entries"}
-ShortWays = Mapping[tuple[str, int, str], ShortWay]
-"""By method, number of parts of the path, and the word after the datastore."""
-
-
-class Entrance:
-    def __init__(self, app: FastAPI, *, short_ways: ShortWays, calls_max: int) -> None:
-        self._app = app
-        self._short_ways = short_ways
-        self._calls_max = calls_max
+    def __init__(self, fastapi: FastAPI, router: Router, app_of_user: ASGIApp, *, requests_max: int) -> None:
+        self._fastapi = fastapi
+        self._router = router
+        self._app_of_user = app_of_user
+        self._requests_max = requests_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._app_of_user(scope, receive, send)
             return
-        state: ApiState = self._app.state.api
+        state: ApiState = self._fastapi.state.api
         in_flight = state.in_flight
-        if in_flight.count >= self._calls_max:
-            await send_response(problem_response(Unavailable(f"too many concurrent requests: {in_flight.count}")), send)
+        if in_flight.count >= self._requests_max:
+            state.metrics.answered(REJECTED, 503, 0.0)
+            error = Unavailable(f"too many concurrent requests: {in_flight.count} are in flight")
+            await send_response(problem_response(error), send)
             return
         in_flight.count += 1
         try:
-            await self._serve(state, scope, receive, send)
+            found = self._router.find(scope["method"], route_path(scope))
+            if found is None:
+                await self._serve_other(state, scope, receive, send)
+            else:
+                match, parameters = found
+                await self._serve(match, Request(state, scope, receive, parameters), send)
         finally:
             in_flight.count -= 1
 
-    async def _serve(self, state: ApiState, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, match: RouteMatch, request: Request, send: Send) -> None:
         began = time.perf_counter()
-        if scope["method"] == "HEAD":  # the server leaves the body out
-            scope = {**scope, "method": "GET", HEADERS_ONLY: True}
-        found = self._short_way(scope)
-        if found is None:
-            watched = _Watched(send)
-            try:
-                await self._app(scope, receive, watched)
-            finally:
-                name = FOLLOWED if FOLLOWS in scope else getattr(scope.get("route"), "name", UNROUTED)
-                state.metrics.called(name, watched.status, watched.answered_at - began)
-        else:
-            route, path = found
-            answer = UNEXPECTED
-            try:
-                answer = await response_to(route, Request(state, scope, receive, path))
-            except asyncio.CancelledError:
-                answer = STOPPING
-                raise
-            finally:
-                await send_response(answer, send)
-                state.metrics.called(route.name, answer.status, time.perf_counter() - began)
+        response = UNEXPECTED
+        try:
+            response = await match.handler(request)
+        except SchemalessError as error:
+            response = problem_response(error)
+        except asyncio.CancelledError:
+            response = STOPPING
+            raise
+        finally:
+            request.finish()
+            if isinstance(response, StreamResponse):
+                await self._serve_stream(request.state, response, send, began)
+            else:
+                await send_response(response, send, headers_only=request.headers_only)
+                name = FOLLOW if request.following else match.name
+                request.state.metrics.answered(name, response.status, time.perf_counter() - began)
 
-    def _short_way(self, scope: Scope) -> tuple[Route, dict[str, str]] | None:
-        """The route of a path, and what the path names, by looking at its parts."""
-        parts = scope["path"].split("/")
-        way = self._short_ways.get((scope["method"], len(parts), parts[3] if len(parts) > 3 else ""))
-        if way is None or "" in parts[1:] or parts[-1] == "versions" or any(parts[n] != word for n, word in way.words):
-            return None
-        return way.route, {name: parts[n] for n, name in way.names}
+    async def _serve_stream(self, state: ApiState, response: StreamResponse, send: Send, began: float) -> None:
+        watched = WatchedSend(send)
+        try:
+            await answered_at_stop(response.stream(watched), watched)
+        finally:
+            if watched.status is None:
+                await send_response(UNEXPECTED, watched)
+            state.metrics.answered(FOLLOW, watched.status or 500, watched.started_at - began)
 
-
-async def response_to(route: Route, request: Request) -> Response:
-    """Errors of ours become problems here, for every call of the contract."""
-    try:
-        return await route.handler(request)
-    except SchemalessError as error:
-        return problem_response(error)
-    finally:
-        request.finish()
+    async def _serve_other(self, state: ApiState, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        watched = WatchedSend(send)
+        try:
+            await answered_at_stop(self._app_of_user(scope, receive, watched), watched)
+        finally:
+            state.metrics.answered(OTHER, watched.status or 500, watched.started_at - began)
 
 
-class _Watched:
-    """A `send` that remembers the status, and when the answer began."""
+class WatchedSend:
+    """A `send` that remembers the status, None before the response started, and when it started."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.status = 500
-        self.answered_at = time.perf_counter()
+        self.status: int | None = None
+        self.started_at = time.perf_counter()
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.answered_at = time.perf_counter()
+            self.started_at = time.perf_counter()
         await self._send(message)
 
 
-def short_ways(routes: tuple[Route, ...]) -> ShortWays:
-    """Of the routes of single cells and of index entries."""
-    ways = {}
-    for route in routes:
-        if route.path in SHORT:
-            parts = f"/v1/{{datastore}}{route.path}".split("/")
-            named = [part.startswith("{") for part in parts]
-            names = tuple((n, part[1:-1]) for n, part in enumerate(parts) if named[n])
-            words = tuple((n, part) for n, part in enumerate(parts) if not named[n])
-            ways[route.method, len(parts), parts[3]] = ShortWay(route, names, words)
-    return ways
+async def answered_at_stop(work: Awaitable[None], send: WatchedSend) -> None:
+    """Awaits what sends its response itself. A stop that cancels it before its response started is a 503."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        if send.status is None:
+            await send_response(STOPPING, send)
+        raise
+
+
+def route_path(scope: Scope) -> str:
+    """Returns the path below the prefix that the app is mounted under."""
+    path: str = scope["path"]
+    root_path = scope.get("root_path")
+    return path[len(root_path) :] if root_path and path.startswith(root_path + "/") else path
+
+
+async def send_no_route(router: Router, scope: Scope, send: Send) -> None:
+    """Sends a 404, or a 405 for a path that has other methods."""
+    methods = router.methods(route_path(scope))
+    kind = METHOD_NOT_ALLOWED if methods else NO_SUCH_PATH
+    response = document_response(problem(kind, f"{scope['method']} {scope['path']}"))
+    if methods:
+        response = msgspec.structs.replace(
+            response, headers=(*response.headers, (b"allow", ", ".join(methods).encode()))
+        )
+    await send_response(response, send, headers_only=scope["method"] == "HEAD")

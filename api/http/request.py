@@ -21,25 +21,39 @@ if TYPE_CHECKING:
 
 Receive = Callable[[], Awaitable[Any]]
 Scope = MutableMapping[str, Any]
-FOLLOWS = "schemaless.follows"
-"""A scope with it belongs to a call that follows a log."""
-HEADERS_ONLY = "schemaless.headers_only"
-WHOLE = "schemaless.whole"
-"""A scope with it belongs to a request whose payload has come to its end."""
+PAYLOAD_COMPLETE = "schemaless.payload_complete"
+"""The server's ASGI extension of a request whose payload has arrived as a whole: reading it needs no time-out."""
+
+
+class PayloadBudget:
+    """The bytes of long payloads that a process may hold at once."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+
+    def take(self, count: int) -> None:
+        """Raises Unavailable."""
+        if count > self._left:
+            raise Unavailable("too many large payloads at once")
+        self._left -= count
+
+    def give_back(self, count: int) -> None:
+        self._left += count
 
 
 class Request:
-    """`path` holds the named parts of the path as text, not yet looked at."""
+    """One request of a route of ours. `path` holds the parameters of the path as text, not yet parsed."""
 
-    __slots__ = ("_headers", "_payload", "_receive", "_scope", "path", "state")
+    __slots__ = ("_headers", "_held_bytes", "_receive", "_scope", "following", "path", "state")
 
     def __init__(self, state: ApiState, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
         self.state = state
         self.path = path
+        self.following = False
         self._scope = scope
         self._receive = receive
         self._headers: dict[bytes, bytes] | None = None
-        self._payload: Payload | None = None
+        self._held_bytes = 0
 
     async def datastore(self) -> Datastore:
         """Raises NotFound."""
@@ -69,23 +83,49 @@ class Request:
         return response_format(self.header(b"accept"), batch=batch)
 
     async def payload(self, bytes_max: int) -> bytes:
-        """Raises TooLarge, Malformed or Unavailable."""
-        self._payload = Payload(self._receive, self.state.payload_budget)
-        return await self._payload.read(
-            bytes_max,
-            self.header(b"content-length"),
-            self.state.settings.payload_timeout_s,
-            whole=WHOLE in self._scope,
-        )
+        """Returns the whole payload.
+
+        Raises TooLarge as soon as that is known, Malformed when the payload ends early or doesn't arrive in time, and
+        Unavailable when the process holds too many bytes of payloads.
+        """
+        announced = self.header(b"content-length")
+        if announced.isdigit() and int(announced) > bytes_max:
+            raise TooLarge(f"at most {bytes_max} bytes are taken, {int(announced)} were announced")
+        if PAYLOAD_COMPLETE in self._scope.get("extensions", ()):
+            # A timer that nothing waits for would cost as much as parsing a small body.
+            return await self._read_payload(bytes_max)
+        timeout_s = self.state.settings.payload_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._read_payload(bytes_max)
+        except TimeoutError:
+            raise Malformed(f"the payload was not there after {timeout_s} s") from None
+
+    async def _read_payload(self, bytes_max: int) -> bytes:
+        message = await self._receive()
+        received = bytearray()
+        while message["type"] == "http.request":
+            chunk: bytes = message.get("body", b"")
+            if len(received) + len(chunk) > bytes_max:
+                raise TooLarge(f"at most {bytes_max} bytes are taken")
+            if not received and not message.get("more_body"):
+                return chunk
+            self.state.payload_budget.take(len(chunk))
+            self._held_bytes += len(chunk)
+            received += chunk
+            if not message.get("more_body"):
+                return bytes(received)
+            message = await self._receive()
+        raise Malformed("the connection ended within the payload")
 
     def follows(self) -> None:
-        """Says so to the entrance and to the server's protocol."""
-        self._scope[FOLLOWS] = True
+        """Marks a request that waits for cells which aren't there yet: it is counted and timed apart."""
+        self.following = True
 
     @property
     def headers_only(self) -> bool:
-        """It was a HEAD."""
-        return HEADERS_ONLY in self._scope
+        """True for HEAD."""
+        return bool(self._scope["method"] == "HEAD")
 
     async def unless_hung_up(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work, or as much of it as is done when the caller's connection ends."""
@@ -104,74 +144,10 @@ class Request:
             pass
 
     def finish(self) -> None:
-        """The answer is made: what the payload took of the process's bounds is free again."""
-        if self._payload is not None and self._payload.held_bytes:
-            self.state.payload_budget.give_back(self._payload.held_bytes)
+        """Gives back the bytes that the payload took of the process's budget. The response is made."""
+        if self._held_bytes:
+            self.state.payload_budget.give_back(self._held_bytes)
+            self._held_bytes = 0
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class PayloadBudget:
-    """Bytes of long payloads that a process may hold at once."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._left = bytes_max
-
-    def take(self, count: int) -> None:
-        """Raises Unavailable."""
-        if count > self._left:
-            raise Unavailable("this process holds as many large payloads as it may")
-        self._left -= count
-
-    def give_back(self, count: int) -> None:
-        self._left += count
-
-
-class Payload:
-    """Of one call. `held_bytes` were taken from the budget, and are to be given back when the call is over."""
-
-    __slots__ = ("_budget", "_receive", "held_bytes")
-
-    def __init__(self, receive: Receive, budget: PayloadBudget) -> None:
-        self.held_bytes = 0
-        self._receive = receive
-        self._budget = budget
-
-    async def read(self, bytes_max: int, announced: bytes, timeout_s: float, *, whole: bool = False) -> bytes:
-        """`announced`: Content-Length, if there is one; `whole`: all of it has come. Raises TooLarge as soon as that
-        is known, Malformed when the payload ends early or doesn't come in time, Unavailable.
-        """
-        if announced and int(announced) > bytes_max:
-            raise TooLarge(f"at most {bytes_max} bytes are taken, {int(announced)} were announced")
-        if whole:  # a timer that nothing waits for would cost as much as parsing a small body
-            return await self._read(bytes_max)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._read(bytes_max)
-        except TimeoutError:
-            raise Malformed(f"the payload was not there after {timeout_s} s") from None
-
-    async def _read(self, bytes_max: int) -> bytes:
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            return _bounded(message["body"], bytes_max)
-        return await self._read_on(message, bytes_max)
-
-    async def _read_on(self, message: Any, bytes_max: int) -> bytes:
-        gathered = bytearray()
-        while message["type"] == "http.request":
-            self._budget.take(len(message["body"]))
-            self.held_bytes += len(message["body"])
-            gathered += message["body"]
-            _bounded(gathered, bytes_max)
-            if not message.get("more_body"):
-                return bytes(gathered)
-            message = await self._receive()
-        raise Malformed("the connection ended within the payload")
-
-
-def _bounded(payload: Any, bytes_max: int) -> bytes:
-    if len(payload) > bytes_max:
-        raise TooLarge(f"at most {bytes_max} bytes are taken")
-    return payload  # type: ignore[no-any-return]

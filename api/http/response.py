@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response as StarletteResponse
-from starlette.types import Receive, Scope
 
 from api.http.content import Format
 from schemaless.errors import (
@@ -75,31 +73,12 @@ def ok_response(form: Format, value: Any, *headers: Header, status: int = 200) -
     return Response(status, form.encode(value), (form.header, _VARY, *headers))
 
 
-async def send_response(answer: Response, send: Send) -> None:
-    headers = [*answer.headers]
-    if answer.status != 304:  # its length would be that of the body left out
-        headers.append((b"content-length", b"%d" % len(answer.body)))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
-
-
-def response_of(answer: Response) -> StarletteResponse:
-    if isinstance(answer, StreamResponse):
-        return _Streaming(answer)
-    response = StarletteResponse(answer.body, answer.status)
-    response.raw_headers = [*answer.headers]
-    if answer.status != 304:
-        response.raw_headers.append((b"content-length", b"%d" % len(answer.body)))
-    return response
-
-
-class _Streaming(StarletteResponse):
-    def __init__(self, answer: StreamResponse) -> None:
-        super().__init__()
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer.stream(send)
+async def send_response(response: Response, send: Send, *, headers_only: bool = False) -> None:
+    headers = [*response.headers]
+    if response.status != 304:  # its length would be that of the body left out
+        headers.append((b"content-length", b"%d" % len(response.body)))
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if headers_only else response.body})
 
 
 class ProblemKind(msgspec.Struct, frozen=True):
@@ -127,6 +106,8 @@ KINDS: dict[type[BaseException], ProblemKind] = {
     Fenced: ProblemKind(503, "fenced", "Another process has taken over"),
     SchemalessError: ProblemKind(500, "internal", "The server is at fault"),
 }
+NO_SUCH_PATH = ProblemKind(404, "no-such-path", "There is no such path")
+METHOD_NOT_ALLOWED = ProblemKind(405, "method-not-allowed", "The path takes other methods")
 
 
 def kind_of(error: SchemalessError) -> ProblemKind:

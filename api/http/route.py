@@ -1,9 +1,14 @@
-"""Route: one call of the contract: method, path under /v1/{datastore}, handler, and what its documentation says."""
+"""Route and Router: the table of calls, each with what its documentation says, and how a path finds its handler.
+
+Every call of the contract is a `Route`. FastAPI's router sees none of them: it serves only what a user adds.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -31,12 +36,13 @@ _PROBLEM = {
         }
     },
 }
-_PART = re.compile(r"{(\w+)(?::path)?}")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """`payload` is a JSON schema of what the call takes; `batch` says that it takes NDJSON too; `answers` lists the
-    statuses that are no problem documents; `media` the types of an answer that may have others than JSON's.
+    """One call: method, path and handler, and its documentation.
+
+    `payload` is a JSON schema of what the call takes. `batch` says that it takes NDJSON too. `answers` lists the
+    statuses that are no problem documents. `media` lists the types of a response that may have others than JSON's.
     """
 
     method: str
@@ -51,31 +57,96 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Also its label in the metrics."""
+        """The handler's name. It is the route's label in the metrics, too."""
         return getattr(self.handler, "__name__", self.path)
 
-    @property
-    def summary(self) -> str:
-        return (self.handler.__doc__ or self.name).strip()
-
-    def openapi(self, full_path: str) -> dict[str, Any]:
-        """What FastAPI can't know of a handler that takes bytes and gives bytes."""
-        parts = [
+    def openapi(self) -> dict[str, Any]:
+        """Returns the route's operation object."""
+        named = re.sub(r"\W", "_", self.name + self.path)
+        path_parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in _PART.findall(full_path)
+            for _, name in _parameters(self.path)
         ]
-        query = [parameter.openapi() for parameter in self.parameters]
-        document: dict[str, Any] = {"parameters": parts + query + [header.openapi("header") for header in self.headers]}
-        document["responses"] = {str(status): self._answer(status) for status in self.answers}
-        document["responses"]["default"] = _PROBLEM
+        operation: dict[str, Any] = {
+            "tags": [next(part for part in self.path.split("/") if part not in ("", "v1", "{datastore}"))],
+            "summary": (self.handler.__doc__ or self.name).strip(),
+            "operationId": f"{named}_{self.method.lower()}",
+            "parameters": [
+                *path_parameters,
+                *(parameter.openapi() for parameter in self.parameters),
+                *(header.openapi("header") for header in self.headers),
+            ],
+            "responses": {str(status): {"description": HTTPStatus(status).phrase} for status in self.answers},
+        }
+        for response in operation["responses"].values() if self.media else ():
+            response["content"] = {media_type: {"schema": {}} for media_type in self.media}
+        operation["responses"]["default"] = _PROBLEM
         if self.payload is not None:
             media = (JSON, MSGPACK, NDJSON) if self.batch else (JSON, MSGPACK)
             content = {form.media_type: {"schema": self.payload} for form in media}
-            document["requestBody"] = {"required": True, "content": content}
-        return document
+            operation["requestBody"] = {"required": True, "content": content}
+        return operation
 
-    def _answer(self, status: int) -> dict[str, Any]:
-        answer: dict[str, Any] = {"description": HTTPStatus(status).phrase}
-        if self.media:
-            answer["content"] = {media_type: {"schema": {}} for media_type in self.media}
-        return answer
+
+class RouteMatch(msgspec.Struct, frozen=True, gc=False):
+    """What the router knows of a route: `parameters` are the positions and names of the variable segments."""
+
+    handler: Handler
+    name: str
+    parameters: tuple[tuple[int, str], ...]
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """Paths of one length whose literal segments have the same positions."""
+
+    literals_of: Callable[[list[str]], Any]
+    matches: dict[Any, dict[str, RouteMatch]]
+    """By literal segments, then by method."""
+
+
+class Router:
+    """Finds the route of a method and a path. A literal segment goes before a parameter."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        shapes: dict[int, dict[tuple[int, ...], _Shape]] = {}
+        for route in routes:
+            segments = route.path.split("/")
+            parameters = _parameters(route.path)
+            variable = {position for position, _ in parameters}
+            literal = tuple(position for position in range(len(segments)) if position not in variable)
+            of_length = shapes.setdefault(len(segments), {})
+            shape = of_length.setdefault(literal, _Shape(itemgetter(*literal), {}))
+            by_method = shape.matches.setdefault(shape.literals_of(segments), {})
+            by_method[route.method] = RouteMatch(route.handler, route.name, parameters)
+        self._shapes = {
+            length: tuple(shape for _, shape in sorted(of_length.items(), key=lambda item: -len(item[0])))
+            for length, of_length in shapes.items()
+        }
+
+    def find(self, method: str, path: str) -> tuple[RouteMatch, dict[str, str]] | None:
+        """Returns the route and the path's parameters as text, or None. HEAD is served as GET."""
+        if method == "HEAD":
+            method = "GET"
+        segments = path.split("/")
+        for shape in self._shapes.get(len(segments), ()):
+            by_method = shape.matches.get(shape.literals_of(segments))
+            if by_method is not None and (match := by_method.get(method)) is not None:
+                parameters = {name: segments[position] for position, name in match.parameters}
+                return None if "" in parameters.values() else (match, parameters)
+        return None
+
+    def methods(self, path: str) -> list[str]:
+        """Returns every method that the path has, none for a path of no route."""
+        segments = path.split("/")
+        found: set[str] = set()
+        for shape in self._shapes.get(len(segments), ()):
+            for method, match in shape.matches.get(shape.literals_of(segments), {}).items():
+                if all(segments[position] for position, _ in match.parameters):
+                    found.add(method)
+        return sorted(found | {"HEAD"} if "GET" in found else found)
+
+
+def _parameters(path: str) -> tuple[tuple[int, str], ...]:
+    """Returns position and name of each `{name}` segment."""
+    segments = enumerate(path.split("/"))
+    return tuple((position, segment[1:-1]) for position, segment in segments if segment.startswith("{"))

@@ -1,8 +1,11 @@
-"""Every call, in the order in which paths are matched: fixed words before named parts."""
+"""The route table: every call of the contract under /v1/{datastore}, and what operators ask outside of it."""
+
+from msgspec.structs import replace
 
 from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, status, triggers
 
-CONTRACT = (
+PREFIX = "/v1/{datastore}"
+_OF_A_DATASTORE = (
     *cells.ROUTES,
     *batch.ROUTES,
     *log.ROUTES,
@@ -12,4 +15,4 @@ CONTRACT = (
     *triggers.ROUTES,
     *status.ROUTES,
 )
-OUTSIDE = ops.ROUTES
+ROUTES = (*(replace(route, path=PREFIX + route.path) for route in _OF_A_DATASTORE), *ops.ROUTES)

@@ -151,7 +151,7 @@ _BODY = {"type": "object", "description": "The cell's body: any JSON object."}
 
 ROUTES = (
     Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, payload=_BODY, answers=(201, 200, 202)),
-    Route("POST", "/cells/{row_key}/{column}", post_version, payload=_BODY, answers=(201,)),
+    Route("POST", "/cells/{row_key}/{column}", post_version, payload=_BODY, answers=(201, 200)),
     Route("GET", "/cells/{row_key}", get_row, (READ_FROM,)),
     Route("GET", "/cells/{row_key}/{column}", get_latest, (READ_FROM,), answers=(200, 304)),
     Route("GET", "/cells/{row_key}/{column}/versions", get_versions, (FROM, TO, DESCENDING, LIMIT, READ_FROM)),

@@ -56,7 +56,8 @@ def _view(program: str, shards: Mapping[int, ConsumerShard]) -> dict[str, object
 ROUTES = (
     Route("GET", "/triggers", list_triggers),
     Route("GET", "/triggers/{program}", get_trigger),
-    Route("GET", "/triggers/{program}/parked{rest:path}", parked_cells),
-    Route("POST", "/triggers/{program}/parked{rest:path}", parked_cells),
-    Route("DELETE", "/triggers/{program}/parked{rest:path}", parked_cells),
+    Route("GET", "/triggers/{program}/parked", parked_cells),
+    Route("POST", "/triggers/{program}/parked/{action}", parked_cells),
+    Route("DELETE", "/triggers/{program}/parked/{cell}", parked_cells),
+    Route("POST", "/triggers/{program}/parked/{cell}/{action}", parked_cells),
 )

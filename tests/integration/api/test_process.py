@@ -27,19 +27,19 @@ def test_health_and_readiness(api, shared_datastore):
     assert (ready.status_code, ready.json()["status"]) == (200, "ready")
 
 
-def test_metrics_count_calls_and_cells(api, call):
-    """In Prometheus' format: calls by name and status, cells by outcome and copies, nodes."""
+def test_metrics_count_requests_and_cells(api, call):
+    """In Prometheus' format: requests by route and status, cells by outcome and copies, nodes."""
     row = uuid.uuid4()
     call.put(row, 1, {"v": 1})
     call.put(row, 1, {"v": 1})
     call.get("/topology")
     text = api.client.get("/metrics").text
     for line in (
-        'schemaless_api_calls_total{call="put_cell",status="201"}',
-        'schemaless_api_calls_total{call="get_topology",status="200"}',
+        'schemaless_api_requests_total{route="put_cell",status="201"}',
+        'schemaless_api_requests_total{route="get_topology",status="200"}',
         'schemaless_api_cells_put_total{copies="2",status="stored"}',
         'schemaless_api_cells_put_total{copies="2",status="already_stored"}',
-        'schemaless_api_call_seconds_bucket{call="put_cell",le="0.001"}',
+        'schemaless_api_request_seconds_bucket{le="0.001",route="put_cell"}',
         'schemaless_api_node_up{cluster="a",node="a-master",role="master"} 1.0',
     ):
         assert line in text
@@ -155,7 +155,7 @@ def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: 
     assert (shown["consumer"], shown["kind"], shown["name"], shown["lag"]) == (consumer, "trigger", "billing", 8)
 
 
-def test_a_stop_finishes_what_is_in_hand(running, make_datastore, storage):
+def test_a_stop_finishes_what_is_in_flight(running, make_datastore, storage):
     """SIGTERM under load: every put that the process took is answered in full, and the process ends in order."""
     datastore = make_datastore()
     outcomes = []
@@ -183,8 +183,8 @@ def test_a_stop_finishes_what_is_in_hand(running, make_datastore, storage):
     assert cells_in(storage, datastore) == len(outcomes), "whatever was written was answered"
 
 
-def test_more_calls_than_the_bound_are_turned_away(running, make_datastore, eventually):
-    """503 with Retry-After and a problem document, at once; what is in hand is finished."""
+def test_more_requests_than_the_bound_are_rejected(running, make_datastore, eventually):
+    """503 with Retry-After and a problem document, at once; what is in flight is finished."""
     datastore = make_datastore()
     path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1"
     with (
@@ -201,7 +201,7 @@ def test_more_calls_than_the_bound_are_turned_away(running, make_datastore, even
         assert api.client.get("/healthz").status_code == 200
 
 
-def test_large_payloads_in_hand_are_bounded_together(running, make_datastore, eventually):
+def test_large_payloads_are_bounded_together(running, make_datastore, eventually):
     """While one upload holds the bytes that a process may hold, another one is a 503; once it is over, all is free."""
     datastore = make_datastore()
     path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from api.http.uvicorn_protocol import STALL_TIMEOUT_S, GatheringTransport, OneWriteProtocol
+from api.http.server import STALL_TIMEOUT_S, CoalescingProtocol, CoalescingTransport
 
 
 class Recorder(asyncio.Transport):
@@ -27,7 +27,7 @@ class Recorder(asyncio.Transport):
 async def test_what_is_written_in_one_turn_leaves_together():
     """Head and body of an answer become one write; the next turn's answer is another one."""
     recorder = Recorder()
-    transport = GatheringTransport(recorder, asyncio.get_running_loop())
+    transport = CoalescingTransport(recorder, asyncio.get_running_loop())
     transport.write(b"head ")
     transport.write(b"body")
     assert recorder.did == []
@@ -40,7 +40,7 @@ async def test_what_is_written_in_one_turn_leaves_together():
 async def test_closing_sends_what_was_written_first():
     """An answer with `connection: close` is written and closed in the same turn."""
     recorder = Recorder()
-    transport = GatheringTransport(recorder, asyncio.get_running_loop())
+    transport = CoalescingTransport(recorder, asyncio.get_running_loop())
     transport.write(b"goodbye")
     transport.close()
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_closing_sends_what_was_written_first():
 
 async def test_everything_else_is_the_real_transports():
     """Addresses, flow control and the like are asked of the socket's own transport."""
-    transport = GatheringTransport(Recorder(), asyncio.get_running_loop())
+    transport = CoalescingTransport(Recorder(), asyncio.get_running_loop())
     assert transport.get_extra_info("peername") == "the peername"
 
 
@@ -85,7 +85,7 @@ class Connection:
 def paused():
     """A connection whose protocol was told to write no more for now."""
     connection = Connection()
-    protocol = OneWriteProtocol.__new__(OneWriteProtocol)
+    protocol = CoalescingProtocol.__new__(CoalescingProtocol)
     protocol.transport = protocol.flow = protocol.loop = connection
     protocol.pause_writing()
     return connection, protocol
