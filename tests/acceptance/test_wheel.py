@@ -1,0 +1,198 @@
+"""The wheel, installed in empty environments: what it brings, what it names, and a trigger program that it runs.
+
+An environment gets the wheel by pip, and links to exactly the packages that its metadata asks for, at the versions of
+requirements.lock: so the test needs no registry. `pip check` confirms that nothing is missing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+import venv
+from collections.abc import Mapping
+from importlib.metadata import PathDistribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from schemaless.bus.topics import ensure_topics
+from tests.integration.api.api_harness import api_process
+from tests.log_harness import running_tailers
+
+ROOT = Path(__file__).parents[2]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+PACKAGES_MAX = 30
+EXTRAS_ONLY = ("aiokafka", "asyncmy", "confluent_kafka", "fastapi", "faust", "mode", "pymysql", "uvloop")
+CHECKOUT = "run it in a checkout of the project, after `make venv`, or in its image"
+NAMED = {
+    "tail": "`schemaless tail` needs Kafka: pip install 'schemaless[kafka]'",
+    "audit": "`schemaless audit` needs Kafka and MySQL: pip install 'schemaless[kafka,mysql]'",
+    "datastore list": "`schemaless datastore list` needs Kafka and MySQL: pip install 'schemaless[kafka,mysql]'",
+    "tailer status": "`schemaless tailer status` needs Kafka and MySQL: pip install 'schemaless[kafka,mysql]'",
+    "triggers resume census": "`schemaless triggers resume` needs MySQL: pip install 'schemaless[mysql]'",
+    "triggers run census": (
+        "`schemaless triggers run` needs Kafka, MySQL and Faust: pip install 'schemaless[triggers]'"
+    ),
+    "up": f"the services are not part of the installed package, so there is nothing to start ({CHECKOUT})",
+    "demo": f"the services are not part of the installed package, so there is nothing to start ({CHECKOUT})",
+}
+CLIENT = """
+import importlib.util, sys, uuid
+import schemaless
+
+hosts, datastore = sys.argv[1:3]
+assert not [name for name in sys.argv[3:] if importlib.util.find_spec(name)]
+with schemaless.Client([hosts], datastore=datastore) as client:
+    row = uuid.uuid4()
+    assert client.put_cell(row, "BASE", 1, {"fare": 12}).status == "stored"
+    assert client.get_cell(row, "BASE", 1).fare == 12
+    try:
+        client.put_cell(row, "BASE", 1, {"fare": 13})
+    except schemaless.Conflict:
+        print("conflict")
+try:
+    from schemaless import Subscriber
+except ImportError as error:
+    print(error)
+"""
+CENSUS = """
+import os, pathlib
+from schemaless import trigger
+
+CALLS = os.open(pathlib.Path(__file__).parent / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+@trigger(column="BASE")
+def count(cell):
+    os.write(CALLS, f"{cell.row_key}\\n".encode())
+"""
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class InstalledWheel:
+    """A virtual environment with the wheel and the packages of some extras, far from the checkout."""
+
+    def __init__(self, folder: Path, wheel: Path, *extras: str) -> None:
+        self._bin = folder / "venv" / "bin"
+        self.work = folder / "work"
+        self.work.mkdir(parents=True)
+        venv.create(folder / "venv", symlinks=True)
+        run([*PIP, "--python", str(self._bin / "python"), "install", "--no-index", "--no-deps", str(wheel)])
+        (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+        (installed,) = site.glob("schemaless-*.dist-info")
+        self.packages = needed(PathDistribution(installed).requires or [], set(extras))
+        for package in self.packages:
+            link_package(package, site)
+        run([*PIP, "--python", str(self._bin / "python"), "check"])
+
+    def start(self, command: list[str], settings: Mapping[str, object] | None = None) -> subprocess.Popen[str]:
+        """Starts one of the environment's programs, with these settings and none of the checkout's paths."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SCHEMALESS"))}
+        env |= {f"SCHEMALESS_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+        argv = [str(self._bin / command[0]), *command[1:]]
+        return subprocess.Popen(argv, cwd=self.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def output(self, command: list[str]) -> str:
+        """Runs a program that must succeed, and returns what it prints on both streams."""
+        return output_of(self.start(command), 0)
+
+
+def output_of(process: subprocess.Popen[str], status: int) -> str:
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == status, (process.args, printed, errors)
+    return printed + errors
+
+
+def needed(requirements: list[str], extras: set[str]) -> set[str]:
+    """The packages that these requirements ask for, and theirs in turn."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(text, extra) for text in requirements for extra in ("", *extras)]
+    while waiting:
+        text, extra = waiting.pop()
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *requirement.extras):
+            if (requirement.name, wanted) not in found:
+                found.add((requirement.name, wanted))
+                waiting += [(text, wanted) for text in distribution(requirement.name).requires or []]
+    return {canonicalize_name(name) for name, _ in found}
+
+
+def link_package(name: str, site: Path) -> None:
+    for file in distribution(name).files or []:
+        if ".." not in file.parts:  # a script of the checkout's environment
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).symlink_to(Path(str(file.locate())).absolute())
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)])
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def datastore(make_datastore, kafka):
+    made = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def hosts(running, datastore):
+    with api_process(running.path) as started:
+        yield f"http://127.0.0.1:{started.port}"
+
+
+def test_the_wheel_alone_is_the_http_client(tmp_path: Path, wheel: Path, hosts, datastore):
+    """Client and command line put and get without Kafka, Faust and MySQL drivers, and name what they lack."""
+    installed = InstalledWheel(tmp_path, wheel)
+    assert len(installed.packages) <= PACKAGES_MAX, sorted(installed.packages)
+    printed = installed.output(["python", "-c", CLIENT, hosts, datastore.name, *EXTRAS_ONLY])
+    assert printed == "conflict\nschemaless.Subscriber needs Kafka: pip install 'schemaless[kafka]'\n"
+    row, target = str(uuid.uuid4()), ["--hosts", hosts, "--datastore", datastore.name]
+    assert installed.output(["schemaless", "put", row, "BASE", "1", '{"fare": 7}', *target]).startswith("stored ")
+    read = json.loads(installed.output(["schemaless", "get", row, "BASE", "1", "--json", *target]))
+    assert read["body"] == {"fare": 7}
+    assert row in installed.output(["schemaless", "log", str(read["shard"]), *target])
+    assert "triggers" in installed.output(["schemaless", "--help"])
+    refused = {command: installed.start(["schemaless", *command.split()]) for command in NAMED}
+    for command, line in NAMED.items():
+        assert output_of(refused[command], 1) == f"error: {line}\n"
+
+
+def test_a_trigger_program_runs_from_the_wheel(tmp_path: Path, wheel: Path, running, kafka, hosts, datastore):
+    """With the extra `triggers`: a program outside the checkout is called for every cell, and ends in order."""
+    installed = InstalledWheel(tmp_path, wheel, "triggers")
+    (installed.work / "wheel_census.py").write_text(CENSUS)
+    calls = installed.work / "calls"
+    settings = {"topology": running.path, "kafka": kafka, "hosts": hosts}
+    command = ["schemaless", "triggers", "run", "wheel_census", "--datastore", datastore.name]
+    with running_tailers(1, running.path, kafka, datastore):
+        program = installed.start(command, settings)
+        try:
+            rows = {str(uuid.uuid4()) for _ in range(3)}
+            for row in rows:
+                installed.output(
+                    ["schemaless", "put", row, "BASE", "1", "{}", "--hosts", hosts, "--datastore", datastore.name]
+                )
+            deadline = time.monotonic() + 60
+            while not calls.exists() or not rows <= set(calls.read_text().split()):
+                assert program.poll() is None, program.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        finally:
+            program.terminate()
+            output_of(program, 0)
