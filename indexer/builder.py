@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from schemaless.consume.checkpoints import all_or_first_error
+from schemaless.batching import all_or_first_error
 from schemaless.index.catalogue import build_progress, run_on_all_masters
 from schemaless.index.definition import IndexDefinition
 from schemaless.storage import index_definition_table, index_table, shard_head

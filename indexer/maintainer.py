@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey, StoredCell
-from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.consume.ports import Effect, Outcome, Run
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.transition import IndexWrite, Row, index_writes

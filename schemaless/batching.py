@@ -1,4 +1,5 @@
-"""Batching: many items in one flush without waiting ("natural batching", `Batcher`), and one list in bounded chunks.
+"""Batching: many items in one flush without waiting ("natural batching", `Batcher`), one list in bounded chunks, and
+several awaitables at once.
 
 What arrives while a flush is under way goes into the next one. An idle batcher flushes at once, so a single item never
 waits for company. Everything is bounded (I14).
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -39,6 +40,20 @@ def chunks(
         size += item_bytes
     if start < len(items):
         yield items[start:]
+
+
+async def all_or_first_error(work: Iterable[Awaitable[Item]]) -> list[Item]:
+    """Awaits all of them, also after one failed, so that nothing continues unseen. Raises the first error."""
+    pending = list(work)
+    if len(pending) == 1:  # the usual case needs no task of its own
+        return [await pending[0]]
+    results = await asyncio.gather(*pending, return_exceptions=True)
+    values: list[Item] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        values.append(result)
+    return values
 
 
 Flush = Callable[[list[Item]], Awaitable[Sequence[Outcome]]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -137,3 +138,8 @@ def parse_time(text: str, field: str = "since") -> int:
     if moment.tzinfo is None or "T" not in text.upper():
         raise Invalid(field, "must be an RFC 3339 time with a zone, as in 2026-01-31T00:00:00Z")
     return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def is_dense(after: Location, cells: Sequence[StoredCell]) -> bool:
+    """Returns whether these cells are the next ones after a location, without a hole (I3)."""
+    return all(cell.added_id == n for n, cell in enumerate(cells, start=after.added_id + 1))

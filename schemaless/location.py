@@ -91,6 +91,14 @@ def is_superseded(location: Location, gone: LocationGone) -> bool:
     return gone.generation > location.generation
 
 
+def resume_location(location: Location, starts: Sequence[GenerationStart]) -> Location:
+    """Returns where a reader at `location` continues: there, or before the generation that superseded it (I13)."""
+    for start in sorted(starts, key=lambda start: start.generation):
+        if start.generation > location.generation and start.starts_at <= location.added_id:
+            return Location(start.generation, start.starts_at - 1)
+    return location
+
+
 def verify_location(generation: int | None, added_id: int, starts: Sequence[GenerationStart], head: int) -> int:
     """Returns the added_id to read after for a reader at this location (I13). Without a generation it is the newest.
 

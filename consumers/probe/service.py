@@ -14,7 +14,7 @@ from schemaless.client.async_client import AsyncClient
 from schemaless.config import ProbeSettings
 from schemaless.consume.checkpoints import StartAt
 from schemaless.consume.trigger_program import TriggerProgram
-from schemaless.consume.trigger_worker import ProgramService
+from schemaless.consume.trigger_worker import run_program
 from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -42,8 +42,8 @@ class ProbeService:
             arrivals = opened.enter_context(ArrivalWatch(settings.kafka, datastore.topic))
             tasks = await opened.enter_async_context(asyncio.TaskGroup())
             if calls is not None:
-                program = ProgramService(settings, self._storage, probe_program(calls), StartAt.END)
-                tasks.create_task(program.run(name))
+                program = probe_program(calls)
+                tasks.create_task(run_program(settings, self._storage, program, name, StartAt.END))
             tasks.create_task(
                 self._probe(datastore, Probe(datastore, client, arrivals, calls, settings.stage_timeout_s))
             )

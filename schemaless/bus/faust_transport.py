@@ -38,7 +38,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class Receiver(Protocol):
-    """`schemaless.consume.host.Subscription`."""
+    """`schemaless.consume.host.ConsumerHost`."""
 
     async def assigned(self, partitions: Iterable[int]) -> None: ...
 

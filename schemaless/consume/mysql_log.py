@@ -1,41 +1,45 @@
-"""ShardLogs: the log of each shard as its home's master tells it. What the topic didn't bring is read here (I9)."""
+"""The log of each shard in MySQL, and the heads, as the home's master has them. It holds what the topic lacks (I9)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
+from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
-from schemaless.consume.checkpoints import all_or_first_error
 from schemaless.errors import StorageUnavailable
 from schemaless.location import GenerationStart
 from schemaless.storage import entity_table, shard_head
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.shard_head import Head, Movement
 from schemaless.topology import Datastore
 
 
 class ShardLogs:
+    """Reads the logs of a datastore's shards from the masters of their homes."""
+
     def __init__(self, storage: AsyncStorage, datastore: Datastore) -> None:
         self._storage = storage
         self._datastore = datastore
 
     async def read_after(self, positions: Mapping[int, int], limit: int) -> dict[int, list[StoredCell]]:
-        """By shard, at most `limit` cells each after an added_id. Raises StorageUnavailable."""
-        pages = await all_or_first_error(self._page(shard, after, limit) for shard, after in positions.items())
+        """Returns by shard at most `limit` cells after an added_id. Raises StorageUnavailable."""
+        pages = await all_or_first_error(
+            self._master(shard).run(entity_table.read_after, self._datastore, shard, after, limit)
+            for shard, after in positions.items()
+        )
         return dict(zip(positions, pages, strict=True))
 
     async def generations(self, shard: int) -> list[GenerationStart]:
-        master = self._storage.master(self._datastore.home(shard))
-        return await master.run(shard_head.generations, self._datastore.name, shard)
+        """Returns the starts of a shard's generations. Raises StorageUnavailable."""
+        return await self._master(shard).run(shard_head.generations, self._datastore.name, shard)
 
-    async def _page(self, shard: int, after: int, limit: int) -> list[StoredCell]:
-        master = self._storage.master(self._datastore.home(shard))
-        return await master.run(entity_table.read_after, self._datastore, shard, after, limit)
+    def _master(self, shard: int) -> AsyncNode:
+        return self._storage.master(self._datastore.home(shard))
 
 
 class ShardHeads:
-    """Heads of all shards, at the price of one small query for each cluster and look when nothing moved."""
+    """Knows the heads of all shards. A look costs one small query for each cluster while nothing moved."""
 
     def __init__(self, storage: AsyncStorage, datastore: Datastore, *, timeout_s: float = 2.0) -> None:
         self._storage = storage
@@ -45,7 +49,7 @@ class ShardHeads:
         self._heads: dict[int, Head] = {}
 
     async def look(self) -> Mapping[int, Head]:
-        """By shard, as far as known: a cluster that is away keeps its last heads."""
+        """Returns the heads by shard, as far as known: a cluster that is unreachable keeps its last heads."""
         await asyncio.gather(*(self._look_at(cluster) for cluster in self._datastore.clusters))
         return self._heads
 

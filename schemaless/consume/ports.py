@@ -1,4 +1,7 @@
-"""Handler: what a consumer does with consecutive cells, and the ports that delivery works through. Values, no I/O."""
+"""The ports of delivery: what a consumer does with consecutive cells, and where checkpoints and cells are kept.
+
+These are values and protocols, without I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Script = str
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive cells of one shard, at least one, the first of them right after the location `after`."""
+    """Consecutive cells of one shard, at least one. The first of them is right after the location `after`."""
 
     shard: int
     after: Location
@@ -24,8 +27,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """How many of a run's cells are finished. The rest comes again, after `retry_in_s`; or, with a reason, the shard
-    stops."""
+    """How many cells of a run are finished. The rest comes again after `retry_in_s`. With a reason the shard stops."""
 
     finished: int
     retry_in_s: float = 0.0
@@ -33,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):
-    """Outcomes in the order of the runs; `scripts`, by cluster, go into the transactions that move checkpoints."""
+    """Outcomes in the order of the runs. `scripts`, by cluster, join the transactions that move the checkpoints."""
 
     outcomes: Sequence[Outcome]
     scripts: Mapping[str, Script] = {}
@@ -44,13 +46,13 @@ class Handler(Protocol):
 
     @property
     def together(self) -> bool:
-        """Whether runs of several shards are worth one call, or each shard has a call of its own."""
+        """Whether runs of several shards share one call. Otherwise each shard has a call of its own."""
 
     async def handle(self, runs: Sequence[Run]) -> Effect: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ShardCheckpoint:
     """How far a shard is finished. `running` is False for a shard that stopped."""
 
     location: Location
@@ -59,7 +61,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Where a shard's checkpoint goes. With a reason the shard stops there."""
+    """Where a shard's checkpoint moves to. With a reason the shard stops there."""
 
     to: Location
     stop_reason: str | None = None
@@ -69,7 +71,7 @@ class CheckpointStore(Protocol):
     @property
     def consumer(self) -> str: ...
 
-    async def read(self, shards: Iterable[int]) -> dict[int, Standing]: ...
+    async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]: ...
 
     async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> None: ...
 

@@ -1,7 +1,8 @@
-"""TriggerHandler: calls a program's functions for a shard's cells, in order, and decides what a failed call means.
+"""The handler of trigger programs: it calls a program's functions for a shard's cells, in order.
 
-A call that fails is tried again with growing delay; after `attempts_max` the shard stops with the reason, and others go
-on. Sync functions run in worker threads, a whole run of calls to a hop; async ones in the event loop.
+It also decides what a failed call means. The call is tried again with growing delay. After the last attempt the shard
+stops with the reason, and the other shards continue. Sync functions run in worker threads, a whole run of calls to a
+hop; async ones run in the event loop.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from schemaless.trigger import Context, Park, Retry, Skip, Stop, Trigger
 log = structlog.get_logger()
 
 _THREADS_MAX = 16
-_TURN_S = 0.25  # then what is finished is recorded: a kill repeats no more than that
+_RUN_S = 0.25  # after that what is finished is recorded: a kill repeats no more than that
 
 
 class _Attempts(msgspec.Struct):
-    """At one cell: failed calls of the trigger whose turn it is, and how many triggers before it are done."""
+    """The attempts at one cell: failed calls of the present function, and how many functions before it are done."""
 
     at: Location
     failed: int = 0
@@ -47,20 +48,29 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 _Plan = Generator[_Call, Exception | None, Outcome]
-"""Yields one call after the other and is sent how each failed, or None."""
+"""Yields one call after the other. It is sent the error of each, or None."""
 
 
 class TriggerHandler:
+    """Calls the functions of one program. `clock` counts seconds, as time.monotonic does."""
+
     together = False
     """A slow or failing shard must not hold up others."""
 
-    def __init__(self, program: TriggerProgram, datastore: str, settings: ConsumerSettings) -> None:
+    def __init__(
+        self,
+        program: TriggerProgram,
+        datastore: str,
+        settings: ConsumerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._program = program
         self._datastore = datastore
         self._settings = settings
+        self._clock = clock
         self._attempts: dict[int, _Attempts] = {}
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="trigger")
-        self._in_loop = any(marked.is_async for found in program.triggers.values() for marked in found)
+        self._has_async = any(marked.is_async for found in program.triggers.values() for marked in found)
 
     async def handle(self, runs: Sequence[Run]) -> Effect:
         return Effect([await self._handle(run) for run in runs])
@@ -68,20 +78,27 @@ class TriggerHandler:
     async def _handle(self, run: Run) -> Outcome:
         if not any(cell.column_name in self._program.triggers for cell in run.cells):
             return Outcome(len(run.cells))
-        if self._in_loop:
-            return await self._drive_in_loop(self._plan(run))
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _drive, self._plan(run))
+        plan = self._plan(run)
+        if not self._has_async:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _drive, plan)
+        try:
+            call = next(plan)
+            while True:
+                call = plan.send(await self._error_in_loop(call))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
 
     def _plan(self, run: Run) -> _Plan:
-        until = time.monotonic() + _TURN_S
+        until = self._clock() + _RUN_S
         for finished, cell in enumerate(run.cells):
-            if finished and time.monotonic() > until:
+            if finished and self._clock() > until:
                 return Outcome(finished)
             for position, marked in enumerate(self._program.triggers.get(cell.column_name, ())):
                 attempts = self._attempts_at(cell)
                 if position < attempts.done:
                     continue
-                error = yield _Call(marked, cell, self._context(attempts))
+                context = Context(self._program.name, self._datastore, attempts.failed + 1)
+                error = yield _Call(marked, cell, context)
                 outcome = None if error is None else self._judge(marked, cell, finished, error)
                 if outcome is not None:
                     return outcome
@@ -94,11 +111,8 @@ class TriggerHandler:
             found = self._attempts[cell.shard] = _Attempts(cell.location)
         return found
 
-    def _context(self, attempts: _Attempts) -> Context:
-        return Context(self._program.name, self._datastore, attempts.failed + 1)
-
     def _judge(self, marked: Trigger, cell: StoredCell, finished: int, error: Exception) -> Outcome | None:
-        """None: go on with the next."""
+        """Returns what an error means for the run, or None: the cell needs nothing more of this function."""
         if isinstance(error, Skip):
             return None
         if isinstance(error, Retry):
@@ -109,9 +123,6 @@ class TriggerHandler:
             return self._stop(
                 cell, finished, f"{marked.name} parks {cell.key}: {error.reason} (parking is not built yet)"
             )
-        return self._failed(marked, cell, finished, error)
-
-    def _failed(self, marked: Trigger, cell: StoredCell, finished: int, error: Exception) -> Outcome:
         attempts = self._attempts_at(cell)
         attempts.failed += 1
         if attempts.failed >= self._settings.attempts_max:
@@ -125,20 +136,12 @@ class TriggerHandler:
         return Outcome(finished, retry_in_s=delay_s)
 
     def _stop(self, cell: StoredCell, finished: int, reason: str) -> Outcome:
-        """Whoever lets the shard run again gets all attempts anew."""
+        """Stops the shard. When it is resumed, the cell has all its attempts again."""
         self._attempts.pop(cell.shard, None)
         log.error("a shard stops", program=self._program.name, shard=cell.shard, why=reason)
         return Outcome(finished, stop_reason=reason)
 
-    async def _drive_in_loop(self, plan: _Plan) -> Outcome:
-        try:
-            call = next(plan)
-            while True:
-                call = plan.send(await self._failure_in_loop(call))
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-    async def _failure_in_loop(self, call: _Call) -> Exception | None:
+    async def _error_in_loop(self, call: _Call) -> Exception | None:
         try:
             if call.marked.is_async:
                 async with asyncio.timeout(self._settings.attempt_timeout_s):
@@ -149,30 +152,28 @@ class TriggerHandler:
             return error
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise  # we are to end
+                raise  # it is our own task that ends
             return _cancelled()
         return None
 
 
 def _drive(plan: _Plan) -> Outcome:
+    """Makes the calls of a plan in this thread."""
     try:
         call = next(plan)
         while True:
-            call = plan.send(_failure(call))
+            error: Exception | None = None
+            try:
+                call.bound()()
+            except Exception as raised:
+                error = raised
+            except asyncio.CancelledError:
+                error = _cancelled()
+            call = plan.send(error)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
 
-def _failure(call: _Call) -> Exception | None:
-    try:
-        call.bound()()
-    except Exception as error:
-        return error
-    except asyncio.CancelledError:
-        return _cancelled()
-    return None
-
-
 def _cancelled() -> Exception:
-    """What a function awaited was cancelled, not the call. Let through, it would end our task without a word."""
+    """Makes an ordinary error of the cancellation of what a function awaited, which would end our task silently."""
     return RuntimeError("something that the function waited for was cancelled")

@@ -1,4 +1,4 @@
-"""Program: a module's trigger functions under one name, which is the last part of the module's."""
+"""A trigger program: the trigger functions of one module, named after the last part of the module's name."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class TriggerProgram:
-    """`triggers` by column; of one column in the order in which they stand in the module."""
+    """`triggers` by column. Those of one column are in the order of the module."""
 
     name: str
     triggers: Mapping[str, Sequence[Trigger]]
 
     @property
     def consumer(self) -> str:
-        """Under which its checkpoints stand."""
+        """The name of its checkpoints."""
         return trigger_consumer(self.name)
 
 
 def load_program(module: str) -> TriggerProgram:
-    """A dotted module, or a .py file. Raises Misconfigured when it is missing or marks nothing."""
-    loaded = _load_file(Path(module)) if module.endswith(".py") else _import(module)
-    name = Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+    """Loads a dotted module, or a .py file. Raises Misconfigured when it is missing or marks no function."""
+    is_file = module.endswith(".py")
+    loaded = _load_file(Path(module)) if is_file else _import(module)
+    name = Path(module).stem if is_file else module.rpartition(".")[2]
     if not _NAME.fullmatch(name):
-        raise Misconfigured(f"{name!r} is no name for a program: rename the module")
+        raise Misconfigured(f"{name!r} can't be the name of a program: rename the module")
     by_column: dict[str, list[Trigger]] = {}
     for found in triggers_of(vars(loaded)):
         by_column.setdefault(found.column, []).append(found)
@@ -47,7 +48,7 @@ def load_program(module: str) -> TriggerProgram:
 
 def _import(module: str) -> ModuleType:
     if "" not in sys.path:
-        sys.path.insert(0, "")  # examples are found from the folder where the command is run
+        sys.path.insert(0, "")  # modules are found from the folder where the command is run
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

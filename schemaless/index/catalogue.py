@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from schemaless.consume.checkpoints import all_or_first_error
+from schemaless.batching import all_or_first_error
 from schemaless.errors import Conflict, NotFound
 from schemaless.index.definition import IndexDefinition
 from schemaless.names import index_consumer

@@ -15,8 +15,7 @@ from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemaless.cell import StoredCell
-from schemaless.consume.shard_state import is_dense
+from schemaless.cell import StoredCell, is_dense
 from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import Location
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced

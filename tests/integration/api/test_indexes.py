@@ -12,7 +12,7 @@ import pytest
 
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
-from schemaless.consume.checkpoints import Checkpoints, Stand
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.ports import Advance, Run
 from schemaless.index.catalogue import find_index
 from schemaless.names import index_consumer
@@ -51,7 +51,7 @@ class ByHand:
                 await build_step(storage, self.datastore, await find_index(storage, self.datastore, NAME))
 
     async def _pass(self, storage, definition):
-        checkpoints = Checkpoints(storage, self.datastore, index_consumer(NAME), Stand.EVERYWHERE)
+        checkpoints = Checkpoints(storage, self.datastore, index_consumer(NAME), CheckpointPlacement.EVERYWHERE)
         standing = await checkpoints.read(range(self.datastore.shards))
         maintainer = Maintainer(storage, self.datastore, definition)
         for shard, stand in standing.items():

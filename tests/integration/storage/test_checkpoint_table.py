@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from schemaless.consume.checkpoints import Checkpoints, Stand
-from schemaless.consume.ports import Advance, Standing
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
+from schemaless.consume.ports import Advance, ShardCheckpoint
 from schemaless.errors import Fenced, SchemalessError
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import checkpoint_table
@@ -131,10 +131,10 @@ async def test_what_all_clusters_have_reached_counts_and_each_catches_up_by_itse
     datastore = make_datastore(shards=2, partitions=1)
 
     def opened():
-        return Checkpoints(async_storage, datastore, CONSUMER, Stand.EVERYWHERE)
+        return Checkpoints(async_storage, datastore, CONSUMER, CheckpointPlacement.EVERYWHERE)
 
     first = opened()
-    assert (await first.read([0, 1]))[1] == Standing(BEGINNING)
+    assert (await first.read([0, 1]))[1] == ShardCheckpoint(BEGINNING)
     ahead = [Move(0, BEGINNING, Location(1, 5))]
     await async_storage.master("a").run(checkpoint_table.move, datastore.name, CONSUMER, ahead)
     second = opened()
@@ -150,7 +150,7 @@ async def test_what_all_clusters_have_reached_counts_and_each_catches_up_by_itse
 async def test_moves_of_many_shards_at_once_are_all_answered(async_storage, make_datastore):
     """Moves that wait for one another share statements; a refused one doesn't refuse the others."""
     datastore = make_datastore(shards=40, partitions=1, placement=("a",))
-    zombie, owner = (Checkpoints(async_storage, datastore, CONSUMER, Stand.HOME) for _ in range(2))
+    zombie, owner = (Checkpoints(async_storage, datastore, CONSUMER, CheckpointPlacement.HOME) for _ in range(2))
     await zombie.read(range(40))
     await owner.read(range(40))
     await owner.move({7: Advance(Location(1, 3))}, {})

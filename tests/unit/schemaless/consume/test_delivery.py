@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemaless.cell import StoredCell
-from schemaless.consume import delivery
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.ports import Effect, Outcome, Standing
-from schemaless.consume.shard_state import resume_location
+from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint
 from schemaless.errors import Fenced, StorageUnavailable
-from schemaless.location import BEGINNING, GenerationStart, Location
+from schemaless.location import BEGINNING, GenerationStart, Location, resume_location
 from schemaless.storage.shard_head import Head
 
 SHARDS = (0, 2)
+NO_PATIENCE_S = 0.001  # a call that is held up takes longer than any patience
 
 
 def cells(shard, first, last, generation=1):
@@ -57,7 +56,7 @@ class MemoryCheckpoints:
     async def read(self, shards):
         await asyncio.sleep(0)
         self.known = {**getattr(self, "known", {}), **{s: self.stands.setdefault(s, BEGINNING) for s in shards}}
-        return {shard: Standing(self.stands[shard], shard not in self.stopped) for shard in shards}
+        return {shard: ShardCheckpoint(self.stands[shard], shard not in self.stopped) for shard in shards}
 
     async def move(self, advances, effects):
         await asyncio.sleep(0)
@@ -105,22 +104,27 @@ class World:
         self.log = MemoryLog()
         self.checkpoints = MemoryCheckpoints()
         self.handler = Recorder(together)
+        self.now = 0.0
         self.restart()
 
-    def restart(self):
-        self.delivery = Delivery(SHARDS, self.handler, self.checkpoints, self.log, batch_cells_max=7)
+    def restart(self, **options):
+        self.delivery = Delivery(
+            SHARDS, self.handler, self.checkpoints, self.log, batch_cells_max=7, clock=lambda: self.now, **options
+        )
 
     async def settle(self, steps=50):
         for _ in range(steps):
             if await self.delivery.step():
                 return
 
-    async def until(self, holds, timeout_s=20.0):
-        """Steps, through the pauses after failures, until something holds."""
-        async with asyncio.timeout(timeout_s):
-            while not holds():
-                pause_s = await self.delivery.step()
-                await asyncio.sleep(min(0.1, pause_s))
+    async def until(self, holds, steps=1000):
+        """Steps until something holds. Pauses after failures pass on the clock."""
+        for _ in range(steps):
+            if holds():
+                return
+            self.now += await self.delivery.step()
+            await asyncio.sleep(0)
+        raise AssertionError("it never holds")
 
     def finished(self, shard):
         return self.checkpoints.stands[shard].added_id
@@ -185,9 +189,10 @@ async def test_a_delivery_of_several_shards_keeps_the_order_of_each(world):
     assert (world.delivery.counts.holes, world.log.reads) == (0, reads)
 
 
-async def test_whoever_waited_too_long_comes_from_the_log(world, monkeypatch):
-    """A slow call holds up what comes behind it no longer than PATIENCE_S."""
-    monkeypatch.setattr(delivery, "PATIENCE_S", 0.01)
+async def test_whoever_waited_too_long_comes_from_the_log(world):
+    """A slow call holds up what comes behind it no longer than `patience_s`."""
+    world.restart(patience_s=NO_PATIENCE_S)
+    await world.settle()
     first = await held(world)
     second = asyncio.create_task(world.delivery.deliver(cells(0, 4, 9)))
     async with asyncio.timeout(10):
@@ -299,7 +304,7 @@ async def test_an_outage_is_forgotten_by_shards_without_news():
     world.log.away = True
     await world.delivery.step()
     world.log.away = False
-    await asyncio.sleep(0.3)
+    world.now += 0.3
     await world.settle()
     for shard in SHARDS:
         world.log.grow(shard, 3)
@@ -360,6 +365,7 @@ async def test_an_unforeseen_failure_stays_inside_and_is_tried_again():
 async def test_a_slow_call_does_not_hold_up_the_topic():
     """After its patience, delivery lets the topic go on; the slow shard catches up from its log."""
     world = World(together=False)
+    world.restart(patience_s=NO_PATIENCE_S)
     await world.settle()
     gate = asyncio.Event()
     handle = world.handler.handle

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 import uuid
 
 import pytest
@@ -11,7 +10,6 @@ from schemaless import Park, Retry, Skip, Stop, trigger
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body
 from schemaless.config import ConsumerSettings
-from schemaless.consume import trigger_handler
 from schemaless.consume.ports import Outcome, Run
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
@@ -37,11 +35,11 @@ def settings(tmp_path):
     )
 
 
-def handler_of(settings, *functions):
+def handler_of(settings, *functions, **options):
     by_column = {}
     for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
         by_column.setdefault(found.column, []).append(found)
-    return TriggerHandler(TriggerProgram("program", by_column), "mezzanine", settings)
+    return TriggerHandler(TriggerProgram("program", by_column), "mezzanine", settings, **options)
 
 
 async def outcome_of(handler, run):
@@ -208,15 +206,16 @@ async def test_an_async_call_that_hangs_is_a_failed_attempt(settings):
     assert (await outcome_of(handler_of(settings, hang), run_of(1))).retry_in_s == 0.1
 
 
-async def test_a_long_run_is_recorded_in_turns(settings, monkeypatch):
-    """What is finished is reported after a while, so that a kill repeats little."""
-    monkeypatch.setattr(trigger_handler, "_TURN_S", 0.05)
+async def test_a_long_run_is_recorded_in_parts(settings):
+    """What is finished after a quarter of a second is reported, so that a kill repeats little."""
+    now = [0.0]
 
     @trigger(column="BASE")
     def slow(cell):
-        time.sleep(0.02)
+        now[0] += 0.1
 
-    assert 1 < (await outcome_of(handler_of(settings, slow), run_of(50))).finished < 10
+    handler = handler_of(settings, slow, clock=lambda: now[0])
+    assert await outcome_of(handler, run_of(50)) == Outcome(3)
 
 
 async def test_sync_calls_do_not_block_the_event_loop(settings):
