@@ -45,32 +45,38 @@ class Settings(BaseSettings):
 class StackSettings(Settings):
     """Where the embedded stack keeps everything."""
 
-    home: Path = Path(".schemaless")  # one folder under the checkout: removed with it
-    cache: Path = Path("~/.cache/schemaless")  # server programs, shared by all checkouts of a user
-    mysql_flavour: Literal["mariadb", "mysql"] | None = None  # a new stack takes mariadb: Debian has it in its packages
-    first_port: int | None = None  # None: free ports are picked at the first start, and kept
+    # The folder of the embedded stack, under the checkout by default, so that it is removed with it.
+    home: Path = Path(".schemaless")
+    cache: Path = Path("~/.cache/schemaless")  # Where downloaded server programs are kept, for all checkouts of a user.
+    # The kind of server of a new stack. It is mariadb by default, because Debian packages it.
+    mysql_flavour: Literal["mariadb", "mysql"] | None = None
+    first_port: int | None = None  # The first of ten ports of a new stack. By default, free ports are picked and kept.
 
 
 class ContainerSettings(Settings):
     """What sets up a stack in containers, once: docker-compose.yml passes it from .env."""
 
-    topology: Path  # required: where the topology file is written for the services
-    kafka: str  # required: bootstrap servers
-    root_password: SecretStr  # required: what the MySQL image gave to root; of no use afterwards
-    service_password: SecretStr  # required, as the next two: kept by whoever runs the stack
-    reader_password: SecretStr
-    replication_password: SecretStr
+    topology: Path  # The path of the topology file, which the services read.
+    kafka: str  # Bootstrap servers of Kafka: host:port[,host:port].
+    root_password: SecretStr  # The password that the MySQL image gave to root. It is of no use afterwards.
+    service_password: SecretStr  # The password of the services' MySQL account, which the operator keeps.
+    reader_password: SecretStr  # The password of the MySQL account that may only read.
+    replication_password: SecretStr  # The password of the MySQL account that minions replicate with.
 
 
 class ServiceSettings(Settings):
     """Settings that every service has. They are shared: the API and the tailer read the same variables."""
 
-    topology: Path = shared("SCHEMALESS_TOPOLOGY")  # required: the topology file
-    kafka: str = shared("SCHEMALESS_KAFKA")  # required: bootstrap servers, host:port[,host:port]
+    topology: Path = shared("SCHEMALESS_TOPOLOGY")  # The path of the topology file, which the services read.
+    kafka: str = shared("SCHEMALESS_KAFKA")  # Bootstrap servers of Kafka: host:port[,host:port].
+    # The least level that is logged: debug, info, warning or error.
     log_level: str = shared("SCHEMALESS_LOG_LEVEL", "info")
-    connect_timeout_s: float = shared("SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S", 1.0)  # a healthy network needs milliseconds
-    statement_timeout_s: float = shared("SCHEMALESS_MYSQL_STATEMENT_TIMEOUT_S", 10.0)  # enough for a batch of 16 MiB
-    connections_max: int = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)  # for each node and process
+    # Time to connect to a MySQL server. A healthy network needs milliseconds.
+    connect_timeout_s: float = shared("SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S", 1.0)
+    # Time for one statement. The default is enough for a batch of 16 MiB.
+    statement_timeout_s: float = shared("SCHEMALESS_MYSQL_STATEMENT_TIMEOUT_S", 10.0)
+    # Connections of a process to each MySQL server.
+    connections_max: int = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
 
 
 class ApiSettings(ServiceSettings):
@@ -78,25 +84,29 @@ class ApiSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_API_")
 
-    host: str = "127.0.0.1"  # loopback unless told otherwise
-    port: int = 8000
-    write_timeout_s: float = 1.25  # of one master; a put meets its 3 s when its home and its secondary hang
-    min_copies: int = Field(default=1, ge=1, le=2)  # 2: no secondary reachable in time is a 503 (I5)
-    breaker_open_s: float = 1.0  # how long the circuit breaker of a failing master stays open
-    read_timeout_s: float = 2.0  # of one node; then the next node is asked
-    status_timeout_s: float = 1.0  # of each server, when /status asks them all
-    requests_max: int = 1000  # in flight at once; more get 503, so memory stays bounded
-    followers_max: int = 1000  # streams and long polls in one process, which requests_max doesn't count; more get 503
-    follow_poll_s: float = 0.03  # one small query per cluster and poll, only while somebody follows
-    follow_bytes_max: int = 256 << 10  # one page of a stream: what a slow reader holds
-    heartbeat_s: float = 10.0  # of a stream that has nothing else to send
-    payload_bytes_max: int = 128 << 20  # of all long payloads in flight together
-    payload_timeout_s: float = 30.0  # for a slow line; a connection that sends nothing holds a request no longer
-    keep_alive_s: int = 75  # longer than clients and load balancers keep idle connections, so that they close first
-    log_examined_max: int = 20_000  # added_ids that one page of a log examines when few columns are asked for
-    response_bytes_max: int = 16 << 20  # a page ends before it; what has no pages is a 413
-    body_bytes_max: int = 1 << 20  # of one cell, as sent
-    batch_bytes_max: int = 16 << 20  # of one HTTP batch
+    host: str = "127.0.0.1"  # The address that the API listens on, loopback by default.
+    port: int = 8000  # The port that the API listens on.
+    # Time for a write to one master. A put then takes 3 s when its home and its secondary hang.
+    write_timeout_s: float = 1.25
+    # Durable copies that a put needs, 1 or 2. With 2, a put without a reachable secondary is a 503 (I5).
+    min_copies: int = Field(default=1, ge=1, le=2)
+    breaker_open_s: float = 1.0  # How long the circuit breaker of a failing master stays open.
+    read_timeout_s: float = 2.0  # Time for a read from one node. Then the next node is asked.
+    status_timeout_s: float = 1.0  # Time for each server when /status asks them all.
+    requests_max: int = 1000  # Concurrent requests of a process. One more gets a 503, so memory stays bounded.
+    # Streams and long polls of a process, which don't count as requests. One more gets a 503.
+    followers_max: int = 1000
+    follow_poll_s: float = 0.03  # How often a cluster is asked which heads moved, while somebody follows.
+    follow_bytes_max: int = 256 << 10  # The largest page of a stream, which a slow reader holds in memory.
+    heartbeat_s: float = 10.0  # How long a stream may be silent before it sends a heartbeat.
+    payload_bytes_max: int = 128 << 20  # Memory for all large payloads in flight together.
+    # Time for a payload to arrive over a slow line. Then its connection holds no request any longer.
+    payload_timeout_s: float = 30.0
+    keep_alive_s: int = 75  # How long an idle connection is kept. Clients and load balancers should close theirs first.
+    log_examined_max: int = 20_000  # added_ids that one page of a log examines when it filters columns.
+    response_bytes_max: int = 16 << 20  # The largest response. A page ends before it, and what has no pages is a 413.
+    body_bytes_max: int = 1 << 20  # The largest body of a cell, as sent.
+    batch_bytes_max: int = 16 << 20  # The largest HTTP batch.
 
 
 class CleanerSettings(ServiceSettings):
@@ -104,11 +114,12 @@ class CleanerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CLEANER_")
 
-    pass_pause_s: float = 0.2  # after a pass that found nothing to do
-    grace_s: float = 1.0  # a younger buffer row is hardly on a minion yet: looking it up is wasted
-    rescue_grace_s: float = 2.0  # a younger row is likely still on its way home; writing it twice changes nothing
-    node_timeout_s: float = 1.5  # of one query to a node: a hung node must not keep the rows of others waiting
-    batch_rows_max: int = 1000
+    pass_pause_s: float = 0.2  # Pause after a pass that found nothing to do.
+    grace_s: float = 1.0  # Age at which a buffer row is looked up. A younger one is hardly on a minion yet.
+    # Age at which a missing cell is written again. A younger row is likely still on its way.
+    rescue_grace_s: float = 2.0
+    node_timeout_s: float = 1.5  # Time for one query to a node, so that a hung node doesn't hold up the rows of others.
+    batch_rows_max: int = 1000  # Buffer rows of one query.
 
 
 class TailerSettings(ServiceSettings):
@@ -116,24 +127,26 @@ class TailerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_TAILER_")
 
-    poll_s: float = 0.005  # one small query per server and poll; docs/operating-the-log.md has what an idle poll costs
-    idle_poll_s: float = 0.05  # after a second without news
-    read_from: Role = Role.MASTER  # the freshest; minion: any minion, so that masters only write
-    lag_max_s: float = 5.0  # a minion further behind is read only while nothing better answers
-    transaction_cells_max: int = 5000  # cells of one Kafka transaction: 2000 drain a fifth slower, 8000 no faster
-    transaction_bytes_max: int = 8 << 20  # bounds memory when bodies are large
-    transactions_max: int = 4  # in flight at once, whatever the number of partitions: memory again
-    transaction_timeout_s: float = 5.0  # of one step; the next owner ends the transaction of a killed tailer
-    session_timeout_s: float = 6.0  # Kafka's least by default
-    datastores: Names = ()  # comma-separated; none named: all of the catalogue
+    poll_s: float = 0.005  # How often each cluster is asked which heads moved, for a second after one moved.
+    idle_poll_s: float = 0.05  # How often each cluster is asked while nothing moves.
+    read_from: Role = Role.MASTER  # master, the freshest, or minion: any minion, so that masters only write.
+    lag_max_s: float = 5.0  # A minion that lags more is read only while nothing better answers.
+    transaction_cells_max: int = 5000  # Cells of one Kafka transaction. 2000 drain a fifth slower, 8000 no faster.
+    transaction_bytes_max: int = 8 << 20  # Bytes of one Kafka transaction, which bounds memory when bodies are large.
+    transactions_max: int = 4  # Transactions in flight, whatever the number of partitions, which bounds memory.
+    # Time for one step of a transaction. The next owner ends the one of a killed tailer.
+    transaction_timeout_s: float = 5.0
+    # How long the partitions of a killed tailer wait for another one. Kafka allows no less by default.
+    session_timeout_s: float = 6.0
+    datastores: Names = ()  # The datastores to tail, separated by commas. By default, all of the catalogue.
 
 
 class FollowerSettings(ServiceSettings):
     """What indexers and trigger programs have in common."""
 
-    batch_cells_max: int = 1000  # of one index transaction, or of one shard's run of calls
-    session_timeout_s: float = 10.0  # how long the partitions of a killed process wait for another one
-    hang_limit_s: float = 30.0  # an event loop that stands still so long ends its process; the supervisor restarts it
+    batch_cells_max: int = 1000  # Cells of one index transaction, or of one shard's run of calls.
+    session_timeout_s: float = 10.0  # How long the partitions of a killed process wait for another one.
+    hang_limit_s: float = 30.0  # How long an event loop may be blocked before its process ends and is restarted.
 
 
 class IndexerSettings(FollowerSettings):
@@ -141,7 +154,7 @@ class IndexerSettings(FollowerSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_INDEXER_")
 
-    datastores: Names = ()  # comma-separated; none named: all of the catalogue
+    datastores: Names = ()  # The datastores to index, separated by commas. By default, all of the catalogue.
 
 
 class ConsumerSettings(FollowerSettings):
@@ -149,10 +162,10 @@ class ConsumerSettings(FollowerSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CONSUMERS_")
 
-    attempts_max: int = 20  # of one call, about two minutes: longer than any restart. Then its shard stops
-    attempt_timeout_s: float = 60.0  # of an async call; a sync call can't be cut off
-    retry_delay_s: float = 0.1  # doubled from attempt to attempt
-    retry_delay_max_s: float = 10.0
+    attempts_max: int = 20  # Failed calls until a shard stops. 20 take about two minutes, longer than any restart.
+    attempt_timeout_s: float = 60.0  # Time for an async call. A sync call can't be cancelled.
+    retry_delay_s: float = 0.1  # Delay after the first failed call, doubled from attempt to attempt.
+    retry_delay_max_s: float = 10.0  # The longest delay after a failed call.
 
 
 class ProbeSettings(ConsumerSettings):
@@ -160,23 +173,23 @@ class ProbeSettings(ConsumerSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_PROBE_")
 
-    period_s: float = 10.0  # each cell stays for ever: 8,640 a day
-    stage_timeout_s: float = 30.0  # a stage that takes longer counts as missed
-    metrics_port: int | None = None  # on loopback; None: only log lines
+    period_s: float = 10.0  # How often a cell is written. Each stays for ever, which makes 8,640 a day.
+    stage_timeout_s: float = 30.0  # A stage that takes longer counts as missed.
+    metrics_port: int | None = None  # Port for metrics on loopback. By default there are only log lines.
 
 
 class ClientSettings(Settings):
     """Defaults of `Client()` and of the command line."""
 
-    hosts: Names = ()  # comma-separated
-    token: SecretStr | None = None
+    hosts: Names = ()  # Addresses of the API, separated by commas. The command line defaults to the embedded stack's.
+    token: SecretStr | None = None  # The bearer token that the client sends.
 
 
 class OperatorSettings(Settings):
     """Where an operator's commands find the servers; what isn't set is the embedded stack's."""
 
-    topology: Path | None = None
-    kafka: str | None = None
+    topology: Path | None = None  # The path of the topology file. By default, the embedded stack's.
+    kafka: str | None = None  # Bootstrap servers of Kafka. By default, the embedded stack's.
 
 
 S = TypeVar("S", bound=Settings)
