@@ -13,7 +13,7 @@ from rich.progress import Progress
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
-from schemaless.client.index_query import OPERATORS
+from schemaless.client.requests import INDEX_OPERATORS
 from schemaless.errors import Invalid, NotReady
 from schemaless.index.definition import load_definition, parse_index_name
 
@@ -91,7 +91,7 @@ def query(
         if not separator:
             raise Invalid(text, "must be FIELD=VALUE")
         field, dot, operator = left.rpartition(".")
-        parsed[f"{field}__{operator}" if dot and operator in OPERATORS else left] = value
+        parsed[f"{field}__{operator}" if dot and operator in INDEX_OPERATORS else left] = value
     page = client.index(parse_index_name(name)).query(**parsed)
     if as_json:
         entries = [{"row_key": str(entry.row_key), "fields": entry.fields} for entry in page]

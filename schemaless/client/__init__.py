@@ -1,3 +1,4 @@
-"""The Python client. A pure core says what to ask and how to read it (requests, answers, hosts, attempts); two thin
-drivers, `Client` and `AsyncClient`, move the bytes. Nothing in here knows MySQL or Kafka.
+"""The Python client. Its pure core builds requests and reads responses (requests, put_batch, tail, exchange, attempts).
+
+Two thin drivers, `Client` and `AsyncClient`, move the bytes. Nothing in here knows MySQL or Kafka.
 """

@@ -1,4 +1,4 @@
-"""What a client is given: cells that were found or are missing, what came of a put, pages of a log or of an index."""
+"""Results of a client's calls: found and missing cells, outcomes of puts, pages of a log or of an index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FoundCell(msgspec.Struct, frozen=True):
 
 
 class MissingCell(msgspec.Struct, frozen=True):
-    """No cell stands there: false, and every field reads as None."""
+    """A missing cell. It is false, and every field reads as None."""
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -55,7 +55,7 @@ MISSING = MissingCell()
 
 
 class PutAnswer(msgspec.Struct, frozen=True):
-    """Of a put that is durable. For a buffered one generation, added_id, created_at and location are None."""
+    """The result of a durable put. A buffered one has no generation, added_id, created_at and location."""
 
     row_key: uuid.UUID
     column_name: str
@@ -68,14 +68,14 @@ class PutAnswer(msgspec.Struct, frozen=True):
     created_at: datetime | None = None
     location: str | None = None
     replayed: bool = False
-    """The server had seen this Idempotency-Key: the answer is that of the first time."""
+    """The server had seen this Idempotency-Key, and repeats its first response."""
 
     def __bool__(self) -> Literal[True]:
         return True
 
 
 class PutFailure(msgspec.Struct, frozen=True):
-    """Of one cell of put_cells that is not known to be durable: false."""
+    """The result for one cell of put_cells that is not known to be durable. It is false."""
 
     status: Literal["conflict", "error"]
     error: SchemalessError
@@ -88,7 +88,7 @@ PutResult = PutAnswer | PutFailure
 
 
 class VersionsPage(msgspec.Struct, frozen=True):
-    """`next` is the ref_key to go on from, or None at the end."""
+    """A page of versions. `next` is the ref_key of the next page, or None at the end."""
 
     cells: list[FoundCell]
     next: int | None = None
@@ -117,7 +117,7 @@ class LogPage(msgspec.Struct, frozen=True):
 
     @property
     def location(self) -> Location:
-        """Where to go on."""
+        """The location to continue after."""
         return Location(self.next.generation, self.next.added_id)
 
 
@@ -135,7 +135,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class EntriesPage(msgspec.Struct, frozen=True):
-    """`cursor` goes into the next query, or is None at the end."""
+    """A page of an index query. `cursor` goes into the next query, and is None at the end."""
 
     entries: list[Entry]
     cursor: str | None = None

@@ -1,46 +1,126 @@
-"""Attempts: how often, where and for how long one call is tried. Keeps the client's part of I14: all is bounded.
+"""Attempts: how often, on which host and for how long one request is tried. Keeps the client's part of I14.
 
-Only what may succeed later is tried again: no answer at all, and the statuses of RETRIED whose problem doesn't say
-otherwise. Nothing is written twice by it, because every put is idempotent (I1).
+Only what may succeed later is tried again: no response at all, and the statuses of RETRIED unless the problem document
+says otherwise. Nothing is written twice, because every put is idempotent (I1).
+
+A host that failed rests, longer each time. A host that is much slower than the fastest is skipped for a moment, then
+tried again. Among the others the one with the fewest requests in flight is taken. When all rest, the one whose rest
+ends first is taken: a client never refuses to try.
 """
 
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from schemaless.client.call import Answer
-from schemaless.client.hosts import Hosts
-from schemaless.client.problems import is_retryable
-from schemaless.errors import Unavailable
+from schemaless.client.exchange import ClientResponse, is_retryable
+from schemaless.errors import Misconfigured, Unavailable
 
+REST_S = 0.25
+REST_MAX_S = 8.0
+SLOW_FACTOR = 4.0
+SLOW_FLOOR_S = 0.1
+SLOW_REST_S = 1.0
+_SMOOTHING = 0.3
 RETRIED = frozenset({429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of every call of a client."""
+    """Bounds of every request of a client."""
 
     attempts_max: int = 8
     total_timeout_s: float = 30.0
-    attempt_timeout_s: float = 10.0  # a put is answered within 3 s even when its home hangs; a batch has more to do
+    attempt_timeout_s: float = 10.0  # a put is answered within 3 s even when its home hangs; a batch takes longer
     connect_timeout_s: float = 1.0
-    pause_s: float = 0.05  # doubled from attempt to attempt, and spread
+    pause_s: float = 0.05  # doubled from attempt to attempt, with jitter
     pause_max_s: float = 2.0
     connections_max: int = 64
 
 
+@dataclass(slots=True)
+class _Host:
+    url: str
+    last_choice: int
+    """Number of the choice that took this host last: hosts take turns."""
+    in_flight: int = 0
+    failures: int = 0
+    rests_until: float = 0.0
+    response_s: float | None = None
+    """Smoothed time of its responses."""
+
+
+class Hosts:
+    """The hosts of a client, and how each one did. Times are of a monotonic clock. Threads may share it."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Raises Misconfigured when there is no host."""
+        if not urls:
+            raise Misconfigured("a client needs hosts: name them, or set SCHEMALESS_HOSTS")
+        unique = dict.fromkeys(url.rstrip("/") for url in urls)
+        self._hosts = {url: _Host(url, number) for number, url in enumerate(unique)}
+        self._choices = len(self._hosts)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def choose(self, now: float, tried: Collection[str] = ()) -> str:
+        """Returns the host for the next attempt. Hosts that this request has `tried` come last."""
+
+        def preference(host: _Host) -> tuple[bool, bool, float, int, int]:
+            rests = host.rests_until > now
+            return host.url in tried, rests, host.rests_until if rests else 0.0, host.in_flight, host.last_choice
+
+        with self._lock:
+            host = min(self._hosts.values(), key=preference)
+            host.last_choice = self._choices
+            self._choices += 1
+            host.in_flight += 1
+            return host.url
+
+    def answered(self, url: str, now: float, took_s: float | None) -> None:
+        """Records that the host answered, whatever the status. `took_s` is None if the host was asked to wait."""
+        with self._lock:
+            host = self._hosts[url]
+            host.failures = 0
+            host.rests_until = 0.0
+            if took_s is None:
+                return
+            before = host.response_s
+            host.response_s = took_s if before is None else before + _SMOOTHING * (took_s - before)
+            fastest = min(other.response_s for other in self._hosts.values() if other.response_s is not None)
+            if host.response_s > SLOW_FLOOR_S and host.response_s > SLOW_FACTOR * fastest:
+                host.rests_until = now + SLOW_REST_S
+
+    def failed(self, url: str, now: float, rest_s: float = 0.0) -> None:
+        """Records that the host was unreachable, hung or closed the connection, or that it is busy for `rest_s`."""
+        with self._lock:
+            host = self._hosts[url]
+            rest = min(REST_S * 2**host.failures, REST_MAX_S)
+            host.failures = min(host.failures + 1, 16)
+            host.rests_until = now + max(rest, rest_s)
+
+    def release(self, url: str) -> None:
+        """Ends the attempt for which `choose` returned the host."""
+        with self._lock:
+            self._hosts[url].in_flight -= 1
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
+    """One attempt of a request. If the server was asked to wait, its time says nothing about the host."""
+
     url: str
     timeout_s: float
     started: float
     waits: bool = False
-    """The server was asked to wait, so the time that it takes says nothing about it."""
 
 
 class Attempts:
-    """Of one call. `now` is the time of a monotonic clock."""
+    """The attempts of one request. `now` is the time of a monotonic clock."""
 
     def __init__(self, hosts: Hosts, limits: Limits, now: float) -> None:
         self._hosts = hosts
@@ -49,21 +129,21 @@ class Attempts:
         self._tried: list[str] = []
 
     def begin(self, now: float, wait_s: float = 0.0) -> Attempt:
-        """`wait_s`: how long the server may take on purpose."""
+        """Begins an attempt on the best host. `wait_s` is how long the server is asked to wait."""
         url = self._hosts.choose(now, self._tried)
         timeout_s = max(min(self._limits.attempt_timeout_s, self._deadline - now), 0.001)
         return Attempt(url, timeout_s + wait_s, now, wait_s > 0)
 
-    def answered(self, attempt: Attempt, answer: Answer, now: float) -> float | None:
-        """Seconds to wait before the next attempt, or None: this answer is the last word."""
-        if answer.status not in RETRIED or not is_retryable(answer):
+    def answered(self, attempt: Attempt, response: ClientResponse, now: float) -> float | None:
+        """Returns the seconds to wait before the next attempt, or None if this response is final."""
+        if response.status not in RETRIED or not is_retryable(response):
             self._hosts.answered(attempt.url, now, None if attempt.waits else now - attempt.started)
             return None
-        self._hosts.failed(attempt.url, now, answer.retry_after_s)
-        return self._pause(attempt, now, answer.retry_after_s)
+        self._hosts.failed(attempt.url, now, response.retry_after_s)
+        return self._pause(attempt, now, response.retry_after_s)
 
     def broken(self, attempt: Attempt, why: str, now: float) -> float:
-        """Seconds to wait before the next attempt. Raises Unavailable when there is none."""
+        """Returns the seconds to wait before the next attempt. Raises Unavailable after the last one."""
         self._hosts.failed(attempt.url, now)
         pause = self._pause(attempt, now, 0.0)
         if pause is None:
@@ -72,7 +152,7 @@ class Attempts:
         return pause
 
     def end(self, attempt: Attempt) -> None:
-        """However it ended: also when the caller was interrupted while it waited."""
+        """Ends an attempt, also when the caller was interrupted while it waited."""
         self._hosts.release(attempt.url)
 
     def _pause(self, attempt: Attempt, now: float, at_least_s: float) -> float | None:
@@ -80,9 +160,6 @@ class Attempts:
         self._tried.append(attempt.url)
         if len(self._tried) >= self._limits.attempts_max:
             return None
-        pause = 0.0 if fresh_host_left else max(self._spread(), at_least_s)
+        backoff: float = min(self._limits.pause_s * 2 ** len(self._tried), self._limits.pause_max_s)
+        pause = 0.0 if fresh_host_left else max(backoff * random.uniform(0.5, 1.0), at_least_s)
         return pause if now + pause < self._deadline else None
-
-    def _spread(self) -> float:
-        whole: float = min(self._limits.pause_s * 2 ** len(self._tried), self._limits.pause_max_s)
-        return whole * random.uniform(0.5, 1.0)

@@ -17,10 +17,8 @@ from schemaless.client.answers import (
     ReadCell,
     VersionsPage,
 )
-from schemaless.client.attempts import Attempts, Limits
-from schemaless.client.call import Answer, Call, Flow
-from schemaless.client.hosts import Hosts
-from schemaless.client.index_query import index_path, query_index
+from schemaless.client.attempts import Attempts, Hosts, Limits
+from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
@@ -33,7 +31,7 @@ from schemaless.client.requests import (
     VersionsOptions,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import answer_of, arguments_of, http_options, settings_of
+from schemaless.client.transport import arguments_of, http_options, response_of, settings_of
 from schemaless.errors import SchemalessError
 
 T = TypeVar("T")
@@ -62,40 +60,40 @@ class Client:
         self._http = httpx.Client(transport=transport, **http_options(settings, self._limits))
 
     def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> PutAnswer:
-        """Write one cell. Raises Conflict when another body stands there (I1)."""
+        """Writes one cell. Raises Conflict when another body is stored under that key (I1)."""
         return self._run(self._requests.put_cell(row_key, column, ref_key, body))
 
     def put(self, row_key: Key, column: str, body: Body, *, idempotency_key: str | None = None) -> PutAnswer:
-        """Write the next version: the server gives the ref_key, one above the highest."""
+        """Writes the next version. The server chooses the ref_key, one above the highest."""
         return self._run(self._requests.put(row_key, column, body, idempotency_key))
 
     def put_cells(self, cells: Iterable[NewCell | tuple[Key, str, int, Body]]) -> list[PutResult]:
-        """Write many; a result for each, in order: a PutAnswer, or a PutFailure, which is false."""
+        """Writes many cells. Returns a PutAnswer or a PutFailure, which is false, for each in order."""
         return self._run(put_cells(self._requests.base, cells))
 
     def get_cell(self, row_key: Key, column: str, ref_key: int, *, read_from: ReadFrom = None) -> ReadCell:
         return self._run(self._requests.get_cell(row_key, column, ref_key, read_from))
 
     def get_cell_latest(self, row_key: Key, column: str, *, read_from: ReadFrom = None) -> ReadCell:
-        """The version with the highest ref_key."""
+        """Returns the version with the highest ref_key."""
         return self._run(self._requests.get_cell_latest(row_key, column, read_from))
 
     def get_cells(self, names: Sequence[CellName], *, read_from: ReadFrom = None) -> list[ReadCell]:
-        """Many at once, in order, each named by (row_key, column) or (row_key, column, ref_key)."""
+        """Returns many cells in order, each named by (row_key, column) or (row_key, column, ref_key)."""
         return self._run(self._requests.get_cells(names, read_from))
 
     def get_row(self, row_key: Key, *, read_from: ReadFrom = None) -> dict[str, FoundCell]:
-        """The newest version of every column, by column; empty when there is none."""
+        """Returns the newest version of every column, by column. A missing row is empty."""
         return self._run(self._requests.get_row(row_key, read_from))
 
     def get_versions(self, row_key: Key, column: str, **options: Unpack[VersionsOptions]) -> VersionsPage:
-        """Versions of a column, lowest and highest ref_key included."""
+        """Returns versions of a column, lowest and highest ref_key included."""
         return self._run(self._requests.get_versions(row_key, column, options))
 
     def get_cells_for_shard(
         self, shard: int, location: LogLocation = None, limit: int = 100, **options: Unpack[LogOptions]
     ) -> LogPage:
-        """A page of a shard's log after a location, or since a time.
+        """Returns a page of a shard's log after a location, or since a time.
 
         Raises LocationGone for a location past the head, or of a superseded or unknown generation.
         """
@@ -104,11 +102,11 @@ class Client:
     def get_cells_for_shards(
         self, locations: Mapping[int, LogLocation], limit: int = 100, *, read_from: ReadFrom = None
     ) -> dict[int, LogPage | SchemalessError]:
-        """A page of each shard; a shard that can't be read has its error in place of a page."""
+        """Returns a page of each shard. A shard that can't be read has an error in place of its page."""
         return self._run(self._requests.get_cells_for_shards(locations, limit, read_from))
 
     def tail(self, shards: Shards = None, location: LogLocation = None, **options: Unpack[TailOptions]) -> CellIterator:
-        """The cells of one shard, of several or of all, after a location, and then each as it comes: without end.
+        """Returns the cells of one shard, several or all after a location, and then every new cell, without end.
 
         Raises what a page of a log raises, and Corrupt when the log has a hole. It may be iterated on after an error.
         """
@@ -118,7 +116,7 @@ class Client:
         return Index(self, name)
 
     def document(self, path: str, **params: Any) -> dict[str, Any]:
-        """What the datastore shows under /shards, /status, /conflicts, /indexes or /topology."""
+        """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""
         return self._run(self._requests.get_json(path, params))
 
     def close(self) -> None:
@@ -131,28 +129,28 @@ class Client:
         self.close()
 
     def _run(self, flow: Flow[T]) -> T:
-        call = next(flow)
+        request = next(flow)
         while True:
             try:
-                call = flow.send(self._exchange(call))
+                request = flow.send(self._exchange(request))
             except StopIteration as done:
                 result: T = done.value
                 return result
 
-    def _exchange(self, call: Call) -> Answer:
-        time.sleep(call.delay_s)
+    def _exchange(self, request: ClientRequest) -> ClientResponse:
+        time.sleep(request.delay_s)
         attempts = Attempts(self._hosts, self._limits, time.monotonic())
         while True:
-            attempt = attempts.begin(time.monotonic(), call.wait_s)
-            arguments = arguments_of(call, attempt.url, attempt.timeout_s, self._limits)
+            attempt = attempts.begin(time.monotonic(), request.wait_s)
+            arguments = arguments_of(request, attempt.url, attempt.timeout_s, self._limits)
             try:
-                answer = answer_of(self._http.request(**arguments))
+                response = response_of(self._http.request(**arguments))
             except httpx.TransportError as error:
                 pause_s = attempts.broken(attempt, repr(error), time.monotonic())
             else:
-                pause = attempts.answered(attempt, answer, time.monotonic())
+                pause = attempts.answered(attempt, response, time.monotonic())
                 if pause is None:
-                    return answer
+                    return response
                 pause_s = pause
             finally:
                 attempts.end(attempt)
@@ -168,7 +166,7 @@ class CellIterator(Iterator[FoundCell]):
 
     @property
     def locations(self) -> Mapping[int, LogLocation]:
-        """By shard, where to go on after the cells that were given: `client.tail(locations)`."""
+        """The location of each shard after the cells that were given. `client.tail(locations)` continues there."""
         return self._tail.locations
 
     def __next__(self) -> FoundCell:
@@ -186,22 +184,18 @@ class Index:
 
     def query(self, **terms: Any) -> EntriesPage:
         """Entries: `field=value` (the shard field is required), `field__gte=value` (ne, lt, lte, gt, gte), and the
-        options of schemaless/client/index_query.py: order, desc, limit, cursor, fields, include, after, wait, …
+        options of schemaless/client/requests.py: order, desc, limit, cursor, fields, include, after, wait, …
         """
         client = self._client
-        return client._run(query_index(client._requests.base, self._name, terms))
+        return client._run(client._requests.query_index(self._name, terms))
 
     def define(self, definition: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the index; the same definition again changes nothing. Returns what the server shows of it.
+        """Creates the index, and returns its document. The same definition again changes nothing.
 
         Raises Conflict when another definition has its name.
         """
         client = self._client
-        return client._run(client._requests.put_json(index_path("", self._name), definition))
-
-    def describe(self) -> dict[str, Any]:
-        """Definition and state, and how far a build is. Raises NotFound."""
-        return self._client.document(index_path("", self._name))
+        return client._run(client._requests.define_index(self._name, definition))
 
 
 SchemalessClient = Client

@@ -1,7 +1,7 @@
-"""Requests: what to send for each thing a client can do, and how to read what comes back. Pure (no I/O).
+"""Requests: what to send for each call of a client, and how to read the response. Pure (no I/O).
 
-Every function is a flow (schemaless/client/call.py). What can be known to be wrong here is refused before anything is
-sent; everything else is the server's to judge. Paths and shapes: docs/http.md.
+Every function is a flow (schemaless/client/exchange.py). Arguments that are known to be wrong are refused before
+anything is sent. The server judges everything else. Paths and shapes: docs/http.md.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import msgspec
 from schemaless.cell import parse_column_name, parse_ref_key, row_key_of, row_key_text
 from schemaless.client.answers import (
     MISSING,
+    EntriesPage,
     FoundCell,
     LogPage,
-    MissingCell,
     PutAnswer,
     ReadCell,
     VersionsPage,
 )
-from schemaless.client.call import MSGPACK, Answer, Call, Flow
-from schemaless.client.problems import error_of, error_of_problem, problem_of
+from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
 from schemaless.errors import Invalid, SchemalessError
 from schemaless.location import Location
 
@@ -32,15 +31,15 @@ Key = uuid.UUID | str
 Body = Mapping[str, Any]
 ReadFrom = Literal["master", "minion"] | None
 LogLocation = int | str | Location | datetime | None
-"""An added_id, GENERATION:ADDED_ID, a Location, a time (cells created at or after it), "end" (the head as it is then),
-or None: the beginning.
+"""An added_id, GENERATION:ADDED_ID, a Location, a time (cells created at or after it), "end" (the head at that moment),
+or None for the beginning.
 """
 CellName = tuple[Key, str] | tuple[Key, str, int]
-"""Row key, column, and a ref_key unless the newest cell is meant."""
+"""Row key and column, with a ref_key for one cell, without it for the newest."""
 
 
 class VersionsOptions(TypedDict, total=False):
-    """`from_` and `to`: the lowest and the highest ref_key, included."""
+    """Options of `get_versions`. `from_` and `to` are the lowest and the highest ref_key, both included."""
 
     from_: int
     to: int
@@ -50,18 +49,24 @@ class VersionsOptions(TypedDict, total=False):
 
 
 class LogOptions(TypedDict, total=False):
-    """`columns`: only cells of these."""
+    """Options of a page of the log. `columns` selects cells."""
 
     columns: Sequence[str]
     read_from: ReadFrom
 
+
+INDEX_OPTIONS = frozenset(
+    {"order", "desc", "limit", "cursor", "fields", "include", "verify", "after", "wait", "read_from"}
+)
+"""Terms of an index query that are no fields. A field of such a name can't be queried, over HTTP neither."""
+INDEX_OPERATORS = frozenset({"ne", "lt", "lte", "gt", "gte"})
 
 _CONTENT = {"content-type": MSGPACK}
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Requests:
-    """Of one datastore."""
+    """The requests of one datastore."""
 
     def __init__(self, datastore: str) -> None:
         if not datastore.replace("_", "").isalnum():  # it becomes part of a path
@@ -70,63 +75,98 @@ class Requests:
 
     def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> Flow[PutAnswer]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
-        answer = yield Call("PUT", path, headers=_CONTENT, content=encode(body))
-        return _put_answer(answer)
+        response = yield ClientRequest("PUT", path, headers=_CONTENT, content=encode(body))
+        return _put_answer(response)
 
     def put(self, row_key: Key, column: str, body: Body, idempotency_key: str | None) -> Flow[PutAnswer]:
-        """Without a key of the caller's one is made here, so that a second attempt can't write a second version."""
+        """Puts the next version. A missing key is made here, so that a second attempt can't write a second version."""
         headers = _CONTENT | {"idempotency-key": idempotency_key or str(uuid.uuid4())}
-        answer = yield Call("POST", self._column_path(row_key, column), headers=headers, content=encode(body))
-        return _put_answer(answer)
+        path = self._column_path(row_key, column)
+        response = yield ClientRequest("POST", path, headers=headers, content=encode(body))
+        return _put_answer(response)
 
     def get_cell(self, row_key: Key, column: str, ref_key: int, read_from: ReadFrom) -> Flow[ReadCell]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
-        answer = yield Call("GET", path, _params(read_from=read_from))
-        return _read_cell(answer)
+        response = yield ClientRequest("GET", path, _params(read_from=read_from))
+        return MISSING if _is_missing_cell(response) else response.good().read(FoundCell)
 
     def get_cell_latest(self, row_key: Key, column: str, read_from: ReadFrom) -> Flow[ReadCell]:
-        answer = yield Call("GET", self._column_path(row_key, column), _params(read_from=read_from))
-        return _read_cell(answer)
+        response = yield ClientRequest("GET", self._column_path(row_key, column), _params(read_from=read_from))
+        return MISSING if _is_missing_cell(response) else response.good().read(FoundCell)
 
     def get_row(self, row_key: Key, read_from: ReadFrom) -> Flow[dict[str, FoundCell]]:
-        answer = yield Call("GET", f"{self.base}/cells/{_row_text(row_key)}", _params(read_from=read_from))
-        return {} if _is_missing_cell(answer) else _good(answer).read(_Row).cells
+        path = f"{self.base}/cells/{row_key_text(row_key_of(row_key))}"
+        response = yield ClientRequest("GET", path, _params(read_from=read_from))
+        return {} if _is_missing_cell(response) else response.good().read(_Row).cells
 
     def get_versions(self, row_key: Key, column: str, options: VersionsOptions) -> Flow[VersionsPage]:
-        answer = yield Call("GET", f"{self._column_path(row_key, column)}/versions", _params(**options))
-        return VersionsPage([]) if _is_missing_cell(answer) else _good(answer).read(VersionsPage)
+        response = yield ClientRequest("GET", f"{self._column_path(row_key, column)}/versions", _params(**options))
+        return VersionsPage([]) if _is_missing_cell(response) else response.good().read(VersionsPage)
 
     def get_cells(self, names: Sequence[CellName], read_from: ReadFrom) -> Flow[list[ReadCell]]:
-        content = encode({"keys": [_cell_name(name) for name in names]})
-        answer = yield Call("POST", f"{self.base}/batch/get", _params(read_from=read_from), _CONTENT, content)
-        return [cell or MISSING for cell in _good(answer).read(_Cells).cells]
+        keys: list[dict[str, Any]] = []
+        for row_key, column, *ref_key in names:
+            row = row_key_text(row_key_of(row_key))
+            key = {"row_key": row, "column_name": parse_column_name(column)}
+            keys.append(key | {"ref_key": parse_ref_key(ref_key[0])} if ref_key else key)
+        params = _params(read_from=read_from)
+        response = yield ClientRequest("POST", f"{self.base}/batch/get", params, _CONTENT, encode({"keys": keys}))
+        return [cell or MISSING for cell in response.good().read(_Cells).cells]
 
     def get_cells_for_shard(self, shard: int, location: LogLocation, limit: int, options: LogOptions) -> Flow[LogPage]:
-        params = _params(**_location_param(location), limit=limit, **options)
-        answer = yield Call("GET", f"{self.base}/shards/{int(shard)}/cells", params)
-        return _good(answer).read(LogPage)
+        if isinstance(location, datetime):
+            start = {"since": time_text(location, "since")}
+        else:
+            start = {} if location is None else {"after": str(location)}
+        params = _params(**start, limit=limit, **options)
+        response = yield ClientRequest("GET", f"{self.base}/shards/{int(shard)}/cells", params)
+        return response.good().read(LogPage)
 
     def get_cells_for_shards(
         self, locations: Mapping[int, LogLocation], limit: int, read_from: ReadFrom
     ) -> Flow[dict[int, LogPage | SchemalessError]]:
-        """A shard that can't be read has an error in its place."""
+        """Reads a page of each shard. A shard that can't be read has an error in place of its page."""
         wanted = {str(shard): location_member(location) for shard, location in locations.items()}
         content = encode({"locations": wanted, "limit": limit})
-        answer = yield Call("POST", f"{self.base}/shards/cells", _params(read_from=read_from), _CONTENT, content)
-        pages = _good(answer).read(_Shards).shards
-        return {int(shard): _page_or_error(page) for shard, page in pages.items()}
+        params = _params(read_from=read_from)
+        response = yield ClientRequest("POST", f"{self.base}/shards/cells", params, _CONTENT, content)
+        pages: dict[int, LogPage | SchemalessError] = {}
+        for shard, page in response.good().read(_Shards).shards.items():
+            problem = page.get("problem")
+            pages[int(shard)] = msgspec.convert(page, LogPage) if problem is None else error_of_problem(problem)
+        return pages
 
     def get_json(self, path: str, params: Mapping[str, Any] | None = None) -> Flow[dict[str, Any]]:
-        """Of whatever the datastore shows as one document: /shards, /status, /conflicts, /indexes."""
-        answer = yield Call("GET", f"{self.base}{path}", _params(**(params or {})))
-        return _good(answer).members()
+        """Reads what the datastore shows as one document, such as /shards, /status, /conflicts or /indexes."""
+        response = yield ClientRequest("GET", f"{self.base}{path}", _params(**(params or {})))
+        return response.good().read(dict[str, Any])
 
-    def put_json(self, path: str, document: Mapping[str, Any]) -> Flow[dict[str, Any]]:
-        answer = yield Call("PUT", f"{self.base}{path}", headers=_CONTENT, content=encode(document))
-        return _good(answer).members()
+    def define_index(self, name: str, definition: Mapping[str, Any]) -> Flow[dict[str, Any]]:
+        content = encode(definition)
+        response = yield ClientRequest("PUT", self._index_path(name), headers=_CONTENT, content=content)
+        return response.good().read(dict[str, Any])
+
+    def query_index(self, name: str, terms: Mapping[str, Any]) -> Flow[EntriesPage]:
+        """Queries an index by fields, with or without an operator, and INDEX_OPTIONS. Raises Invalid.
+
+        `trip_created_at__gte=moment` becomes the parameter `trip_created_at.gte=TIME`.
+        """
+        params = {}
+        for term, value in terms.items():
+            if value is not None:
+                field, separator, operator = term.rpartition("__")
+                parameter = f"{field}.{operator}" if separator and operator in INDEX_OPERATORS else term
+                params[parameter] = _query_text(term, value)
+        response = yield ClientRequest("GET", f"{self._index_path(name)}/entries", params)
+        return response.good().read(EntriesPage)
 
     def _column_path(self, row_key: Key, column: str) -> str:
-        return f"{self.base}/cells/{_row_text(row_key)}/{parse_column_name(column)}"
+        return f"{self.base}/cells/{row_key_text(row_key_of(row_key))}/{parse_column_name(column)}"
+
+    def _index_path(self, name: str) -> str:
+        if not name.replace("_", "").isalnum():  # it becomes part of a path
+            raise Invalid("name", "an index name has letters, digits and underscores")
+        return f"{self.base}/indexes/{name}"
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -142,7 +182,7 @@ class _Shards(msgspec.Struct, frozen=True):
 
 
 def encode(value: Any) -> bytes:
-    """MessagePack, so that the server judges NaN and the like instead of this side changing it. Raises Invalid."""
+    """Encodes as MessagePack, which passes NaN and the like to the server's judgement. Raises Invalid."""
     try:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -150,66 +190,49 @@ def encode(value: Any) -> bytes:
 
 
 def time_text(moment: datetime, field: str) -> str:
-    """RFC 3339. Raises Invalid for a time without a zone."""
+    """Returns a time as RFC 3339. Raises Invalid for a time without a zone."""
     if moment.tzinfo is None:
         raise Invalid(field, "needs a time zone")
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _row_text(row_key: Key) -> str:
-    return row_key_text(row_key_of(row_key))
-
-
-def _cell_name(name: CellName) -> dict[str, Any]:
-    row_key, column, *ref_key = name
-    newest = {"row_key": _row_text(row_key), "column_name": parse_column_name(column)}
-    return newest | {"ref_key": parse_ref_key(ref_key[0])} if ref_key else newest
-
-
-def _params(**values: Any) -> dict[str, str]:
-    """Query parameters by name; `from_` is HTTP's `from`, a word that Python keeps."""
-    return {name.rstrip("_"): _param(value) for name, value in values.items() if value is not None}
-
-
-def _param(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(value) if isinstance(value, list | tuple) else str(value)
-
-
-def _location_param(location: LogLocation) -> dict[str, str]:
-    if isinstance(location, datetime):
-        return {"since": time_text(location, "since")}
-    return {} if location is None else {"after": str(location)}
-
-
 def location_member(location: LogLocation) -> Any:
+    """Returns a location as a JSON document has it."""
     if isinstance(location, datetime):
         return {"since": time_text(location, "since")}
     return 0 if location is None else location if isinstance(location, int) else str(location)
 
 
-def _good(answer: Answer) -> Answer:
-    if not answer.ok:
-        raise error_of(answer)
-    return answer
+def _params(**values: Any) -> dict[str, str]:
+    """Returns query parameters by name. `from_` is HTTP's `from`, which Python reserves."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return ",".join(value) if isinstance(value, list | tuple) else str(value)
+
+    return {name.rstrip("_"): text(value) for name, value in values.items() if value is not None}
 
 
-def _put_answer(answer: Answer) -> PutAnswer:
-    put = _good(answer).read(PutAnswer)
-    replayed = answer.headers.get("idempotency-replayed") == "true"
+def _query_text(term: str, value: Any) -> str:
+    """Returns the value of a query's term as text. Raises Invalid for a value of another type."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        return time_text(value, term)
+    if term in INDEX_OPTIONS and isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, str | int | float | uuid.UUID):
+        return str(value)
+    raise Invalid(term, f"a query can't compare with {type(value).__name__}")
+
+
+def _put_answer(response: ClientResponse) -> PutAnswer:
+    put = response.good().read(PutAnswer)
+    replayed = response.headers.get("idempotency-replayed") == "true"
     return msgspec.structs.replace(put, replayed=True) if replayed else put
 
 
-def _read_cell(answer: Answer) -> FoundCell | MissingCell:
-    return MISSING if _is_missing_cell(answer) else _good(answer).read(FoundCell)
-
-
-def _is_missing_cell(answer: Answer) -> bool:
-    """A 404 may also mean that there is no such datastore, which is a mistake and not an empty place."""
-    return answer.status == 404 and str(problem_of(answer).get("type")).endswith("cell-missing")
-
-
-def _page_or_error(page: Mapping[str, Any]) -> LogPage | SchemalessError:
-    problem = page.get("problem")
-    return error_of_problem(problem) if problem is not None else msgspec.convert(page, LogPage)
+def _is_missing_cell(response: ClientResponse) -> bool:
+    """True if the cell is missing. A 404 may also mean a missing datastore, which is an error."""
+    return response.status == 404 and str(problem_of(response).get("type")).endswith("cell-missing")

@@ -1,8 +1,8 @@
-"""LogTail: the logs of some shards as one run of cells without end. Keeps I3 on the reader's side: proves that nothing
-is missing and nothing comes twice.
+"""LogTail: the logs of some shards as one endless run of cells. Keeps I3 on the reader's side: it proves that no cell
+is missing and none comes twice.
 
-It asks by long polls and not by streams: one request waits for all shards, a request that failed is sent to the next
-host at the same positions like any other, and nothing has to be found out about a connection that went quiet.
+It uses long polls and not streams. One request waits for all shards. A request that failed is sent to the next host at
+the same positions like any other, and no connection has to be watched for silence.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from schemaless.client.answers import FoundCell, LogPage
-from schemaless.client.call import MSGPACK, Call, Flow
-from schemaless.client.problems import error_of, error_of_problem
+from schemaless.client.exchange import MSGPACK, ClientRequest, Flow, error_of_problem
 from schemaless.client.requests import LogLocation, ReadFrom, encode, location_member
 from schemaless.errors import Corrupt, Invalid, LocationGone, SchemalessError
 from schemaless.location import Location, is_superseded, parse_location
@@ -23,11 +22,11 @@ from schemaless.location import Location, is_superseded, parse_location
 SHARDS_MAX = 4096
 LAGGING_PAUSE_S = 0.5
 Shards = int | Iterable[int] | Mapping[int, LogLocation] | None
-"""One shard, several, several each with its own location, or None: all of the datastore."""
+"""One shard, several shards, several shards each with its own location, or None for all of the datastore."""
 
 
 class TailOptions(TypedDict, total=False):
-    """`columns`: only cells of these. `limit`: of one shard and request. `wait_s`: of one request, at most 30."""
+    """Options of a tail. `columns` selects cells, `limit` is per shard and request, `wait_s` (at most 30)."""
 
     columns: Sequence[str]
     limit: int
@@ -36,7 +35,7 @@ class TailOptions(TypedDict, total=False):
 
 
 class LogTail:
-    """`locations` is where each shard stands after the cells that were taken: a new tail goes on from there."""
+    """A tail of some shards. `locations` are those after the cells that were taken: a new tail continues from there."""
 
     def __init__(self, base: str, shards: Shards, location: LogLocation, options: TailOptions) -> None:
         self._base = base
@@ -51,7 +50,7 @@ class LogTail:
         self.locations = dict(self._read_to)
 
     def take(self) -> FoundCell | None:
-        """The next cell, if one is at hand."""
+        """Returns the next cell that was fetched, or None."""
         if not self._ready:
             return None
         cell = self._ready.popleft()
@@ -61,29 +60,17 @@ class LogTail:
         return cell
 
     def fetch(self) -> Flow[None]:
-        """One request; it brings cells, or none within the wait. What came before an error can be taken first.
+        """Sends one request, which brings cells, or none within the wait. Cells before an error can be taken first.
 
-        Raises LocationGone for a location that can't be read from, Corrupt for a log that can't be, Unavailable.
+        Raises LocationGone for a location that can't be read after, Corrupt for a hole in the log, Unavailable.
         """
         if self._all and not self._read_to:
-            self._read_to = yield from self._all_shards()
+            response = yield ClientRequest("GET", f"{self._base}/shards")
+            listed = response.good().read(_Listed).shards
+            self._read_to = _starts([entry.shard for entry in listed], self._start)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        pages = yield from self._ask()
-        self._delay_s = 0.0
-        for shard, page in pages.items():
-            self._receive(int(shard), page)
-        if not self._ready:
-            self.locations = dict(self._read_to)
-
-    def _all_shards(self) -> Flow[dict[int, LogLocation]]:
-        answer = yield Call("GET", f"{self._base}/shards")
-        if not answer.ok:
-            raise error_of(answer)
-        return _starts([entry.shard for entry in answer.read(_Listed).shards], self._start)
-
-    def _ask(self) -> Flow[dict[str, dict[str, Any]]]:
         options = self._options
         wait_s = options.get("wait_s", 5.0)
         wanted = {
@@ -92,19 +79,22 @@ class LogTail:
             "limit": options.get("limit", 100),
             "wait": wait_s,
         }
-        wish = options.get("read_from")
-        answer = yield Call(
+        read_from = options.get("read_from")
+        response = yield ClientRequest(
             "POST",
             f"{self._base}/shards/cells",
-            {} if wish is None else {"read_from": wish},
+            {} if read_from is None else {"read_from": read_from},
             {"content-type": MSGPACK},
             encode(wanted),
             delay_s=self._delay_s,
             wait_s=wait_s,
         )
-        if not answer.ok:
-            raise error_of(answer)
-        return answer.read(_Pages).shards
+        pages = response.good().read(_Pages).shards
+        self._delay_s = 0.0
+        for shard, page in pages.items():
+            self._receive(int(shard), page)
+        if not self._ready:
+            self.locations = dict(self._read_to)
 
     def _receive(self, shard: int, shown: Mapping[str, Any]) -> None:
         problem = shown.get("problem")
@@ -114,7 +104,7 @@ class LogTail:
             page = msgspec.convert(shown, LogPage)
             check_dense(shard, self._read_to[shard], page, some=bool(self._options.get("columns")))
         except SchemalessError as error:
-            if not self._passes(shard, error):
+            if not self._may_pass(shard, error):
                 error.args = (f"shard {shard}: {error}",)
                 self._failure = error
             return
@@ -122,8 +112,8 @@ class LogTail:
         self._read_to[shard] = page.location
         self._served.add(shard)
 
-    def _passes(self, shard: int, error: SchemalessError) -> bool:
-        """Whether waiting helps: a server is away, or a host reads from a node that isn't as far as we are."""
+    def _may_pass(self, shard: int, error: SchemalessError) -> bool:
+        """True if waiting helps: a server is unreachable, or a host reads from a node that is behind this tail."""
         position = self._read_to[shard]
         if isinstance(error, LocationGone) and isinstance(position, Location) and shard in self._served:
             self._delay_s = LAGGING_PAUSE_S
@@ -132,30 +122,26 @@ class LogTail:
 
 
 def check_dense(shard: int, start: LogLocation, page: LogPage, *, some: bool) -> None:
-    """Raises Corrupt unless the page goes on from where the last one ended. `some`: only cells of a few columns."""
+    """Raises Corrupt unless the page continues where the last one ended. `some`: the page has only some columns."""
     added_ids = [cell.added_id for cell in page.cells]
-    last = _added_id(start, added_ids, page)
+    if isinstance(start, Location):
+        last = start.added_id
+    elif start is None or isinstance(start, int):
+        last = start or 0
+    elif isinstance(start, str) and start != "end":
+        last = parse_location(start)[1]
+    else:  # a time, or the end: the first page says where it begins
+        last = added_ids[0] - 1 if added_ids else page.next.added_id
     for added_id in added_ids:
         if added_id <= last:
-            raise Corrupt(f"after added_id {last} came {added_id}: a cell that was there before")
+            raise Corrupt(f"cell {added_id} came after cell {last}: a repeated cell")
         if not some and added_id != last + 1:
-            raise Corrupt(f"after added_id {last} came {added_id}: the cells between them are missing")
+            raise Corrupt(f"cell {added_id} came after cell {last}: the cells between them are missing")
         last = added_id
     if page.next.added_id < last or (not some and page.next.added_id != last):
-        raise Corrupt(f"the log goes on after added_id {page.next.added_id}, but ended at {last}")
+        raise Corrupt(f"the log continues after added_id {page.next.added_id}, but its last cell was {last}")
     if any(cell.shard != shard for cell in page.cells):
         raise Corrupt("a cell of another shard came")
-
-
-def _added_id(start: LogLocation, added_ids: Sequence[int], page: LogPage) -> int:
-    """What comes first comes after it. A time or the end is known by what came."""
-    if isinstance(start, Location):
-        return start.added_id
-    if start is None or isinstance(start, int):
-        return start or 0
-    if isinstance(start, str) and start != "end":
-        return parse_location(start)[1]
-    return added_ids[0] - 1 if added_ids else page.next.added_id
 
 
 def _starts(shards: Shards, location: LogLocation) -> dict[int, LogLocation]:

@@ -1,4 +1,4 @@
-"""Transport: how httpx is set up for both drivers: connections, time-outs, headers. Bounds come from Limits (I14)."""
+"""Transport: sets up httpx for both drivers, with connections, time-outs and headers. Limits bound them (I14)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import httpx
 from pydantic import SecretStr
 
 from schemaless.client.attempts import Limits
-from schemaless.client.call import MSGPACK, Answer, Call
+from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
 from schemaless.config import ClientSettings
 
 
 def settings_of(hosts: Sequence[str], token: str | None) -> ClientSettings:
-    """What was given; what was not, from the environment."""
+    """Returns the given hosts and token. What is missing comes from the environment."""
     given: dict[str, Any] = {}
     if hosts:
         given["hosts"] = tuple(hosts)
@@ -24,7 +24,7 @@ def settings_of(hosts: Sequence[str], token: str | None) -> ClientSettings:
 
 
 def http_options(settings: ClientSettings, limits: Limits) -> dict[str, Any]:
-    """Arguments of httpx.Client and httpx.AsyncClient."""
+    """Returns the arguments of httpx.Client and httpx.AsyncClient."""
     headers = {"accept": MSGPACK}
     if settings.token is not None:
         headers["authorization"] = f"Bearer {settings.token.get_secret_value()}"
@@ -35,17 +35,17 @@ def http_options(settings: ClientSettings, limits: Limits) -> dict[str, Any]:
     }
 
 
-def arguments_of(call: Call, url: str, attempt_timeout_s: float, limits: Limits) -> dict[str, Any]:
-    """Arguments of httpx's request."""
+def arguments_of(request: ClientRequest, url: str, attempt_timeout_s: float, limits: Limits) -> dict[str, Any]:
+    """Returns the arguments of httpx's request."""
     return {
-        "method": call.method,
-        "url": url + call.path,
-        "params": call.params or None,
-        "headers": call.headers,
-        "content": call.content or None,
+        "method": request.method,
+        "url": url + request.path,
+        "params": request.params or None,
+        "headers": request.headers,
+        "content": request.content or None,
         "timeout": httpx.Timeout(attempt_timeout_s, connect=min(limits.connect_timeout_s, attempt_timeout_s)),
     }
 
 
-def answer_of(response: httpx.Response) -> Answer:
-    return Answer(response.status_code, response.headers, response.content)
+def response_of(response: httpx.Response) -> ClientResponse:
+    return ClientResponse(response.status_code, response.headers, response.content)

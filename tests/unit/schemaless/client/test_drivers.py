@@ -93,7 +93,7 @@ async def test_a_cancelled_call_leaves_its_host_in_good_standing():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert client._hosts._hosts[HOSTS[0]].under_way == 0
+        assert client._hosts._hosts[HOSTS[0]].in_flight == 0
         assert client._hosts._hosts[HOSTS[0]].failures == 0
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from schemaless.cell import PutStatus
 from schemaless.client.answers import MISSING, FoundCell, LogPage, PutAnswer, PutFailure
-from schemaless.client.call import MSGPACK, Answer, Call, Flow
-from schemaless.client.index_query import query_index
+from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow
 from schemaless.client.put_batch import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, NewCell, put_cells
 from schemaless.client.requests import Requests
 from schemaless.errors import (
@@ -47,16 +46,16 @@ PUT = {name: value for name, value in CELL.items() if name != "body"} | {
 }
 
 
-def ok(document: Any, status: int = 200, **headers: str) -> Answer:
-    return Answer(status, {"content-type": MSGPACK, **headers}, msgspec.msgpack.encode(document))
+def ok(document: Any, status: int = 200, **headers: str) -> ClientResponse:
+    return ClientResponse(status, {"content-type": MSGPACK, **headers}, msgspec.msgpack.encode(document))
 
 
-def problem(status: int, kind: str = "x", **members: Any) -> Answer:
+def problem(status: int, kind: str = "x", **members: Any) -> ClientResponse:
     document = {"type": f"urn:schemaless:problem:{kind}", "status": status, "detail": "why", **members}
-    return Answer(status, {"content-type": "application/problem+json"}, msgspec.json.encode(document))
+    return ClientResponse(status, {"content-type": "application/problem+json"}, msgspec.json.encode(document))
 
 
-def drive(flow: Flow[Any], *answers: Answer) -> tuple[list[Call], Any]:
+def drive(flow: Flow[Any], *answers: ClientResponse) -> tuple[list[ClientRequest], Any]:
     """The calls that a flow made, and what it returned."""
     calls = [next(flow)]
     for answer in answers:
@@ -67,7 +66,7 @@ def drive(flow: Flow[Any], *answers: Answer) -> tuple[list[Call], Any]:
     raise AssertionError("the flow asks for more")
 
 
-def drive_with(flow: Flow[Any], respond: Callable[[Call], Answer]) -> tuple[list[Call], Any]:
+def drive_with(flow: Flow[Any], respond: Callable[[ClientRequest], ClientResponse]) -> tuple[list[ClientRequest], Any]:
     """The same with a server that answers for ever."""
     calls = [next(flow)]
     while True:
@@ -219,11 +218,11 @@ def test_of_several_shards_one_may_fail():
         (problem(422, field="ref_key"), Invalid),
         (problem(501), NotBuilt),
         (problem(503), Unavailable),
-        (Answer(502, {"content-type": "text/html"}, b"<html>"), Unavailable),
-        (Answer(200, {"content-type": "text/html"}, b"<html>"), Unavailable),
+        (ClientResponse(502, {"content-type": "text/html"}, b"<html>"), Unavailable),
+        (ClientResponse(200, {"content-type": "text/html"}, b"<html>"), Unavailable),
     ],
 )
-def test_a_problem_becomes_the_error_that_it_stands_for(given: Answer, kind: type[Exception]):
+def test_a_problem_becomes_the_error_that_it_stands_for(given: ClientResponse, kind: type[Exception]):
     """Every answer that is no success is one of our errors, a proxy's too."""
     with pytest.raises(kind) as raised:
         drive(REQUESTS.put_cell(ROW, "A", 1, {}), given)
@@ -243,7 +242,7 @@ def cells(count: int, body: dict[str, Any] | None = None) -> list[NewCell]:
     return [NewCell(ROW, "A", number, body or {"n": number}) for number in range(count)]
 
 
-def sent(call: Call) -> list[int]:
+def sent(call: ClientRequest) -> list[int]:
     return [cell["ref_key"] for cell in msgspec.msgpack.decode(call.content)["cells"]]
 
 
@@ -281,7 +280,7 @@ def test_rounds_of_a_batch_are_bounded():
 def test_a_large_batch_is_split_by_number_and_by_bytes():
     """No request has more than the server takes, and the order stays."""
 
-    def good(call: Call) -> Answer:
+    def good(call: ClientRequest) -> ClientResponse:
         return ok({"results": [item()] * len(sent(call))})
 
     for batch, sizes in (
@@ -318,7 +317,7 @@ def test_an_index_is_queried_with_fields_operators_and_options():
         "cursor": None,
     }
     entry = {"row_key": str(ROW), "fields": {"fare": 1.5}}
-    (call,), page = drive(query_index("/v1/m", "by_driver", terms), ok({"entries": [entry], "cursor": "c"}))
+    (call,), page = drive(Requests("m").query_index("by_driver", terms), ok({"entries": [entry], "cursor": "c"}))
     assert call.path == "/v1/m/indexes/by_driver/entries"
     assert call.params == {
         "driver_partner_uuid": str(ROW),
@@ -333,4 +332,4 @@ def test_an_index_is_queried_with_fields_operators_and_options():
 def test_an_index_can_not_be_asked_with_what_has_no_text():
     """A list is no value of a field."""
     with pytest.raises(Invalid):
-        next(query_index("/v1/m", "by_driver", {"a": [1]}))
+        next(Requests("m").query_index("by_driver", {"a": [1]}))

@@ -124,11 +124,11 @@ STARTS = [5, "5", "1:5", Location(1, 5)]
     [
         (page(0, 6, 8), "missing"),
         (page(0, 7), "missing"),
-        (page(0, 6, 6), "before"),
-        (page(0, 5, 6), "before"),
+        (page(0, 6, 6), "repeated"),
+        (page(0, 5, 6), "repeated"),
         (page(0, 7, 6), "missing"),
-        (page(0, 6, to=7), "ended at 6"),
-        (page(0, to=4), "ended at 5"),
+        (page(0, 6, to=7), "last cell was 6"),
+        (page(0, to=4), "last cell was 5"),
         (page(1, 6), "another shard"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_log_that_is_not_dense_is_corrupt(start: Any, shown: dict[str, Any], w
 @pytest.mark.parametrize("start", [None, 0])
 def test_the_beginning_is_dense_too(start: Any):
     """From nothing the first cell is the first."""
-    with pytest.raises(Corrupt, match="after added_id 0 came 2"):
+    with pytest.raises(Corrupt, match="cell 2 came after cell 0"):
         take_sync(Api({0: page(0, 2)}), 1, 0, start)
 
 
@@ -226,7 +226,7 @@ def test_waiting_says_nothing_against_a_host():
         tail = client.tail(0, wait_s=20)
         next(tail)
         assert timeouts[0] == pytest.approx(22, abs=0.1)
-        assert client._hosts._hosts[HOSTS[0]].answer_s is None
+        assert client._hosts._hosts[HOSTS[0]].response_s is None
 
 
 @pytest.mark.parametrize("shards", [[], {}, range(5000)])

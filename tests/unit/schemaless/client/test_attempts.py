@@ -2,20 +2,19 @@
 
 import pytest
 
-from schemaless.client import hosts as hosts_module
-from schemaless.client.attempts import Attempts, Limits
-from schemaless.client.call import Answer
-from schemaless.client.hosts import Hosts
+from schemaless.client import attempts as attempts_module
+from schemaless.client.attempts import Attempts, Hosts, Limits
+from schemaless.client.exchange import ClientResponse
 from schemaless.errors import Misconfigured, Unavailable
 
 A, B, C = "http://a", "http://b", "http://c"
 LIMITS = Limits(attempts_max=4, total_timeout_s=10.0, attempt_timeout_s=3.0)
 
 
-def answer(status: int, *, retryable: bool = True, retry_after: str = "") -> Answer:
+def answer(status: int, *, retryable: bool = True, retry_after: str = "") -> ClientResponse:
     content = b'{"retryable": true}' if retryable else b'{"retryable": false}'
     headers = {"content-type": "application/problem+json"} | ({"retry-after": retry_after} if retry_after else {})
-    return Answer(status, headers, content)
+    return ClientResponse(status, headers, content)
 
 
 def used(hosts: Hosts, now: float, times: int) -> list[str]:
@@ -50,12 +49,12 @@ def test_a_failed_host_rests_longer_each_time_and_comes_back():
     hosts = Hosts([A, B])
     for _ in range(3):
         hosts.failed(A, 0.0)
-    rest = hosts_module.REST_S * 4
+    rest = attempts_module.REST_S * 4
     assert set(used(hosts, rest - 0.01, 4)) == {B}
     assert A in used(hosts, rest + 0.01, 2)
     for _ in range(40):
         hosts.failed(A, 0.0)
-    assert A in used(hosts, hosts_module.REST_MAX_S + 0.01, 2)
+    assert A in used(hosts, attempts_module.REST_MAX_S + 0.01, 2)
     hosts.failed(A, 0.0)
     hosts.answered(A, 0.0, 0.001)
     assert A in used(hosts, 0.0, 2)
@@ -76,7 +75,7 @@ def test_a_slow_host_is_passed_over_for_a_moment_then_tried_again():
     hosts.answered(A, 0.0, 0.005)
     hosts.answered(B, 0.0, 2.0)
     assert set(used(hosts, 0.5, 4)) == {A}
-    assert B in used(hosts, hosts_module.SLOW_REST_S + 0.01, 2)
+    assert B in used(hosts, attempts_module.SLOW_REST_S + 0.01, 2)
 
 
 def test_one_host_alone_is_never_too_slow():
@@ -140,10 +139,10 @@ def test_retry_after_is_honoured():
         (answer(429), True),
         (answer(500), True),
         (answer(503), True),
-        (Answer(502, {}, b"<html>bad gateway"), True),
+        (ClientResponse(502, {}, b"<html>bad gateway"), True),
     ],
 )
-def test_only_what_may_succeed_later_is_tried_again(given: Answer, again: bool):
+def test_only_what_may_succeed_later_is_tried_again(given: ClientResponse, again: bool):
     """Statuses of overload and absence are tried again unless the problem says that it is of no use."""
     attempts = Attempts(Hosts([A, B]), LIMITS, 0.0)
     pause = attempts.answered(attempts.begin(0.0), given, 0.1)

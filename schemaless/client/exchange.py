@@ -1,0 +1,140 @@
+"""Exchange: one HTTP request and its response as values, and the errors that problem documents stand for (RFC 9457).
+
+A flow of requests does no I/O: a driver performs it. A flow yields requests and is sent their responses, as a storage
+operation yields scripts (schemaless/storage/operation.py). Foreign responses, such as a proxy's, become errors of our
+tree, too (I15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from schemaless.errors import (
+    Conflict,
+    Invalid,
+    LocationGone,
+    Malformed,
+    Misconfigured,
+    NotBuilt,
+    NotFound,
+    NotReady,
+    SchemalessError,
+    TooLarge,
+    Unavailable,
+)
+
+T = TypeVar("T")
+MSGPACK = "application/msgpack"
+
+_decode_json = msgspec.json.decode
+_decode_msgpack = msgspec.msgpack.decode
+
+
+class ClientRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request of the client. `path` begins after the host.
+
+    It may be sent again: puts are idempotent, and a POST has an Idempotency-Key.
+    """
+
+    method: str
+    path: str
+    params: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+    content: bytes = b""
+    delay_s: float = 0.0
+    """How long the driver waits before the first attempt."""
+    wait_s: float = 0.0
+    """How long the server is asked to wait."""
+
+
+class ClientResponse(msgspec.Struct, frozen=True, gc=False):
+    """A response of the API. `headers` are by lower-case name."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds of Retry-After, or 0 when there is none, or when it is a date."""
+        text = self.headers.get("retry-after", "")
+        return float(text) if text.isdigit() else 0.0
+
+    def read(self, kind: type[T]) -> T:
+        """Decodes the content as `kind`. Raises Unavailable for other content: the host is not our API."""
+        decode = _decode_msgpack if MSGPACK in self.headers.get("content-type", "") else _decode_json
+        try:
+            return decode(self.content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unavailable(f"a response of status {self.status} can't be decoded: {error}") from error
+
+    def good(self) -> ClientResponse:
+        """Returns itself. Raises the error that an unsuccessful response stands for."""
+        if not 200 <= self.status < 300:
+            raise error_of(self)
+        return self
+
+
+Flow = Generator[ClientRequest, ClientResponse, T]
+
+Problem = Mapping[str, Any]
+
+_BY_STATUS: dict[int, type[SchemalessError]] = {
+    400: Malformed,
+    401: Misconfigured,
+    403: Misconfigured,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    415: Malformed,
+    422: Malformed,
+    501: NotBuilt,
+}
+
+
+def error_of(response: ClientResponse) -> SchemalessError:
+    """Returns the error that an unsuccessful response stands for."""
+    return error_of_problem(problem_of(response), response.status)
+
+
+def error_of_problem(problem: Problem, status: int | None = None) -> SchemalessError:
+    """Returns the error of a problem document. The problem of an item of a batch carries its own status."""
+    status = problem.get("status", status or 500)
+    detail = str(problem.get("detail") or problem.get("title") or f"status {status}")
+    if status == 422 and "field" in problem:
+        field = str(problem["field"])
+        return Invalid(field, detail.removeprefix(f"{field}: "))
+    if status == 409 and "resume_at" in problem:
+        head, resume_at, generation = (_int(problem, name) for name in ("head", "resume_at", "generation"))
+        return LocationGone(detail, head=head, resume_at=resume_at, generation=generation)
+    if status == 409 and problem.get("retryable"):
+        return NotReady(detail)
+    return _BY_STATUS.get(status, Unavailable)(detail)
+
+
+def problem_of(response: ClientResponse) -> Problem:
+    """Returns the members of a problem document, or one made of the first words of any other content."""
+    try:
+        return response.read(dict[str, Any])
+    except Unavailable:
+        text = response.content[:200].decode(errors="replace")
+        return {"status": response.status, "detail": f"status {response.status}: {text}"}
+
+
+def is_retryable(response: ClientResponse) -> bool:
+    """Returns what the problem document says. A response that says nothing is retryable."""
+    return bool(problem_of(response).get("retryable", True))
+
+
+def _int(problem: Problem, name: str) -> int:
+    """Returns an added_id, which the document holds as a number or in a location {"generation", "added_id"}."""
+    value = problem.get(name, 0)
+    if isinstance(value, Mapping):
+        value = value.get("added_id", 0)
+    try:
+        return msgspec.convert(value, int, strict=False)
+    except msgspec.ValidationError:
+        return 0
