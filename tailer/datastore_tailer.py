@@ -15,11 +15,11 @@ from functools import partial
 
 import structlog
 
-from schemaless.bus.hanging_transactions import HiddenRecordsWatch
+from schemaless.bus.hanging_transactions import HangingTransactionsWatch
 from schemaless.bus.membership import Membership
-from schemaless.bus.topic_identity import TopicsWatch
-from schemaless.bus.topics import ensure_topics
+from schemaless.bus.topics import TopicsWatch, ensure_topics
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.events import Event, emit
 from schemaless.location import Location
 from schemaless.topology import Datastore
 from tailer.context import Shared, in_thread, pause
@@ -106,8 +106,8 @@ class DatastoreTailer:
             membership.poll(POLL_S)
             if topics.changed():
                 return "the topics were deleted"
-            if stuck := hidden.stuck(tailed):
-                return f"records of partitions {stuck} stay hidden behind a transaction without an end"
+            if hanging := hidden.hanging(tailed):
+                return f"partitions {hanging} have a hanging transaction"
             return None
 
         try:
@@ -131,9 +131,9 @@ class DatastoreTailer:
             self._shared.settings.kafka, topics, every_s=TOPICS_CHECK_S, timeout_s=TOPICS_CHECK_TIMEOUT_S
         )
 
-    def _watch_hidden_records(self) -> HiddenRecordsWatch:
+    def _watch_hidden_records(self) -> HangingTransactionsWatch:
         settings = self._shared.settings
-        return HiddenRecordsWatch(
+        return HangingTransactionsWatch(
             settings.kafka,
             self._datastore.topic,
             every_s=TOPICS_CHECK_S,
@@ -166,6 +166,7 @@ class DatastoreTailer:
         if leaving:
             log.info("partitions released", datastore=self._datastore.name, partitions=sorted(partitions))
             await asyncio.wait(leaving.values())
+        emit(Event.PARTITIONS_RELEASED, datastore=self._datastore.name, partitions=partitions)
 
     async def _tend(self, owned: OwnedPartition) -> None:
         try:

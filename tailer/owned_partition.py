@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
@@ -16,7 +16,7 @@ from tailer.partition_tail import RETRY_S, PartitionTail
 
 log = structlog.get_logger()
 
-REFUSED_RETRY_S = 5.0  # somebody has to act first: on settings, or on a record that is not ours
+REFUSED_RETRY_S = 5.0  # an operator has to act first: on settings, or on a record that is not ours
 
 
 class OwnedPartition:
@@ -29,31 +29,19 @@ class OwnedPartition:
 
     @property
     def tailed(self) -> bool:
-        """Whether its log is open."""
+        """True while its log is open."""
         return self._tail is not None
 
     async def run(self) -> None:
-        """Until `stop`; opens the log anew after a transaction was aborted.
+        """Runs until `stop`. It opens the log anew after a transaction was aborted.
 
-        Raises BusUnavailable or Fenced when the log may have become another's.
+        Raises BusUnavailable or Fenced when the log may have become another process's.
         """
         while not self._stopping.is_set():
-            partition_log = self._new_log()
-            try:
-                await self._open_and_tail(partition_log)
-            except (Corrupt, Misconfigured) as error:
-                log.error(
-                    "partition is not tailed", topic=self._datastore.topic, partition=self.partition, why=str(error)
-                )
-                await pause(REFUSED_RETRY_S, self._stopping)
-            except BusUnavailable as error:
-                if not partition_log.aborted:
-                    raise
-                log.warning("tailing pauses", topic=self._datastore.topic, partition=self.partition, why=str(error))
-                await pause(RETRY_S, self._stopping)
+            await pause(await self._open_and_tail(), self._stopping)
 
     def stop(self) -> None:
-        """Lets `run` return after the transaction in hand."""
+        """Lets `run` return after the transaction in flight."""
         self._stopping.set()
         if self._tail is not None:
             self._tail.stop()
@@ -67,13 +55,13 @@ class OwnedPartition:
         if self._tail is not None:
             self._tail.heads_moved(heads)
 
-    def _new_log(self) -> PartitionLog:
+    async def _open_and_tail(self) -> float:
+        """Returns after how many seconds the log may be opened again."""
         settings = self._shared.settings
-        return PartitionLog(
+        partition_log = PartitionLog(
             settings.kafka, self._datastore, self.partition, transaction_timeout_s=settings.transaction_timeout_s
         )
-
-    async def _open_and_tail(self, partition_log: PartitionLog) -> None:
+        place = {"topic": self._datastore.topic, "partition": self.partition}
         try:
             progress = await in_thread(self._shared.opening, partition_log.open)
             self._tail = PartitionTail(self._datastore, partition_log, progress, self._shared)
@@ -82,6 +70,15 @@ class OwnedPartition:
             self.heads_moved({shard: known[shard] for shard in shards if shard in known})
             if not self._stopping.is_set():
                 await self._tail.run()
+            return 0.0
+        except (Corrupt, Misconfigured) as error:
+            log.error("partition is not tailed", **place, why=str(error))
+            return REFUSED_RETRY_S
+        except BusUnavailable as error:
+            if partition_log.state is not LogState.ABORTED:
+                raise
+            log.warning("tailing pauses", **place, why=str(error))
+            return RETRY_S
         finally:
             self._tail = None
             await in_thread(self._shared.opening, partition_log.close)

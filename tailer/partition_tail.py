@@ -12,10 +12,11 @@ from functools import partial
 
 import structlog
 
-from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.bus.progress import Progress
 from schemaless.cell import StoredCell
 from schemaless.errors import Corrupt, Misconfigured, StorageUnavailable
+from schemaless.events import Event, emit
 from schemaless.location import BEGINNING, Location
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import LogRange
@@ -58,7 +59,7 @@ class PartitionTail:
     async def run(self) -> None:
         """Until `stop`; at most as many tails as there are slots hold a batch. While paused, nothing is published.
 
-        Raises BusUnavailable, Fenced or Misconfigured when the log is not usable any more.
+        Raises BusUnavailable, Fenced or Misconfigured when the log has to be opened anew.
         """
         while not self._stopping.is_set():
             if self._shards.idle or self._shared.paused(self._datastore.name):
@@ -70,7 +71,7 @@ class PartitionTail:
                     await self.step()
                 await pause(self._log.settling_s, self._stopping)
             except (StorageUnavailable, Misconfigured) as error:
-                if not self._log.usable:
+                if self._log.state is not LogState.OPEN:
                     raise
                 log.warning("tailing pauses", datastore=self._datastore.name, error=str(error))
                 await pause(RETRY_S, self._stopping)
@@ -103,6 +104,7 @@ class PartitionTail:
         finally:
             for shard_tail in turn:
                 self._shards.queue(shard_tail)
+            emit(Event.PASS_FINISHED, datastore=self._datastore.name)
 
     async def _judge_doubtful(self) -> None:
         """Is the topic ahead of MySQL, or did a minion answer that lags? The master knows, asked after the log was
@@ -167,6 +169,7 @@ class PartitionTail:
             settings.transaction_bytes_max,
             timeout_s=settings.statement_timeout_s,
         )
+        emit(Event.CELLS_READ, datastore=self._datastore.name, cells=sum(map(len, batch.cells)))
         proven = [self._proven(part.shard, cells) for part, cells in zip(wanted, batch.cells, strict=True)]
         self._put_empty_aside(wanted, batch)
         cells = [cell for part in proven for cell in part]

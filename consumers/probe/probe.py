@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import TypeVar
 
-from schemaless.bus.arrival import ArrivalWatch
+from schemaless.bus.reader import ArrivalWatch
 from schemaless.cell import ColumnName, RowKey, StoredCell
 from schemaless.client.answers import PutAnswer
 from schemaless.client.async_client import AsyncClient

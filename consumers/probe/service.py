@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from consumers.probe.probe import COLUMN, Latencies, Probe, ProbeCalls
-from schemaless.bus.arrival import ArrivalWatch
+from schemaless.bus.reader import ArrivalWatch
 from schemaless.client.async_client import AsyncClient
 from schemaless.config import ProbeSettings
 from schemaless.consume.checkpoints import StartAt

@@ -1,15 +1,48 @@
-"""What every Kafka client of ours is set to."""
+"""What every Kafka client of ours shares: its settings, and the translation of its errors into ours (I15)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from schemaless.errors import BusUnavailable, Fenced, Misconfigured, SchemalessError, TopicMissing
+
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,  # idle so long that the broker forgot the producer
+}
+NOT_KNOWN_YET = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._UNKNOWN_PARTITION,  # the client's own metadata was cut short: seen on a starved machine
+}
+"""Errors of a partition whose leader was chosen just now: the question may be repeated."""
+
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
+_NOT_FITTING = {
+    KafkaError._INVALID_ARG,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
 
 
 def client_settings(bootstrap: str) -> dict[str, Any]:
-    """Errors are raised to us and told once, so librdkafka itself says nothing but that a producer was fenced.
+    """Returns the settings of any client. librdkafka logs nothing itself, because we raise and log its errors.
 
-    Never through a Python logger: its lines are handed over in the same calls as a fatal error, and a line that comes
-    after the error turns it into a SystemError (seen on 2.16.1 when a flush was fenced).
+    It must not log through a Python logger either. Its lines are handed over in the same calls as a fatal error, and a
+    line that follows the error turns it into a SystemError (seen on 2.16.1 when a flush was fenced).
     """
     return {
         "bootstrap.servers": bootstrap,
@@ -17,3 +50,26 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
         "log_level": 0,
         "enable.metrics.push": False,  # nobody asks for them, and a tailer has a client for each partition
     }
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Turns the client's errors into ours. `doing` says in their text what was attempted."""
+    try:
+        yield
+    except KafkaException as error:
+        raise translate(error.args[0], doing) from error
+    except BufferError as error:
+        raise BusUnavailable(f"{doing}: the producer's queue is full") from error
+
+
+def translate(error: KafkaError, doing: str) -> SchemalessError:
+    """Returns our error for one of the client's. An unknown one is BusUnavailable."""
+    text = f"{doing}: {error.str()}"
+    if error.code() in _FENCED:
+        return Fenced(text)
+    if error.code() in _NOT_FITTING:
+        return Misconfigured(text)
+    if error.code() in _MISSING:
+        return TopicMissing(text)
+    return BusUnavailable(text)

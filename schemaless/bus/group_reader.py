@@ -1,7 +1,7 @@
-"""TopicSeat: a reader's place at a topic: partitions that it was given, by a group or by itself, read from any offset.
+"""GroupReader: reads the partitions of a topic that a group, or its caller, assigned to it, from any offset.
 
-A partition that was just given waits until `read_from` says where its reader goes on. Memory is bounded by the
-client's queue. One thread.
+A partition that was just assigned is paused until `read_from` says where to begin. Memory is bounded by the client's
+queue. One thread.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
-from schemaless.bus.client import client_settings
+from schemaless.bus.client import client_settings, translate, translated
 from schemaless.bus.reader import Span, record_of
-from schemaless.bus.translation import translate, translated
 from schemaless.errors import NotFound
 from schemaless.record import Record
 
 _BATCH = 500
-_SEAT_PAUSE_S = 1.0
+_KEEP_PERIOD_S = 1.0
 _TIMEOUT_S = 10.0
 _QUEUE_KBYTES = 16 << 10
 _SESSION_TIMEOUT_S = 10
@@ -28,7 +27,7 @@ _POLL_INTERVAL_MAX_S = 600  # a program that works on a batch for longer loses i
 Revoked = Callable[[Collection[int]], None]
 
 
-class TopicSeat:
+class GroupReader:
     """`fresh`: partitions that wait for `read_from`. `at_end`: those that are read to their present end.
 
     `revoked` is called, from within `consume` and `keep`, with partitions that are not ours any more.
@@ -87,10 +86,10 @@ class TopicSeat:
 
     def keep(self) -> None:
         """To be called while its reader is busy elsewhere: the group must see us, and the topic has to wait."""
-        if time.monotonic() - self._seen_at < _SEAT_PAUSE_S:
+        if time.monotonic() - self._seen_at < _KEEP_PERIOD_S:
             return
         self._seen_at = time.monotonic()
-        with translated(f"keeping the seat at {self._topic}"):
+        with translated(f"staying in the group of {self._topic}"):
             if not self._paused:
                 self._paused = self._consumer.assignment()
                 self._consumer.pause(self._paused)

@@ -1,7 +1,7 @@
-"""Membership of a Kafka group that only decides who owns which partition: nothing is read through it.
+"""Membership of the Kafka group that decides which tailer owns which partition. Nothing is read through it.
 
-A member that is stopped or cut off is put out by the group after its session time-out; that it can't publish any more
-is not the group's doing but the fencing of `schemaless/bus/partition_log.py`.
+The group removes a member that halted or lost its connection after the session time-out. The group doesn't keep such a
+member from publishing: the fencing of `schemaless/bus/partition_log.py` does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
-from schemaless.bus.client import client_settings
-from schemaless.bus.translation import translate, translated
+from schemaless.bus.client import client_settings, translate, translated
+from schemaless.events import Event, emit
 from schemaless.names import tailer_group
 from schemaless.topology import Datastore
 
@@ -25,7 +25,7 @@ _HEARTBEAT_MAX_S = 0.25  # the members hear of a rebalance with their next heart
 
 
 class Membership:
-    """One seat in the group. One thread at a time.
+    """One member of the group. One thread at a time.
 
     `assigned` is called with partitions that this process now owns, `revoked` before they go to another one, and also
     when they were lost already. Both are called from within `poll` and `close`.
@@ -42,15 +42,16 @@ class Membership:
     ) -> None:
         self._assigned = assigned
         self._revoked = revoked
+        self._group = tailer_group(datastore.name)
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
-                "client.id": f"tailer-{socket.gethostname()}-{os.getpid()}",  # tells people whose partition it is
-                "group.id": tailer_group(datastore.name),
+                "client.id": f"tailer-{socket.gethostname()}-{os.getpid()}",  # `schemaless tailer status` shows it
+                "group.id": self._group,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),
                 "heartbeat.interval.ms": round(min(session_timeout_s / 6, _HEARTBEAT_MAX_S) * 1000),
-                # A process that hangs without dying gives up its partitions, too.
+                # A process that hangs without dying loses its partitions, too.
                 "max.poll.interval.ms": max(_POLL_INTERVAL_MAX_S, round(session_timeout_s)) * 1000,
                 "enable.auto.commit": False,
             }
@@ -79,5 +80,7 @@ class Membership:
         self._assigned([partition.partition for partition in partitions])
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._revoked([partition.partition for partition in partitions])
+        revoked = [partition.partition for partition in partitions]
+        emit(Event.PARTITIONS_REVOKED, group=self._group, partitions=revoked)
+        self._revoked(revoked)
         consumer.incremental_unassign(partitions)

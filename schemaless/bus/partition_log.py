@@ -1,28 +1,30 @@
-"""One partition of the cells topic as its only writer sees it: transactions of cells and progress (I7).
+"""PartitionLog: one partition of the cells topic as its only writer sees it. It writes transactions of cells and
+progress (I7).
 
-The transactional.id names the partition. Opening fences the predecessor and ends its transaction, and only then is
-progress read; so whoever could open the log knows exactly what was published, and a process that lost the partition
-can't publish any more, however late it wakes up.
+The transactional.id names the partition. Opening the log fences the former owner and ends its transaction. Only then is
+progress read. So the new owner knows exactly what was published, and a process that lost the partition can't publish
+any more, however late it wakes up.
 
-A commit that Kafka took may stay unseen: a broker that dies at that moment can forget to write it into the partitions.
-The next transaction decides about it, too. So nothing is published after an abort before the log was opened anew.
+Kafka may acknowledge a commit and lose its markers when a broker dies. The next transaction then decides that commit,
+too. So after an abort the log must be opened anew before anything is published.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
 
 import msgspec
 from confluent_kafka import KafkaException, Producer
 
-from schemaless.bus.client import client_settings
-from schemaless.bus.hanging_transactions import records_that_stay_hidden
+from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.hanging_transactions import hanging_transactions
 from schemaless.bus.progress import (
     Progress,
     committed_progress,
-    counts_hidden_cells,
+    counts_unseen_cells,
     progress_key,
     progress_value,
     published_beyond,
@@ -30,12 +32,12 @@ from schemaless.bus.progress import (
     seek_value,
 )
 from schemaless.bus.reader import PartitionReader
-from schemaless.bus.topic_identity import topic_id
 from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
-from schemaless.bus.translation import translate, translated
+from schemaless.bus.topics import topic_id
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
-from schemaless.errors import BusUnavailable, Misconfigured
+from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.events import Event, emit
 from schemaless.location import GenerationStart, Location
 from schemaless.names import (
     COLUMN_HEADER,
@@ -50,8 +52,8 @@ from schemaless.names import (
 from schemaless.topology import Datastore
 
 _SETTLING_S = 0.004
-"""After a commit was answered, Kafka still writes its markers. A transaction that begins meanwhile is put off by 20 ms,
-librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
+"""After Kafka acknowledged a commit, it still writes the markers. A transaction that begins meanwhile is delayed by
+20 ms, librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
 
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
@@ -60,18 +62,38 @@ _GENERATION_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_GENERATION)]
 _SEEK_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_SEEK)]
 
 
+class LogState(Enum):
+    """States of a partition's log. It publishes only while it is OPEN."""
+
+    NEW = "new"  # the former owner isn't fenced
+    OPENING = "opening"  # the former owner is fenced, and what it published is being read
+    OPEN = "open"
+    ABORTED = "aborted"  # the last transaction: this process may open the log anew
+    UNKNOWN = "unknown"  # the last step may have succeeded or not: the group has to say who owns the partition
+    FENCED = "fenced"  # another process opened the log
+    CLOSED = "closed"
+
+
+_PREDECESSORS = {
+    LogState.OPENING: {LogState.NEW},
+    LogState.OPEN: {LogState.OPENING},
+    LogState.ABORTED: {LogState.OPENING, LogState.OPEN},
+    LogState.UNKNOWN: {LogState.NEW, LogState.OPENING, LogState.OPEN},
+    LogState.FENCED: {LogState.NEW, LogState.OPENING, LogState.OPEN},
+    LogState.CLOSED: set(LogState) - {LogState.CLOSED},
+}
+
+
 class PartitionLog:
     """Publishes to one partition. One thread at a time.
 
-    After an error in a transaction the log isn't `usable`: it must be opened anew. `aborted` tells that this
-    transaction surely was; else its outcome isn't known, or the partition is another's: the group has to say whose.
+    A failure in a transaction ends the log: `state` says what its owner may do next.
     """
 
     def __init__(
         self, bootstrap: str, datastore: Datastore, partition: int, *, transaction_timeout_s: float = 5.0
     ) -> None:
-        self.usable = True
-        self.aborted = False
+        self.state = LogState.NEW
         self._bootstrap = bootstrap
         self._datastore = datastore
         self._partition = partition
@@ -95,39 +117,38 @@ class PartitionLog:
 
     @property
     def settling_s(self) -> float:
-        """For so long the next transaction will wait: who has nothing to publish yet may gather cells meanwhile."""
+        """Returns how long the next transaction has to wait. Its owner may gather cells meanwhile."""
         return max(0.0, self._settled_at - time.monotonic())
 
     def open(self) -> Progress:
-        """Fences the predecessor, ends what Kafka left open of it, then reads how far it came.
+        """Fences the former owner, ends its hanging transactions, and returns how far it published.
 
-        Raises BusUnavailable, Fenced, or Misconfigured when progress can't be told, or records stay hidden.
+        Raises BusUnavailable, Fenced, or Misconfigured when progress is lost or a transaction hangs that isn't ours.
         """
-        try:
+        with self._failing():
             self._fence()
-            self._end_what_stayed_open()
+            self._end_hanging_transactions()
             with PartitionReader(self._bootstrap) as reader:
                 progress = read_progress(reader, self._datastore, self._partition, self._topic_id)
+            emit(Event.PROGRESS_READ, log=self._name)
             self._record(progress.unrecorded)
-        except BaseException:
-            self.usable = False
-            raise
+            self._enter(LogState.OPEN)
         return progress
 
     def publish(self, cells: Sequence[StoredCell]) -> dict[int, Location]:
-        """All of the cells, or none, with the progress they make: the locations returned.
+        """Publishes all of the cells, or none, with the progress they make. Returns it: the last location by shard.
 
-        Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic doesn't take.
+        Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic refuses.
         """
         last = {cell.shard: cell for cell in cells}
         reached = {shard: cell.location for shard, cell in last.items()}
         with self._transaction():
-            self._produce(cells)
+            self._produce_cells(cells)
             self._produce_progress(reached)
         return reached
 
     def announce(self, shard: int, start: GenerationStart) -> Location:
-        """A generation of a shard begins (I13). Progress moves with it, so it is announced once."""
+        """Announces that a generation of a shard begins (I13). Progress moves with it, so it is announced once."""
         reached = Location(start.generation, start.starts_at - 1)
         opening = {"shard": shard, "generation": start.generation, "starts_at": start.starts_at}
         with self._transaction():
@@ -136,145 +157,164 @@ class PartitionLog:
         return reached
 
     def refuse(self, shard: int, published: Location, head: Location) -> None:
-        """The master's head lies below what was published: whoever opens the log next knows it, too.
+        """Records for the next owner that the master's head is below what was published.
 
         Raises BusUnavailable or Fenced.
         """
-        self._require_all_seen()  # the end of progress alone would tear it from the cells before it
+        self._require_no_hanging_transaction()  # the end of progress alone would tear it from the cells before it
         with self._transaction():
             value = progress_value(shard, published, self._topic_id, refused_at=head)
             self._producer.produce(self._datastore.progress_topic, value, progress_key(shard), self._partition)
 
     def seek(self, locations: Mapping[int, Location]) -> None:
-        """An operator says where to go on, instead of `open`. A tailer that has the partition is fenced, and reads it.
+        """Sets progress by hand, instead of `open`. It fences the tailer of the partition, which then reads it.
 
         A record of kind `seek` in the cells topic keeps the trace. Raises BusUnavailable, Fenced, or Misconfigured
-        when records stay hidden.
+        when a transaction hangs.
         """
-        self._fence()
-        self._end_what_stayed_open()
-        with self._transaction():
-            for shard, location in locations.items():
-                self._produce_notice(seek_value(shard, location), _SEEK_HEADERS)
-            self._produce_progress(locations)
-        self._require_all_seen()  # what Kafka forgot to end would be aborted, and nobody would say it again
+        with self._failing():
+            self._fence()
+            self._end_hanging_transactions()
+            with self._transaction():
+                for shard, location in locations.items():
+                    self._produce_notice(seek_value(shard, location), _SEEK_HEADERS)
+                self._produce_progress(locations)
+            self._enter(LogState.OPEN)
+        self._require_no_hanging_transaction()  # it would be aborted later, and nobody would seek again
 
     def close(self) -> None:
         """Frees the client. An open transaction is left to the next owner, who ends it."""
-        self.usable = False
+        self._enter(LogState.CLOSED)
         self._producer.purge()
         del self._producer
 
+    def _enter(self, state: LogState) -> None:
+        if self.state not in _PREDECESSORS[state]:
+            raise AssertionError(f"the log of {self._name} can't become {state.value}: it is {self.state.value}")
+        self.state = state
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Lets a failure end the log, unless a transaction inside has already said how."""
+        try:
+            yield
+        except BaseException as error:
+            if self.state in _PREDECESSORS[LogState.UNKNOWN]:
+                self._enter(LogState.FENCED if isinstance(error, Fenced) else LogState.UNKNOWN)
+            raise
+
     def _fence(self) -> None:
+        emit(Event.LOG_OPENING, log=self._name)
         with translated(f"opening {self._name}"):
             # Connects: a client that has no broker yet looks for its coordinator only half a second later.
             self._producer.list_topics(self._datastore.topic, self._timeout_s)
-            self._producer.init_transactions(self._timeout_s * 2)  # the predecessor's may have to run out first
+            self._producer.init_transactions(self._timeout_s * 2)  # the former owner's may have to run out first
         self._topic_id = topic_id(self._bootstrap, self._datastore.topic, timeout_s=self._timeout_s)
+        self._enter(LogState.OPENING)
+        emit(Event.LOG_FENCED, log=self._name)
 
-    def _end_what_stayed_open(self) -> None:
-        """Cells that nobody has seen are aborted, and will be published again. Where cells are seen and only their
-        progress isn't, it is committed.
+    def _end_hanging_transactions(self) -> None:
+        """Ends what the former owner left open. Cells that nobody has seen are aborted, and will be published again.
+        Where the cells are seen and only their progress isn't, the progress is committed.
 
-        Raises Misconfigured where progress counts cells that are hidden, and where it isn't ours to end.
+        Raises Misconfigured where progress counts unseen cells, and where the transaction isn't this log's.
         """
-        hidden = self._hidden_for_good()
-        if not hidden:
+        hanging = self._hanging_transactions()
+        if not hanging:
             return
-        seen = self._seen_progress()
-        if self._datastore.topic in hidden:
-            first = hidden[self._datastore.topic]
-            if counts_hidden_cells(self._bootstrap, self._datastore, self._partition, first, seen):
-                raise Misconfigured(self._stay_hidden(hidden, "and progress counts cells behind it as published"))
-            self._abort_over(hidden)
+        first = hanging.get(self._datastore.topic)
+        with PartitionReader(self._bootstrap) as reader:
+            seen = committed_progress(reader, self._datastore, self._partition, self._topic_id)
+            beyond = {} if first is not None else published_beyond(reader, self._datastore, self._partition, seen)
+        if first is not None and counts_unseen_cells(self._bootstrap, self._datastore, self._partition, first, seen):
+            raise Misconfigured(self._hangs(hanging, "and progress counts cells behind it as published"))
+        if beyond:
+            self._record(beyond)
         else:
-            with PartitionReader(self._bootstrap) as reader:
-                beyond = published_beyond(reader, self._datastore, self._partition, seen)
-            if beyond:
-                self._record(beyond)
-            else:
-                self._abort_over(hidden)
-        if hidden := self._hidden_for_good():
-            raise Misconfigured(self._stay_hidden(hidden, "that isn't this log's"))
+            self._abort_over(hanging)
+        if hanging := self._hanging_transactions():
+            raise Misconfigured(self._hangs(hanging, "that isn't this log's"))
+        emit(Event.HANGING_TRANSACTION_ENDED, log=self._name)
 
     def _abort_over(self, topics: Collection[str]) -> None:
-        """Its markers end whatever this transactional.id has open there. Progress first: a crash between the two must
-        leave no progress that counts cells which were aborted.
-        """
-        progress_first = sorted(topics, key=[self._datastore.progress_topic, self._datastore.topic].index)
+        """Aborts a transaction over these topics. Its markers end what this transactional.id has open there."""
         with translated(f"ending what stayed open of {self._name}"):
             self._producer.begin_transaction()
-            for topic in progress_first:
-                self._producer.produce(topic, b"", b"aborted", self._partition)
-                self._flush()
+            # Progress first: a crash between the two must leave no progress that counts cells which were aborted.
+            for topic in (self._datastore.progress_topic, self._datastore.topic):
+                if topic in topics:
+                    self._producer.produce(topic, b"", b"aborted", self._partition)
+                    self._flush()
             self._producer.abort_transaction(self._timeout_s)
 
-    def _require_all_seen(self) -> None:
-        """Raises BusUnavailable when something stays hidden, or that can't be told."""
-        self.usable = False
-        if hidden := self._hidden_for_good():
-            raise BusUnavailable(self._stay_hidden(hidden, "which only whoever opens the log may end"))
-        self.usable = True
+    def _require_no_hanging_transaction(self) -> None:
+        """Raises BusUnavailable when a transaction hangs, or the broker can't say."""
+        with self._failing():
+            if hanging := self._hanging_transactions():
+                raise BusUnavailable(self._hangs(hanging, "which only the next owner of the log may end"))
 
-    def _hidden_for_good(self) -> dict[str, int]:
-        """Topics that hide records of this partition, and from which offset."""
+    def _hanging_transactions(self) -> dict[str, int]:
+        """Returns the topics with a hanging transaction in this partition, and its first offset."""
         places = [(self._datastore.topic, self._partition), (self._datastore.progress_topic, self._partition)]
-        hidden = records_that_stay_hidden(self._bootstrap, places, timeout_s=self._timeout_s)
-        return {topic: offset for (topic, _), offset in hidden.items()}
+        found = hanging_transactions(self._bootstrap, places, timeout_s=self._timeout_s)
+        return {topic: offset for (topic, _), offset in found.items()}
 
-    def _stay_hidden(self, hidden: Collection[str], which: str) -> str:
+    def _hangs(self, topics: Collection[str], which: str) -> str:
         return (
-            f"records of {' and '.join(sorted(hidden))} [{self._partition}] stay hidden behind a transaction without an"
-            f" end, {which} (docs/exactly-once.md tells what to do)"
+            f"{' and '.join(sorted(topics))} [{self._partition}] has a hanging transaction, {which}: see"
+            " docs/exactly-once.md"
         )
 
-    def _seen_progress(self) -> Progress:
-        with PartitionReader(self._bootstrap) as reader:
-            return committed_progress(reader, self._datastore, self._partition, self._topic_id)
-
     def _record(self, locations: Mapping[int, Location]) -> None:
-        """Progress alone."""
         if locations:
             with self._transaction():
                 self._produce_progress(locations)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Begins, flushes and commits. After any failure the log is not `usable`."""
+        """Begins, flushes and commits a transaction. Any failure ends the log."""
+        if self.state not in (LogState.OPENING, LogState.OPEN):
+            raise AssertionError(f"nothing can be published: the log of {self._name} is {self.state.value}")
         time.sleep(self.settling_s)
         try:
             with translated(f"publishing to {self._name}"):
                 self._producer.begin_transaction()
+                emit(Event.TRANSACTION_BEGUN, log=self._name)
                 try:
                     yield
                 finally:  # also before an abort: Kafka refuses to end what has not begun there yet, and that is fatal
                     self._flush()
-        except BaseException:
-            self._abort()
+        except BaseException as error:
+            self._abort(error)
             raise
-        self._commit()
-
-    def _flush(self) -> None:
-        if left := self._producer.flush(self._timeout_s):
-            raise BusUnavailable(f"{left} records to {self._name} were not taken within {self._timeout_s} s")
-
-    def _commit(self) -> None:
+        emit(Event.COMMITTING, log=self._name)
         try:
             self._producer.commit_transaction(self._timeout_s)
         except KafkaException as error:
+            failure = translate(error.args[0], f"committing to {self._name}")
             if error.args[0].txn_requires_abort():
-                self._abort()
-            self.usable = False  # else fenced, or nobody knows whether it was committed
-            raise translate(error.args[0], f"committing to {self._name}") from error
+                self._abort(failure)
+            else:
+                self._enter(LogState.FENCED if isinstance(failure, Fenced) else LogState.UNKNOWN)
+            raise failure from error
         self._settled_at = time.monotonic() + _SETTLING_S
+        emit(Event.COMMITTED, log=self._name)
 
-    def _abort(self) -> None:
-        self.usable = False
-        with contextlib.suppress(KafkaException):  # then the next owner ends it
+    def _flush(self) -> None:
+        if left := self._producer.flush(self._timeout_s):
+            raise BusUnavailable(f"{self._name} did not take {left} records within {self._timeout_s} s")
+        emit(Event.FLUSHED, log=self._name)
+
+    def _abort(self, failure: BaseException) -> None:
+        try:
             self._producer.abort_transaction(self._timeout_s)
-            self.aborted = True
+        except KafkaException:  # then the next owner aborts it
+            self._enter(LogState.FENCED if isinstance(failure, Fenced) else LogState.UNKNOWN)
+        else:
+            self._enter(LogState.ABORTED)
+            emit(Event.ABORTED, log=self._name)
 
-    def _produce(self, cells: Iterable[StoredCell]) -> None:
+    def _produce_cells(self, cells: Sequence[StoredCell]) -> None:
         produce, topic, partition = self._producer.produce, self._datastore.topic, self._partition
         headers = self._headers
         for cell in cells:
@@ -289,6 +329,7 @@ class PartitionLog:
                 timestamp=cell.created_at // 1000,
                 headers=headers[name],
             )
+        emit(Event.CELLS_PRODUCED, log=self._name, cells=len(cells))
 
     def _produce_notice(self, value: bytes, headers: Headers) -> None:
         self._producer.produce(self._datastore.topic, value, partition=self._partition, headers=headers)
@@ -301,3 +342,4 @@ class PartitionLog:
                 progress_key(shard),
                 self._partition,
             )
+        emit(Event.PROGRESS_PRODUCED, log=self._name, shards=len(locations))

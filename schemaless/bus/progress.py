@@ -1,8 +1,7 @@
-"""How far each shard of a partition has been published (I7): the records of the progress topic, and what they tell.
+"""How far each shard of a partition has been published (I7): the records of the progress topic.
 
 Every shard has a record from the first time that its partition is opened, so a missing record means that progress was
-lost. Then the cells topic itself tells: a shard's last record there is its progress. What neither can tell is never
-guessed.
+lost. Then the shard's last record in the cells topic is its progress. If that is gone, too, an operator has to seek.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ _FIRST_WINDOW = 100_000
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Last published location of each shard that is known; `unrecorded` are those that the progress topic lacked.
-
-    `refused` are shards whose master showed a head below that location: the head, by shard. `elsewhere` are those that
-    were published to another topic of the same name, which was deleted.
-    """
+    """Progress of the shards of one partition. A shard that is in none of the mappings is unknown."""
 
     locations: Mapping[int, Location]
+    """The last published location, by shard."""
     unrecorded: Mapping[int, Location]
+    """Those of `locations` that the progress topic lacked, found in the cells topic."""
     refused: Mapping[int, Location]
+    """The master's head of each shard whose head was below what was published."""
     elsewhere: AbstractSet[int]
+    """Shards that were published to a former topic of the same name, which was deleted."""
 
     def location(self, shard: int, head: int) -> Location:
-        """Raises Misconfigured when nothing tells how much of a shard with cells has been published."""
+        """Returns how far a shard is published. Raises Misconfigured when that is lost and the shard has cells."""
         found = self.locations.get(shard)
         if found is not None:
             return found
         if head == 0:
             return BEGINNING
         raise Misconfigured(
-            f"shard {shard} has {head} cells, but neither the progress topic nor what is left of the cells topic tells"
-            f" how many of them were published: say it with `schemaless tailer seek DATASTORE LOCATION --shard {shard}`"
+            f"shard {shard} has {head} cells, but neither the progress topic nor what is left of the cells topic shows"
+            f" how many of them were published: run `schemaless tailer seek DATASTORE LOCATION --shard {shard}`"
         )
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Value of a progress record. `topic`: the id of the cells topic that was published to."""
+    """Value of a progress record. `topic` is the id of the cells topic that was published to, not its name."""
 
     shard: int
     generation: int
@@ -69,7 +68,7 @@ def progress_key(shard: int) -> bytes:
 
 
 def progress_value(shard: int, location: Location, topic_id: str, refused_at: Location | None = None) -> bytes:
-    """With the head at which publishing was refused, for a shard of which the topic has more than MySQL."""
+    """Encodes a progress record. `refused_at` is the master's head, if that is below what was published."""
     head = None if refused_at is None else (refused_at.generation, refused_at.added_id)
     return _encode(_Entry(shard, location.generation, location.added_id, head, topic_id))
 
@@ -79,9 +78,18 @@ def seek_value(shard: int, location: Location) -> bytes:
 
 
 def read_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
-    """Up to the high watermark. Nobody may be publishing to the partition: its log was opened just now."""
+    """Reads progress up to the high watermark. Nobody may be publishing: the log of the partition was just fenced.
+
+    Raises Misconfigured when the cells topic was created again since something was published.
+    """
     recorded = _recorded(reader, datastore, partition, reader.span(datastore.progress_topic, partition), topic_id)
-    _refuse_another_topic(datastore, recorded.elsewhere)
+    if recorded.elsewhere:  # going on in the new topic would silently leave out what the former one held
+        raise Misconfigured(
+            f"{datastore.topic} was created again, and {len(recorded.elsewhere)} shards of this partition,"
+            f" {min(recorded.elsewhere)} is the first, were published to the topic that was deleted. Run"
+            f" `schemaless tailer seek {datastore.name} LOCATION`, for all shards or with --shard, with the location"
+            " behind which to publish again. 0 is the beginning"
+        )
     cells = reader.span(datastore.topic, partition)
     missing = set(datastore.shards_of_partition(partition)) - recorded.locations.keys()
     unrecorded = _from_cells(reader, datastore, partition, cells, missing) if missing else {}
@@ -89,20 +97,20 @@ def read_progress(reader: PartitionReader, datastore: Datastore, partition: int,
 
 
 def committed_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
-    """What the progress topic shows now: behind what was published while somebody publishes."""
+    """Reads the progress that committed readers see now. While somebody publishes, it is behind what was published."""
     span = reader.committed_span(datastore.progress_topic, partition)
     return _recorded(reader, datastore, partition, span, topic_id)
 
 
-def counts_hidden_cells(
-    bootstrap: str, datastore: Datastore, partition: int, hidden_from: int, progress: Progress
+def counts_unseen_cells(
+    bootstrap: str, datastore: Datastore, partition: int, unseen_from: int, progress: Progress
 ) -> bool:
-    """Whether progress comes from a transaction that has records behind that offset of the cells topic, hidden.
+    """Returns whether progress counts cells behind that offset of the cells topic, which committed readers don't see.
 
-    A seek may well go behind what was published before it: it counts where progress is just there.
+    A seek may go back behind what was published before it, so it counts only where progress equals it.
     """
-    with PartitionReader(bootstrap, hidden=True) as reader:
-        span = Span(hidden_from, reader.span(datastore.topic, partition).high)
+    with PartitionReader(bootstrap, committed=False) as reader:
+        span = Span(unseen_from, reader.span(datastore.topic, partition).high)
         for records in reader.read(datastore.topic, partition, span):
             for found in map(decoded, records):
                 for shard, location in _locations([found]):
@@ -115,7 +123,7 @@ def counts_hidden_cells(
 def published_beyond(
     reader: PartitionReader, datastore: Datastore, partition: int, progress: Progress
 ) -> dict[int, Location]:
-    """Shards whose cells are seen beyond their progress, at the end of the topic."""
+    """Returns the last location of each shard of which the end of the cells topic has more than progress counts."""
     cells = reader.committed_span(datastore.topic, partition)
     found: dict[int, Location] = {}
     for records in reader.read(
@@ -125,20 +133,10 @@ def published_beyond(
     return {shard: at for shard, at in found.items() if at > progress.locations.get(shard, at)}
 
 
-def _refuse_another_topic(datastore: Datastore, elsewhere: AbstractSet[int]) -> None:
-    """Whoever went on in a topic that was made anew would leave out, unseen, what the former one held."""
-    if elsewhere:
-        raise Misconfigured(
-            f"{datastore.topic} was made anew, and {len(elsewhere)} shards of this partition, {min(elsewhere)} is the"
-            f" first, were published to the topic that was deleted. `schemaless tailer seek {datastore.name} LOCATION`,"
-            " for all shards or with --shard, says from where to publish again; 0 is the beginning"
-        )
-
-
 def _from_cells(
     reader: PartitionReader, datastore: Datastore, partition: int, cells: Span, missing: AbstractSet[int]
 ) -> dict[int, Location]:
-    """From the topic's own tail, backwards, until every missing shard was seen or the beginning is reached."""
+    """Searches the cells topic backwards until every missing shard was seen or the beginning is reached."""
     found: dict[int, Location] = {}
     stop, window = cells.high, _FIRST_WINDOW
     while stop > cells.low and missing - found.keys():
@@ -154,7 +152,7 @@ def _from_cells(
 
 
 def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, span: Span, topic_id: str) -> Progress:
-    """Of each shard what its last record tells."""
+    """Returns the progress of each shard by its last record in the span."""
     last: dict[int, _Entry] = {}
     for records in reader.read(datastore.progress_topic, partition, span):
         last.update({entry.shard: entry for entry in map(_entry, records)})
@@ -167,7 +165,7 @@ def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, spa
 
 
 def _locations(records: Iterable[DecodedRecord]) -> Iterator[tuple[int, Location]]:
-    """Where each record of the cells topic leaves its shard. What isn't ours says nothing."""
+    """Yields the shard of each record of the cells topic and the location that it brings the shard to."""
     for found in records:
         if isinstance(found, Announcement):
             yield found.shard, Location(found.generation, found.starts_at - 1)

@@ -1,4 +1,4 @@
-"""How far a datastore is published, and by whom, as anybody may look at it while tailers work. Changes nothing."""
+"""Publish status: how far a datastore is published, and which processes own its partitions. It only reads."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ import msgspec
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings
+from schemaless.bus.client import client_settings, translate, translated
 from schemaless.bus.progress import committed_progress
 from schemaless.bus.reader import PartitionReader
-from schemaless.bus.topic_identity import topic_ids
-from schemaless.bus.translation import translate, translated
+from schemaless.bus.topics import topic_ids
 from schemaless.location import Location
 from schemaless.names import tailer_group
 from schemaless.topology import Datastore
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A process that tails a partition: what it calls itself, and the address it comes from."""
+    """A process that tails a partition: the client id that it chose, and its address."""
 
     client: str
     host: str
 
 
-class Publication(msgspec.Struct, frozen=True):
-    """`locations`: last published of each shard; `refused`: the head at which its tailer gave it up; `emptied`:
-    partitions made anew after cells were published to them; `owners`: by partition.
-    """
-
+class PublishStatus(msgspec.Struct, frozen=True):
     locations: Mapping[int, Location]
+    """The last published location, by shard."""
     refused: Mapping[int, Location]
+    """The master's head of each shard whose head was below what was published."""
     emptied: frozenset[int]
+    """Partitions of a topic that was made anew after cells were published to them."""
     owners: Mapping[int, Owner]
+    """The process that tails a partition, by partition."""
 
 
-def read_publication(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> Publication:
-    """Raises BusUnavailable. Nothing is published where the topics don't exist yet."""
+def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> PublishStatus:
+    """Reads the status, which is empty while the topics don't exist. Raises BusUnavailable."""
     admin = AdminClient(client_settings(bootstrap))
     with translated("asking Kafka for its topics"):
         topics = admin.list_topics(timeout=timeout_s).topics
     owners = _owners(admin, datastore, timeout_s)
     if not {datastore.topic, datastore.progress_topic} <= topics.keys():
-        return Publication({}, {}, frozenset(), owners)
+        return PublishStatus({}, {}, frozenset(), owners)
     (topic_id,) = topic_ids(admin, [datastore.topic], timeout_s=timeout_s)
     locations: dict[int, Location] = {}
     refused: dict[int, Location] = {}
@@ -55,7 +54,7 @@ def read_publication(bootstrap: str, datastore: Datastore, *, timeout_s: float =
             refused.update(progress.refused)
             if progress.elsewhere:
                 emptied.add(partition)
-    return Publication(locations, refused, frozenset(emptied), owners)
+    return PublishStatus(locations, refused, frozenset(emptied), owners)
 
 
 def _owners(admin: AdminClient, datastore: Datastore, timeout_s: float) -> dict[int, Owner]:

@@ -1,41 +1,43 @@
-"""Reads a partition between two offsets: no group, bounded memory, committed records only unless told otherwise."""
+"""Reads a partition without a group: between two offsets, or until one record arrives. Memory is bounded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import cast
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from schemaless.bus.client import client_settings
-from schemaless.bus.translation import NOT_KNOWN_YET, translate, translated
+from schemaless.bus.client import NOT_KNOWN_YET, client_settings, translate, translated
 from schemaless.errors import BusUnavailable
 from schemaless.record import Record
 
 _BATCH = 1000
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
+_ARRIVAL_POLL_S = 0.1  # poll() returns a record as soon as there is one
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What a partition holds: offsets from `low` up to, not including, `high`."""
+    """Offsets of a partition, from `low` up to, not including, `high`."""
 
     low: int
     high: int
 
 
 class PartitionReader:
-    """A consumer that belongs to no group. One thread at a time. `hidden`: reads what was not committed, too."""
+    """A consumer that belongs to no group. One thread at a time. With `committed=False` it reads aborted and open
+    transactions, too.
+    """
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 10.0, hidden: bool = False) -> None:
+    def __init__(self, bootstrap: str, *, timeout_s: float = 10.0, committed: bool = True) -> None:
         self._bootstrap = bootstrap
         self._timeout_s = timeout_s
-        self._consumer = _consumer(bootstrap, "read_uncommitted" if hidden else "read_committed")
+        self._consumer = _consumer(bootstrap, "read_committed" if committed else "read_uncommitted")
 
     def span(self, topic: str, partition: int) -> Span:
-        """Up to the high watermark: open transactions included."""
+        """Returns the span up to the high watermark, which includes open transactions."""
         consumer = _consumer(self._bootstrap, "read_uncommitted")
         try:
             return self._span(consumer, topic, partition)
@@ -43,13 +45,13 @@ class PartitionReader:
             consumer.close()
 
     def committed_span(self, topic: str, partition: int) -> Span:
-        """Up to the last stable offset: what can be read now."""
+        """Returns the span up to the last stable offset, which is what committed readers can read now."""
         return self._span(self._consumer, topic, partition)
 
     def read(self, topic: str, partition: int, span: Span) -> Iterator[list[Record]]:
-        """Records of the span, in order, at most a thousand at a time.
+        """Yields the records of the span in order, at most a thousand at a time.
 
-        Raises BusUnavailable when nothing comes for `timeout_s`: the broker is away, or a transaction stays open.
+        Raises BusUnavailable when none arrives for `timeout_s`: the broker is unreachable, or a transaction stays open.
         """
         if span.low >= span.high:
             return
@@ -68,8 +70,8 @@ class PartitionReader:
                     yield records
             elif time.monotonic() > deadline:
                 raise BusUnavailable(
-                    f"{topic} [{partition}] can't be read past offset {position}: the broker is away, or a transaction"
-                    " stays open"
+                    f"{topic} [{partition}] can't be read past offset {position}: the broker is unreachable, or a"
+                    " transaction stays open"
                 )
         self._consumer.unassign()
 
@@ -85,16 +87,65 @@ class PartitionReader:
         self.close()
 
     def _span(self, consumer: Consumer, topic: str, partition: int) -> Span:
-        """A leader that was chosen just now may not know it yet: it is asked again."""
         deadline = time.monotonic() + self._timeout_s
         asked = TopicPartition(topic, partition)
         while True:
             try:
                 return Span(*consumer.get_watermark_offsets(asked, timeout=self._timeout_s))
-            except KafkaException as error:
+            except KafkaException as error:  # a leader that was chosen just now may not know its end yet
                 if error.args[0].code() not in NOT_KNOWN_YET or time.monotonic() > deadline:
                     raise translate(error.args[0], f"asking for the offsets of {topic} [{partition}]") from error
             time.sleep(_POLL_S)
+
+
+class ArrivalWatch:
+    """Waits for one record that is about to be written. One thread at a time: `begin`, then `wait`."""
+
+    def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 10.0) -> None:
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._consumer = Consumer(
+            {
+                **client_settings(bootstrap),
+                "group.id": "schemaless.arrival",  # the client wants one; nothing joins or commits
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+            }
+        )
+
+    def begin(self, partition: int) -> None:
+        """Begins at the present end of the partition. Raises BusUnavailable."""
+        place = TopicPartition(self._topic, partition)
+        with translated(f"asking for the end of {self._topic} [{partition}]"):
+            self._consumer.list_topics(self._topic, self._timeout_s)  # its leader must be known to fetch at once
+            _low, end = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s)
+            self._consumer.assign([TopicPartition(self._topic, partition, end)])
+
+    def wait(self, is_wanted: Callable[[Record], bool], timeout_s: float) -> bool:
+        """Returns whether a wanted record was read in time."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with translated(f"reading {self._topic}"):
+                message = self._consumer.poll(_ARRIVAL_POLL_S)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise translate(error, f"reading {self._topic}")
+            if error is None and is_wanted(record_of(message)):
+                return True
+        return False
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def __enter__(self) -> ArrivalWatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _consumer(bootstrap: str, isolation_level: str) -> Consumer:
@@ -106,14 +157,14 @@ def _consumer(bootstrap: str, isolation_level: str) -> Consumer:
             "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess
             "isolation.level": isolation_level,
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # the end of the partition is told after an empty fetch
+            "fetch.wait.max.ms": 10,  # the end of the partition is reported after an empty fetch
             "queued.max.messages.kbytes": 16 << 10,
         }
     )
 
 
 def _position(message: Message) -> int:
-    """Offset to go on from. The end of a partition is told with the offset behind its last record or marker."""
+    """Returns the offset to read next. The end of a partition is reported with the offset behind its last marker."""
     error = message.error()
     if error is None:
         return offset_of(message) + 1
@@ -129,7 +180,7 @@ def offset_of(message: Message) -> int:
 
 
 def record_of(message: Message) -> Record:
-    """Of a message that is no error."""
+    """Returns the record of a message that is no error."""
     topic, partition = message.topic(), message.partition()
     assert topic is not None, "a consumed message has a topic"
     assert partition is not None, "a consumed message has a partition"

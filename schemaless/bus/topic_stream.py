@@ -11,9 +11,8 @@ from types import TracebackType
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from schemaless.bus.client import client_settings
+from schemaless.bus.client import client_settings, translate, translated
 from schemaless.bus.reader import Span, offset_of, record_of
-from schemaless.bus.translation import translate, translated
 from schemaless.errors import BusUnavailable, NotFound
 from schemaless.record import Record
 

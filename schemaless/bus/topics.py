@@ -1,41 +1,38 @@
-"""The two topics of a datastore: makes them, and refuses ones that don't fit (I7, I8).
+"""The two topics of a datastore: makes them, refuses ones that don't fit, and notices when they were deleted (I7, I8).
 
-The cells topic keeps history for ever and takes the largest body; the progress topic is compacted and kept without
-end, so that a shard's progress outlives every consumer group.
+The cells topic keeps history for ever and takes the largest body. The progress topic is compacted and kept for ever, so
+that a shard's progress outlives every consumer group. A topic that was deleted and made anew has another id.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from schemaless.bus.client import client_settings
+from schemaless.bus.client import client_settings, translate, translated
 from schemaless.bus.topic_settings import CELLS, PROGRESS, check_cells_settings, check_progress_settings
-from schemaless.bus.translation import translate, translated
-from schemaless.errors import BusUnavailable, Misconfigured
+from schemaless.errors import BusUnavailable, Misconfigured, TopicMissing
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
 _REPLICAS = 3
-_CHECKS = (check_cells_settings, check_progress_settings)
 _POLL_S = 0.1
 
 
 def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
-    """Both topics exist with the datastore's partition count when this returns. Idempotent.
+    """Makes the topics that are missing, and returns when both exist with the datastore's partition count.
 
-    What is unusual about one that exists is logged. Raises Misconfigured for a topic with another partition count or
-    with settings that would lose cells or progress, BusUnavailable after `timeout_s` at the latest.
+    Logs unusual settings of a topic that exists. Raises Misconfigured for another partition count and for settings that
+    would lose cells or progress, BusUnavailable after `timeout_s` at the latest.
     """
     deadline = time.monotonic() + timeout_s
     admin = AdminClient(client_settings(bootstrap))
@@ -51,18 +48,17 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
             raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
         time.sleep(_POLL_S)
     if len(missing) < len(wanted):
-        _check_settings(admin, list(wanted), timeout_s)
+        _check_settings(admin, datastore, timeout_s)
 
 
-def _check_settings(admin: AdminClient, topics: Sequence[str], timeout_s: float) -> None:
-    """Of the cells topic and the progress topic."""
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    asked = admin.describe_configs(resources, request_timeout=timeout_s)
-    for topic, resource, check in zip(topics, resources, _CHECKS, strict=True):
+def _check_settings(admin: AdminClient, datastore: Datastore, timeout_s: float) -> None:
+    for topic, check in ((datastore.topic, check_cells_settings), (datastore.progress_topic, check_progress_settings)):
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        asked = admin.describe_configs([resource], request_timeout=timeout_s)
         with translated(f"asking for the settings of topic {topic}"):
             found = asked[resource].result()
-        for told in check(topic, {name: entry.value or "" for name, entry in found.items()}):
-            log.warning("a topic is not as it should be", why=told)
+        for warning in check(topic, {name: entry.value or "" for name, entry in found.items()}):
+            log.warning("a topic has unusual settings", why=warning)
 
 
 def _cluster(admin: AdminClient, timeout_s: float) -> ClusterMetadata:
@@ -77,19 +73,15 @@ def _create(
     topics = [NewTopic(topic, partitions, replicas, config={**config, **durable}) for topic, config in missing.items()]
     made = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
     for topic, future in made.items():
-        _wait(topic, future)
-
-
-def _wait(topic: str, future: Future[None]) -> None:
-    try:
-        future.result()
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another process was faster
-            raise translate(error.args[0], f"creating topic {topic}") from error
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another process was faster
+                raise translate(error.args[0], f"creating topic {topic}") from error
 
 
 def _all_fit(found: Mapping[str, TopicMetadata], wanted: Mapping[str, object], datastore: Datastore) -> bool:
-    """Whether every topic is there with leaders. Raises Misconfigured for another partition count."""
+    """Returns whether every topic exists and has leaders. Raises Misconfigured for another partition count."""
     for topic in wanted:
         partitions = found[topic].partitions if topic in found else {}
         if not partitions or any(partition.leader < 0 for partition in partitions.values()):
@@ -100,3 +92,39 @@ def _all_fit(found: Mapping[str, TopicMetadata], wanted: Mapping[str, object], d
                 f" {datastore.partitions}: delete the topic, or create the datastore with the topic's count"
             )
     return True
+
+
+def topic_ids(admin: AdminClient, topics: Sequence[str], *, timeout_s: float) -> list[str]:
+    """Returns the id of each topic. Raises TopicMissing when one doesn't exist, BusUnavailable."""
+    asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+    with translated(f"asking which topics {' and '.join(topics)} are"):
+        return [str(asked[topic].result().topic_id) for topic in topics]
+
+
+def topic_id(bootstrap: str, topic: str, *, timeout_s: float) -> str:
+    """Returns the id of one topic. Raises TopicMissing, BusUnavailable."""
+    return topic_ids(AdminClient(client_settings(bootstrap)), [topic], timeout_s=timeout_s)[0]
+
+
+class TopicsWatch:
+    """Notices that topics were deleted, or made anew, since it was created. One thread at a time."""
+
+    def __init__(self, bootstrap: str, topics: Sequence[str], *, every_s: float, timeout_s: float) -> None:
+        self._admin = AdminClient(client_settings(bootstrap))
+        self._topics = topics
+        self._every_s = every_s
+        self._timeout_s = timeout_s
+        self._asked_at = time.monotonic()
+        self._ids = topic_ids(self._admin, topics, timeout_s=timeout_s)
+
+    def changed(self) -> bool:
+        """Returns whether they were, and False while the broker is unreachable. It asks once in `every_s`."""
+        if time.monotonic() - self._asked_at < self._every_s:
+            return False
+        self._asked_at = time.monotonic()
+        try:
+            return topic_ids(self._admin, self._topics, timeout_s=self._timeout_s) != self._ids
+        except TopicMissing:
+            return True
+        except BusUnavailable:
+            return False

@@ -84,7 +84,7 @@ def seek(
 ) -> None:
     """Publish again after a location. Skipped cells stay missing in the topic, others are published twice."""
     from schemaless.bus.partition_log import PartitionLog
-    from schemaless.bus.publish_status import read_publication
+    from schemaless.bus.publish_status import read_publish_status
     from schemaless.bus.topics import ensure_topics
     from schemaless.ops.tailer_control import announce_seek
     from schemaless.ops.tailer_status import read_heads
@@ -103,7 +103,7 @@ def seek(
         head = heads.get(each)
         if head is not None and to > head:  # a tailer would refuse the shard from then on
             raise Invalid("location", f"{to} is past the head of shard {each}, {head}")
-    before = read_publication(reached.kafka, found).locations
+    before = read_publish_status(reached.kafka, found).locations
     for each in shards:
         head, start = heads.get(each), before.get(each) or BEGINNING
         again = max(0, (start if head is None else min(start, head)).added_id - to.added_id)

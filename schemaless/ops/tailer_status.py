@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from schemaless.batching import chunks
-from schemaless.bus.publish_status import Owner, Publication, read_publication
+from schemaless.bus.publish_status import Owner, PublishStatus, read_publish_status
 from schemaless.errors import StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.ops.tailer_control import read_commands
@@ -52,23 +52,23 @@ class TailerStatus(msgspec.Struct, frozen=True):
 
 def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -> TailerStatus:
     """Reads the status of every shard. Raises BusUnavailable; shards of an unreachable master have no head."""
-    publication = read_publication(kafka, datastore)
+    publish_status = read_publish_status(kafka, datastore)
     heads = read_heads(storage, datastore)
-    oldest = _read_oldest(storage, datastore, publication.locations, heads)
+    oldest = _read_oldest(storage, datastore, publish_status.locations, heads)
     shards = []
     for shard in range(datastore.shards):
         first = oldest.get(shard)
         status = ShardStatus(
             shard,
             datastore.partition(shard),
-            publication.locations.get(shard),
+            publish_status.locations.get(shard),
             heads.get(shard),
             lag_s=0.0 if first is None else max(0.0, first.age_us / 1e6),
-            problem=_problem(datastore, shard, publication, heads.get(shard), oldest),
+            problem=_problem(datastore, shard, publish_status, heads.get(shard), oldest),
         )
         shards.append(status)
     command = read_commands(storage).get(datastore.name, NO_COMMAND)
-    return TailerStatus(datastore, command, publication.owners, shards)
+    return TailerStatus(datastore, command, publish_status.owners, shards)
 
 
 def read_heads(storage: SyncStorage, datastore: Datastore) -> dict[int, Location]:
@@ -100,22 +100,22 @@ def _read_oldest(
 def _problem(
     datastore: Datastore,
     shard: int,
-    publication: Publication,
+    publish_status: PublishStatus,
     head: Location | None,
     oldest: Mapping[int, Oldest | None],
 ) -> str | None:
     """Returns why a shard is blocked, as far as it can be seen from outside."""
-    published = publication.locations.get(shard)
+    published = publish_status.locations.get(shard)
     if head is None:
         return f"the master of cluster {datastore.home(shard)} is unreachable"
-    if datastore.partition(shard) in publication.emptied:
+    if datastore.partition(shard) in publish_status.emptied:
         return "the cells topic was created again: set where to publish from with `schemaless tailer seek`"
     if published is None:
         return "no progress record yet" if head.added_id else None
     if head.generation > published.generation:
         return None
-    if head < published or shard in publication.refused:
-        lost = publication.refused.get(shard, head)
+    if head < published or shard in publish_status.refused:
+        lost = publish_status.refused.get(shard, head)
         return f"the topic is ahead of MySQL: {published} was published, but the master's head was {lost}"
     if shard in oldest:
         first, following = oldest[shard], published.added_id + 1

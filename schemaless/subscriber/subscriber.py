@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
-from schemaless.bus.group_reader import TopicSeat
+from schemaless.bus.group_reader import GroupReader
 from schemaless.bus.reader import Span
 from schemaless.cell import StoredCell
 from schemaless.client.client import Client
@@ -75,8 +75,8 @@ class Subscriber:
         self._steps: Steps | None = None
         self._asked: ReadLog | None = None
         self._stopped = False
-        self._seat = TopicSeat(kafka, cells_topic_name(datastore), group, self._end)
-        known = self._seat.partitions()
+        self._reader = GroupReader(kafka, cells_topic_name(datastore), group, self._end)
+        known = self._reader.partitions()
         wanted = known if partitions is None else partitions
         if not set(wanted) <= set(known):
             raise Invalid("partitions", f"must be from 0 to {len(known) - 1}")
@@ -85,7 +85,7 @@ class Subscriber:
             raise Misconfigured(f"{len(known)} partitions of the topic do not divide {shards} shards of {datastore}")
         self._partition_count = len(known)
         self._shards = FollowedShards(shards, len(known))
-        self._seat.join(wanted)
+        self._reader.join(wanted)
 
     @property
     def counts(self) -> SubscriberCounts:
@@ -132,7 +132,7 @@ class Subscriber:
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
         self._stopped = True
-        self._seat.close()
+        self._reader.close()
         if self._keeps_client:
             self._client.close()
 
@@ -163,19 +163,19 @@ class Subscriber:
         """Of what was asked for. When that fails it is still asked for, so whoever polls again goes on there."""
         if self._asked is None:
             return None
-        self._seat.keep()
+        self._reader.keep()
         answer = self._history.read(self._asked)
         self._asked = None
         return answer
 
     def _gather(self, wait_s: float) -> None:
         """New work: partitions that were given to us, a look at the heads, or what the topic brought."""
-        if self._seat.fresh:
-            self._steps = self._begin(tuple(self._seat.fresh))
+        if self._reader.fresh:
+            self._steps = self._begin(tuple(self._reader.fresh))
         elif time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + self._look_pause_s
             self._steps = self._look()
-        elif records := self._seat.consume(wait_s):
+        elif records := self._reader.consume(wait_s):
             self._steps = self._shards.take(records)
 
     def _look(self) -> Steps:
@@ -183,11 +183,11 @@ class Subscriber:
             heads = self._history.heads()
         except Unavailable:
             return  # the topic goes on without; a hole in it would be told
-        yield from self._shards.look(heads, frozenset(self._seat.at_end))
+        yield from self._shards.look(heads, frozenset(self._reader.at_end))
 
     def _begin(self, partitions: Sequence[int]) -> Steps:
         """The topic's ends are asked for before the heads: so what lies between comes twice rather than never."""
-        spans = {partition: self._seat.span(partition) for partition in partitions}
+        spans = {partition: self._reader.span(partition) for partition in partitions}
         heads = self._history.heads()
         shards = {partition: range(partition, len(heads), self._partition_count) for partition in partitions}
         known = self._known([shard for numbers in shards.values() for shard in numbers])
@@ -198,7 +198,7 @@ class Subscriber:
             locations = {shard: _location(places[shard]) for shard in numbers}
             offset = self._first_offset(spans[partition], [known[shard] for shard in numbers if shard in known])
             self._shards.begin(partition, offset, locations, heads)
-            self._seat.read_from(partition, offset)
+            self._reader.read_from(partition, offset)
             if offset == spans[partition].high:
                 behind += [shard for shard, at in locations.items() if at < heads[shard]]
         return self._catch_up(behind, heads)

@@ -3,17 +3,18 @@
 import threading
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.hanging_transactions import hidden_records
+from schemaless.bus.hanging_transactions import open_transactions
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.codec import encode_body
 from schemaless.errors import BusUnavailable, SchemalessError
+from schemaless.events import Event, observing
 from schemaless.stack.local import LocalServer, running_kafka
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells
@@ -34,21 +35,21 @@ class Writer(threading.Thread):
     def __init__(self, kafka: str, datastore: Datastore, shard: int) -> None:
         super().__init__(daemon=True)
         self.published = 0
-        self._next = 0
-        self._shard = shard
-        self._log = PartitionLog(kafka, datastore, datastore.partition(shard), transaction_timeout_s=TIMEOUT_S)
+        self.next_added_id = 0
+        self.shard = shard
+        self.log = PartitionLog(kafka, datastore, datastore.partition(shard), transaction_timeout_s=TIMEOUT_S)
 
     def open(self) -> None:
-        self._next = self._log.open().locations[self._shard].added_id + 1
+        self.next_added_id = self.log.open().locations[self.shard].added_id + 1
 
     def run(self) -> None:
         try:
             while True:
-                self._log.publish([cell(self._shard, self._next)])
-                self._next += 1
+                self.log.publish([cell(self.shard, self.next_added_id)])
+                self.next_added_id += 1
                 self.published += 1
         except SchemalessError:
-            self._log.close()
+            self.log.close()
 
 
 def cell(shard: int, added_id: int) -> StoredCell:
@@ -68,7 +69,7 @@ def opened_writer(kafka: str, datastore: Datastore, shard: int) -> Writer:
         try:
             writer.open()
         except BusUnavailable:
-            writer._log.close()
+            writer.log.close()
             assert time.monotonic() < deadline
         else:
             return writer
@@ -86,25 +87,19 @@ def kill_amid_commits(broker: LocalServer, writers: Sequence[Writer]) -> None:
         writer.join()
 
 
-def hidden(kafka: str, datastore: Datastore) -> dict[tuple[str, int], int]:
+def still_open(kafka: str, datastore: Datastore) -> dict[tuple[str, int], int]:
     places = [(topic, n) for topic in (datastore.topic, datastore.progress_topic) for n in range(PARTITIONS)]
-    return hidden_records(AdminClient({"bootstrap.servers": kafka}), places, timeout_s=10)
+    return open_transactions(AdminClient({"bootstrap.servers": kafka}), places, timeout_s=10)
 
 
-def test_what_a_killed_broker_left_open_is_ended_by_the_next_owner(tmp_path, monkeypatch):
+def test_what_a_killed_broker_left_open_is_ended_by_the_next_owner(tmp_path):
     """Every cell stands in the topic once and in order, though some transactions were decided and never ended: the
     broker is killed until an owner had to end one.
     """
     ended: list[object] = []
-    abort_over = PartitionLog._abort_over
-
-    def counted(log: PartitionLog, topics: Collection[str]) -> None:
-        ended.append(topics)
-        abort_over(log, topics)
-
-    monkeypatch.setattr(PartitionLog, "_abort_over", counted)
     datastore = Datastore(f"k{uuid.uuid4().hex[:8]}", PARTITIONS, PARTITIONS, ("a",))
-    with running_kafka(tmp_path / "kafka") as (kafka, broker):
+    counting = observing(lambda event, fields: ended.append(fields), Event.HANGING_TRANSACTION_ENDED)
+    with running_kafka(tmp_path / "kafka") as (kafka, broker), counting:
         ensure_topics(kafka, datastore)
         writers = opened(kafka, datastore)
         for _ in range(KILLS_MAX):
@@ -114,10 +109,10 @@ def test_what_a_killed_broker_left_open_is_ended_by_the_next_owner(tmp_path, mon
                 break
         else:
             pytest.fail("no kill left a transaction without its end: this test has shown nothing")
-        assert not hidden(kafka, datastore)
-        last = [writer._next for writer in writers]
+        assert not still_open(kafka, datastore)
+        last = [writer.next_added_id for writer in writers]
         for writer in writers:
-            assert writer._log.publish([cell(writer._shard, writer._next)])
+            assert writer.log.publish([cell(writer.shard, writer.next_added_id)])
         found = wait_for_cells(kafka, datastore, sum(last))
         for shard in range(PARTITIONS):
             assert [each.added_id for each in found if each.shard == shard] == list(range(1, last[shard] + 1))

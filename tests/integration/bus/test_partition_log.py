@@ -7,12 +7,13 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus import hanging_transactions
-from schemaless.bus.partition_log import PartitionLog
+from schemaless.bus import hanging_transactions, partition_log
+from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
 from schemaless.codec import decode_cell, encode_body, encode_record
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.events import Event, observing
 from schemaless.location import BEGINNING, GenerationStart, Location
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells, wait_for_records
@@ -32,7 +33,7 @@ def datastore(kafka):
 
 @pytest.fixture
 def opened(kafka, datastore, monkeypatch):
-    """Opens logs of partition 1, and closes them at the end. What is hidden is soon taken for good."""
+    """Opens logs of partition 1, and closes them at the end. A transaction hangs soon."""
     monkeypatch.setattr(hanging_transactions, "MARKERS_S", 0.5)
     logs = []
 
@@ -118,23 +119,27 @@ def test_a_stale_owner_is_refused(kafka, datastore, opened):
     fresh, _ = opened()
     with pytest.raises(Fenced):
         stale.publish(cells(3, 4))
-    assert not stale.usable
+    assert stale.state is LogState.FENCED
     fresh.publish(cells(3, 3))
     assert added_ids(kafka, datastore, 3) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("flushed", [False, True])
-def test_a_transaction_in_hand_dies_with_its_owner(kafka, datastore, opened, flushed):
-    """Taken over between produce, flush and commit: what was in hand is not seen, and the commit is refused."""
+@pytest.mark.parametrize("moment", [Event.TRANSACTION_BEGUN, Event.PROGRESS_PRODUCED, Event.FLUSHED])
+def test_a_transaction_in_flight_dies_with_its_owner(kafka, datastore, opened, moment):
+    """Taken over between begin, produce, flush and commit: the transaction is not seen, and its commit is refused."""
     stale, _ = opened()
-    with pytest.raises(Fenced), stale._transaction():  # noqa: PT012
-        stale._produce(cells(1, 3))
-        stale._produce_progress({SHARD: Location(1, 3)})
-        if flushed:
-            stale._flush()
-        fresh, progress = opened()
-        assert progress.location(SHARD, head=3) == BEGINNING
-        fresh.publish(cells(1, 2))
+    taken_over = []
+
+    def take_over(event, fields):
+        if not taken_over:  # the new owner's own transactions pass the same moment
+            taken_over.append(event)
+            fresh, progress = opened()
+            assert progress.location(SHARD, head=3) == BEGINNING
+            fresh.publish(cells(1, 2))
+
+    with observing(take_over, moment), pytest.raises(Fenced):
+        stale.publish(cells(1, 3))
+    assert taken_over == [moment]
     assert added_ids(kafka, datastore, 2) == [1, 2]
     assert opened()[1].location(SHARD, head=2) == Location(1, 2)
 
@@ -147,7 +152,7 @@ def test_a_failed_batch_leaves_nothing_and_the_log_is_opened_anew(kafka, datasto
     large = cells(2, 2)[0]
     with pytest.raises(Misconfigured):
         log.publish([*cells(1, 1), StoredCell(large.row_key, "BASE", 1, SHARD, 1, 2, large.created_at, bytes(5 << 20))])
-    assert not log.usable
+    assert log.state is LogState.ABORTED
     opened()[0].publish(cells(1, 1))
     assert added_ids(kafka, datastore, 1) == [1]
 
@@ -163,10 +168,10 @@ def test_a_transaction_of_others_without_an_end_waits_for_a_person(kafka, datast
     foreign.begin_transaction()
     foreign.produce(getattr(datastore, topic), b"", b"foreign", 1)
     foreign.flush(10)
-    with pytest.raises(BusUnavailable, match="which only whoever opens the log may end"):
+    with pytest.raises(BusUnavailable, match="which only the next owner of the log may end"):
         log.refuse(SHARD, Location(1, 1), BEGINNING)
-    assert not log.usable
-    with pytest.raises(Misconfigured, match=rf"{getattr(datastore, topic)} \[1\] stay hidden.*docs/exactly-once.md"):
+    assert log.state is LogState.UNKNOWN
+    with pytest.raises(Misconfigured, match=rf"{getattr(datastore, topic)} \[1\] has a hanging.*docs/exactly-once.md"):
         opened()
     foreign.abort_transaction(10)
     fresh, progress = opened()
@@ -199,8 +204,8 @@ def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, d
     (second,) = cells(2, 2)
     producer.produce(datastore.topic, encode_record(second), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
     producer.flush(10)
-    answers = iter([{datastore.progress_topic: 1}, {}])
-    monkeypatch.setattr(PartitionLog, "_hidden_for_good", lambda log: next(answers))
+    answers = iter([{(datastore.progress_topic, 1): 1}, {}])
+    monkeypatch.setattr(partition_log, "hanging_transactions", lambda *arguments, **settings: next(answers))
     assert opened()[1].locations[SHARD] == Location(1, 2)
     monkeypatch.undo()
     fresh, progress = opened()
@@ -265,7 +270,7 @@ def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
     ensure_topics(kafka, datastore)
     log.publish(cells(6, 6))
     for shards in ("2 shards of this partition, 1", "1 shards of this partition, 3"):
-        with pytest.raises(Misconfigured, match=f"made anew, and {shards} is the first.*seek"):
+        with pytest.raises(Misconfigured, match=f"created again, and {shards} is the first.*seek"):
             opened()
         PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({SHARD: Location(1, 6)})
     PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: BEGINNING})
@@ -288,6 +293,6 @@ def test_an_absent_broker_is_told_in_time(datastore):
     log = PartitionLog(nowhere, datastore, 1, transaction_timeout_s=1.0)
     with pytest.raises(BusUnavailable):
         log.open()
-    assert not log.usable
+    assert log.state is LogState.UNKNOWN
     log.close()
     assert time.monotonic() - began < 10

@@ -146,12 +146,12 @@ def test_records_that_are_dropped_or_repeated_on_the_way_change_nothing(storage,
     """Half of the records never arrive, some arrive twice, foreign ones lie between."""
     chance = random.Random(7)
     subscriber = follow()
-    consume = subscriber._seat.consume
+    consume = subscriber._reader.consume
 
     def lossy(wait_s):
         return [r for r in consume(wait_s) for _ in range(chance.choice((0, 0, 1, 1, 1, 2)))]
 
-    subscriber._seat.consume = lossy
+    subscriber._reader.consume = lossy
     put(storage, datastore, [new_cell(datastore) for _ in range(30)])
     produce_foreign(kafka, datastore, [b"", b"\xc1", b"\x80" * 100] * 20)
     put(storage, datastore, [new_cell(datastore) for _ in range(30)])
@@ -265,8 +265,8 @@ def test_hosts_that_do_not_answer_are_told_and_nothing_is_lost(storage, kafka, d
         raise Unavailable("no answer")
 
     subscriber._history.read = sometimes
-    consume = subscriber._seat.consume
-    subscriber._seat.consume = lambda wait_s: consume(wait_s)[3:]
+    consume = subscriber._reader.consume
+    subscriber._reader.consume = lambda wait_s: consume(wait_s)[3:]
     with pytest.raises(Unavailable):
         kept.follow(subscriber, filled(storage, datastore))
     kept.follow(subscriber, filled(storage, datastore)).assert_dense()

@@ -112,7 +112,7 @@ def test_topics_deleted_under_a_tailer_are_made_anew_and_wait_for_a_seek(case):
     with case.tailing():
         case.await_published(5)
         case.delete_topic(case.datastore.topic)
-        case.await_told("was made anew, and 1 shards")
+        case.await_told("was created again, and 1 shards")
         case.write(ONE, 2)
         assert case.published_after_a_while() == 0
         case.seek("0")
@@ -121,8 +121,8 @@ def test_topics_deleted_under_a_tailer_are_made_anew_and_wait_for_a_seek(case):
     assert (report.findings.named, report.cells()["matched"]) == ([], 7)
 
 
-def test_records_that_stay_hidden_are_noticed_without_any_cell_to_publish(case):
-    """A transaction without an end stands in the topic: the tailer notices, says what has to be done, and goes on by
+def test_a_hanging_transaction_is_noticed_without_any_cell_to_publish(case):
+    """Another program leaves a transaction open in the topic: the tailer logs what has to be done, and continues by
     itself once it was ended.
     """
     case.write(ONE, 1)
@@ -133,7 +133,7 @@ def test_records_that_stay_hidden_are_noticed_without_any_cell_to_publish(case):
         foreign.begin_transaction()
         foreign.produce(case.datastore.topic, b"", partition=0)
         foreign.flush(10)
-        case.await_told("records of partitions [0] stay hidden", timeout_s=60)
+        case.await_told("partitions [0] have a hanging transaction", timeout_s=60)
         case.await_told("that isn't this log's", timeout_s=60)
         case.write(ONE, 1)
         foreign.abort_transaction(10)

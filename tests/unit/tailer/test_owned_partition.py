@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from schemaless.bus.partition_log import LogState
 from schemaless.bus.progress import Progress
 from schemaless.errors import BusUnavailable, Fenced
 from schemaless.topology import Datastore
@@ -15,15 +16,15 @@ DATASTORE = Datastore("trips", 2, 1, ("a",))
 
 
 class FakeLog:
-    """Its opening ends as the next line of the script says: an error, if any, and whether it was an abort."""
+    """Opening it ends as the next line of the script says: with an error, if any, and in a state."""
 
     def __init__(self, script):
-        self.aborted = False
+        self.state = LogState.NEW
         self.closed = False
         self._script = script
 
     def open(self):
-        failure, self.aborted = self._script.pop(0)
+        failure, self.state = self._script.pop(0)
         if failure is not None:
             raise failure
         return Progress({}, {}, {}, set())
@@ -74,16 +75,18 @@ async def run_until_open(owned):
 
 
 async def test_after_an_abort_the_log_is_opened_anew_in_place(owned, logs):
-    logs.script += [(BusUnavailable("slow"), True), (None, False)]
+    logs.script += [(BusUnavailable("slow"), LogState.ABORTED), (None, LogState.OPEN)]
     await run_until_open(owned)
     assert [log.closed for log in logs.made] == [True, True]
 
 
 @pytest.mark.parametrize(
-    "failure", [BusUnavailable("outcome not known"), Fenced("another's")], ids=["unknown", "fenced"]
+    ("failure", "state"),
+    [(BusUnavailable("outcome not known"), LogState.UNKNOWN), (Fenced("another's"), LogState.FENCED)],
+    ids=["unknown", "fenced"],
 )
-async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure):
-    logs.script += [(failure, False), (None, False)]
+async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure, state):
+    logs.script += [(failure, state), (None, LogState.OPEN)]
     with pytest.raises(type(failure)):
         await run_until_open(owned)
     assert [log.closed for log in logs.made] == [True]
@@ -91,7 +94,7 @@ async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure):
 
 async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):
     monkeypatch.setattr(owned_partition, "RETRY_S", 60.0)
-    logs.script += [(BusUnavailable("slow"), True)]
+    logs.script += [(BusUnavailable("slow"), LogState.ABORTED)]
     running = asyncio.ensure_future(owned.run())
     await until(lambda: logs.made and logs.made[0].closed)
     owned.stop()
