@@ -1,7 +1,7 @@
-"""One cluster's log, read from one of its nodes: the master, or a minion, as `tail_from` says.
+"""ClusterReader: reads one cluster's log from one of its nodes, the master or a minion, as `tail_from` says.
 
 A minion shows a prefix of what its master holds (I3), so changing over can delay cells, never skip or reorder them.
-A node that failed is left out, and a minion that lags comes last, until `check` finds them fit again: no reader waits
+A node that failed is skipped, and a minion that lags comes last, until `check` finds them fit again. So no query waits
 for such a node.
 """
 
@@ -31,8 +31,8 @@ class _TablesMissing(StorageUnavailable):
     """The minion answers, and replication has not brought it the tables yet."""
 
 
-class ClusterSource:
-    """Asks the first node that is fit. `timeout_s` is for small questions."""
+class ClusterReader:
+    """Asks the first node that is fit. `timeout_s` bounds small queries."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class ClusterSource:
         minions = storage.minions(cluster)
         random.shuffle(minions)  # tailers of one topology share them
         self._nodes = [self.master, *minions] if tail_from is Role.MASTER else [*minions, self.master]
-        self._fit = self._nodes
+        self._order = self._nodes
         self._tail_from = tail_from
-        self._away: set[str] = set()
+        self._unreachable: set[str] = set()
         self._lagging: set[str] = set()
         self._tops: deque[tuple[float, int]] = deque()
         self._asked: dict[str, set[asyncio.Timeout]] = {node.node.name: set() for node in self._nodes}
@@ -60,8 +60,9 @@ class ClusterSource:
         self._clock = clock
 
     async def run(self, operation: Callable[[*Args], Operation[T]], *args: *Args, timeout_s: float | None = None) -> T:
-        """Raises StorageUnavailable when no node of the cluster answers. `timeout_s`: of a question that may take long;
-        it ends early when another one finds the node away.
+        """Runs an operation on the first node that answers it. Raises StorageUnavailable when none does.
+
+        `timeout_s` is for a query that may take long. It ends early when another query finds the node unreachable.
         """
 
         async def ask(node: AsyncNode) -> T:
@@ -75,26 +76,26 @@ class ClusterSource:
                 raise _TablesMissing(f"{node.node.name} does not show the tables of a new datastore yet") from error
 
         answer, _ = await first_answer(
-            self._fit, ask, on_failure=self._leave_out, nobody=f"no node of cluster {self.cluster} answers"
+            self._order, ask, on_failure=self._skip, nobody=f"no node of cluster {self.cluster} answers"
         )
         return answer
 
     async def ask_master(self, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
-        """What no minion can tell. Raises StorageUnavailable, at once for a master that is known to be away."""
-        if self.master.node.name in self._away:
+        """Runs an operation on the master. Raises StorageUnavailable, at once if it is known to be unreachable."""
+        if self.master.node.name in self._unreachable:
             raise StorageUnavailable(f"{self.master.node.name} does not answer")
         return await self.master.run(operation, *args, timeout_s=self._timeout_s)
 
     async def check(self) -> None:
-        """One look at the nodes that were left out and, where minions are read, at how far each has come."""
-        if self._away or self._tail_from is Role.MINION:
+        """Asks unreachable nodes whether they answer again and, where minions are read, measures how far each lags."""
+        if self._unreachable or self._tail_from is Role.MINION:
             shown = dict(zip(self._nodes, await asyncio.gather(*map(self._heads_sum, self._nodes)), strict=True))
             self._judge_lag({node.node.name: total for node, total in shown.items() if total is not None})
 
     def _sort(self) -> None:
-        """Nodes in the order in which they are asked. A minion that lags is better than none."""
-        there = [node for node in self._nodes if node.node.name not in self._away]
-        self._fit = sorted(there, key=lambda node: node.node.name in self._lagging)
+        """Orders the nodes that are asked. A minion that lags is better than none."""
+        there = [node for node in self._nodes if node.node.name not in self._unreachable]
+        self._order = sorted(there, key=lambda node: node.node.name in self._lagging)
 
     async def _ask_at_length(
         self, node: AsyncNode, timeout_s: float, operation: Callable[[*Args], Operation[T]], *args: *Args
@@ -108,39 +109,39 @@ class ClusterSource:
                 finally:
                     asked.discard(cut)
         except TimeoutError as error:
-            raise StorageUnavailable(f"{node.node.name}: another question found it away") from error
+            raise StorageUnavailable(f"{node.node.name}: another query found it unreachable") from error
 
-    def _leave_out(self, node: AsyncNode, error: StorageUnavailable) -> None:
-        """Long questions to the node end now: one may wait ten seconds for cells of a server that hangs."""
+    def _skip(self, node: AsyncNode, error: StorageUnavailable) -> None:
+        """Skips a node from now on, and ends long queries to it: one may wait ten seconds for a server that hangs."""
         if isinstance(error, _TablesMissing):
             return
         name = node.node.name
-        if name not in self._away:
-            log.warning("reading from the next node of the cluster", away=name, error=str(error))
-        self._away.add(name)
+        if name not in self._unreachable:
+            log.warning("reading from the next node of the cluster", node=name, error=str(error))
+        self._unreachable.add(name)
         self._sort()
         waiting, self._asked[name] = self._asked[name], set()
         for cut in waiting:
             cut.reschedule(asyncio.get_running_loop().time())
 
     async def _heads_sum(self, node: AsyncNode) -> int | None:
-        """None: it doesn't answer."""
+        """Returns the sum of the heads that a node shows, or None if it doesn't answer."""
         name = node.node.name
         try:
             position = await node.run(shard_head.position, timeout_s=self._timeout_s)
         except StorageUnavailable as error:
-            self._leave_out(node, error)
+            self._skip(node, error)
             return None
         except SchemalessError:  # it answers: its tables aren't made yet
             return 0
-        if name in self._away:
-            self._away.discard(name)
+        if name in self._unreachable:
+            self._unreachable.discard(name)
             self._sort()
             log.info("a node answers again", node=name)
         return position.heads_sum
 
     def _judge_lag(self, sums: dict[str, int]) -> None:
-        """A node lags when it shows less than the furthest one showed `lag_max_s` ago."""
+        """Finds the nodes that lag: they show less than the furthest one showed `lag_max_s` ago."""
         now = self._clock()
         self._tops.append((now, max(sums.values(), default=0)))
         while len(self._tops) > 1 and self._tops[1][0] <= now - self._lag_max_s:

@@ -1,7 +1,7 @@
-"""Which heads moved: one small question to each server in a turn, whatever the number of shards.
+"""ClusterHeads: finds which heads of a cluster moved, with one small query in each poll, however many shards there are.
 
-When the answer changed, the server is asked which blocks of shards it was, and only their heads are read. Never by
-time: an earlier time may be committed later.
+When its answer changed, a second query finds the blocks of shards that changed, and only their heads are read. The time
+of a cell is never used: a cell with an earlier time may be committed later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.shard_head import Movement
-from tailer.cluster_reader import ClusterSource
+from tailer.cluster_reader import ClusterReader
 
 Moved = Callable[[str, dict[int, Location]], None]
 """Called with a datastore and the heads that moved, by shard."""
@@ -20,7 +20,7 @@ Moved = Callable[[str, dict[int, Location]], None]
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one datastore. `blocks` is what the heads read last add up to, block by block."""
+    """What was last read of one datastore. `blocks` has the sums of these heads, block by block."""
 
     heads: dict[int, Location] = field(default_factory=dict)
     blocks: dict[int, Movement] = field(default_factory=dict)
@@ -28,21 +28,19 @@ class _Seen:
 
 
 class ClusterHeads:
-    """One cluster."""
-
-    def __init__(self, source: ClusterSource, moved: Moved) -> None:
-        self._source = source
+    def __init__(self, reader: ClusterReader, moved: Moved) -> None:
+        self._reader = reader
         self._moved = moved
         self._seen: dict[str, _Seen] = {}
 
     def heads(self, name: str) -> Mapping[int, Location]:
-        """What was last seen of a datastore, by shard."""
+        """Returns the heads of a datastore as last seen, by shard."""
         seen = self._seen.get(name)
         return {} if seen is None else seen.heads
 
     async def step(self) -> bool:
-        """One turn; whether anything moved. Raises StorageUnavailable."""
-        now = await self._source.run(shard_head.movements)
+        """Polls once. Returns whether anything moved. Raises StorageUnavailable."""
+        now = await self._reader.run(shard_head.movements)
         changed = [name for name, total in now.items() if name not in self._seen or self._seen[name].total != total]
         for name in changed:
             await self._look_closer(name, now[name], self._seen.setdefault(name, _Seen()))
@@ -51,19 +49,19 @@ class ClusterHeads:
     async def _look_closer(self, name: str, total: Movement, seen: _Seen) -> None:
         shown = await self._blocks(name, total, seen)
         blocks = [block for block, movement in shown.items() if seen.blocks.get(block) != movement]
-        found = await self._source.run(shard_head.heads_in_blocks, name, blocks) if blocks else []
+        found = await self._reader.run(shard_head.heads_in_blocks, name, blocks) if blocks else []
         moved = {head.shard: location for head in found if seen.heads.get(head.shard) != (location := head.location)}
         seen.heads.update(moved)
-        # What these heads add up to, not what was told before: a minion that lags may have answered now.
+        # The sums of these heads, not of the first query: a minion that lags may have answered the second one.
         seen.blocks = {block: seen.blocks.get(block, Movement(0, 0)) for block in shown} | _sums(found)
         seen.total = _total(seen.blocks.values())
         self._moved(name, moved)
 
     async def _blocks(self, name: str, total: Movement, seen: _Seen) -> Mapping[int, Movement]:
-        """Where there is but one block it is the one that moved. New shards, or generations, change the other sum."""
+        """Returns the blocks and their sums. A single block is the one that moved, unless generations changed."""
         if len(seen.blocks) == 1 and seen.total and seen.total.generations_sum == total.generations_sum:
             return dict.fromkeys(seen.blocks, total)
-        return await self._source.run(shard_head.block_movements, name)
+        return await self._reader.run(shard_head.block_movements, name)
 
 
 def _sums(heads: Sequence[shard_head.Head]) -> dict[int, Movement]:

@@ -1,4 +1,4 @@
-"""A partition from its assignment to its revocation: its log is opened, tailed and closed."""
+"""OwnedPartition: a partition from its assignment to its revocation. Its log is opened, tailed and closed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import structlog
 
 from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
+from schemaless.lifecycle import pause
 from schemaless.location import Location
 from schemaless.topology import Datastore
-from tailer.context import Shared, in_thread, pause
-from tailer.partition_tail import RETRY_S, PartitionTail
+from tailer.partition_tail import RETRY_S, PartitionTail, TailerContext, in_thread
 
 log = structlog.get_logger()
 
@@ -20,10 +20,10 @@ REFUSED_RETRY_S = 5.0  # an operator has to act first: on settings, or on a reco
 
 
 class OwnedPartition:
-    def __init__(self, datastore: Datastore, partition: int, shared: Shared) -> None:
+    def __init__(self, datastore: Datastore, partition: int, context: TailerContext) -> None:
         self.partition = partition
         self._datastore = datastore
-        self._shared = shared
+        self._context = context
         self._stopping = asyncio.Event()
         self._tail: PartitionTail | None = None
 
@@ -38,7 +38,7 @@ class OwnedPartition:
         Raises BusUnavailable or Fenced when the log may have become another process's.
         """
         while not self._stopping.is_set():
-            await pause(await self._open_and_tail(), self._stopping)
+            await pause(self._stopping, await self._open_and_tail())
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in flight."""
@@ -57,15 +57,15 @@ class OwnedPartition:
 
     async def _open_and_tail(self) -> float:
         """Returns after how many seconds the log may be opened again."""
-        settings = self._shared.settings
+        settings = self._context.settings
         partition_log = PartitionLog(
             settings.kafka, self._datastore, self.partition, transaction_timeout_s=settings.transaction_timeout_s
         )
         place = {"topic": self._datastore.topic, "partition": self.partition}
         try:
-            progress = await in_thread(self._shared.opening, partition_log.open)
-            self._tail = PartitionTail(self._datastore, partition_log, progress, self._shared)
-            known = self._shared.heads(self._datastore.name)
+            progress = await in_thread(self._context.opening, partition_log.open)
+            self._tail = PartitionTail(self._datastore, partition_log, progress, self._context)
+            known = self._context.heads(self._datastore.name)
             shards = self._datastore.shards_of_partition(self.partition)
             self.heads_moved({shard: known[shard] for shard in shards if shard in known})
             if not self._stopping.is_set():
@@ -81,4 +81,4 @@ class OwnedPartition:
             return RETRY_S
         finally:
             self._tail = None
-            await in_thread(self._shared.opening, partition_log.close)
+            await in_thread(self._context.opening, partition_log.close)

@@ -1,4 +1,4 @@
-"""A tailer process: watches the heads of every cluster and tails every datastore of the catalogue, new ones too."""
+"""TailerService: a tailer process. It watches the heads of every cluster and tails every datastore of the catalogue."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import structlog
 
 from schemaless.config import TailerSettings
 from schemaless.errors import StorageUnavailable
+from schemaless.lifecycle import pause
 from schemaless.location import Location
 from schemaless.ops.datastores import Catalogue
 from schemaless.ops.tailer_control import fetch_commands, latest
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore
-from tailer.cluster_reader import ClusterSource
-from tailer.context import Shared, pause
+from tailer.cluster_reader import ClusterReader
 from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import ClusterHeads
+from tailer.partition_tail import TailerContext
 
 log = structlog.get_logger()
 
-ORDERS_S = 1.0
+COMMANDS_S = 1.0
 CATALOGUE_S = 2.5  # asked of every server: dearer than reading commands
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
-AWAY_RETRY_S = 0.5
+UNREACHABLE_RETRY_S = 0.5
 CHECK_S = 0.5  # how soon a node that is back is used again
 OPENINGS_MAX = 8  # at once: each one mostly waits for the broker, with clients of its own meanwhile
 
@@ -35,21 +36,21 @@ OPENINGS_MAX = 8  # at once: each one mostly waits for the broker, with clients 
 class TailerService:
     def __init__(self, settings: TailerSettings, storage: AsyncStorage) -> None:
         clusters = storage.topology.clusters
-        sources = {
-            name: ClusterSource(storage, name, tail_from=settings.read_from, lag_max_s=settings.lag_max_s)
+        readers = {
+            name: ClusterReader(storage, name, tail_from=settings.read_from, lag_max_s=settings.lag_max_s)
             for name in clusters
         }
         self._settings = settings
         self._storage = storage
-        self._sources = list(sources.values())
+        self._readers = list(readers.values())
         self._commands: dict[str, TailerCommand] = {}
         self._catalogue = Catalogue(storage)
-        self._watches = [ClusterHeads(source, self._heads_moved) for source in sources.values()]
+        self._watches = [ClusterHeads(reader, self._heads_moved) for reader in readers.values()]
         self._datastores: dict[str, DatastoreTailer] = {}
         self._stopping = asyncio.Event()
-        self._shared = Shared(
+        self._context = TailerContext(
             settings=settings,
-            sources=sources,
+            readers=readers,
             heads=self._heads,
             paused=lambda name: self._commands.get(name, NO_COMMAND).paused,
             slots=asyncio.Semaphore(settings.transactions_max),
@@ -58,15 +59,15 @@ class TailerService:
         )
 
     def stop(self) -> None:
-        """Lets `run` return once the transactions in hand are finished."""
+        """Lets `run` return after the transactions in flight."""
         self._stopping.set()
         for tailer in self._datastores.values():
             tailer.stop()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for source in self._sources:
-                tasks.create_task(self._check(source))
+            for reader in self._readers:
+                tasks.create_task(self._check(reader))
             for watch in self._watches:
                 tasks.create_task(self._watch(watch))
             await self._discover(tasks)
@@ -78,23 +79,21 @@ class TailerService:
             try:
                 self._obey(await fetch_commands(self._storage))
                 if time.monotonic() - looked_at >= CATALOGUE_S:
-                    found = self._wanted(await self._catalogue.all())
+                    named = self._settings.datastores
+                    known = await self._catalogue.all()
+                    found = {name: known[name] for name in known if not named or name in named}
                     looked_at = time.monotonic()
             except StorageUnavailable as error:
                 log.warning("no catalogue of datastores", why=str(error))
-            if self._stopping.is_set():  # meanwhile: who begins now would never be stopped
+            if self._stopping.is_set():  # meanwhile: a tailer that begins now would never be stopped
                 return
             for name in found.keys() - self._datastores.keys():
-                tailer = self._datastores[name] = DatastoreTailer(found[name], self._shared)
+                tailer = self._datastores[name] = DatastoreTailer(found[name], self._context)
                 tasks.create_task(tailer.run())
-            await pause(ORDERS_S, self._stopping)
-
-    def _wanted(self, found: Mapping[str, Datastore]) -> Mapping[str, Datastore]:
-        named = self._settings.datastores
-        return {name: datastore for name, datastore in found.items() if not named or name in named}
+            await pause(self._stopping, COMMANDS_S)
 
     def _obey(self, said: Mapping[str, TailerCommand]) -> None:
-        """Takes effect between two transactions. A minion that lags may answer alone: what is known counts, too."""
+        """Obeys commands between two transactions. A minion that lags may answer alone, so earlier ones count, too."""
         before, self._commands = self._commands, latest([self._commands, said])
         for name, tailer in self._datastores.items():
             known, command = before.get(name, NO_COMMAND), self._commands.get(name, NO_COMMAND)
@@ -102,27 +101,27 @@ class TailerService:
                 log.warning("datastore is paused" if command.paused else "datastore is tailed again", datastore=name)
                 tailer.look_again()
             if command.seeks != known.seeks:
-                tailer.take_new_seat()
+                tailer.progress_moved()
 
-    async def _check(self, source: ClusterSource) -> None:
+    async def _check(self, reader: ClusterReader) -> None:
         while not self._stopping.is_set():
-            await source.check()
-            await pause(CHECK_S, self._stopping)
+            await reader.check()
+            await pause(self._stopping, CHECK_S)
 
     async def _watch(self, watch: ClusterHeads) -> None:
         settings = self._settings
         news_at = 0.0
-        away = False
+        unreachable = False
         while not self._stopping.is_set():
             try:
                 if await watch.step():
                     news_at = time.monotonic()
-                away = False
+                unreachable = False
             except StorageUnavailable as error:
-                if not away:
+                if not unreachable:
                     log.warning("heads can't be read", why=str(error))
-                away = True
-                await pause(AWAY_RETRY_S, self._stopping)
+                unreachable = True
+                await pause(self._stopping, UNREACHABLE_RETRY_S)
             busy = time.monotonic() - news_at < BUSY_S
             period_s = settings.poll_s if busy else settings.idle_poll_s
             await asyncio.sleep(period_s - time.monotonic() % period_s)  # clusters together: half as many awakenings

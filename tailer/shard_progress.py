@@ -1,64 +1,104 @@
-"""One shard of a tailed partition: what was published, what is there, and the proof that nothing lies between (I7)."""
+"""ShardProgress: the state of one shard of a tailed partition, and the proof of its next cells (I7)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from schemaless.cell import StoredCell
 from schemaless.errors import Corrupt
 from schemaless.location import GenerationStart, Location
 
 
-@dataclass(slots=True)
-class ShardTail:
-    """`head` as last seen; `following` is the generation that has to be announced next, once it is known (I13).
+class ShardState(Enum):
+    """A shard is in exactly one state, and waits in the queue of that state (`tailer/shard_queue.py`)."""
 
-    `held` is a published location that the master was seen to hold; `refused_at` the master's head when it was seen not
-    to.
-    """
+    CAUGHT_UP = "caught up"  # everything up to its head is published
+    BEHIND = "behind"  # has cells, or a generation, to publish
+    DOUBTFUL = "doubtful"  # its head is below what was published: the master has to be asked
+    WORKING = "working"  # in the present pass
+    BACKING_OFF = "backing off"  # asked again after a pause: a hole, a minion that lags, an unreachable master
+    REFUSED = "refused"  # the topic is ahead of MySQL: not tailed until a new generation begins
+    PROGRESS_LOST = "progress lost"  # not tailed until a seek makes us open the log anew
+
+
+PREDECESSORS = {
+    ShardState.CAUGHT_UP: {ShardState.BEHIND, ShardState.DOUBTFUL, ShardState.WORKING, ShardState.BACKING_OFF},
+    ShardState.BEHIND: {
+        ShardState.CAUGHT_UP,
+        ShardState.DOUBTFUL,
+        ShardState.WORKING,
+        ShardState.BACKING_OFF,
+        ShardState.REFUSED,
+    },
+    ShardState.DOUBTFUL: {ShardState.CAUGHT_UP, ShardState.BEHIND, ShardState.WORKING, ShardState.BACKING_OFF},
+    ShardState.WORKING: {ShardState.BEHIND, ShardState.DOUBTFUL},
+    ShardState.BACKING_OFF: {ShardState.WORKING},
+    # From BEHIND and BACKING_OFF where a node showed a new generation, and then one that lags shows the old one.
+    ShardState.REFUSED: {ShardState.WORKING, ShardState.BEHIND, ShardState.BACKING_OFF},
+    ShardState.PROGRESS_LOST: set(),
+}
+"""The states from which each state may be entered."""
+
+
+class Verdict(Enum):
+    """The master's answer to the question whether it holds what was published."""
+
+    NOT_ASKED = "not asked"
+    HELD = "held"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class ShardProgress:
+    """What was published of a shard, and what MySQL has."""
 
     shard: int
     published: Location
     head: Location
+    """As last seen, on any node."""
     following: GenerationStart | None = None
-    held: Location | None = None
-    refused_at: Location | None = None
+    """The generation that has to be announced next, once it is known (I13)."""
+    verdict: Verdict = Verdict.NOT_ASKED
+    state: ShardState = ShardState.CAUGHT_UP
 
-    @property
-    def behind(self) -> bool:
-        return self.head > self.published and not self.refused
+    def due(self) -> ShardState:
+        """Returns the state in which a shard waits that nobody works at."""
+        if self.verdict is Verdict.LOST and self.head.generation <= self.published.generation:
+            return ShardState.REFUSED  # what is written in the places of the lost cells is another history
+        if self.head > self.published:
+            return ShardState.BEHIND
+        if self.head < self.published and self.verdict is Verdict.NOT_ASKED:
+            return ShardState.DOUBTFUL
+        return ShardState.CAUGHT_UP
 
-    @property
-    def refused(self) -> bool:
-        """The topic has cells that MySQL has not. What is written in their places now is another history."""
-        return self.refused_at is not None and self.head.generation <= self.published.generation
-
-    @property
-    def doubtful(self) -> bool:
-        """The topic may be ahead of the master; or a minion was asked that lags."""
-        return self.head < self.published and self.held != self.published and not self.refused
+    def enter(self, state: ShardState) -> None:
+        """Changes the state. Raises AssertionError for a transition that isn't legal."""
+        if self.state not in PREDECESSORS[state]:
+            raise AssertionError(f"shard {self.shard} can't become {state.value}: it is {self.state.value}")
+        self.state = state
 
     def published_up_to(self, location: Location) -> None:
+        """Notes what a transaction has published."""
         if location.generation > self.published.generation:
-            self.following = self.refused_at = None
+            self.following = None
+            self.verdict = Verdict.NOT_ASKED
+        elif self.verdict is Verdict.HELD:  # it was asked about less
+            self.verdict = Verdict.NOT_ASKED
         self.published = location
         self.head = max(self.head, location)
 
     @property
-    def must_look_for_generation(self) -> bool:
-        return self.head.generation > self.published.generation and self.following is None
-
-    @property
     def waiting(self) -> int:
-        """Cells that can be published before a generation has to be announced."""
+        """The number of cells that can be published before a generation has to be announced."""
         end = self.head.added_id
         if self.following is not None:
             end = min(end, self.following.starts_at - 1)
         return max(0, end - self.published.added_id)
 
     def proven(self, cells: Sequence[StoredCell]) -> Sequence[StoredCell]:
-        """The cells that come next: dense, of the published generation. Those of a later one wait for its turn.
+        """Returns the cells of the published generation, proven dense. Those of a later one have to wait.
 
         Raises Corrupt when a cell is missing, or belongs to a generation that ended before.
         """

@@ -1,118 +1,136 @@
-"""The shards of one partition: which are behind, in the order of their turns, which are put aside, which are refused.
+"""ShardQueue: the shards of one partition, in the order of their passes, and how a pass is shared among them.
 
-A shard that can't go on never holds up the others: it is put aside for a while, or refused until somebody acts.
+A shard that can't be published never holds up the others. It backs off for a while, or is refused until an operator
+acts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 
 from schemaless.bus.progress import Progress
 from schemaless.errors import Misconfigured
-from schemaless.location import Location
+from schemaless.location import BEGINNING, Location
 from schemaless.topology import Datastore
-from tailer.shard_progress import ShardTail
+from tailer.shard_progress import ShardProgress, ShardState, Verdict
 
 log = structlog.get_logger()
 
-SHARDS_MAX = 64  # of one transaction
+SHARDS_MAX = 64  # of one pass
+_WAITING = (ShardState.BEHIND, ShardState.DOUBTFUL)
+_AT_WORK = (ShardState.WORKING, ShardState.BACKING_OFF, ShardState.PROGRESS_LOST)  # a new head changes no state
 
 
-class ShardTails:
-    """`news` is set whenever there may be something to do."""
+def fair_shares(waiting: Mapping[int, int], cells_max: int) -> dict[int, int]:
+    """Divides `cells_max` cells among shards, given the number of cells that wait in each. Returns the share of each.
+
+    Small shards get all they have, and what they leave is divided evenly among the larger ones. So a huge shard never
+    starves small ones, and none gets 0.
+    """
+    left = max(cells_max, len(waiting))
+    given: dict[int, int] = {}
+    for position, shard in enumerate(sorted(waiting, key=waiting.__getitem__)):
+        given[shard] = min(waiting[shard], left // (len(waiting) - position))
+        left -= given[shard]
+    return {shard: given[shard] for shard in waiting}
+
+
+class ShardQueue:
+    """`news` is set whenever a shard begins to wait for a pass."""
 
     def __init__(self, datastore: Datastore, progress: Progress) -> None:
         self.news = asyncio.Event()
         self._datastore = datastore
         self._progress = progress
-        self._tails: dict[int, ShardTail] = {}
-        self._behind: dict[int, None] = {}  # in the order of their turns
-        self._doubtful: dict[int, None] = {}
-        self._aside: set[int] = set()
+        self._shards: dict[int, ShardProgress] = {}
+        self._queues: dict[ShardState, dict[int, ShardProgress]] = {state: {} for state in ShardState}
 
-    def __getitem__(self, shard: int) -> ShardTail:
-        return self._tails[shard]
+    def __getitem__(self, shard: int) -> ShardProgress:
+        return self._shards[shard]
 
     @property
     def idle(self) -> bool:
-        return not (self._behind or self._doubtful)
+        return not any(self._queues[state] for state in _WAITING)
 
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
-        for shard, head in heads.items():
-            known = self._tails.get(shard)
-            if known is not None:
-                known.head = head
-                self.queue(known)
-            elif shard not in self._aside:
-                self._begin(shard, head)
+        """Takes note of the heads of shards of this partition."""
+        for number, head in heads.items():
+            shard = self._shards.get(number)
+            if shard is None:
+                self._begin(number, head)
+                continue
+            shard.head = head
+            if shard.state not in _AT_WORK:
+                self._move(shard, shard.due())
 
-    def queue(self, shard_tail: ShardTail) -> None:
-        """Where it belongs now, behind those that wait already."""
-        shard = shard_tail.shard
-        if shard in self._aside:
+    @contextmanager
+    def taken(self, state: ShardState) -> Iterator[list[ShardProgress]]:
+        """Takes the shards that wait longest in a state and share a cluster. They are WORKING inside the context.
+
+        Afterwards each of them waits behind the others, unless it backs off or was refused.
+        """
+        queue = self._queues[state]
+        homes = {shard: self._datastore.home(shard) for shard in queue}
+        first = next(iter(homes.values()), "")
+        taken = [queue[shard] for shard, home in homes.items() if home == first][:SHARDS_MAX]
+        for shard in taken:
+            self._move(shard, ShardState.WORKING)
+        try:
+            yield taken
+        finally:
+            for shard in taken:
+                if shard.state is ShardState.WORKING:
+                    self._move(shard, shard.due())
+
+    def back_off(self, shard: ShardProgress, retry_s: float) -> None:
+        """Lets a shard wait for `retry_s` before it is asked again."""
+        self._move(shard, ShardState.BACKING_OFF)
+        asyncio.get_running_loop().call_later(retry_s, lambda: self._move(shard, shard.due()))
+
+    def refuse(self, shard: ShardProgress, head: Location) -> None:
+        """Refuses a shard of which the topic has more than MySQL, until a new generation or a seek."""
+        shard.verdict = Verdict.LOST
+        self._move(shard, ShardState.REFUSED)
+        self._log_refusal(shard, head)
+
+    def _begin(self, number: int, head: Location) -> None:
+        try:
+            published = self._progress.location(number, head.added_id)
+        except Misconfigured as error:
+            log.error("shard is not tailed", datastore=self._datastore.name, shard=number, error=str(error))
+            shard = ShardProgress(number, BEGINNING, head, state=ShardState.PROGRESS_LOST)
+        else:
+            shard = ShardProgress(number, published, head)
+            if number in self._progress.refused:
+                shard.verdict = Verdict.LOST
+            shard.state = shard.due()
+            if shard.state is ShardState.REFUSED:
+                self._log_refusal(shard, self._progress.refused[number])
+        self._shards[number] = self._queues[shard.state][number] = shard
+        if shard.state in _WAITING:
+            self.news.set()
+
+    def _move(self, shard: ShardProgress, state: ShardState) -> None:
+        if state is shard.state:  # it keeps its place in the queue
             return
-        if shard_tail.behind:
-            self._behind.setdefault(shard)
+        del self._queues[shard.state][shard.shard]
+        shard.enter(state)
+        self._queues[state][shard.shard] = shard
+        if state in _WAITING:
             self.news.set()
-        elif shard_tail.doubtful:
-            self._doubtful.setdefault(shard)
-            self.news.set()
 
-    def next_turn(self) -> list[ShardTail]:
-        """Takes the shards that wait longest and share a cluster out of the queue."""
-        return self._take(self._behind)
-
-    def next_doubtful(self) -> list[ShardTail]:
-        return self._take(self._doubtful)
-
-    def put_aside(self, shard: int, retry_s: float) -> None:
-        self._aside.add(shard)
-        asyncio.get_running_loop().call_later(retry_s, self._take_back, shard)
-
-    def is_aside(self, shard: int) -> bool:
-        return shard in self._aside
-
-    def refuse(self, shard_tail: ShardTail, head: Location) -> None:
-        """Until a new generation begins, or a seek makes us open the log anew."""
-        name, shard, published = self._datastore.name, shard_tail.shard, shard_tail.published
-        shard_tail.refused_at = head
+    def _log_refusal(self, shard: ShardProgress, head: Location) -> None:
         log.error(
             "shard is not tailed: the topic is ahead of MySQL",
-            datastore=name,
-            shard=shard,
-            published=str(published),
+            datastore=self._datastore.name,
+            shard=shard.shard,
+            published=str(shard.published),
             head=str(head),
             why="the master lost cells that are in the topic: it was restored, or its datastore made anew",
-            what_to_do="bring the cells back or open a new generation; or say with"
-            f" `schemaless tailer seek {name} {head} --shard {shard}` that what is there now is published, too",
+            what_to_do="bring the cells back, open a new generation, or accept what MySQL has now as published: run"
+            f" `schemaless tailer seek {self._datastore.name} {head} --shard {shard.shard}`",
         )
-
-    def _begin(self, shard: int, head: Location) -> None:
-        try:
-            published = self._progress.location(shard, head.added_id)
-        except Misconfigured as error:
-            self._aside.add(shard)  # until progress says more: whoever writes it makes us open the log anew
-            log.error("shard is not tailed", datastore=self._datastore.name, shard=shard, error=str(error))
-            return
-        shard_tail = self._tails[shard] = ShardTail(shard, published, head)
-        refused_at = self._progress.refused.get(shard)
-        if refused_at is not None and head.generation <= published.generation:
-            self.refuse(shard_tail, refused_at)
-        self.queue(shard_tail)
-
-    def _take(self, queue: dict[int, None]) -> list[ShardTail]:
-        first = next(iter(queue), None)
-        if first is None:
-            return []
-        home = self._datastore.home(first)
-        taken = [shard for shard in queue if self._datastore.home(shard) == home][:SHARDS_MAX]
-        for shard in taken:
-            del queue[shard]
-        return [self._tails[shard] for shard in taken]
-
-    def _take_back(self, shard: int) -> None:
-        self._aside.discard(shard)
-        self.queue(self._tails[shard])

@@ -16,7 +16,7 @@ from tests.log_harness import TailerProcess, new_cell, put, running_tailers, wai
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
-REFUSED = "taking a new seat"
+REFUSED = "joining the group anew"
 LET_GO = "partitions released"
 
 

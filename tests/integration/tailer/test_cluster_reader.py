@@ -19,9 +19,8 @@ from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.operation import query
 from schemaless.topology import Role
-from tailer.cluster_reader import ClusterSource
-from tailer.context import Shared
-from tailer.partition_tail import PartitionTail
+from tailer.cluster_reader import ClusterReader
+from tailer.partition_tail import PartitionTail, TailerContext
 from tests.log_harness import (
     new_cell,
     put,
@@ -122,13 +121,13 @@ async def test_a_master_dies_while_its_minion_lags(running, kafka, new_datastore
 
 
 @asynccontextmanager
-async def open_tail(running, kafka, datastore, source):
+async def open_tail(running, kafka, datastore, reader):
     """The tail of partition 0, to be stepped by hand."""
     settings = TailerSettings(topology=running.path, kafka=kafka)
     threads = ThreadPoolExecutor(1)
     partition_log = PartitionLog(kafka, datastore, 0)
-    shared = Shared(settings, {"a": source}, dict, lambda name: False, asyncio.Semaphore(), threads, threads)
-    yield PartitionTail(datastore, partition_log, await asyncio.to_thread(partition_log.open), shared)
+    context = TailerContext(settings, {"a": reader}, dict, lambda name: False, asyncio.Semaphore(), threads, threads)
+    yield PartitionTail(datastore, partition_log, await asyncio.to_thread(partition_log.open), context)
     partition_log.close()
 
 
@@ -137,7 +136,7 @@ async def test_cells_newer_than_the_head_that_was_seen_are_taken_along(
 ):
     """What was written after the heads were read is published with them, once; the next turn goes on behind it."""
     datastore = new_datastore(shards=1, partitions=1)
-    async with open_tail(running, kafka, datastore, ClusterSource(async_storage, "a")) as tail:
+    async with open_tail(running, kafka, datastore, ClusterReader(async_storage, "a")) as tail:
         put(storage, datastore, cells_of_shard_0(datastore, 5))
         tail.heads_moved({0: Location(1, 2)})
         assert await tail.step() == 5
@@ -154,8 +153,8 @@ async def test_a_head_of_the_master_with_cells_of_a_minion_is_no_hole(
 ):
     """The head was the master's, the cells are asked of a minion that lags: the shard waits, without a word."""
     datastore = new_datastore(shards=1, partitions=1)
-    source = ClusterSource(async_storage, "a", tail_from=Role.MINION)
-    async with open_tail(running, kafka, datastore, source) as tail:
+    reader = ClusterReader(async_storage, "a", tail_from=Role.MINION)
+    async with open_tail(running, kafka, datastore, reader) as tail:
         await publish_from_a_minion_that_lags(tail, datastore, storage)
     await asyncio.to_thread(assert_clean, running, kafka, datastore, 5)
 

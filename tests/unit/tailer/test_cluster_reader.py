@@ -8,7 +8,7 @@ import pytest
 from schemaless.errors import Misconfigured, StorageUnavailable
 from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
-from tailer.cluster_reader import ClusterSource
+from tailer.cluster_reader import ClusterReader
 
 
 class Node:
@@ -39,10 +39,10 @@ def nodes():
 
 
 @pytest.fixture
-def source(nodes):
+def reader(nodes):
     def make(tail_from):
         storage = SimpleNamespace(master=lambda cluster: nodes.master, minions=lambda cluster: [nodes.minion])
-        return ClusterSource(storage, "a", tail_from=tail_from, lag_max_s=5, timeout_s=0.05, clock=lambda: nodes.now)
+        return ClusterReader(storage, "a", tail_from=tail_from, lag_max_s=5, timeout_s=0.05, clock=lambda: nodes.now)
 
     return make
 
@@ -50,9 +50,9 @@ def source(nodes):
 @pytest.mark.parametrize(
     ("tail_from", "first", "second"), [("master", "master", "minion"), ("minion", "minion", "master")]
 )
-async def test_a_node_that_fails_is_left_out_until_it_answers_a_check(nodes, source, tail_from, first, second):
+async def test_a_node_that_fails_is_left_out_until_it_answers_a_check(nodes, reader, tail_from, first, second):
     """The other one is asked at once, and nobody asks the failed one but the check beside the work."""
-    asked = source(Role(tail_from))
+    asked = reader(Role(tail_from))
     assert await asked.run(ASK) == first
     getattr(nodes, first).error = StorageUnavailable("away")
     assert await asked.run(ASK) == second
@@ -62,9 +62,9 @@ async def test_a_node_that_fails_is_left_out_until_it_answers_a_check(nodes, sou
     assert await asked.run(ASK) == first
 
 
-async def test_a_minion_that_lags_is_read_last_and_better_than_nothing(nodes, source):
+async def test_a_minion_that_lags_is_read_last_and_better_than_nothing(nodes, reader):
     """It shows less than the master did five seconds ago: the master is asked, and the minion when that fails."""
-    asked = source(Role.MINION)
+    asked = reader(Role.MINION)
     nodes.master.heads_sum = 10
     await asked.check()
     assert await asked.run(ASK) == "minion"
@@ -78,26 +78,26 @@ async def test_a_minion_that_lags_is_read_last_and_better_than_nothing(nodes, so
     assert await asked.run(ASK) == "minion"
 
 
-async def test_a_long_question_ends_when_a_short_one_finds_the_node_away(nodes, source):
+async def test_a_long_question_ends_when_a_short_one_finds_the_node_unreachable(nodes, reader):
     """A server hangs: who waits ten seconds for its cells goes over with the first question that times out."""
-    asked = source(Role.MASTER)
+    asked = reader(Role.MASTER)
     nodes.master.hangs = True
     async with asyncio.timeout(2):
         assert await asyncio.gather(asked.run(ASK, timeout_s=10), asked.run(ASK)) == ["minion", "minion"]
 
 
-async def test_what_a_minion_has_not_got_yet_is_asked_of_the_master(nodes, source):
+async def test_what_a_minion_has_not_got_yet_is_asked_of_the_master(nodes, reader):
     """A new datastore's tables come to a minion later: that is no failure of it."""
-    asked = source(Role.MINION)
+    asked = reader(Role.MINION)
     nodes.minion.error = Misconfigured("no such table")
     assert await asked.run(ASK) == "master"
     nodes.minion.error = None
     assert await asked.run(ASK) == "minion"
 
 
-async def test_a_master_that_is_away_is_not_waited_for(nodes, source):
+async def test_a_master_that_is_away_is_not_waited_for(nodes, reader):
     """What only a master can tell is refused at once while it is known to be away."""
-    asked = source(Role.MASTER)
+    asked = reader(Role.MASTER)
     nodes.master.error = StorageUnavailable("away")
     await asked.run(ASK)
     nodes.master.hangs = True

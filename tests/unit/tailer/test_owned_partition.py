@@ -49,14 +49,14 @@ def logs(monkeypatch):
 
 @pytest.fixture
 def owned(logs):
-    shared = SimpleNamespace(
+    context = SimpleNamespace(
         settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10),
         opening=None,
         publishing=None,
         heads=lambda name: {},
         paused=lambda name: False,
     )
-    return OwnedPartition(DATASTORE, 0, shared)
+    return OwnedPartition(DATASTORE, 0, context)
 
 
 async def until(condition):
