@@ -3,10 +3,12 @@
 SCHEMALESS_TEST_BACKEND=auto|docker|local chooses between containers and plain processes; auto takes containers when
 an engine answers and already has the images (containers.py; MariaDB runs as plain processes always).
 SCHEMALESS_MYSQL_FLAVOUR=mariadb|mysql chooses the kind of server.
+SCHEMALESS_TEST_SEED sets the seed of the tests' randomness (seed.py), which is printed at the end of each run.
 What is missing fails the tests that need it; nothing is skipped.
 """
 
 import os
+import random
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -19,6 +21,7 @@ from schemaless.stack.programs import Flavour
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Topology
+from tests.seed import SEED, seeded
 
 FLAVOUR = Flavour(os.environ.get("SCHEMALESS_MYSQL_FLAVOUR", "mariadb"))
 
@@ -27,6 +30,16 @@ settings.register_profile("schemaless", deadline=None)
 settings.load_profile("schemaless")
 
 MakeDatastore = Callable[..., Datastore]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"SCHEMALESS_TEST_SEED={SEED}")
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """The randomness of one test."""
+    return seeded(request.node.nodeid)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, StoredCell
@@ -26,6 +26,9 @@ from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Datastore
 from tests.environment import environment_of
+from tests.seed import seeded
+
+_bodies = seeded("bodies")
 
 
 class TailerProcess:
@@ -115,7 +118,7 @@ def new_cell(datastore: Datastore, body: dict | None = None, shard: int | None =
         row_key = uuid.uuid4().bytes
         home = shard_of(row_key, datastore.shards)
         if shard in (None, home):
-            return ShardCell(CellKey(row_key, "BASE", 1), encode_body(body or {"n": random.random()}), home)
+            return ShardCell(CellKey(row_key, "BASE", 1), encode_body(body or {"n": _bodies.random()}), home)
 
 
 def put(storage, datastore: Datastore, cells: Sequence[ShardCell]) -> None:
@@ -137,19 +140,19 @@ def run_sql(node, script: str) -> None:
 async def write_for(storage: AsyncStorage, datastore: Datastore, seconds: float, writers: int = 6) -> int:
     """Writers at once, batches of several sizes with pauses, some cells sent twice; how many cells there are."""
     end = time.monotonic() + seconds
-    counts = await asyncio.gather(*(_write(storage, datastore, end) for _ in range(writers)))
+    counts = await asyncio.gather(*(_write(storage, datastore, end, seeded(f"writer {n}")) for n in range(writers)))
     return sum(counts)
 
 
-async def _write(storage: AsyncStorage, datastore: Datastore, end: float) -> int:
+async def _write(storage: AsyncStorage, datastore: Datastore, end: float, chance: Random) -> int:
     written = 0
     while time.monotonic() < end:
-        shard = random.randrange(datastore.shards)
-        cells = [new_cell(datastore, shard=shard) for _ in range(random.choice((1, 1, 2, 20)))]
-        again = cells + cells[: random.choice((0, 0, 1))]
+        shard = chance.randrange(datastore.shards)
+        cells = [new_cell(datastore, shard=shard) for _ in range(chance.choice((1, 1, 2, 20)))]
+        again = cells + cells[: chance.choice((0, 0, 1))]
         await storage.master(datastore.home(shard)).run(entity_table.put_cells, datastore, again)
         written += len(cells)
-        await asyncio.sleep(random.random() * 0.02)
+        await asyncio.sleep(chance.random() * 0.02)
     return written
 
 

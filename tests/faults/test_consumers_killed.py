@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 
 import pytest
@@ -28,7 +27,9 @@ DEFINITION = parse_definition(
 )
 
 
-async def test_kills_at_random_moments_lose_nothing(running, kafka, make_datastore, async_storage, storage, tmp_path):
+async def test_kills_at_random_moments_lose_nothing(
+    running, kafka, make_datastore, async_storage, storage, tmp_path, chance
+):
     """Two indexers and two workers share the partitions; one or another is killed, again and again."""
     datastore = make_datastore(shards=8, partitions=4)
     ensure_topics(kafka, datastore)
@@ -46,8 +47,8 @@ async def test_kills_at_random_moments_lose_nothing(running, kafka, make_datasto
         victims = [indexer_0, indexer_1, worker_0, worker_1]
         writing = asyncio.create_task(write_for(async_storage, datastore, LOAD_S, writers=3))
         while not writing.done():
-            await asyncio.sleep(random.uniform(1.0, 2.5))
-            await asyncio.to_thread(random.choice(victims).kill_and_restart)
+            await asyncio.sleep(chance.uniform(1.0, 2.5))
+            await asyncio.to_thread(chance.choice(victims).kill_and_restart)
         cells = await writing
         for consumer in ("index:by_n", "trigger:census_of_base"):
             await asyncio.to_thread(wait_until_finished, storage, datastore, consumer, 60.0)

@@ -6,7 +6,6 @@ consumers of another datastore (I9).
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from schemaless.stack.local import running_kafka
 from tests.consumer_harness import heads, running_consumer, wait_until_finished
 from tests.faults.test_consumers_killed import DEFINITION, write_census
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records, write_for
+from tests.seed import seeded
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -43,6 +43,7 @@ class Backlog:
     def __init__(self, running, kafka, storage, datastore, tailer) -> None:
         self.running, self.kafka, self.storage, self.datastore, self.tailer = running, kafka, storage, datastore, tailer
         self.bodies = 0
+        self._noise = seeded("noise")
         self.put(2 * datastore.shards)
         wait_for_records(kafka, datastore, self.bodies)
         self._before = tailer.resident_bytes_max()
@@ -50,7 +51,7 @@ class Backlog:
     def put(self, count: int) -> None:
         """Bodies that compression hardly makes smaller."""
         for number in range(count):
-            body = {"noise": random.randbytes(BODY_BYTES).decode("latin-1")}
+            body = {"noise": self._noise.randbytes(BODY_BYTES).decode("latin-1")}
             put(self.storage, self.datastore, [new_cell(self.datastore, body, shard=number % self.datastore.shards)])
         self.bodies += count
 

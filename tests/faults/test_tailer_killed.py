@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 
 import pytest
@@ -27,7 +26,9 @@ async def stop_past_its_session(tailer):
     tailer.send(signal.SIGCONT)
 
 
-async def test_kills_and_stops_at_random_moments_lose_and_repeat_nothing(running, kafka, make_datastore, async_storage):
+async def test_kills_and_stops_at_random_moments_lose_and_repeat_nothing(
+    running, kafka, make_datastore, async_storage, chance
+):
     """Two tailers share the partitions; one or the other is killed with its transactions open, or stopped past its
     session and woken, again and again.
     """
@@ -35,12 +36,12 @@ async def test_kills_and_stops_at_random_moments_lose_and_repeat_nothing(running
     with running_tailers(2, running.path, kafka, datastore) as tailers:
         writing = asyncio.create_task(write_for(async_storage, datastore, LOAD_S))
         await asyncio.sleep(1.0)
-        await stop_past_its_session(random.choice(tailers))
+        await stop_past_its_session(chance.choice(tailers))
         while not writing.done():
-            await asyncio.sleep(random.uniform(0.3, 1.5))
-            if random.random() < 0.8:
-                await asyncio.to_thread(random.choice(tailers).kill_and_restart)
+            await asyncio.sleep(chance.uniform(0.3, 1.5))
+            if chance.random() < 0.8:
+                await asyncio.to_thread(chance.choice(tailers).kill_and_restart)
             else:
-                await stop_past_its_session(random.choice(tailers))
+                await stop_past_its_session(chance.choice(tailers))
         cells = await writing
         await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
