@@ -61,47 +61,75 @@ class BufferSweep:
         self._at_home: set[int] = set()
 
     async def step(self) -> Swept:
-        """One pass over all rows that are old enough; not beyond the point where neither a minion nor the home would
-        say anything new. Raises StorageUnavailable when the secondary is away.
+        """Makes one pass over all rows that are old enough: confirms, then rescues what no minion showed.
+
+        Raises StorageUnavailable when the secondary is unreachable.
         """
-        swept = Swept()
-        known, self._at_home = self._at_home, set()
-        confirming, rescuing = bool(self._minions), True
-        after = 0
-        while rows := await self._page(after):
-            shown = await self._shown_by_a_minion(rows) if confirming else None
-            # A minion shows a prefix of what its master committed: behind a page of unseen cells all is unseen.
-            confirming = shown is not None and (not shown or any(digest is not None for digest in shown.values()))
-            shown = shown or {}
-            swept += await self._settle(rows, shown)
-            unseen = [row for row in rows if shown.get(row.buffer_id) is None]
-            swept += Swept(waiting=len(unseen))
-            self._remember(row.buffer_id for row in unseen if row.buffer_id in known)
-            if rescuing:
-                rescued = await self._rescue([row for row in unseen if row.buffer_id not in known])
-                swept += rescued or Swept()
-                rescuing = rescued is not None
-            after = rows[-1].buffer_id
-            if not (confirming or rescuing):  # a home that is away must not cost a time-out for each page
-                self._remember(known)
+        swept, all_confirmed = await self.confirm()
+        if all_confirmed:
+            self._at_home.clear()
+            return swept
+        return swept + await self.rescue()
+
+    async def confirm(self) -> tuple[Swept, bool]:
+        """Deletes the rows whose cells a minion shows with the same body, and records conflicts (I6).
+
+        Returns also whether that was all of them. It ends at a page of which the minion shows no cell: a minion shows a
+        prefix of what its master committed, so it shows no later cell either.
+        """
+        swept, all_confirmed = Swept(), True
+        after: int | None = 0
+        while after is not None:
+            rows, after = await self._page(after)
+            if not rows:
                 break
-            if len(rows) < self._settings.batch_rows_max:
+            shown = await self._shown_by_a_minion(rows)
+            if shown is None:
+                return swept, False
+            same = [row for row in rows if shown.get(row.buffer_id) == row.digest]
+            confirmed = await self._delete(same)
+            differing = [row for row in rows if shown.get(row.buffer_id) not in (None, row.digest)]
+            equal, conflicts = await self._compare(list(self._minions), differing)
+            confirmed += await self._delete(equal)
+            swept += Swept(confirmed=confirmed, conflicts=conflicts)
+            if confirmed + conflicts < len(rows):
+                all_confirmed = False
+            if shown and all(digest is None for digest in shown.values()):
+                break
+        return swept, all_confirmed
+
+    async def rescue(self) -> Swept:
+        """Looks at home for the cells of the rows that are left, and puts the missing ones there. Deletes no row: a row
+        whose cell met another body at home moves to the conflicts (I6).
+
+        It ends when the home is unreachable, which then costs one time-out and not one for each page.
+        """
+        known, self._at_home = self._at_home, set()
+        swept = Swept()
+        after: int | None = 0
+        while after is not None:
+            rows, after = await self._page(after)
+            swept += Swept(waiting=len(rows))
+            self._remember(row.buffer_id for row in rows if row.buffer_id in known)
+            old = [row for row in rows if row.buffer_id not in known and row.age_s >= self._settings.rescue_grace_s]
+            try:
+                swept += await self._rescue_page(old) if old else Swept()
+            except StorageUnavailable as error:
+                log.info("cells wait for their home", home=self._home, rows=len(old), error=str(error))
+                self._remember(known)
                 break
         return swept
 
-    async def _page(self, after: int) -> list[Buffered]:
-        settings = self._settings
-        return await self._ask(
-            self._secondary,
-            buffer_table.oldest,
-            self._home,
-            after,
-            settings.batch_rows_max,
-            settings.grace_s,
+    async def _page(self, after: int) -> tuple[list[Buffered], int | None]:
+        """Returns rows, and the id after which the next page begins, or None when there is no next page."""
+        rows_max = self._settings.batch_rows_max
+        rows = await self._run(
+            self._secondary, buffer_table.oldest, self._home, after, rows_max, self._settings.grace_s
         )
+        return rows, rows[-1].buffer_id if len(rows) == rows_max else None
 
     async def _shown_by_a_minion(self, rows: Sequence[Buffered]) -> dict[int, bytes | None] | None:
-        """Digest of each row's cell by buffer_id, as one minion shows it; None when none answers."""
+        """Returns the digest of each cell by buffer_id, as one minion shows it, or None when no minion answers."""
         self._minions.rotate(-1)
         try:
             shown, _ = await first_answer(
@@ -111,76 +139,60 @@ class BufferSweep:
             return None
         return shown
 
-    async def _settle(self, rows: Sequence[Buffered], shown: dict[int, bytes | None]) -> Swept:
-        """Rows whose cells a minion showed: same body, the row goes; another one, the conflict is recorded."""
-        same = [row for row in rows if shown.get(row.buffer_id) == row.digest]
-        others = [row for row in rows if shown.get(row.buffer_id) not in (None, row.digest)]
-        conflicts = 0
-        for row in others:
-            stored, buffered = await self._both_bodies(list(self._minions), row)
-            if stored is None or buffered is None:
-                continue
-            if same_body(stored, buffered):
-                same.append(row)
-            else:
-                conflicts += await self._record(row, stored)
-        confirmed = await self._ask(self._secondary, buffer_table.delete_confirmed, same) if same else 0
-        return Swept(confirmed=confirmed, conflicts=conflicts)
-
-    async def _rescue(self, rows: Sequence[Buffered]) -> Swept | None:
-        """Looks at home for cells that no minion shows; puts the missing ones there. None: home is away, they wait."""
-        old = [row for row in rows if row.age_s >= self._settings.rescue_grace_s]
-        if not old:
-            return Swept()
-        try:
-            standing = await self._digests(self._master, old)
-            missing = [row for row in old if row.buffer_id in standing and standing[row.buffer_id] is None]
-            rewritten = 0
-            for datastore, piece in await self._pieces(missing):
-                rewritten += await self._put(datastore, piece)
-            conflicts = await self._record_differing(old, standing)
-        except StorageUnavailable as error:
-            log.info("cells wait for their home", home=self._home, rows=len(old), error=str(error))
-            return None
-        self._remember(row.buffer_id for row in old if standing.get(row.buffer_id) is not None)
+    async def _rescue_page(self, rows: Sequence[Buffered]) -> Swept:
+        at_home = await self._digests(self._master, rows)
+        missing = [row for row in rows if row.buffer_id in at_home and at_home[row.buffer_id] is None]
+        rewritten = 0
+        for name, group in _by_datastore(missing).items():
+            datastore = await self._catalogue.datastore(name)
+            for chunk in chunks(group, bytes_max=_CHUNK_BYTES_MAX, size_bytes=lambda row: row.size_bytes):
+                rewritten += await self._put(datastore, chunk)
+        # The master's word is enough for a conflict: a cell never changes.
+        differing = [row for row in rows if at_home.get(row.buffer_id) not in (None, row.digest)]
+        _, conflicts = await self._compare([self._master], differing)
+        self._remember(row.buffer_id for row in rows if at_home.get(row.buffer_id) is not None)
         return Swept(rewritten=rewritten, conflicts=conflicts)
 
     async def _put(self, datastore: Datastore, rows: Sequence[Buffered]) -> int:
-        """Puts cells at home. Another body that came there meanwhile is found by the next pass."""
-        bodies = await self._ask(self._secondary, buffer_table.bodies, rows)
+        """Puts cells at home. The next pass finds another body that arrived there meanwhile."""
+        bodies = await self._run(self._secondary, buffer_table.bodies, rows)
         cells = [
             ShardCell(row.key, body, row.shard) for row, body in zip(rows, bodies, strict=True) if body is not None
         ]
         if cells:
-            await self._ask(self._master, entity_table.put_cells, datastore, cells)
+            await self._run(self._master, entity_table.put_cells, datastore, cells)
         return len(cells)
 
-    async def _record_differing(self, rows: Sequence[Buffered], standing: dict[int, bytes | None]) -> int:
-        """Cells that met another body at home. The master's word is enough for a conflict: the cell never changes."""
-        recorded = 0
+    async def _compare(self, nodes: Sequence[AsyncNode], rows: Sequence[Buffered]) -> tuple[list[Buffered], int]:
+        """Compares as values what differs as bytes, and records the conflicts. `nodes` show what is stored.
+
+        Returns the rows with an equal body, and the number of conflicts. Bodies are read one row at a time, so that
+        memory stays bounded. Differences are rare.
+        """
+        equal: list[Buffered] = []
+        conflicts = 0
         for row in rows:
-            if standing.get(row.buffer_id) not in (None, row.digest):
-                stored, buffered = await self._both_bodies([self._master], row)
-                if stored is not None and buffered is not None and not same_body(stored, buffered):
-                    recorded += await self._record(row, stored)
-        return recorded
+            stored, buffered = await self._both_bodies(nodes, row)
+            if stored is None or buffered is None:
+                continue
+            if same_body(stored, buffered):
+                equal.append(row)
+            else:
+                log.warning("a buffered cell met another body at home", datastore=row.datastore, key=str(row.key))
+                conflicts += await self._run(self._secondary, buffer_table.record_conflict, row, stored)
+        return equal, conflicts
 
-    async def _record(self, row: Buffered, stored: bytes) -> bool:
-        log.warning("a buffered cell met another body at home", datastore=row.datastore, key=str(row.key))
-        return await self._ask(self._secondary, buffer_table.record_conflict, row, stored)
-
-    async def _both_bodies(self, nodes: Iterable[AsyncNode], row: Buffered) -> tuple[bytes | None, bytes | None]:
-        """(stored, buffered) of a row; one at a time, so that memory stays bounded. Differences are rare."""
+    async def _both_bodies(self, nodes: Sequence[AsyncNode], row: Buffered) -> tuple[bytes | None, bytes | None]:
+        """Returns the stored and the buffered body of a row, None for one that isn't there."""
         datastore = await self._catalogue.datastore(row.datastore)
-        (buffered,) = await self._ask(self._secondary, buffer_table.bodies, [row])
         keys = [(row.shard, row.key)]
-        try:
-            ((stored,), _) = await first_answer(
-                nodes, lambda node: self._ask(node, entity_table.get, datastore, keys), on_failure=_log_unreachable
-            )
-        except StorageUnavailable:
-            return None, buffered
-        return (stored.body if stored is not None else None), buffered
+        (buffered,) = await self._run(self._secondary, buffer_table.bodies, [row])
+        ((stored,), _) = await first_answer(nodes, lambda node: self._run(node, entity_table.get, datastore, keys))
+        return (None if stored is None else stored.body), buffered
+
+    async def _delete(self, rows: Sequence[Buffered]) -> int:
+        """Deletes rows whose cell a minion showed with the same body. A row whose claim was taken over stays."""
+        return await self._run(self._secondary, buffer_table.delete_confirmed, rows) if rows else 0
 
     async def _digests(self, node: AsyncNode, rows: Sequence[Buffered]) -> dict[int, bytes | None]:
         """By buffer_id; without the rows of a datastore that this node or the catalogue doesn't know (yet)."""
@@ -189,22 +201,14 @@ class BufferSweep:
             keys = [(row.shard, row.key) for row in group]
             try:
                 datastore = await self._catalogue.datastore(name)
-                found = await self._ask(node, entity_table.digests, datastore, keys)
+                found = await self._run(node, entity_table.digests, datastore, keys)
             except (NotFound, Misconfigured) as error:
                 log.warning("buffer rows can't be looked up", node=node.node.name, rows=len(group), error=str(error))
             else:
                 digests.update(zip((row.buffer_id for row in group), found, strict=True))
         return digests
 
-    async def _pieces(self, rows: Sequence[Buffered]) -> list[tuple[Datastore, Sequence[Buffered]]]:
-        """Rows of one datastore each, of bounded size."""
-        return [
-            (await self._catalogue.datastore(name), piece)
-            for name, group in _by_datastore(rows).items()
-            for piece in chunks(group, bytes_max=_CHUNK_BYTES_MAX, size_bytes=lambda row: row.size_bytes)
-        ]
-
-    async def _ask(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
+    async def _run(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
         return await node.run(operation, *args, timeout_s=self._settings.node_timeout_s)
 
     def _remember(self, buffer_ids: Iterable[int]) -> None:

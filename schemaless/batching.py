@@ -117,10 +117,10 @@ class Batcher(Generic[Item, Outcome]):
     def submit(self, items: Sequence[Item], size_bytes: int) -> asyncio.Future[Sequence[Outcome]]:
         """The outcomes of `items`, in order. They are flushed together, in one batch with others.
 
-        Raises Unavailable when too much waits already. Cancelling the future takes the items out if they still wait.
+        Raises Unavailable when the queue is full. Cancelling the future takes the items out if they still wait.
         """
         if self.full:
-            raise Unavailable("too much waits to be written already")
+            raise Unavailable("too many items are queued already")
         future: asyncio.Future[Sequence[Outcome]] = self._loop.create_future()
         self._queue.append(_Unit(items, size_bytes, future))
         self._queued_bytes += size_bytes

@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import msgspec
-
-from api.write.outcome import PutResult
-from api.write.queue import Gates
+from api.write.outcome import BufferState, PendingPut
+from api.write.queue import MasterWriteQueues
 from schemaless.cell import RowKey
 from schemaless.errors import Busy, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.sharding import by_rendezvous
@@ -19,41 +17,39 @@ from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
 
-
-class Copy(msgspec.Struct, gc=False):
-    """A cell on its way: the secondary that took it and what it said; at last, what came of the put."""
-
-    cell: BufferRow
-    secondary: str | None = None
-    outcome: BufferOutcome | None = None
-    result: PutResult | None = None
-
-    @property
-    def durable(self) -> bool:
-        return self.outcome is BufferOutcome.INSERTED or self.outcome is BufferOutcome.SHARED
+_STATES = {
+    BufferOutcome.INSERTED: BufferState.INSERTED,
+    BufferOutcome.SHARED: BufferState.SHARED,
+    BufferOutcome.CONFLICT: BufferState.CONFLICT,
+}
 
 
 class Secondaries:
     """Chooses the secondary of each put, and another one when that fails."""
 
     def __init__(
-        self, storage: AsyncStorage, gates: Gates, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        storage: AsyncStorage,
+        queues: MasterWriteQueues,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
-        self._gates = gates
+        self._queues = queues
         self._timeout_s = timeout_s
         self._clock = clock
 
     def choose(self, home: str, row_key: RowKey) -> str | None:
-        """The cluster that the row prefers of those that may be tried now; None when there is none."""
-        others = [name for name, breaker in self._gates.breakers.items() if name != home and breaker.may_allow()]
+        """Returns the cluster that the row prefers among those whose breaker lets a put through, or None."""
+        others = [name for name, breaker in self._queues.breakers.items() if name != home and breaker.may_allow()]
         return by_rendezvous(row_key, others)[0] if others else None
 
-    async def buffer(self, datastore: Datastore, home: str, copies: Sequence[Copy]) -> None:
-        """Each copy learns its secondary and outcome within the time-out; it keeps None when no secondary took it."""
+    async def buffer(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
+        """Sets what the secondary said of each put. A put that no secondary took within the time-out stays NONE."""
         deadline = self._clock() + self._timeout_s
-        waiting = await self._buffer_once(datastore, home, copies)
-        for _ in range(len(self._gates.breakers) - 2):  # one failed: another one is tried
+        waiting = await self._buffer_once(datastore, home, puts)
+        for _ in range(len(self._queues.breakers) - 2):  # one failed: another one is tried
             left_s = deadline - self._clock()
             if not waiting or left_s <= 0:
                 return
@@ -61,43 +57,42 @@ class Secondaries:
                 async with asyncio.timeout(left_s):
                     waiting = await self._buffer_once(datastore, home, waiting)
 
-    async def take_back(self, datastore: Datastore, copies: Sequence[Copy]) -> None:
-        """Removes the rows of puts that the home refused. What can't be removed now the cleaner finds, and records."""
+    async def take_back(self, datastore: Datastore, puts: Sequence[PendingPut]) -> None:
+        """Deletes the buffer rows that refused puts inserted. If a delete fails, the cleaner records the conflict."""
         groups: dict[str, list[BufferRow]] = {}
-        for copy in copies:
-            if copy.secondary is not None and copy.outcome is BufferOutcome.INSERTED:
-                groups.setdefault(copy.secondary, []).append(copy.cell)
+        for put in puts:
+            if put.secondary is not None and put.buffered is BufferState.INSERTED:
+                groups.setdefault(put.secondary, []).append(put.row)
         for secondary, rows in groups.items():
             try:
                 await self._storage.master(secondary).run(
                     buffer_table.remove, datastore, rows, timeout_s=self._timeout_s
                 )
             except StorageUnavailable:
-                self._gates.breakers[secondary].failed()
+                self._queues.breakers[secondary].failed()
 
-    async def _buffer_once(self, datastore: Datastore, home: str, copies: Sequence[Copy]) -> list[Copy]:
-        """Returns those that no secondary took."""
-        groups: dict[str, list[Copy]] = {}
-        for copy in copies:
-            secondary = self.choose(home, copy.cell.key.row_key)
+    async def _buffer_once(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> list[PendingPut]:
+        """Tries each put's preferred secondary once. Returns the puts that no secondary took."""
+        groups: dict[str, list[PendingPut]] = {}
+        for put in puts:
+            secondary = self.choose(home, put.row.key.row_key)
             if secondary is not None:
-                groups.setdefault(secondary, []).append(copy)
+                groups.setdefault(secondary, []).append(put)
         if len(groups) == 1:  # the usual case pays for no tasks
             ((secondary, group),) = groups.items()
             await self._buffer_on(datastore, secondary, group)
         elif groups:
             await asyncio.gather(*(self._buffer_on(datastore, name, group) for name, group in groups.items()))
-        return [copy for copy in copies if copy.secondary is None and copy.result is None]
+        return [put for put in puts if put.buffered is BufferState.NONE]
 
-    async def _buffer_on(self, datastore: Datastore, secondary: str, copies: Sequence[Copy]) -> None:
+    async def _buffer_on(self, datastore: Datastore, secondary: str, puts: Sequence[PendingPut]) -> None:
         try:
-            outcomes = await self._gates.to(secondary, datastore).buffer([copy.cell for copy in copies])
+            outcomes = await self._queues.buffer(secondary, datastore, [put.row for put in puts])
         except (Unavailable, Busy):
             return
         except SchemalessError as error:
-            for copy in copies:
-                copy.result = error
+            for put in puts:
+                put.buffered, put.error = BufferState.REFUSED, error
             return
-        for copy, outcome in zip(copies, outcomes, strict=True):
-            copy.secondary = secondary
-            copy.outcome = outcome
+        for put, outcome in zip(puts, outcomes, strict=True):
+            put.buffered, put.secondary = _STATES[outcome], secondary

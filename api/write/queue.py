@@ -1,108 +1,153 @@
-"""Gate: all batched writes to one master, behind that master's breaker."""
+"""MasterWriteQueues: all writes of puts to the masters, in batches, behind a circuit breaker for each master.
+
+The breaker keeps puts from waiting for a master that just failed (I5: a put whose home hangs is answered within 3 s).
+It differs from the read breaker (api/read/read_breaker.py): nothing samples the masters for writes, so one put at a
+time is the probe that closes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
 from typing import cast
 
-from api.write.breaker import Breaker, BreakerState
 from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import Placed
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage import put_transaction
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
 
 _LIMITS = BatchLimits(lanes=1)
-"""One: a second one would wait for the head locks of the first, and halve the batches."""
+"""One lane: a second one would wait for the head locks of the first, and halve the batches."""
 _ROW_BYTES = 100
 """What a cell weighs beside its body."""
 _BYTES_PER_S_MIN = 8 << 20
 """Large batches get longer than `timeout_s`: at least this much must go through."""
 
 
-class Gate:
-    """Puts what arrives for one datastore on one master into one operation at a time. A failing master turns all that
-    waits away at once.
+class BreakerState(StrEnum):
+    """A failure leads from any state to OPEN, a success to CLOSED, a probe from OPEN or HALF_OPEN to HALF_OPEN."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class WriteBreaker:
+    """The circuit breaker of one master. It is open for `open_s` after each failure, then lets one probe through every
+    `open_s`.
+
+    A probe has no duty to report. One whose caller disappeared costs `open_s`, nothing more.
     """
 
-    def __init__(self, node: AsyncNode, breaker: Breaker, datastore: Datastore, cluster: str, timeout_s: float) -> None:
-        self._node = node
-        self._breaker = breaker
-        self._datastore = datastore
-        self._cluster = cluster
+    def __init__(self, open_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = BreakerState.CLOSED
+        self._open_s = open_s
+        self._clock = clock
+        self._next_probe_at = 0.0
+
+    def allows(self) -> bool:
+        """Returns whether to try now. Unless it is closed, at most one caller in `open_s` gets True: the probe."""
+        if self.state is BreakerState.CLOSED:
+            return True
+        now = self._clock()
+        if now < self._next_probe_at:
+            return False
+        self.state = BreakerState.HALF_OPEN
+        self._next_probe_at = now + self._open_s
+        return True
+
+    def may_allow(self) -> bool:
+        """Returns what `allows` would return, without taking the probe."""
+        return self.state is BreakerState.CLOSED or self._clock() >= self._next_probe_at
+
+    def succeeded(self) -> None:
+        self.state = BreakerState.CLOSED
+
+    def failed(self) -> None:
+        self.state = BreakerState.OPEN
+        self._next_probe_at = self._clock() + self._open_s
+
+
+class MasterWriteQueues:
+    """One queue for each master and datastore, and one breaker for each master.
+
+    A queue has one operation in flight, and the next one takes all that arrived meanwhile. When a master fails, all
+    that waits for it fails at once.
+    """
+
+    def __init__(
+        self, storage: AsyncStorage, *, timeout_s: float, open_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.breakers = {name: WriteBreaker(open_s, clock) for name in sorted(storage.topology.clusters)}
+        self._storage = storage
         self._timeout_s = timeout_s
-        self._batcher: Batcher[BufferRow, Placed | BufferOutcome] = Batcher(self._flush, _LIMITS)
+        self._batchers: dict[tuple[str, str], Batcher[BufferRow, Placed | BufferOutcome]] = {}
 
-    @property
-    def full(self) -> bool:
-        return self._batcher.full
+    def is_full(self, cluster: str, datastore: Datastore) -> bool:
+        batcher = self._batchers.get((cluster, datastore.name))
+        return batcher is not None and batcher.full
 
-    @property
-    def busy(self) -> bool:
-        return self._batcher.busy
+    def store(self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]) -> asyncio.Future[Sequence[Placed]]:
+        """Puts rows whose home is `cluster` into their entity tables. The result is the place of each, in order.
 
-    def store(self, rows: Sequence[BufferRow]) -> asyncio.Future[Sequence[Placed]]:
-        """Puts rows whose home this is (`row.home` decides) into their entity tables; the place of each, in order.
-
-        Raises StorageUnavailable at once while the breaker is open, Unavailable when too much waits.
+        Raises StorageUnavailable at once while the breaker is open, Unavailable when the queue is full.
         """
-        return cast("asyncio.Future[Sequence[Placed]]", self._submit(rows))
+        return cast("asyncio.Future[Sequence[Placed]]", self._submit(cluster, datastore, rows))
 
-    def buffer(self, rows: Sequence[BufferRow]) -> asyncio.Future[Sequence[BufferOutcome]]:
-        """Puts rows whose home is elsewhere into the buffer. Raises as `store`."""
-        return cast("asyncio.Future[Sequence[BufferOutcome]]", self._submit(rows))
+    def buffer(
+        self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]
+    ) -> asyncio.Future[Sequence[BufferOutcome]]:
+        """Puts rows whose home is another cluster into the buffer. Raises what `store` does."""
+        return cast("asyncio.Future[Sequence[BufferOutcome]]", self._submit(cluster, datastore, rows))
 
     async def drain(self) -> None:
-        await self._batcher.drain()
+        """Returns when everything that was submitted has its outcome. Called at the end, with no request in flight."""
+        while busy := [batcher for batcher in self._batchers.values() if batcher.busy]:
+            for batcher in busy:
+                await batcher.drain()
 
-    def _submit(self, rows: Sequence[BufferRow]) -> asyncio.Future[Sequence[Placed | BufferOutcome]]:
-        if not self._breaker.allows():
-            raise StorageUnavailable(f"{self._node.node.name}: left alone after a failure")
-        return self._batcher.submit(rows, _weight(rows))
+    def _submit(
+        self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]
+    ) -> asyncio.Future[Sequence[Placed | BufferOutcome]]:
+        """The rows' own `home` decides which table each goes to, so both kinds share a transaction."""
+        if not self.breakers[cluster].allows():
+            raise breaker_open(cluster)
+        batcher = self._batchers.get((cluster, datastore.name))
+        if batcher is None:
+            flush = partial(self._flush, cluster, datastore)
+            batcher = self._batchers[cluster, datastore.name] = Batcher(flush, _LIMITS)
+        return batcher.submit(rows, _weight(rows))
 
-    async def _flush(self, rows: list[BufferRow]) -> Sequence[Placed | BufferOutcome]:
-        if self._breaker.state is BreakerState.OPEN:  # it failed while these waited
-            raise StorageUnavailable(f"{self._node.node.name}: left alone after a failure")
+    async def _flush(
+        self, cluster: str, datastore: Datastore, rows: list[BufferRow]
+    ) -> Sequence[Placed | BufferOutcome]:
+        breaker = self.breakers[cluster]
+        if breaker.state is BreakerState.OPEN:  # it failed while these waited
+            raise breaker_open(cluster)
         timeout_s = self._timeout_s + _weight(rows) / _BYTES_PER_S_MIN
         try:
-            outcomes = await self._node.run(
-                put_transaction.put_copies, self._datastore, self._cluster, rows, timeout_s=timeout_s
+            outcomes = await self._storage.master(cluster).run(
+                put_transaction.put_copies, datastore, cluster, rows, timeout_s=timeout_s
             )
         except StorageUnavailable:
-            self._breaker.failed()
+            breaker.failed()
             raise
         except SchemalessError:
-            self._breaker.succeeded()  # it answered
+            breaker.succeeded()  # it answered
             raise
-        self._breaker.succeeded()
+        breaker.succeeded()
         return outcomes
+
+
+def breaker_open(cluster: str) -> StorageUnavailable:
+    return StorageUnavailable(f"the circuit breaker of cluster {cluster}'s master is open after a failure")
 
 
 def _weight(rows: Sequence[BufferRow]) -> int:
     return sum([len(row.body) + _ROW_BYTES for row in rows])
-
-
-class Gates:
-    """Of all masters, each with one breaker for whoever writes there."""
-
-    def __init__(self, storage: AsyncStorage, *, timeout_s: float, open_s: float, clock: Callable[[], float]) -> None:
-        self.breakers = {name: Breaker(open_s, clock) for name in sorted(storage.topology.clusters)}
-        self._storage = storage
-        self._timeout_s = timeout_s
-        self._gates: dict[tuple[str, str], Gate] = {}
-
-    def to(self, cluster: str, datastore: Datastore) -> Gate:
-        gate = self._gates.get((datastore.name, cluster))
-        if gate is None:
-            node, breaker = self._storage.master(cluster), self.breakers[cluster]
-            gate = self._gates[datastore.name, cluster] = Gate(node, breaker, datastore, cluster, self._timeout_s)
-        return gate
-
-    async def drain(self) -> None:
-        """Returns when all that was submitted has its outcome. For the end, when no call is in hand any more."""
-        while busy := [gate for gate in self._gates.values() if gate.busy]:
-            for gate in busy:
-                await gate.drain()

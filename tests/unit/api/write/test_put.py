@@ -1,31 +1,153 @@
-"""The writer's pure parts: how a conflict in the buffer is judged."""
+"""The writer's way of a put, with servers that say what the test gives them (I1, I5, I6)."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from api.write.put import _judged
-from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey, StoredCell
+from api.write.put import CellWriter
+from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
 from schemaless.codec import encode_body
-from schemaless.storage.buffer_table import BufferRow
+from schemaless.config import ApiSettings
+from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.storage import buffer_table, entity_table, put_transaction
+from schemaless.storage.buffer_table import BufferOutcome
+from schemaless.topology import Datastore, Role
+
+SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
+TRIPS = Datastore("trips", 4, 2, ("a",))  # home a, so the secondary is b
+BODY = {"a": 1, "b": 2}
+CELL = Cell(CellKey(RowKey(bytes(16)), ColumnName("BASE"), RefKey(1)), encode_body(BODY))
 
 
-def row(body: bytes, ref_key: int = 1) -> BufferRow:
-    return BufferRow(CellKey(RowKey(bytes(16)), ColumnName("BASE"), RefKey(ref_key)), body, 3, "a", 1)
+class Server:
+    """Says of each row what it was told to say: a put status at home, an outcome of the buffer, or an error.
+
+    `shown` is the body that reads show under the key. `did` names the operations, in order.
+    """
+
+    def __init__(self, name, says, did):
+        self.node = SimpleNamespace(name=name, cluster=name[0], role=Role.MASTER)
+        self.says = says
+        self.shown = None
+        self._did = did
+
+    async def run(self, operation, *args, timeout_s):
+        self._did.append(f"{operation.__name__} {self.node.name}")
+        if isinstance(self.says, Exception):
+            raise self.says
+        if operation is put_transaction.put_copies:
+            return [self.says if self.node.name == "b" else Placed(self.says, 3, 1, 42, 99) for _ in args[2]]
+        if operation is entity_table.get:
+            body = self.shown
+            cell = body and StoredCell(*_key_members(), 3, 1, 42, 99, encode_body(body))
+            return [cell for _ in args[1]]
+        assert operation is buffer_table.remove
+        return None
 
 
-def stored(body: bytes) -> StoredCell:
-    return StoredCell(RowKey(bytes(16)), ColumnName("BASE"), RefKey(1), 3, 1, 42, 99, body)
+def _key_members():
+    return CELL.key.row_key, CELL.key.column_name, CELL.key.ref_key
+
+
+@pytest.fixture
+def world():
+    """Home a with one minion, secondary b, all well."""
+    did = []
+    return SimpleNamespace(
+        did=did,
+        now=0.0,
+        home=Server("a", PutStatus.STORED, did),
+        minion=Server("a-minion", None, did),
+        secondary=Server("b", BufferOutcome.INSERTED, did),
+    )
+
+
+def writer_of(world, **settings):
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters={"a": None, "b": None}),
+        master=lambda cluster: {"a": world.home, "b": world.secondary}[cluster],
+        minions=lambda cluster: [world.minion],
+    )
+    return CellWriter(storage, SETTINGS.model_copy(update=settings), clock=lambda: world.now)
+
+
+async def put(writer):
+    (result,) = await writer.put(TRIPS, [CELL])
+    return result
+
+
+async def test_the_buffer_row_comes_before_the_entity_row(world):
+    """I5: so no crash in between loses a cell whose put was answered."""
+    result = await put(writer_of(world))
+    assert (result.status, result.copies, result.placed.added_id) == (PutStatus.STORED, 2, 42)
+    assert world.did == ["put_copies b", "put_copies a"]
+
+
+@pytest.mark.parametrize(("outcome", "removed"), [(BufferOutcome.INSERTED, ["remove b"]), (BufferOutcome.SHARED, [])])
+async def test_a_refused_put_removes_only_a_row_of_its_own(world, outcome, removed):
+    """I6: a shared row was promised to another put."""
+    world.home.says, world.secondary.says = PutStatus.CONFLICT, outcome
+    result = await put(writer_of(world))
+    assert (result.status, result.copies) == (PutStatus.CONFLICT, 0)
+    assert world.did[2:] == removed
 
 
 @pytest.mark.parametrize(
-    ("home", "status", "copies"),
+    ("at_home", "status", "copies"),
     [
         (None, PutStatus.CONFLICT, 0),
-        ({"a": 1, "b": 2}, PutStatus.ALREADY_STORED, 1),
+        (dict(reversed(BODY.items())), PutStatus.ALREADY_STORED, 1),
         ({"a": 2, "b": 1}, PutStatus.CONFLICT, 0),
     ],
 )
-def test_a_conflict_in_the_buffer_is_what_the_home_says(home, status, copies):
-    """I1: the same body at home is a success; nothing at home means that the buffered one came first."""
-    outcome = _judged(row(encode_body({"b": 2, "a": 1})), home and stored(encode_body(home)))
-    assert (outcome.status, outcome.copies) == (status, copies)
-    assert (outcome.placed and outcome.placed.added_id) == (home and 42)
+@pytest.mark.parametrize("master_answers", [True, False])
+async def test_a_conflict_in_the_buffer_is_decided_by_the_cell_at_home(world, master_answers, at_home, status, copies):
+    """I1: the same body there is a success; no cell there means that the buffered one came first.
+
+    A minion shows it as well as the master, and the home is never written.
+    """
+    world.secondary.says = BufferOutcome.CONFLICT
+    (world.home if master_answers else world.minion).shown = at_home
+    if not master_answers:
+        world.home.says = StorageUnavailable("down")
+    result = await put(writer_of(world))
+    assert (result.status, result.copies) == (status, copies)
+    assert (result.placed and result.placed.added_id) == (at_home and 42)
+    assert "put_copies a" not in world.did
+
+
+async def test_an_unreachable_home_means_buffered_and_is_not_asked_again_until_a_probe(world):
+    """I5: the breaker keeps the next puts from waiting; after `breaker_open_s` one put tries the home."""
+    writer = writer_of(world)
+    world.home.says = StorageUnavailable("down")
+    assert [(await put(writer)).status for _ in range(2)] == [PutStatus.BUFFERED] * 2
+    assert world.did.count("put_copies a") == 1
+    world.now += SETTINGS.breaker_open_s
+    world.home.says = PutStatus.STORED
+    assert (await put(writer)).status is PutStatus.STORED
+
+
+async def test_without_a_secondary_the_home_alone_stores_unless_two_copies_are_required(world):
+    """I5: an unreachable secondary costs a copy and never the put; with min_copies 2 the home isn't touched."""
+    world.secondary.says = StorageUnavailable("down")
+    result = await put(writer_of(world))
+    assert (result.status, result.copies) == (PutStatus.STORED, 1)
+    world.did.clear()
+    assert isinstance(await put(writer_of(world, min_copies=2)), StorageUnavailable)
+    assert world.did == ["put_copies b"]
+
+
+async def test_with_nobody_reachable_the_error_says_so(world):
+    """Nothing is known to be durable, and the same put may be sent again."""
+    world.home.says = world.secondary.says = StorageUnavailable("down")
+    result = await put(writer_of(world))
+    assert isinstance(result, StorageUnavailable)
+    assert result.retryable
+
+
+@pytest.mark.parametrize("refusing", ["home", "secondary"])
+async def test_a_server_that_refuses_is_no_conflict_and_no_success(world, refusing):
+    """An operator has to act, and the caller learns that."""
+    getattr(world, refusing).says = Misconfigured("no table")
+    assert isinstance(await put(writer_of(world)), Misconfigured)

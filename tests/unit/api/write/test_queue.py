@@ -1,8 +1,8 @@
-"""Breaker: closed, open, half-open, by a clock that the test turns."""
+"""The write breaker: closed, open, half-open, by a clock that the test turns."""
 
 import pytest
 
-from api.write.breaker import Breaker, BreakerState
+from api.write.queue import BreakerState, WriteBreaker
 
 
 class Clock:
@@ -20,7 +20,7 @@ def clock():
 
 @pytest.fixture
 def breaker(clock):
-    return Breaker(1.0, clock)
+    return WriteBreaker(1.0, clock)
 
 
 def test_a_failure_keeps_everybody_away_for_a_while(breaker, clock):
