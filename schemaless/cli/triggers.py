@@ -79,6 +79,7 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
 
 
+@needs("triggers resume", Extra.MYSQL)
 def resume(
     program: ProgramName,
     datastore: DatastoreOption = DEFAULT_DATASTORE,
