@@ -1,13 +1,12 @@
-"""Builder: brings a defined index to life: tables on every shard, then building, then active.
+"""The builder takes a defined index through its stages: tables on every shard, then building, then active.
 
-Any number of indexer processes may do it at once: each stage is idempotent, and the first to begin the build fixes
-up to where it must come.
+Any number of indexer processes may do it at once. Each stage is idempotent, and the first process to begin the build
+fixes how far it must come.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from functools import partial
 
 import structlog
@@ -26,11 +25,14 @@ _TABLES_AT_ONCE = 4  # on one server: its fsyncs overlap, more would only queue
 
 
 async def build_step(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
-    """One stage further, if it is time. Raises StorageUnavailable."""
+    """Takes an index one stage further if it is time. Raises StorageUnavailable."""
     name = index.definition.name
     if index.build_until is None:
         await make_tables(storage, datastore, index.definition)
-        heads = await _heads(storage, datastore)
+        answers = await all_or_first_error(
+            storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters
+        )
+        heads = {head.shard: head.added_id for answer in answers for head in answer}
         await run_on_all_masters(storage, partial(index_definition_table.begin_build, datastore.name, name, heads))
         log.info("index tables are made", datastore=datastore.name, index=name, cells=sum(heads.values()))
     elif index.state is IndexState.BUILDING:
@@ -41,29 +43,12 @@ async def build_step(storage: AsyncStorage, datastore: Datastore, index: Defined
 
 
 async def make_tables(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> None:
-    """Idempotent. Raises StorageUnavailable."""
-    shards = range(datastore.shards)
-    await all_or_first_error(
-        _make_on(storage, cluster, datastore, definition, [n for n in shards if datastore.home(n) == cluster])
-        for cluster in datastore.clusters
-    )
-
-
-async def _make_on(
-    storage: AsyncStorage, cluster: str, datastore: Datastore, definition: IndexDefinition, shards: Iterable[int]
-) -> None:
-    master = storage.master(cluster)
-    slots = asyncio.Semaphore(_TABLES_AT_ONCE)
+    """Makes the index table of every shard that has none. Raises StorageUnavailable."""
+    slots = {cluster: asyncio.Semaphore(_TABLES_AT_ONCE) for cluster in datastore.clusters}
 
     async def make(shard: int) -> None:
-        async with slots:
-            await master.run(index_table.create, datastore, shard, definition)
+        home = datastore.home(shard)
+        async with slots[home]:
+            await storage.master(home).run(index_table.create, datastore, shard, definition)
 
-    await all_or_first_error(make(shard) for shard in shards)
-
-
-async def _heads(storage: AsyncStorage, datastore: Datastore) -> dict[int, int]:
-    answers = await all_or_first_error(
-        storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters
-    )
-    return {head.shard: head.added_id for answer in answers for head in answer}
+    await all_or_first_error(make(shard) for shard in range(datastore.shards))

@@ -1,11 +1,11 @@
-"""Maintainer: one index as a consumer. Cells in; index writes out, by cluster, with versions (I11)."""
+"""The maintainer is one index as a consumer: it turns cells into versioned index writes, by cluster (I11)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from schemaless.batching import all_or_first_error
-from schemaless.cell import RowKey, StoredCell
+from schemaless.cell import RowKey
 from schemaless.consume.ports import Effect, Outcome, Run
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.transition import IndexWrite, Row, index_writes
@@ -40,14 +40,17 @@ class Maintainer:
         return Effect([Outcome(len(run.cells)) for run in runs], scripts)
 
     async def _rows_before(self, runs: Sequence[Run]) -> dict[int, Rows]:
-        """By shard: rows of the run's cells as the log makes them just before its first cell."""
+        """Returns by shard the rows of the run's cells, as the log makes them just before its first cell."""
         wanted: dict[int, tuple[int, Sequence[RowKey]]] = {}
         for run in runs:
             row_keys = {cell.row_key for cell in run.cells if cell.column_name in self._definition.columns}
             if row_keys and run.after.added_id:
                 wanted[run.shard] = (run.after.added_id, sorted(row_keys))
+        columns = self._definition.columns
         pages = await all_or_first_error(
-            self._newest(cluster, {shard: wanted[shard] for shard in shards})
+            self._storage.master(cluster).run(
+                entity_table.newest_until, self._datastore, {shard: wanted[shard] for shard in shards}, columns
+            )
             for cluster, shards in self._datastore.by_home(wanted, lambda shard: shard).items()
         )
         before: dict[int, Rows] = {run.shard: {} for run in runs}
@@ -55,10 +58,6 @@ class Maintainer:
             row = before[cell.shard].setdefault(cell.row_key, {})
             before[cell.shard][cell.row_key] = {**row, cell.column_name: cell}
         return before
-
-    async def _newest(self, cluster: str, rows: dict[int, tuple[int, Sequence[RowKey]]]) -> list[StoredCell]:
-        columns = self._definition.columns
-        return await self._storage.master(cluster).run(entity_table.newest_until, self._datastore, rows, columns)
 
 
 def _lock_order(write: IndexWrite) -> tuple[int, RowKey]:

@@ -3,9 +3,9 @@
     @trigger(column="BASE")
     def bill_rider(row_key): ...        # or (cell), or (cell, context); sync or async
 
-Marking is all it does: the function stays as it is and can be called in tests. Raising means "again later"; Retry,
-Park, Skip and Stop say exactly what is to happen. A shard has one call at a time; calls of different shards may
-overlap, in threads for sync functions.
+It only marks: the function stays as it is and can be called in tests. An exception means "again later". Retry, Park,
+Skip and Stop say exactly what is to happen. A shard has one call at a time. Calls of different shards may overlap, in
+threads for sync functions.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "__schemaless_triggers__"
 
 
-class Verdict(Exception):  # said by a function, not an error of ours
-    """What a trigger function says by raising."""
+class Verdict(Exception):  # not an error of ours
+    """A trigger function raises one to say what is to happen with the cell."""
 
 
 class Retry(Verdict):
-    """Call again, after `delay_s` seconds. Does not count as a failed attempt."""
+    """Call again after `delay_s` seconds. It does not count as a failed attempt."""
 
     def __init__(self, delay_s: float = 1.0) -> None:
         super().__init__(f"again in {delay_s} s")
@@ -49,16 +49,16 @@ class Park(_WithReason):
 
 
 class Skip(_WithReason):
-    """The cell needs nothing: go on with the next."""
+    """The cell needs nothing. Continue with the next function or cell."""
 
 
 class Stop(_WithReason):
-    """Something is wrong beyond this cell: stop the shard here, with this reason, until somebody resumes it."""
+    """Something is wrong beyond this cell. Stop the shard here, with this reason, until somebody resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerCell:
-    """What a function sees of a cell. `created_at` is RFC 3339, UTC; `location` is SHARD:GENERATION:ADDED_ID."""
+    """What a function sees of a cell. `created_at` is RFC 3339 in UTC. str(location) is SHARD:GENERATION:ADDED_ID."""
 
     row_key: uuid.UUID
     column_name: str
@@ -70,7 +70,7 @@ class TriggerCell:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`attempt` counts from 1; a cell that was finished just before a crash is called again with attempt 1."""
+    """`attempt` counts from 1. A cell that was finished just before a crash is called again with attempt 1."""
 
     program: str
     datastore: str
@@ -104,11 +104,18 @@ class Trigger:
 
 
 def trigger(*, column: str) -> Callable[[Function], Function]:
-    """Raises Invalid for a column name, Misconfigured for a function that takes something else."""
+    """Marks a function. Raises Invalid for a column name, Misconfigured for a function that takes something else."""
     name = parse_column_name(column, "column")
 
     def mark(function: Function) -> Function:
-        found = Trigger(function.__name__, name, function, _takes(function), inspect.iscoroutinefunction(function))
+        parameters = list(inspect.signature(function).parameters)
+        if len(parameters) == 1:
+            takes = Takes.ROW_KEY if parameters[0] == "row_key" else Takes.CELL
+        elif len(parameters) == 2:
+            takes = Takes.CELL_AND_CONTEXT
+        else:
+            raise Misconfigured(f"trigger function {function.__name__} must take row_key, or cell, or cell and context")
+        found = Trigger(function.__name__, name, function, takes, inspect.iscoroutinefunction(function))
         vars(function).setdefault(_MARK, []).append(found)
         return function
 
@@ -116,7 +123,7 @@ def trigger(*, column: str) -> Callable[[Function], Function]:
 
 
 def triggers_of(namespace: Mapping[str, Any]) -> list[Trigger]:
-    """Marked functions of a module, in the order in which they stand there; each once."""
+    """Returns the marked functions of a module once each, in the order of their definition."""
     found: dict[int, list[Trigger]] = {}
     for value in namespace.values():
         if callable(value) and hasattr(value, _MARK):
@@ -125,7 +132,7 @@ def triggers_of(namespace: Mapping[str, Any]) -> list[Trigger]:
 
 
 def trigger_cell(cell: StoredCell) -> TriggerCell:
-    """Raises Corrupt when the body can't be read."""
+    """Returns what a function sees of a stored cell. Raises Corrupt when the body can't be read."""
     return TriggerCell(
         uuid.UUID(bytes=cell.row_key),
         cell.column_name,
@@ -134,13 +141,3 @@ def trigger_cell(cell: StoredCell) -> TriggerCell:
         created_at_text(cell.created_at),
         ShardLocation(cell.shard, cell.location),
     )
-
-
-def _takes(function: Callable[..., Any]) -> Takes:
-    """By the names of its parameters: the first tells what it is, a second one is the context."""
-    parameters = list(inspect.signature(function).parameters)
-    if len(parameters) == 1:
-        return Takes.ROW_KEY if parameters[0] == "row_key" else Takes.CELL
-    if len(parameters) == 2:
-        return Takes.CELL_AND_CONTEXT
-    raise Misconfigured(f"trigger function {function.__name__} must take row_key, or cell, or cell and context")

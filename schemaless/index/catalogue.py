@@ -1,7 +1,7 @@
-"""Definitions of a datastore's indexes: making, listing, and how far a build is. Kept on every master.
+"""The catalogue of a datastore's indexes, which every master keeps: making, listing, and how far a build is.
 
-Whoever creates writes a row and nothing else; an indexer process makes the tables and fills them. Of two creators of
-different indexes under one name, the first master (by name of its cluster) decides who was first.
+Creating an index writes a row on each master. An indexer process makes the tables and fills them. When two clients
+create different indexes under one name, the first master (by name of its cluster) decides which one was first.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _READ_TIMEOUT_S = 2.0
 
 
 class BuildProgress(msgspec.Struct, frozen=True):
-    """Cells finished, of those that were there when the build began. `total` None: tables are being made."""
+    """`done` of the `total` cells at the start are finished. `total` is None while tables are being made."""
 
     done: int
     total: int | None
 
 
 async def create_index(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> bool:
-    """Whether it is new; False when the same index exists. Idempotent.
+    """Creates an index. Returns whether it is new: False when the same index exists.
 
-    Raises Conflict when another index has that name, StorageUnavailable when a master is away: run it again then.
+    Raises Conflict when another index has that name. Raises StorageUnavailable when a master is unreachable: run it
+    again then.
     """
     first, *others = storage.masters
     known = (await first.run(index_definition_table.all_of, datastore.name)).get(definition.name)
@@ -47,7 +48,7 @@ async def create_index(storage: AsyncStorage, datastore: Datastore, definition: 
 
 
 async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str, DefinedIndex]:
-    """By name, as the masters that answer know them. Raises StorageUnavailable when none does."""
+    """Returns the indexes by name, as the masters that answer know them. Raises StorageUnavailable when none does."""
     answers = await answers_of_all(
         {
             master.node.name: master.run(index_definition_table.all_of, datastore.name, timeout_s=_READ_TIMEOUT_S)
@@ -56,12 +57,17 @@ async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str,
     )
     found: dict[str, DefinedIndex] = {}
     for name, index in ((name, index) for answer in answers.at_least_one() for name, index in answer.items()):
-        found[name] = max(found.get(name, index), index, key=_how_far)
+        furthest = max(
+            found.get(name, index),
+            index,
+            key=lambda each: (each.state is IndexState.ACTIVE, each.build_until is not None),
+        )
+        found[name] = furthest
     return dict(sorted(found.items()))
 
 
 async def find_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
-    """Raises NotFound or StorageUnavailable."""
+    """Returns one index. Raises NotFound or StorageUnavailable."""
     try:
         return (await list_indexes(storage, datastore))[name]
     except KeyError:
@@ -69,7 +75,7 @@ async def find_index(storage: AsyncStorage, datastore: Datastore, name: str) -> 
 
 
 async def build_progress(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> BuildProgress:
-    """Of an index that is building. Raises StorageUnavailable."""
+    """Returns how far an index is built. Raises StorageUnavailable."""
     if index.build_until is None:
         return BuildProgress(0, None)
     reached = await reached_everywhere(storage, datastore, index.definition.name)
@@ -78,7 +84,7 @@ async def build_progress(storage: AsyncStorage, datastore: Datastore, index: Def
 
 
 async def reached_everywhere(storage: AsyncStorage, datastore: Datastore, name: str) -> Mapping[int, int]:
-    """By shard, the added_id up to which every cluster holds the entries. Raises StorageUnavailable."""
+    """Returns by shard the added_id up to which every cluster holds the entries. Raises StorageUnavailable."""
     consumer = index_consumer(name)
     answers = await all_or_first_error(
         storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer)
@@ -91,9 +97,5 @@ async def reached_everywhere(storage: AsyncStorage, datastore: Datastore, name: 
 async def run_on_all_masters(
     storage: AsyncStorage, operation: Callable[[*Args], Operation[None]], *args: *Args
 ) -> None:
-    """Raises StorageUnavailable when one is away."""
+    """Runs an operation on each master. Raises StorageUnavailable when one is unreachable."""
     await all_or_first_error(master.run(operation, *args) for master in storage.masters)
-
-
-def _how_far(index: DefinedIndex) -> tuple[bool, bool]:
-    return index.state is IndexState.ACTIVE, index.build_until is not None

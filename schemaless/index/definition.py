@@ -1,4 +1,4 @@
-"""IndexDefinition: a declared index, parsed and validated from its JSON object. Nothing invalid gets past here."""
+"""The definition of an index, parsed and validated from its JSON object. Nothing invalid gets past this module."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Field:
 
     @property
     def bytes_max(self) -> int:
-        """In an index table's row: strings are kept as UTF-8."""
+        """The most bytes that it takes in an index table's row. Strings are kept as UTF-8."""
         if self.type is FieldType.STRING:
             return 4 * self.length
         return self.length if self.type is FieldType.BYTES else _BYTES.get(self.type, 8)
@@ -96,14 +96,14 @@ class IndexDefinition:
         return frozenset(field.column for field in self.fields)
 
     def field(self, name: str) -> Field:
-        """Raises Invalid."""
+        """Returns the field of a name. Raises Invalid."""
         for field in self.fields:
             if field.name == name:
                 return field
         raise Invalid(name, f"is no field of the index {self.name}")
 
     def document(self) -> dict[str, Any]:
-        """The object that `parse_definition` reads, in its one canonical form."""
+        """Returns the object that `parse_definition` reads, in its one canonical form."""
         shown: dict[str, Any] = {
             "name": self.name,
             "shard_field": self.shard_field.name,
@@ -112,16 +112,19 @@ class IndexDefinition:
         if self.stored:
             shown["stored"] = [field.document() for field in self.stored]
         if self.where:
-            shown["where"] = [self._condition_document(condition) for condition in self.where]
+            shown["where"] = [
+                {
+                    "field": condition.field,
+                    "op": str(condition.op),
+                    "value": to_json(self.field(condition.field).type, condition.value),
+                }
+                for condition in self.where
+            ]
         return shown
-
-    def _condition_document(self, condition: Condition) -> dict[str, Any]:
-        kind = self.field(condition.field).type
-        return {"field": condition.field, "op": str(condition.op), "value": to_json(kind, condition.value)}
 
 
 def load_definition(text: str) -> IndexDefinition:
-    """From YAML or JSON. Raises Malformed, Invalid or NotBuilt."""
+    """Parses YAML or JSON. Raises Malformed, Invalid or NotBuilt."""
     if len(text) > _TEXT_CHARACTERS_MAX:
         raise Malformed(f"an index definition has at most {_TEXT_CHARACTERS_MAX} characters")
     try:
@@ -131,19 +134,17 @@ def load_definition(text: str) -> IndexDefinition:
 
 
 def dump_definition(definition: IndexDefinition) -> str:
-    """As JSON: how definitions are kept."""
+    """Returns the JSON in which definitions are kept."""
     return json.dumps(definition.document(), ensure_ascii=True)
 
 
 def parse_definition(document: Any) -> IndexDefinition:
-    """Raises Invalid, which names the member that is wrong, or NotBuilt."""
+    """Parses the JSON object. Raises Invalid, which names the member that is wrong, or NotBuilt."""
     members = _members(document, "definition", {"name", "shard_field", "fields"}, {"stored", "where"})
     name = _name(members["name"], "name")
     keyed = _fields(members["fields"], "fields", KEYED_MAX)
     stored = _fields(members.get("stored", []), "stored", STORED_MAX)
-    _check_names(keyed + stored)
-    _check_shard_field(members["shard_field"], keyed)
-    _check_sizes(keyed, stored)
+    _verify_fields(keyed, stored, members["shard_field"])
     bare = IndexDefinition(name, keyed, stored)
     return IndexDefinition(name, keyed, stored, _conditions(members.get("where", []), bare))
 
@@ -173,7 +174,7 @@ def _name(value: Any, at: str) -> str:
 
 
 def parse_index_name(text: str) -> str:
-    """Raises Invalid."""
+    """Parses the name of an index. Raises Invalid."""
     return _name(text, "name")
 
 
@@ -188,27 +189,21 @@ def _field(value: Any, at: str) -> Field:
         raise Invalid(f"{at}.name", f"{name!r} is a word of the query language")
     kind = _one_of(FieldType, members["type"], f"{at}.type")
     column = parse_column_name(members["column"], f"{at}.column")
-    return Field(name, column, _path(members["path"], f"{at}.path"), kind, _length(members.get("length"), kind, at))
-
-
-def _path(value: Any, at: str) -> tuple[str, ...]:
-    if isinstance(value, str) and "[]" in value:
-        raise NotBuilt(f"{at}: multi-valued fields ([]) are not built yet")
-    if not isinstance(value, str) or not _PATH.fullmatch(value) or len(value) > _PATH_CHARACTERS_MAX:
-        raise Invalid(at, "must be member names with dots between them")
-    return tuple(value.split("."))
-
-
-def _length(value: Any, kind: FieldType, at: str) -> int:
+    path = members["path"]
+    if isinstance(path, str) and "[]" in path:
+        raise NotBuilt(f"{at}.path: multi-valued fields ([]) are not built yet")
+    if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > _PATH_CHARACTERS_MAX:
+        raise Invalid(f"{at}.path", "must be member names with dots between them")
+    length = members.get("length")
     if kind not in (FieldType.STRING, FieldType.BYTES):
-        if value is not None:
+        if length is not None:
             raise Invalid(f"{at}.length", "belongs to string and bytes only")
-        return 0
-    if value is None:
-        return LENGTH_DEFAULT
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LENGTH_MAX:
+        length = 0
+    elif length is None:
+        length = LENGTH_DEFAULT
+    elif isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LENGTH_MAX:
         raise Invalid(f"{at}.length", f"must be an integer from 1 to {LENGTH_MAX}")
-    return value
+    return Field(name, column, tuple(path.split(".")), kind, length)
 
 
 def _one_of(kind: type[Choice], value: Any, at: str) -> Choice:
@@ -218,21 +213,16 @@ def _one_of(kind: type[Choice], value: Any, at: str) -> Choice:
         raise Invalid(at, "must be one of " + ", ".join(kind)) from None
 
 
-def _check_names(fields: Sequence[Field]) -> None:
-    names = [field.name for field in fields]
+def _verify_fields(keyed: Sequence[Field], stored: Sequence[Field], shard_field: Any) -> None:
+    """Raises Invalid for a name that is there twice, for the shard field, or for fields that MySQL can't hold."""
+    names = [field.name for field in (*keyed, *stored)]
     for name in names:
         if names.count(name) > 1:
             raise Invalid("fields", f"{name} is there twice")
-
-
-def _check_shard_field(name: Any, keyed: Sequence[Field]) -> None:
-    if not keyed or keyed[0].name != name:
+    if not keyed or keyed[0].name != shard_field:
         raise Invalid("shard_field", "must be the name of the first of fields")
     if keyed[0].type not in SHARD_FIELD_TYPES:
         raise Invalid("shard_field", "must be of type " + ", ".join(sorted(SHARD_FIELD_TYPES)))
-
-
-def _check_sizes(keyed: Sequence[Field], stored: Sequence[Field]) -> None:
     in_key = 16 + sum(field.bytes_max + 2 for field in keyed)
     if in_key > _KEY_BYTES_MAX:
         raise Invalid("fields", f"a key may take {in_key} bytes; MySQL allows {_KEY_BYTES_MAX}: lower a length")
@@ -242,15 +232,16 @@ def _check_sizes(keyed: Sequence[Field], stored: Sequence[Field]) -> None:
 
 
 def _conditions(value: Any, bare: IndexDefinition) -> tuple[Condition, ...]:
-    return tuple(_condition(item, f"where[{n}]", bare) for n, item in enumerate(_items(value, "where", CONDITIONS_MAX)))
-
-
-def _condition(value: Any, at: str, bare: IndexDefinition) -> Condition:
-    members = _members(value, at, {"field", "op", "value"}, set())
-    if not isinstance(members["field"], str):
-        raise Invalid(f"{at}.field", "must be the name of a field")
-    field = bare.field(members["field"])
-    typed = field.convert(members["value"])
-    if typed is None:
-        raise Invalid(f"{at}.value", f"is no {field.type}")
-    return Condition(field.name, _one_of(Op, members["op"], f"{at}.op"), typed)
+    """Parses `where`. `bare` is the index without it."""
+    conditions = []
+    for n, item in enumerate(_items(value, "where", CONDITIONS_MAX)):
+        at = f"where[{n}]"
+        members = _members(item, at, {"field", "op", "value"}, set())
+        if not isinstance(members["field"], str):
+            raise Invalid(f"{at}.field", "must be the name of a field")
+        field = bare.field(members["field"])
+        typed = field.convert(members["value"])
+        if typed is None:
+            raise Invalid(f"{at}.value", f"is no {field.type}")
+        conditions.append(Condition(field.name, _one_of(Op, members["op"], f"{at}.op"), typed))
+    return tuple(conditions)

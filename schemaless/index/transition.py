@@ -23,7 +23,7 @@ Row = Mapping[str, StoredCell]
 
 
 class IndexWrite(msgspec.Struct, frozen=True, gc=False):
-    """To the index table of `shard`. Without an entry it is a tombstone: the row's entry left that shard."""
+    """A write to the index table of `shard`. Without an entry it is a tombstone: the row's entry left that shard."""
 
     shard: int
     row_key: RowKey
@@ -34,30 +34,45 @@ class IndexWrite(msgspec.Struct, frozen=True, gc=False):
 class _RowState:
     """One row while events are folded into it."""
 
-    __slots__ = ("bodies", "entry", "ref_keys", "shard")
+    __slots__ = ("bodies", "definition", "entry", "ref_keys", "shard", "shards")
 
     def __init__(self, definition: IndexDefinition, shards: int, before: Row) -> None:
+        self.definition = definition
+        self.shards = shards
         self.ref_keys: dict[str, RefKey] = {column: cell.ref_key for column, cell in before.items()}
         self.bodies: dict[str, Body] = {column: decode_body(cell.body) for column, cell in before.items()}
         self.entry = entry_for(definition, self.bodies)
-        self.shard = _shard(definition, self.entry, shards)
+        self.shard = self._shard_of_entry()
 
-    def takes(self, cell: StoredCell) -> bool:
-        """False: a newer version of that column was there before."""
+    def take(self, cell: StoredCell) -> Sequence[IndexWrite]:
+        """Folds one event in. Returns the writes that it causes, none for a version that is not the newest."""
         if cell.ref_key < self.ref_keys.get(cell.column_name, -1):
-            return False
+            return ()
         self.ref_keys[cell.column_name] = cell.ref_key
         self.bodies[cell.column_name] = decode_body(cell.body)
-        return True
+        old_entry, old_shard = self.entry, self.shard
+        self.entry = entry_for(self.definition, self.bodies)
+        if self.entry == old_entry:
+            return ()
+        self.shard = self._shard_of_entry()
+        writes = []
+        if self.shard is not None:
+            writes.append(IndexWrite(self.shard, cell.row_key, cell.location, self.entry))
+        if old_shard is not None and old_shard != self.shard:
+            writes.append(IndexWrite(old_shard, cell.row_key, cell.location, None))
+        return writes
+
+    def _shard_of_entry(self) -> int | None:
+        return None if self.entry is None else entry_shard(self.definition, self.entry, self.shards)
 
 
 def index_writes(
     definition: IndexDefinition, shards: int, before: Mapping[RowKey, Row], cells: Iterable[StoredCell]
 ) -> list[IndexWrite]:
-    """Writes for consecutive cells of one shard, of which only the last for each (shard, row key) is kept.
+    """Returns the writes that consecutive cells of one shard cause, only the last for each (shard, row key).
 
-    `before`: rows of these cells as the log makes them just before the first. By shard and row key, so that
-    concurrent transactions lock in the same order.
+    `before` holds the rows of these cells as the log makes them just before the first. The writes are sorted by shard
+    and row key, so that concurrent transactions lock in the same order.
     """
     states: dict[RowKey, _RowState] = {}
     last: dict[tuple[int, RowKey], IndexWrite] = {}
@@ -66,27 +81,6 @@ def index_writes(
             state = states.get(cell.row_key)
             if state is None:
                 state = states[cell.row_key] = _RowState(definition, shards, before.get(cell.row_key, {}))
-            for write in _step(definition, shards, state, cell):
+            for write in state.take(cell):
                 last[write.shard, write.row_key] = write
     return [last[key] for key in sorted(last)]
-
-
-def _step(definition: IndexDefinition, shards: int, state: _RowState, cell: StoredCell) -> Sequence[IndexWrite]:
-    if not state.takes(cell):
-        return ()
-    was, left = state.entry, state.shard
-    state.entry = entry_for(definition, state.bodies)
-    if state.entry == was:
-        return ()
-    state.shard = _shard(definition, state.entry, shards)
-    version = cell.location
-    writes = []
-    if state.shard is not None:
-        writes.append(IndexWrite(state.shard, cell.row_key, version, state.entry))
-    if left is not None and left != state.shard:
-        writes.append(IndexWrite(left, cell.row_key, version, None))
-    return writes
-
-
-def _shard(definition: IndexDefinition, entry: IndexEntry | None, shards: int) -> int | None:
-    return None if entry is None else entry_shard(definition, entry, shards)

@@ -75,7 +75,7 @@ _COMPARISONS: Mapping[Op, Callable[[Any, Any], bool]] = {
 
 
 def from_json(kind: FieldType, length: int, found: Any) -> Value | None:
-    """The typed value of what a body holds; None when it is missing or doesn't fit."""
+    """Returns the typed value of what a body holds, or None when it is missing or doesn't fit."""
     try:
         return _FROM_JSON[kind](found, length)
     except (Invalid, ValueError, ArithmeticError):
@@ -83,7 +83,7 @@ def from_json(kind: FieldType, length: int, found: Any) -> Value | None:
 
 
 def from_text(kind: FieldType, length: int, text: str, field: str) -> Value:
-    """The typed value of a query parameter. Raises Invalid."""
+    """Returns the typed value of a query parameter. Raises Invalid."""
     value = from_json(kind, length, _READ_TEXT.get(kind, str)(text))
     if value is None:
         raise Invalid(field, f"is no {kind} of this index")
@@ -91,20 +91,15 @@ def from_text(kind: FieldType, length: int, text: str, field: str) -> Value:
 
 
 def to_json(kind: FieldType, value: Value | None) -> Any:
-    return None if value is None else _TO_JSON.get(kind, _same)(value)
+    """Returns a value as JSON has it."""
+    if value is None or kind not in _TO_JSON:
+        return value
+    return _TO_JSON[kind](value)
 
 
 def shard_text(kind: FieldType, value: Value) -> str:
-    """The text whose hash places an entry: fixed for ever for every type that may be a shard field."""
+    """Returns the text whose hash places an entry. It is fixed for ever, for every type that may be a shard field."""
     return _SHARD_TEXT[kind](value)
-
-
-def _uuid(found: Any, _length: int) -> Value | None:
-    return parse_row_key(found)
-
-
-def _string(found: Any, length: int) -> Value | None:
-    return found if isinstance(found, str) and len(found) <= length else None
 
 
 def _int(found: Any, _length: int) -> Value | None:
@@ -130,10 +125,6 @@ def _decimal(found: Any, _length: int) -> Value | None:
     return (exact or Decimal(0)) if isinstance(exponent, int) and -exponent <= DECIMAL_PLACES else None
 
 
-def _bool(found: Any, _length: int) -> Value | None:
-    return found if isinstance(found, bool) else None
-
-
 def _datetime(found: Any, _length: int) -> Value | None:
     moment = parse_time(found)
     return moment if _DATETIME_MIN_US <= moment <= _DATETIME_MAX_US else None
@@ -150,12 +141,12 @@ def _bytes(found: Any, length: int) -> Value | None:
 
 
 _FROM_JSON: Mapping[FieldType, Callable[[Any, int], Value | None]] = {
-    FieldType.UUID: _uuid,
-    FieldType.STRING: _string,
+    FieldType.UUID: lambda found, _: parse_row_key(found),
+    FieldType.STRING: lambda found, length: found if isinstance(found, str) and len(found) <= length else None,
     FieldType.INT: _int,
     FieldType.FLOAT: _float,
     FieldType.DECIMAL: _decimal,
-    FieldType.BOOL: _bool,
+    FieldType.BOOL: lambda found, _: found if isinstance(found, bool) else None,
     FieldType.DATETIME: _datetime,
     FieldType.BYTES: _bytes,
 }
@@ -179,28 +170,16 @@ _READ_TEXT: Mapping[FieldType, Callable[[str], Any]] = {
 }
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _decimal_text(value: Any) -> str:
-    return format(value.normalize(_EXACT), "f")
-
-
-def _base64_text(value: Any) -> str:
-    return base64.b64encode(value).decode()
-
-
 _TO_JSON: Mapping[FieldType, Callable[[Any], Any]] = {
     FieldType.UUID: row_key_text,
-    FieldType.DECIMAL: _decimal_text,
+    FieldType.DECIMAL: lambda value: format(value.normalize(_EXACT), "f"),
     FieldType.DATETIME: created_at_text,
-    FieldType.BYTES: _base64_text,
+    FieldType.BYTES: lambda value: base64.b64encode(value).decode(),
 }
 
 _SHARD_TEXT: Mapping[FieldType, Callable[[Any], str]] = {
     FieldType.UUID: row_key_text,
-    FieldType.STRING: _same,
+    FieldType.STRING: str,
     FieldType.INT: str,
     FieldType.BOOL: {True: "true", False: "false"}.__getitem__,
     FieldType.DATETIME: created_at_text,

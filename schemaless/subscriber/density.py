@@ -1,6 +1,6 @@
-"""Density: whether records of the topic come as they were promised: of each shard each cell once, in order (I7, I9).
+"""Density: whether the topic brings each cell of a shard once, in order, without a hole (I7, I9).
 
-Pure. `judge` is the rule for one cell; `DensityCheck` watches all shards of some partitions and names what is wrong.
+This is pure. `judge` is the rule for one cell. `DensityCheck` watches all shards of some partitions and names faults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from schemaless.cell import StoredCell
 from schemaless.location import BEGINNING, Location
 from schemaless.record import Announcement
 
-_HOLES_KEPT_MAX = 100  # of a shard, to tell a cell that comes late from one that comes again
+_HOLES_KEPT_MAX = 100  # of a shard, to distinguish a cell that comes late from one that comes again
 
 
 class CellPlace(StrEnum):
@@ -27,6 +27,7 @@ class CellPlace(StrEnum):
 
 
 def judge(at: Location, cell: StoredCell) -> CellPlace:
+    """Returns where a cell is for a shard that has reached `at`."""
     if cell.generation < at.generation:
         return CellPlace.SUPERSEDED if cell.added_id > at.added_id else CellPlace.REPEATED
     if cell.generation > at.generation:
@@ -52,20 +53,62 @@ class DensityFault(msgspec.Struct, frozen=True):
 
 
 class _SeenShard:
-    """`at`: the highest location that was seen. `repeating`: the last cell was a repeat, which was told."""
+    """`at` is the highest location that was seen. `repeating`: the last cell was a repeat, which was reported."""
 
-    __slots__ = ("at", "holes", "repeating")
+    __slots__ = ("at", "holes", "number", "repeating")
 
-    def __init__(self, at: Location) -> None:
+    def __init__(self, number: int, at: Location) -> None:
+        self.number = number
         self.at = at
         self.holes: list[range] = []
         self.repeating = False
 
+    def take_cell(self, cell: StoredCell) -> DensityFault | None:
+        at, here = self.at, cell.location
+        place = judge(at, cell)
+        if place in (CellPlace.REPEATED, CellPlace.SUPERSEDED):
+            if here.generation != at.generation or self._fill(cell.added_id):
+                self.repeating = False
+                return DensityFault(Fault.DISORDER, self.number, f"{here} comes after {at}")
+            was_reported, self.repeating = self.repeating, True  # of several repeats the first is reported
+            return None if was_reported else DensityFault(Fault.REPEAT, self.number, f"{here} comes again after {at}")
+        self.repeating = False
+        self.at = here
+        if place is CellPlace.NEXT:
+            return None
+        if place is CellPlace.UNANNOUNCED:
+            detail = f"{here} comes after {at}, but generation {cell.generation} was not announced"
+            return DensityFault(Fault.DISORDER, self.number, detail)
+        return self._hole(at.added_id + 1, cell.added_id - 1, str(here))
+
+    def take_start(self, found: Announcement) -> DensityFault | None:
+        at, last = self.at, found.starts_at - 1
+        if found.generation <= at.generation:
+            return DensityFault(Fault.REPEAT, self.number, f"generation {found.generation} is announced after {at}")
+        self.at = Location(found.generation, last)
+        self.repeating = False
+        return self._hole(at.added_id + 1, last, f"generation {found.generation}") if last > at.added_id else None
+
+    def _hole(self, first: int, last: int, before: str) -> DensityFault:
+        if len(self.holes) < _HOLES_KEPT_MAX:
+            self.holes.append(range(first, last + 1))
+        missing = f"cell {first} is" if first == last else f"cells {first} to {last} are"
+        return DensityFault(Fault.HOLE, self.number, f"{missing} missing before {before}")
+
+    def _fill(self, added_id: int) -> bool:
+        """Returns whether the cell was missing. It is missing no more then."""
+        for place, hole in enumerate(self.holes):
+            if added_id in hole:
+                rest = [range(hole.start, added_id), range(added_id + 1, hole.stop)]
+                self.holes[place : place + 1] = [part for part in rest if part]
+                return True
+        return False
+
 
 class DensityCheck:
-    """Records are given in the topic's order, those of a shard at least. Memory is bounded by the number of shards.
+    """Takes the records of a partition, or of several, in the topic's order. Memory is bounded by the number of shards.
 
-    Where a shard's first record lies is where its check begins, unless its partition is said to be `complete`.
+    The check of a shard begins at its first record, unless its partition is said to be `complete`.
     """
 
     def __init__(self) -> None:
@@ -73,70 +116,17 @@ class DensityCheck:
         self._shards: dict[int, _SeenShard] = {}
 
     def take(self, found: StoredCell | Announcement, *, complete: bool = False) -> DensityFault | None:
-        """`complete`: the partition is read from its very beginning, and nothing was cut off there."""
+        """Returns what is wrong with a record. `complete`: its partition is read from its very beginning."""
         shard = self._shards.get(found.shard)
         if shard is None:
-            shard = self._shards[found.shard] = _SeenShard(BEGINNING if complete else _before(found))
-        finding = _take_cell(shard, found) if isinstance(found, StoredCell) else _take_start(shard, found)
+            if complete:
+                before = BEGINNING
+            elif isinstance(found, StoredCell):
+                before = Location(found.generation, found.added_id - 1)
+            else:
+                before = Location(found.generation - 1, found.starts_at - 1)
+            shard = self._shards[found.shard] = _SeenShard(found.shard, before)
+        finding = shard.take_cell(found) if isinstance(found, StoredCell) else shard.take_start(found)
         if finding is not None:
             self.findings += 1
         return finding
-
-
-def _before(found: StoredCell | Announcement) -> Location:
-    if isinstance(found, StoredCell):
-        return Location(found.generation, found.added_id - 1)
-    return Location(found.generation - 1, found.starts_at - 1)
-
-
-def _take_cell(shard: _SeenShard, cell: StoredCell) -> DensityFault | None:
-    at, here = shard.at, cell.location
-    verdict = judge(at, cell)
-    if verdict in (CellPlace.REPEATED, CellPlace.SUPERSEDED):
-        return _take_lower(shard, cell, here)
-    shard.repeating = False
-    shard.at = here
-    if verdict is CellPlace.NEXT:
-        return None
-    if verdict is CellPlace.UNANNOUNCED:
-        detail = f"{here} comes after {at}, but generation {cell.generation} was not announced"
-        return DensityFault(Fault.DISORDER, cell.shard, detail)
-    return _hole(shard, cell.shard, at.added_id + 1, cell.added_id - 1, str(here))
-
-
-def _take_lower(shard: _SeenShard, cell: StoredCell, here: Location) -> DensityFault | None:
-    """Not above what was seen. Of a row of repeats the first is told."""
-    late = here.generation != shard.at.generation or _fill(shard, cell.added_id)
-    if late:
-        shard.repeating = False
-        return DensityFault(Fault.DISORDER, cell.shard, f"{here} comes after {shard.at}")
-    told, shard.repeating = shard.repeating, True
-    return None if told else DensityFault(Fault.REPEAT, cell.shard, f"{here} comes again after {shard.at}")
-
-
-def _take_start(shard: _SeenShard, found: Announcement) -> DensityFault | None:
-    at, last = shard.at, found.starts_at - 1
-    if found.generation <= at.generation:
-        return DensityFault(Fault.REPEAT, found.shard, f"generation {found.generation} is announced after {at}")
-    shard.at = Location(found.generation, last)
-    shard.repeating = False
-    if last <= at.added_id:
-        return None
-    return _hole(shard, found.shard, at.added_id + 1, last, f"generation {found.generation}")
-
-
-def _hole(shard: _SeenShard, number: int, first: int, last: int, before: str) -> DensityFault:
-    if len(shard.holes) < _HOLES_KEPT_MAX:
-        shard.holes.append(range(first, last + 1))
-    missing = f"cell {first} is" if first == last else f"cells {first} to {last} are"
-    return DensityFault(Fault.HOLE, number, f"{missing} missing before {before}")
-
-
-def _fill(shard: _SeenShard, added_id: int) -> bool:
-    """Whether it was missing: then it is missing no more."""
-    for place, hole in enumerate(shard.holes):
-        if added_id in hole:
-            rest = [range(hole.start, added_id), range(added_id + 1, hole.stop)]
-            shard.holes[place : place + 1] = [part for part in rest if part]
-            return True
-    return False

@@ -1,11 +1,11 @@
-"""FollowedShards: what a subscriber knows of its shards. Keeps I9: a cell is given out right after the one before it.
+"""The engine of a subscriber: what it knows of its shards. A cell is given out right after the one before it (I9).
 
-Pure. Records of the topic go in, batches come out, and where the topic proves to lack something a `ReadLog` comes out,
-to be answered with a page of the shard's log. The driver is schemaless/subscriber/subscriber.py.
+This is pure. Records of the topic go in and batches come out. Where the topic lacks something a `ReadLog` comes out,
+which the driver answers with a page of the shard's log. The driver is schemaless/subscriber/subscriber.py.
 
-What the topic brings lower than a shard's place is a duplicate. Higher: the log is read up to there first. A head
-that the topic never brought: the same. A cell that not even the log knows is not given out, and nothing of its shard
-until the next look at the heads, which are then read from the log: so a forged record costs time, never a cell.
+A cell of the topic at or below a shard's place is a duplicate. For a higher one, and for a head that the topic never
+brought, the log is read up to there first. A cell that not even the log has is not given out, and nothing of its shard
+until the next look at the heads; the shard is then read from the log. So a forged record costs time, never a cell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FOREIGN_KEPT_MAX = 100
 
 
 class ReadLog(msgspec.Struct, frozen=True):
-    """At most `limit` cells of a shard's log after a location are needed."""
+    """Asks for at most `limit` cells of a shard's log after a location."""
 
     shard: int
     after: Location
@@ -35,18 +35,18 @@ class ReadLog(msgspec.Struct, frozen=True):
 
 
 class HistoryPage(msgspec.Struct, frozen=True):
-    """Cells of a shard's log; none: it ends here."""
+    """Cells of a shard's log. Without cells the log ends here."""
 
     cells: Sequence[StoredCell]
 
 
 LogAnswer = HistoryPage | LocationGone
 Steps = Generator[Batch | ReadLog, LogAnswer | None, None]
-"""A ReadLog is answered; a Batch is given out, and answered with None."""
+"""Yields a ReadLog, which is sent its answer, or a Batch, which is given out and sent None."""
 
 
 class SubscriberCounts(msgspec.Struct):
-    """Since the start, in cells or records. `from_log`: of those given out, what came from the log of the shard."""
+    """Counts of cells or records since the start. `from_log` counts those given out that came from the shard's log."""
 
     given: int = 0
     from_log: int = 0
@@ -55,13 +55,13 @@ class SubscriberCounts(msgspec.Struct):
     superseded: int = 0
     foreign: int = 0
     unproven: int = 0
-    """Cells in the topic that the log doesn't know."""
+    """Cells in the topic that the log doesn't have."""
 
 
 class _FollowedShard:
-    """`at`: up to where cells were taken; `run`: those of them that were not given out yet, after `given`.
+    """Cells are taken up to `at`. Those after `given` are in `run`, because they were not given out yet.
 
-    `head`: as the last look had it. `closed`: topic and log contradict each other, wait for the next look.
+    `head` is that of the last look. `closed`: topic and log contradict each other, and the next look decides.
     """
 
     __slots__ = ("at", "closed", "given", "head", "partition", "run")
@@ -80,7 +80,7 @@ class _FollowedShard:
 
 
 class FollowedShards:
-    """`partitions`: of the topic. `offsets`: by partition, below it everything was given out."""
+    """Follows shards of `partitions` of the topic, of which there are this many."""
 
     def __init__(self, shards: int, partitions: int) -> None:
         self.counts = SubscriberCounts()
@@ -94,20 +94,20 @@ class FollowedShards:
     def begin(
         self, partition: int, offset: int, locations: Mapping[int, Location], heads: Mapping[int, Location]
     ) -> None:
-        """A partition is followed from now on: the topic from `offset`, its shards after their locations."""
+        """Follows a partition from now on: the topic from `offset`, its shards after their locations."""
         self._offsets[partition] = offset
         self._shards.update({number: _FollowedShard(partition, at, heads[number]) for number, at in locations.items()})
 
     def end(self, partitions: Container[int]) -> None:
-        """Others follow these from now on: what was taken and not given out is theirs."""
+        """Follows these partitions no more. Cells that were taken and not given out come again to another process."""
         self._shards = {n: shard for n, shard in self._shards.items() if shard.partition not in partitions}
 
     def positions(self) -> dict[int, Position]:
-        """Of every shard that is followed, as far as batches were given out."""
+        """Returns the position of every followed shard, as far as batches were given out."""
         return {number: self._position(number, shard, shard.given) for number, shard in self._shards.items()}
 
     def take(self, records: Sequence[Record]) -> Steps:
-        """What the topic brought, in the order of each partition."""
+        """Takes what the topic brought, in the order of each partition."""
         for record in records:
             found = self._ours(record)
             if isinstance(found, StoredCell):
@@ -117,7 +117,7 @@ class FollowedShards:
         yield from self._give_out({record.partition: record.offset + 1 for record in records})
 
     def look(self, heads: Mapping[int, Location], at_end: Container[int]) -> Steps:
-        """Of partitions that are read to their end: what a head told at the last look, and the topic never brought."""
+        """Finds in partitions that are read to their end what the last look's head promised and the topic lacks."""
         for number, head in heads.items():
             shard = self._shards.get(number)
             if shard is None:
@@ -129,7 +129,7 @@ class FollowedShards:
                 yield from self.catch_up(number, head.added_id)
 
     def catch_up(self, number: int, until: int) -> Steps:
-        """Cells up to an added_id from the shard's log. Asks at least once: whether the shard's place still stands."""
+        """Gives out cells up to an added_id from the shard's log. It asks at least once: that verifies the place."""
         while (shard := self._shards.get(number)) is not None:
             yield from self._flush(number, shard)
             limit = max(1, min(PAGE_CELLS_MAX, until - shard.at.added_id))
@@ -137,19 +137,26 @@ class FollowedShards:
             if self._shards.get(number) is not shard:
                 return
             if isinstance(answer, LocationGone):
-                if not self._superseded(shard, answer):
-                    return
+                if answer.generation <= shard.at.generation or answer.resume_at >= shard.at.added_id:
+                    return  # the node lags, or was restored: what was given out is never taken back for that
                 until = max(until, answer.head)
-                place = self._place_after(shard, answer)
+                # Cells that follow have a generation of their own. Where none follows yet, the new one does.
+                nothing_follows = answer.resume_at == answer.head
+                place = Location(answer.generation if nothing_follows else shard.at.generation, answer.resume_at)
                 yield self._change(number, shard, place, answer.generation, answer.resume_at + 1)
                 continue
             cells = answer.cells if answer is not None else ()
-            yield from self._take_page(number, shard, cells)
+            if cells:
+                if not is_dense(shard.at, cells):
+                    raise Corrupt(f"the log of shard {number} is not dense after {shard.at}")
+                shard.take(cells)
+                self.counts.from_log += len(cells)
+                yield from self._flush(number, shard)
             if not cells or shard.at.added_id >= until:
                 return
 
     def _ours(self, record: Record) -> StoredCell | Announcement | None:
-        """None: not ours, not followed, or an operator's seek, which only explains duplicates and holes."""
+        """Returns a cell or an announcement of a followed shard. A seek only explains duplicates and holes."""
         found = decoded(record)
         if not isinstance(found, ForeignRecord) and (
             found.shard >= self._count or found.shard % self._partitions != record.partition
@@ -202,26 +209,8 @@ class FollowedShards:
         place = Location(found.generation, last)
         yield self._change(found.shard, shard, place, found.generation, found.starts_at)
 
-    def _superseded(self, shard: _FollowedShard, gone: LocationGone) -> bool:
-        """Else the node that answered is behind, or was restored: what was given out is never taken back for that."""
-        return gone.generation > shard.at.generation and gone.resume_at < shard.at.added_id
-
-    def _place_after(self, shard: _FollowedShard, gone: LocationGone) -> Location:
-        """Where nothing follows yet the new generation does. Else the cells that follow tell their generation."""
-        nothing_follows = gone.resume_at == gone.head
-        return Location(gone.generation if nothing_follows else shard.at.generation, gone.resume_at)
-
-    def _take_page(self, number: int, shard: _FollowedShard, cells: Sequence[StoredCell]) -> Steps:
-        if not cells:
-            return
-        if not is_dense(shard.at, cells):
-            raise Corrupt(f"the log of shard {number} is not dense after {shard.at}")
-        shard.take(cells)
-        self.counts.from_log += len(cells)
-        yield from self._flush(number, shard)
-
     def _give_out(self, ends: Mapping[int, int]) -> Steps:
-        """The runs that the topic has begun. The last one of each partition carries its new offset."""
+        """Gives out the runs that the topic has begun. The last one of each partition carries its new offset."""
         begun, self._begun = self._begun, {}
         runs = [(number, shard) for number in begun if (shard := self._shards.get(number)) is not None and shard.run]
         last = {shard.partition: number for number, shard in runs}

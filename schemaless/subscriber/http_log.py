@@ -1,6 +1,6 @@
-"""ShardHistory: the logs of shards over HTTP, for the subscribers' kit: the cells as a topic would bring them.
+"""The logs of shards over HTTP, for the subscribers' kit: their cells are as the topic would bring them.
 
-A body comes as a value and is stored again: its bytes may differ from those in the topic, the value is the same.
+A body comes as a value and is encoded again. Its bytes may differ from those in the topic, but the value is the same.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from schemaless.batching import chunks
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
-from schemaless.client.answers import FoundCell, LogPage
+from schemaless.client.answers import FoundCell
 from schemaless.client.client import Client
 from schemaless.codec import encode_body
 from schemaless.errors import LocationGone, SchemalessError
@@ -17,21 +18,22 @@ from schemaless.location import Location
 from schemaless.subscriber.engine import HistoryPage, LogAnswer, ReadLog
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SHARDS_AT_ONCE = 1000  # of one call
+_SHARDS_PER_CALL = 1000
 
 
 class ShardHistory:
-    """Raises Unavailable, from every call, when no host answers."""
+    """Reads the logs and the heads of shards. Each call raises Unavailable when no host answers."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def heads(self) -> dict[int, Location]:
-        """Of every shard."""
+        """Returns the head of every shard."""
         listed = self._client.document("/shards")["shards"]
         return {shard["shard"]: Location(shard["generation"], shard["head"]) for shard in listed}
 
     def read(self, wanted: ReadLog) -> LogAnswer:
+        """Returns the page of a log that was asked for, or the error that says where the log continues."""
         try:
             found = self._client.get_cells_for_shard(wanted.shard, wanted.after, wanted.limit)
         except LocationGone as gone:
@@ -39,18 +41,19 @@ class ShardHistory:
         return HistoryPage([stored_cell(cell) for cell in found])
 
     def since(self, shards: Sequence[int], moment: datetime) -> dict[int, Location]:
-        """By shard, the location after which cells were created at or after a moment."""
+        """Returns by shard the location after which cells were created at or after a moment."""
         found: dict[int, Location] = {}
-        for first in range(0, len(shards), _SHARDS_AT_ONCE):
-            wanted = dict.fromkeys(shards[first : first + _SHARDS_AT_ONCE], moment)
-            for shard, page in self._client.get_cells_for_shards(wanted, limit=1).items():
+        for some in chunks(shards, count_max=_SHARDS_PER_CALL):
+            for shard, page in self._client.get_cells_for_shards(dict.fromkeys(some, moment), limit=1).items():
                 if isinstance(page, SchemalessError):
                     raise page
-                found[shard] = _before(page)
+                first = next(iter(page), None)
+                found[shard] = page.location if first is None else Location(first.generation, first.added_id - 1)
         return found
 
 
 def stored_cell(found: FoundCell) -> StoredCell:
+    """Returns a cell of the API as the topic would bring it."""
     return StoredCell(
         row_key=RowKey(found.row_key.bytes),
         column_name=ColumnName(found.column_name),
@@ -61,10 +64,3 @@ def stored_cell(found: FoundCell) -> StoredCell:
         created_at=(found.created_at - _EPOCH) // timedelta(microseconds=1),
         body=encode_body(found.body, check_depth=False),
     )
-
-
-def _before(page: LogPage) -> Location:
-    """Of the first cell of a page; of an empty one, its end."""
-    for cell in page:
-        return Location(cell.generation, cell.added_id - 1)
-    return page.location

@@ -1,4 +1,4 @@
-"""Position and Batch: what a subscriber is given, and what it stores beside its effect to go on from there. Values."""
+"""The values that a subscriber gets and stores: batches of cells, and the position of each shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemaless.location import Location
 class Position(msgspec.Struct, frozen=True):
     """How far a shard is finished. Every field is a number, to be stored as it is.
 
-    `offset` says from where on its partition of the topic is worth reading. It is a hint, which saves time: what it
+    `offset` is where reading the shard's partition of the topic should begin. It is a hint that saves time. What it
     would miss is found, because added_ids are dense (I3, I9).
     """
 
@@ -28,8 +28,10 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class GenerationChange(msgspec.Struct, frozen=True):
-    """A shard lost its continuity: `generation` begins at `starts_at`, and whatever was given out at or above it is
-    `superseded` (that many cells): if those cells were still buffered they come again, elsewhere in the log (I13).
+    """A shard lost its continuity: `generation` begins at `starts_at` (I13).
+
+    `superseded` counts the cells at or above it that were given out before. Those that were still buffered come again,
+    elsewhere in the log.
     """
 
     generation: int
@@ -38,10 +40,10 @@ class GenerationChange(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Consecutive cells of one shard, the first right after the location `after`.
+    """Consecutive cells of one shard. The first is right after the location `after`.
 
-    Store `position` together with their effect, if you can in one transaction; it replaces the one that stood at
-    `after`. A batch with a `change` has no cells, and its position is to be stored too: it may be a lower one.
+    Store `position` together with the effect of the cells, in one transaction if you can. It replaces the position at
+    `after`. A batch with a `change` has no cells. Store its position too: it may be a lower one.
     """
 
     shard: int
