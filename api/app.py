@@ -29,16 +29,16 @@ from schemaless.topology import load_topology
 
 
 def create_app(settings: ApiSettings) -> SchemalessApp:
-    """Returns the application. Its lifespan opens what the handlers share, `app.state.api`, and closes it.
+    """Returns the application. Its lifespan opens what the handlers share, `app.api_state`, and closes it.
 
     Raises Misconfigured when the topology can't be read.
     """
     topology = load_topology(settings.topology)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: SchemalessApp) -> AsyncIterator[None]:
         async with opened_state(settings, topology) as state:
-            app.state.api = state
+            app.api_state = state
             yield
 
     return SchemalessApp(
@@ -55,6 +55,10 @@ def create_app(settings: ApiSettings) -> SchemalessApp:
 
 
 class SchemalessApp(FastAPI):
+    """`api_state` is there once the lifespan began."""
+
+    api_state: ApiState
+
     def __init__(self, *, requests_max: int, **options: Any) -> None:
         super().__init__(**options)
         self._router = Router(ROUTES)
@@ -95,8 +99,7 @@ class SchemalessApp(FastAPI):
 
     def stop_following(self) -> None:
         """Ends the requests that follow a log. They would never end by themselves."""
-        state: ApiState = self.state.api
-        state.followers.close()
+        self.api_state.followers.close()
 
     def _dispatcher_before(self, app: ASGIApp) -> Dispatcher:
         return Dispatcher(self, self._router, app, requests_max=self._requests_max)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from typing import Protocol
 
 import msgspec
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.request import Request
@@ -24,7 +24,7 @@ from api.http.response import (
     problem_response,
     send_response,
 )
-from api.http.route import RouteMatch, Router
+from api.http.route import Router
 from api.state import ApiState
 from schemaless.errors import SchemalessError, Unavailable
 
@@ -39,11 +39,15 @@ UNEXPECTED = problem_response(SchemalessError("an unexpected error; the log of t
 STOPPING = problem_response(Unavailable("this process stops, before the request had its outcome"))
 
 
-class Dispatcher:
-    """An ASGI app in front of another one, `app_of_user`. The state of `fastapi` is there once its lifespan began."""
+class StateOwner(Protocol):
+    api_state: ApiState
 
-    def __init__(self, fastapi: FastAPI, router: Router, app_of_user: ASGIApp, *, requests_max: int) -> None:
-        self._fastapi = fastapi
+
+class Dispatcher:
+    """An ASGI app in front of another one, `app_of_user`. `owner` has the state once its lifespan began."""
+
+    def __init__(self, owner: StateOwner, router: Router, app_of_user: ASGIApp, *, requests_max: int) -> None:
+        self._owner = owner
         self._router = router
         self._app_of_user = app_of_user
         self._requests_max = requests_max
@@ -52,42 +56,41 @@ class Dispatcher:
         if scope["type"] != "http":
             await self._app_of_user(scope, receive, send)
             return
-        state: ApiState = self._fastapi.state.api
+        state = self._owner.api_state
         in_flight = state.in_flight
         if in_flight.count >= self._requests_max:
             state.metrics.answered(REJECTED, 503, 0.0)
             error = Unavailable(f"too many concurrent requests: {in_flight.count} are in flight")
             await send_response(problem_response(error), send)
             return
+        path = route_path(scope) if scope.get("root_path") else scope["path"]
+        found = self._router.find(scope["method"], path)
         in_flight.count += 1
+        began = time.perf_counter()
         try:
-            found = self._router.find(scope["method"], route_path(scope))
             if found is None:
-                await self._serve_other(state, scope, receive, send)
-            else:
-                match, parameters = found
-                await self._serve(match, Request(state, scope, receive, parameters), send)
+                await self._serve_other(state, scope, receive, send, began)
+                return
+            match, parameters = found
+            request = Request(state, scope, receive, parameters)
+            response = UNEXPECTED
+            try:
+                response = await match.handler(request)
+            except SchemalessError as error:
+                response = problem_response(error)
+            except asyncio.CancelledError:
+                response = STOPPING
+                raise
+            finally:
+                request.finish()
+                if isinstance(response, StreamResponse):
+                    await self._serve_stream(state, response, send, began)
+                else:
+                    await send_response(response, send, headers_only=scope["method"] == "HEAD")
+                    name = FOLLOW if request.following else match.name
+                    state.metrics.answered(name, response.status, time.perf_counter() - began)
         finally:
             in_flight.count -= 1
-
-    async def _serve(self, match: RouteMatch, request: Request, send: Send) -> None:
-        began = time.perf_counter()
-        response = UNEXPECTED
-        try:
-            response = await match.handler(request)
-        except SchemalessError as error:
-            response = problem_response(error)
-        except asyncio.CancelledError:
-            response = STOPPING
-            raise
-        finally:
-            request.finish()
-            if isinstance(response, StreamResponse):
-                await self._serve_stream(request.state, response, send, began)
-            else:
-                await send_response(response, send, headers_only=request.headers_only)
-                name = FOLLOW if request.following else match.name
-                request.state.metrics.answered(name, response.status, time.perf_counter() - began)
 
     async def _serve_stream(self, state: ApiState, response: StreamResponse, send: Send, began: float) -> None:
         watched = WatchedSend(send)
@@ -98,8 +101,7 @@ class Dispatcher:
                 await send_response(UNEXPECTED, watched)
             state.metrics.answered(FOLLOW, watched.status or 500, watched.started_at - began)
 
-    async def _serve_other(self, state: ApiState, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.perf_counter()
+    async def _serve_other(self, state: ApiState, scope: Scope, receive: Receive, send: Send, began: float) -> None:
         watched = WatchedSend(send)
         try:
             await answered_at_stop(self._app_of_user(scope, receive, watched), watched)

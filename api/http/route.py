@@ -97,53 +97,46 @@ class RouteMatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """Paths of one length whose literal segments have the same positions."""
+    """Paths of one method and length whose literal segments have the same positions."""
 
     literals_of: Callable[[list[str]], Any]
-    matches: dict[Any, dict[str, RouteMatch]]
-    """By literal segments, then by method."""
+    matches: dict[Any, RouteMatch]
+    """By literal segments."""
 
 
 class Router:
-    """Finds the route of a method and a path. A literal segment goes before a parameter."""
+    """Finds the route of a method and a path. A literal segment goes before a parameter. HEAD is served as GET."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        shapes: dict[int, dict[tuple[int, ...], _Shape]] = {}
+        shapes: dict[tuple[str, int], dict[tuple[int, ...], _Shape]] = {}
         for route in routes:
             segments = route.path.split("/")
             parameters = _parameters(route.path)
             variable = {position for position, _ in parameters}
             literal = tuple(position for position in range(len(segments)) if position not in variable)
-            of_length = shapes.setdefault(len(segments), {})
-            shape = of_length.setdefault(literal, _Shape(itemgetter(*literal), {}))
-            by_method = shape.matches.setdefault(shape.literals_of(segments), {})
-            by_method[route.method] = RouteMatch(route.handler, route.name, parameters)
+            for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                same_length = shapes.setdefault((method, len(segments)), {})
+                shape = same_length.setdefault(literal, _Shape(itemgetter(*literal), {}))
+                shape.matches[shape.literals_of(segments)] = RouteMatch(route.handler, route.name, parameters)
         self._shapes = {
-            length: tuple(shape for _, shape in sorted(of_length.items(), key=lambda item: -len(item[0])))
-            for length, of_length in shapes.items()
+            key: tuple(shape for _, shape in sorted(same_length.items(), key=lambda item: -len(item[0])))
+            for key, same_length in shapes.items()
         }
+        self._methods = sorted({method for method, _ in shapes})
 
     def find(self, method: str, path: str) -> tuple[RouteMatch, dict[str, str]] | None:
-        """Returns the route and the path's parameters as text, or None. HEAD is served as GET."""
-        if method == "HEAD":
-            method = "GET"
+        """Returns the route and the path's parameters as text, or None."""
         segments = path.split("/")
-        for shape in self._shapes.get(len(segments), ()):
-            by_method = shape.matches.get(shape.literals_of(segments))
-            if by_method is not None and (match := by_method.get(method)) is not None:
+        for shape in self._shapes.get((method, len(segments)), ()):
+            match = shape.matches.get(shape.literals_of(segments))
+            if match is not None:
                 parameters = {name: segments[position] for position, name in match.parameters}
                 return None if "" in parameters.values() else (match, parameters)
         return None
 
     def methods(self, path: str) -> list[str]:
         """Returns every method that the path has, none for a path of no route."""
-        segments = path.split("/")
-        found: set[str] = set()
-        for shape in self._shapes.get(len(segments), ()):
-            for method, match in shape.matches.get(shape.literals_of(segments), {}).items():
-                if all(segments[position] for position, _ in match.parameters):
-                    found.add(method)
-        return sorted(found | {"HEAD"} if "GET" in found else found)
+        return [method for method in self._methods if self.find(method, path) is not None]
 
 
 def _parameters(path: str) -> tuple[tuple[int, str], ...]:

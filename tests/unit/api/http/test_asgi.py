@@ -65,7 +65,7 @@ def settings(tmp_path):
 @pytest.fixture
 def app(settings, state):
     app = create_app(settings)
-    app.state.api = state
+    app.api_state = state
     return app
 
 
@@ -174,7 +174,7 @@ async def test_a_route_of_the_user_is_served_counted_and_bounded(app, state, mid
 
     @app.get("/of-ours")
     async def of_ours(request: UserRequest):
-        await request.app.state.api.catalogue.datastore("trips")
+        await request.app.api_state.catalogue.datastore("trips")
 
     response = await ask(app, "GET", "/hello/you", headers={"x-caller": "me"})
     assert response.json() == {"hello": "you", "from": "me"}
