@@ -1,4 +1,4 @@
-"""How cells look outside: CONTRACT's cell, and lists of cells within a bound of bytes (I14)."""
+"""Cells in responses: the JSON shape of a cell, and lists of cells within a bound of bytes (I14)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemaless.errors import TooLarge
 
 
 def cell_view(cell: StoredCell) -> dict[str, Any]:
-    """Members in the contract's order."""
+    """Returns the cell's members, in the contract's order."""
     return {
         "row_key": row_key_text(cell.row_key),
         "column_name": cell.column_name,
@@ -28,7 +28,7 @@ def cell_view(cell: StoredCell) -> dict[str, Any]:
 
 
 def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:
-    """The first ones as they will be sent, as many as fit, but at least one: bodies inflate as they are shown."""
+    """Encodes the first documents, as many as fit, but at least one: bodies are larger than they are stored."""
     views: list[msgspec.Raw] = []
     size = 0
     for document in documents:
@@ -41,13 +41,13 @@ def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: i
 
 
 def all_views(cells: Iterable[StoredCell | None], form: Format, bytes_max: int) -> list[msgspec.Raw | None]:
-    """All of them, null for what isn't there. Raises TooLarge when they don't fit into one answer."""
+    """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response."""
     views: list[msgspec.Raw | None] = []
     size = 0
     for cell in cells:
         encoded = b"" if cell is None else form.encode_one(cell_view(cell))
         size += len(encoded)
         if size > bytes_max:
-            raise TooLarge(f"the answer would have more than {bytes_max} bytes: ask for less at once")
+            raise TooLarge(f"the response would have more than {bytes_max} bytes: ask for less at once")
         views.append(msgspec.Raw(encoded) if encoded else None)
     return views

@@ -1,4 +1,4 @@
-"""Formats: which media type a request is in and which one its answer takes. Nothing that has no JSON gets in (I14)."""
+"""Format: the media type of a request, and the one of its response. Values that JSON can't represent are rejected."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from schemaless.errors import Invalid, Malformed, TooLarge, UnsupportedMedia
 
 
 class Format(msgspec.Struct, frozen=True, eq=False):
-    """How one media type is read and written. `parse_body` gives the stored form of a cell's body.
+    """How one media type is read and written. `parse_body` returns the stored form of a cell's body.
 
-    `encode` writes a whole answer, `encode_one` one item of it: only NDJSON tells them apart. `check` raises Malformed
-    for a decoded value that has no JSON.
+    `encode` writes a whole response, `encode_one` one item of it: they differ for NDJSON only. `check` raises Malformed
+    for a decoded value that JSON can't represent.
     """
 
     media_type: str
@@ -34,7 +34,7 @@ class Format(msgspec.Struct, frozen=True, eq=False):
 
 
 def check_json_only(value: Any) -> None:
-    """Without recursion, as deep as the decoder goes."""
+    """Looks at every level without recursion, as deep as the decoder goes. Raises Malformed."""
     level = [value]
     while level:
         level = [member for item in level for member in _members(item)]
@@ -55,7 +55,9 @@ def _members(item: Any) -> Iterable[Any]:
 
 
 def parse_msgpack(raw: bytes) -> Any:
-    """Raises Malformed for what is no MessagePack or has no JSON: bin, ext, keys that are no strings, NaN, Infinity."""
+    """Raises Malformed for what is no MessagePack, and for what JSON can't represent: bin, ext, keys that are no
+    strings, NaN, Infinity.
+    """
     try:
         value = msgspec.msgpack.decode(raw)
     except RecursionError:
@@ -67,14 +69,14 @@ def parse_msgpack(raw: bytes) -> Any:
 
 
 def parse_msgpack_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Stored form of a body that came as MessagePack. Raises TooLarge, Malformed or Invalid."""
+    """Returns the stored form of a body that came as MessagePack. Raises TooLarge, Malformed or Invalid."""
     if len(raw) > bytes_max:
         raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
     return encode_body(parse_msgpack(raw))
 
 
 def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:
-    """Raises Malformed for what is no JSON (or MessagePack), Invalid for what has another shape."""
+    """Decodes by a decoder of a shape. Raises Malformed for what can't be parsed, Invalid for another shape."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -95,7 +97,7 @@ _json_decoder = msgspec.json.Decoder
 
 
 def _has_json(value: Any) -> None:
-    """It was JSON."""
+    """Needs no check: the input was parsed as JSON."""
 
 
 JSON = Format("application/json", _encode_json, _encode_json, parse_json, parse_json_body, _json_decoder, _has_json)
@@ -122,11 +124,12 @@ _ANYTHING = ("", "*/*", "application/*")
 
 @lru_cache(maxsize=256)
 def request_format(content_type: bytes, content_encoding: bytes = b"", *, batch: bool = False) -> Format:
-    """What the payload is in; JSON when nothing is said. Raises UnsupportedMedia."""
+    """Returns the payload's format: JSON without a Content-Type. Raises UnsupportedMedia."""
     known = _BATCH if batch else _ONE
     media_type, _, parameters = content_type.decode("latin-1").lower().partition(";")
     form = known.get(media_type.strip() or JSON.media_type)
-    if form is None or not _is_utf8(parameters):
+    charsets = [text.strip()[8:].strip('"') for text in parameters.split(";") if text.strip().startswith("charset=")]
+    if form is None or any(charset not in ("utf-8", "utf8") for charset in charsets):
         raise UnsupportedMedia(f"send one of {', '.join(known)}, in UTF-8, not {content_type.decode('latin-1')!r}")
     if content_encoding not in (b"", b"identity"):
         raise UnsupportedMedia(f"send the payload as it is, not in {content_encoding.decode('latin-1')!r}")
@@ -134,7 +137,7 @@ def request_format(content_type: bytes, content_encoding: bytes = b"", *, batch:
 
 
 def response_format(accept: bytes, *, batch: bool = False) -> Format:
-    """The one of our media types that `Accept` likes best; JSON when it names none of them."""
+    """Returns the format that `Accept` prefers, JSON when it names none of ours."""
     if accept in (b"", b"*/*", b"application/json"):
         return JSON
     known = _BATCH if batch else _ONE
@@ -145,7 +148,7 @@ def response_format(accept: bytes, *, batch: bool = False) -> Format:
 
 
 def follow_format(accept: bytes) -> Format | None:
-    """Of a call that follows a log: None is the event stream. Raises Invalid when `Accept` names nothing we have."""
+    """Returns the format for following a log, None for the event stream. Raises Invalid if `Accept` names none of ours."""
     offers = [_offer(part) for part in accept.decode("latin-1").lower().split(",")]
     known = {**_ONE, EVENTS: None, **dict.fromkeys(_ANYTHING, JSON)}
     liked = [(quality, media_type) for media_type, quality in offers if media_type in known and quality > 0]
@@ -161,8 +164,3 @@ def _offer(part: str) -> tuple[str, float]:
         return media_type, float(quality)
     except ValueError:
         return media_type, 0.0
-
-
-def _is_utf8(parameters: str) -> bool:
-    charsets = [text.strip()[8:].strip('"') for text in parameters.split(";") if text.strip().startswith("charset=")]
-    return all(charset in ("utf-8", "utf8") for charset in charsets)

@@ -1,4 +1,4 @@
-"""Parameter: one query parameter of one call. What a call takes is what it documents; anything else is a 422."""
+"""Parameter: one query parameter of a route, with its limits. Whatever a route doesn't document is a 422."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS_MAX = 100
 
 
 class Parameter(msgspec.Struct, Generic[T], frozen=True, eq=False):
-    """`parse` is given the text and the name, and raises Invalid."""
+    """`parse` takes the text and the name. It raises Invalid."""
 
     name: str
     parse: Callable[[str, str], T]
@@ -39,19 +39,19 @@ class Parameter(msgspec.Struct, Generic[T], frozen=True, eq=False):
 
 
 def parse_query(raw: bytes, known: Iterable[Parameter[Any]]) -> dict[str, str]:
-    """Name to text. Raises Invalid for an unknown or repeated name, or for what is no query string."""
+    """Returns text by name. Raises Invalid for an unknown or repeated name, or for what is no query string."""
     if not raw:
         return {}
     pairs = parse_pairs(raw)
     names = {parameter.name for parameter in known}
     for name, _ in pairs:
         if name not in names:
-            raise Invalid(name, "is not a query parameter of this call")
+            raise Invalid(name, "is not a query parameter here")
     return dict(pairs)
 
 
 def parse_pairs(raw: bytes) -> list[tuple[str, str]]:
-    """Every name once. Raises Invalid."""
+    """Returns names and texts. Raises Invalid for a repeated name, or for what is no query string."""
     try:
         pairs = parse_qsl(
             raw.decode("ascii"),
@@ -112,7 +112,7 @@ def parse_columns(text: str, field: str) -> tuple[ColumnName, ...]:
 
 
 def parse_order(text: str, field: str) -> bool:
-    """Whether it is descending."""
+    """Returns True for descending."""
     if text not in ("asc", "desc"):
         raise Invalid(field, "must be asc or desc")
     return text == "desc"

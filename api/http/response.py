@@ -48,7 +48,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 
 
 class StreamResponse(Response, frozen=True, gc=False):
-    """One that goes on. `stream` sends all of it, status and headers too."""
+    """A response without end. `stream` sends all of it, status and headers too."""
 
     stream: Callable[[Send], Awaitable[None]]
 
@@ -62,7 +62,7 @@ def problem_response(error: SchemalessError) -> Response:
 
 
 def document_response(document: dict[str, Any]) -> Response:
-    """A problem document as an answer of its status."""
+    """Returns a problem document as the response of its status."""
     headers: tuple[Header, ...] = ((b"content-type", b"application/problem+json"), (b"cache-control", b"no-store"))
     if document["status"] == 503:
         headers += ((b"retry-after", b"%d" % RETRY_AFTER_S),)
@@ -82,7 +82,7 @@ async def send_response(response: Response, send: Send, *, headers_only: bool = 
 
 
 class ProblemKind(msgspec.Struct, frozen=True):
-    """How a class of errors is shown; `name` completes the problem's `type`."""
+    """How a class of errors is shown. `name` completes the problem's `type`."""
 
     status: int
     name: str
@@ -111,17 +111,21 @@ METHOD_NOT_ALLOWED = ProblemKind(405, "method-not-allowed", "The path takes othe
 
 
 def kind_of(error: SchemalessError) -> ProblemKind:
-    """The kind of the nearest class in the tree."""
+    """Returns the kind of the nearest class in the tree."""
     return next(KINDS[kind] for kind in type(error).__mro__ if kind in KINDS)
 
 
 def problem_of(error: SchemalessError) -> dict[str, Any]:
-    """The members of an error's problem document."""
+    """Returns the members of an error's problem document."""
     kind = kind_of(error)
     document = problem(kind, str(error), retryable=error.retryable)
     if error.hint:
         document["hint"] = error.hint
-    return document | _members(error)
+    if isinstance(error, Invalid):
+        document["field"] = error.field
+    elif isinstance(error, LocationGone):
+        document |= {"head": error.head, "resume_at": error.resume_at, "generation": error.generation}
+    return document
 
 
 def problem(kind: ProblemKind, detail: str, *, retryable: bool = False) -> dict[str, Any]:
@@ -132,11 +136,3 @@ def problem(kind: ProblemKind, detail: str, *, retryable: bool = False) -> dict[
         "detail": detail or kind.title,
         "retryable": retryable,
     }
-
-
-def _members(error: SchemalessError) -> dict[str, Any]:
-    if isinstance(error, Invalid):
-        return {"field": error.field}
-    if isinstance(error, LocationGone):
-        return {"head": error.head, "resume_at": error.resume_at, "generation": error.generation}
-    return {}

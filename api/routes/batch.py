@@ -46,7 +46,7 @@ class _GetItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def batch_put(request: Request) -> Response:
-    """Puts cells; a result for each, in order. An item that is wrong fails alone."""
+    """Puts cells. Each has a result, in order. A wrong item fails alone."""
     datastore = await request.datastore()
     request.query()
     form = request.request_format(batch=True)
@@ -72,14 +72,14 @@ async def batch_get(request: Request) -> Response:
 
 
 def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest]:
-    """The items in order, each a cell or what is wrong with it. Raises Malformed, Invalid, TooLarge for the whole."""
+    """Returns the items in order, each a cell or its error. Raises Malformed, Invalid or TooLarge for the whole."""
     items = _items(payload, form, _PutItems, "cells")
     decoder = form.decoder(_PutItem)
     return [_put_item(item, form, decoder) for item in items]
 
 
 def parse_gets(payload: bytes, form: Format) -> list[WantedCell]:
-    """Raises Malformed, Invalid or TooLarge: an answer has no place for an item that is wrong."""
+    """Raises Malformed, Invalid or TooLarge: the response has no place for the error of one item."""
     items = _items(payload, form, _Gets, "keys")
     decoder = form.decoder(_GetItem)
     return [_get_item(item, form, decoder, f"keys[{position}]") for position, item in enumerate(items)]
@@ -104,18 +104,14 @@ def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any) -> Cell | In
     try:
         item = decode(raw, decoder, "cell")
         form.check([item.row_key, item.column_name, item.ref_key])
-        body = _stored_body(bytes(item.body), form)
+        if not bytes(item.body):
+            raise Invalid("body", "is missing")
+        body = form.parse_body(bytes(item.body))
         return Cell(CellKey(parse_row_key(item.row_key), parse_column_name(item.column_name), _ref_key(item)), body)
     except Malformed:
         raise
     except InvalidRequest as error:
         return error
-
-
-def _stored_body(raw: bytes, form: Format) -> bytes:
-    if not raw:
-        raise Invalid("body", "is missing")
-    return form.parse_body(raw)
 
 
 def _get_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, field: str) -> WantedCell:
@@ -129,14 +125,14 @@ def _get_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, field: str) 
 
 
 def _ref_key(item: _PutItem | _GetItem) -> RefKey:
-    """A number, not its text: only a path has texts."""
+    """Takes a number, not its text: only a path has texts."""
     if isinstance(item.ref_key, str):
         raise Invalid("ref_key", "must be an integer from 0 to 2^63-1")
     return parse_ref_key(item.ref_key)
 
 
 def _list_of(member: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a payload that is one list."""
+    """Returns the schema of a payload that is one list."""
     items = {"type": "array", "minItems": 1, "maxItems": ITEMS_MAX, "items": item}
     return {"type": "object", "required": [member], "properties": {member: items}}
 

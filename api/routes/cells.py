@@ -1,4 +1,4 @@
-"""/cells: one cell, one column, one row. Where bytes become cells: nothing invalid gets deeper."""
+"""/cells: one cell, one column, one row. Bytes become cells here: nothing invalid gets deeper."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def put_cell(request: Request) -> Response:
 
 
 async def post_version(request: Request) -> Response:
-    """Stores a body as the column's next version; the server gives the ref_key. Repeat it with an Idempotency-Key."""
+    """Stores a body as the column's next version. The server gives the ref_key. Repeat it with an Idempotency-Key."""
     datastore = await request.datastore()
     request.query()
     row_key, column_name = _column_of(request)
@@ -117,9 +117,8 @@ async def _stored_body(request: Request) -> bytes:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    raw = request.header(b"idempotency-key")
     try:
-        key = raw.decode()
+        key = request.header(b"idempotency-key").decode()
     except UnicodeDecodeError:
         raise Invalid("Idempotency-Key", "must be UTF-8") from None
     if len(key) > IDEMPOTENCY_KEY_CHARACTERS_MAX:
@@ -134,17 +133,10 @@ def _column_of(request: Request) -> tuple[RowKey, ColumnName]:
 def _cell_answer(request: Request, cell: StoredCell, served: Served, caching: Header) -> Response:
     etag = b'"%d"' % cell.ref_key
     headers = ((b"etag", etag), caching, *served.headers)
-    if _is_known(request.header(b"if-none-match"), etag):
+    known = [tag.strip().removeprefix(b"W/") for tag in request.header(b"if-none-match").split(b",")]
+    if etag in known or b"*" in known:  # RFC 9110: weak comparison, and '*' for any
         return Response(304, b"", headers)
     return ok_response(request.response_format(), cell_view(cell), *headers)
-
-
-def _is_known(if_none_match: bytes, etag: bytes) -> bool:
-    """RFC 9110: weak comparison, and '*' for any."""
-    if not if_none_match:
-        return False
-    tags = [tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b",")]
-    return etag in tags or b"*" in tags
 
 
 _BODY = {"type": "object", "description": "The cell's body: any JSON object."}
