@@ -1,7 +1,7 @@
 """The application: a FastAPI whose routes of the contract are served by a router of their own.
 
 A user may mount it, or add routes, middleware, dependencies and handlers to it. Middleware sees every request. While
-none was added, requests of the contract's routes pass nothing of FastAPI (docs/http.md, "One way through the API").
+none was added, requests of the contract's routes pass nothing of FastAPI. docs/http.md says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Services: what the handlers of one process share, opened before the first call and closed after the last."""
+"""ApiState: what the handlers of one process share. The app's lifespan opens and closes it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ApiState:
 
 @asynccontextmanager
 async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterator[ApiState]:
-    """Servers that are away don't keep it from opening."""
+    """Opens the pools and the watches. A server that is unreachable doesn't keep it from opening."""
     async with AsyncStorage(
         topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
     ) as storage:
@@ -109,8 +109,9 @@ async def _in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None
 
 
 def _end_process_if_failed(task: asyncio.Task[None]) -> None:
-    """Without samples the breaker never closes, without a watch followers hear nothing: better to end, and to be
-    started again by the supervisor.
+    """Ends the process, which the supervisor starts again.
+
+    Without samples the read breaker never closes, and without a watch followers hear nothing.
     """
     if not task.cancelled() and task.exception() is not None:
         log.error("a watch over the nodes failed; the process ends and is started again", exc_info=task.exception())

@@ -1,4 +1,4 @@
-"""Status: what every server says of one datastore, asked side by side with a short time-out, so it never hangs."""
+"""Status: reports of all servers about one datastore. They are asked concurrently with a short time-out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """`report` is None for a server that didn't answer in time; `why` tells what it did instead."""
+    """`report` is None for a server that didn't answer in time, and `why` has its error then."""
 
     node: AsyncNode
     report: NodeReport | None
@@ -48,7 +48,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class ConsumerShard(msgspec.Struct, frozen=True):
-    """How far a consumer has finished one shard. `lag` in cells; None while no server shows the shard's head."""
+    """How far a consumer has finished one shard. `lag` is in cells, and None while no server shows the shard's head."""
 
     location: Location
     lag: int | None
@@ -66,20 +66,20 @@ class Status(msgspec.Struct, frozen=True):
         return sorted({status.node.node.cluster for status in self.nodes})
 
     def best_report(self, cluster: str) -> NodeReport | None:
-        """The master's; while it is away, that of the minion that shows most."""
+        """Returns the master's report, or that of the most advanced minion while the master is unreachable."""
         answered = [status for status in self.of_cluster(cluster) if status.report is not None]
         answered.sort(key=lambda status: (status.is_master, status.report.heads_sum if status.report else 0))
         return answered[-1].report if answered else None
 
     def reports(self) -> list[NodeReport]:
-        """One of each cluster that answers at all."""
+        """Returns one report of each cluster that answers at all."""
         return [report for report in map(self.best_report, self.clusters()) if report is not None]
 
     def tailing_paused(self, datastore: str) -> bool:
         return latest(report.commands for report in self.reports()).get(datastore, NO_COMMAND).paused
 
     def consumers(self) -> dict[str, dict[int, ConsumerShard]]:
-        """By name and shard. Of a checkpoint that stands on several clusters the lowest counts."""
+        """Returns consumers by name and shard. The lowest of several clusters' checkpoints counts."""
         reports = self.reports()
         heads = {head.shard: head.added_id for report in reports for head in report.heads}
         found: dict[str, dict[int, list[Checkpoint]]] = {}
@@ -125,5 +125,5 @@ def _consumer_shard(standing: Sequence[Checkpoint], head: int | None) -> Consume
 
 
 def total_lag(shards: Iterable[ConsumerShard]) -> int:
-    """In cells, of the shards whose head is known."""
+    """Returns the lag of the shards whose head is known, in cells."""
     return sum(shard.lag or 0 for shard in shards)

@@ -148,7 +148,7 @@ def response_format(accept: bytes, *, batch: bool = False) -> Format:
 
 
 def follow_format(accept: bytes) -> Format | None:
-    """Returns the format for following a log, None for the event stream. Raises Invalid if `Accept` names none of ours."""
+    """Returns the format for following a log, None for the event stream. Raises Invalid if we have none of them."""
     offers = [_offer(part) for part in accept.decode("latin-1").lower().split(",")]
     known = {**_ONE, EVENTS: None, **dict.fromkeys(_ANYTHING, JSON)}
     liked = [(quality, media_type) for media_type, quality in offers if media_type in known and quality > 0]

@@ -1,4 +1,4 @@
-"""/conflicts: buffered cells that met another body at home (I6): nothing is dropped in silence."""
+"""/conflicts: buffered cells that met another body at home (I6). None of them is dropped silently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT: Parameter[int] = Parameter(
 
 
 async def list_conflicts(request: Request) -> Response:
-    """The last ones of all clusters, newest first: the key, the body that stands, the body that was buffered, when."""
+    """The last conflicts of all clusters, newest first: the key, the stored body, the buffered body, and when."""
     datastore = await request.datastore()
     query = request.query(LIMIT, READ_FROM)
     limit = LIMIT.of(query)

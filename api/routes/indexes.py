@@ -1,4 +1,4 @@
-"""/indexes: making, showing and asking secondary indexes. What an index is, is in schemaless/index and indexer."""
+"""/indexes: creates and shows secondary indexes. Their definitions and rows are in schemaless/index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFINITION_BYTES_MAX = 64 << 10
 
 
 async def put_index(request: Request) -> Response:
-    """Makes an index; it is built from all cells that are there. The same definition again changes nothing."""
+    """Creates an index, which is built from all cells. The same definition again changes nothing."""
     datastore = await request.datastore()
     request.query()
     name = parse_index_name(request.path["name"])
@@ -33,7 +33,7 @@ async def put_index(request: Request) -> Response:
 
 
 async def get_index(request: Request) -> Response:
-    """Definition and state; while it is building, how far it is."""
+    """Definition and state, with progress while it is building."""
     datastore = await request.datastore()
     request.query()
     index = await find_index(request.state.storage, datastore, request.path["name"])
@@ -41,7 +41,7 @@ async def get_index(request: Request) -> Response:
 
 
 async def get_indexes(request: Request) -> Response:
-    """All of a datastore, by name."""
+    """All indexes of a datastore, by name."""
     datastore = await request.datastore()
     request.query()
     indexes = await list_indexes(request.state.storage, datastore)
@@ -64,7 +64,7 @@ async def _view(request: Request, datastore: Datastore, index: DefinedIndex) -> 
 
 
 async def progress_view(request: Request, datastore: Datastore, index: DefinedIndex) -> dict[str, Any]:
-    """Of an index that is building, in cells. `total` is null while its tables are being made."""
+    """Returns how far a building index is, in cells. `total` is null while its tables are being made."""
     progress = await build_progress(request.state.storage, datastore, index)
     eta_s = request.state.build_eta.seconds(datastore.name, index.definition.name, progress)
     return {"done": progress.done, "total": progress.total, "eta_s": eta_s}

@@ -1,4 +1,4 @@
-"""/shards: the log of each shard, how far it has come, and its cells as they come."""
+"""/shards: the log of each shard, its head, and its cells as pages or as a stream."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WAIT: Parameter[float | None] = Parameter(
     f"Seconds to wait for the first cell, 0 to {WAIT_MAX_S:.0f}; {WAIT_DEFAULT_S:.0f} with `follow`, else 0.",
 )
 LAST_EVENT_ID: Parameter[None] = Parameter(
-    "Last-Event-ID", lambda text, field: None, None, "Where a stream of events goes on; goes before `after`."
+    "Last-Event-ID", lambda text, field: None, None, "Where a stream of events continues. It overrides `after`."
 )
 PAGE_PARAMETERS = (AFTER, SINCE, LIMIT, COLUMNS, FOLLOW, WAIT, READ_FROM)
 
@@ -91,7 +91,7 @@ async def list_shards(request: Request) -> Response:
 async def get_shard_cells(request: Request) -> Response:
     """Cells of a shard after a location, in added_id order; `next` is the `after` of the next page.
 
-    With `follow`, cells as they come: as server-sent events, or as a page that waits for its first cell.
+    With `follow` it waits for cells: it is a stream of server-sent events, or a page that waits for its first cell.
     """
     datastore = await request.datastore()
     shard = parse_shard(datastore, request.path["shard"])
@@ -119,7 +119,7 @@ def parse_shard(datastore: Datastore, text: str) -> int:
 
 
 def _form(request: Request, follow: bool) -> Format | None:
-    """None: a stream of events."""
+    """Returns the format of a page, or None for a stream of events."""
     accept = request.header(b"accept")
     if follow:
         return follow_format(accept)
@@ -139,12 +139,16 @@ def _start(request: Request, query: Mapping[str, str], *, resumes: bool) -> Star
 
 
 async def post_shards_cells(request: Request) -> Response:
-    """Pages of several shards at once, each after its own location; with `wait`, as soon as there is a cell."""
+    """Pages of several shards at once, each after its own location. `wait` waits for the first cell."""
     datastore = await request.datastore()
     read_from = READ_FROM.of(request.query(READ_FROM))
     asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(_Locations), "locations")
     shards, problems = _shards_of(datastore, asked)
-    wanted = _wanted(asked, shards)
+    if not 1 <= asked.limit <= LIMIT_MAX:
+        raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
+    columns = COLUMNS.parse(",".join(asked.columns), "columns") if asked.columns else ()
+    starts = {text: _parse_start(start, f"locations.{text}") for text, start in asked.locations.items()}
+    wanted = {shard: PageRequest(starts[text], asked.limit, columns) for text, shard in shards.items()}
     wait_s = parse_wait(asked.wait, "wait")
     form = request.response_format()
     pages = ShardPages(request, datastore, wanted, read_from, form)
@@ -164,7 +168,7 @@ class _Locations(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _shards_of(datastore: Datastore, asked: _Locations) -> tuple[dict[str, int], dict[str, Any]]:
-    """Shards by the names that they are given, and for names of no shard what is wrong."""
+    """Returns shards by the names that they are given, and problems by the names that are no shard's."""
     if not asked.locations:
         raise Invalid("locations", "needs at least one shard")
     if len(asked.locations) > LOCATIONS_MAX:
@@ -181,16 +185,8 @@ def _shards_of(datastore: Datastore, asked: _Locations) -> tuple[dict[str, int],
     return shards, problems
 
 
-def _wanted(asked: _Locations, shards: Mapping[str, int]) -> dict[int, PageRequest]:
-    if not 1 <= asked.limit <= LIMIT_MAX:
-        raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
-    columns = COLUMNS.parse(",".join(asked.columns), "columns") if asked.columns else ()
-    starts = {text: _parse_start(start, f"locations.{text}") for text, start in asked.locations.items()}
-    return {shard: PageRequest(starts[text], asked.limit, columns) for text, shard in shards.items()}
-
-
 def _parse_start(start: Any, field: str) -> Start:
-    """1000, "1000", "1:1000", "end" or {"since": "2026-01-31T00:00:00Z"}."""
+    """Takes 1000, "1000", "1:1000", "end" or {"since": "2026-01-31T00:00:00Z"}. Raises Invalid."""
     if isinstance(start, dict) and set(start) == {"since"}:
         return _since(start["since"], field)
     if isinstance(start, int) and not isinstance(start, bool):

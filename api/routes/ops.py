@@ -1,4 +1,4 @@
-"""Outside /v1: health, readiness, metrics. For load balancers, supervisors and Prometheus."""
+"""What is outside /v1: health, readiness and metrics, for load balancers, supervisors and Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def readyz(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """In Prometheus' text format."""
+    """The process's metrics, in Prometheus' text format."""
     return Response(200, request.state.metrics.exposition(), ((b"content-type", CONTENT_TYPE_LATEST.encode()),))
 
 

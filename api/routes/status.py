@@ -16,7 +16,7 @@ NEVER_KEPT = (b"cache-control", b"no-store")
 
 
 async def get_status(request: Request) -> Response:
-    """Clusters, their servers and what waits there; consumers with their lag and what stopped them."""
+    """Clusters with their servers and buffered cells, consumers with their lag and why they stopped."""
     datastore = await request.datastore()
     request.query()
     state = request.state
@@ -36,7 +36,7 @@ async def get_status(request: Request) -> Response:
 
 
 async def get_topology(request: Request) -> Response:
-    """Which servers there are, and which cluster is home to which shards."""
+    """The servers, and which cluster is home to which shards."""
     datastore = await request.datastore()
     request.query()
     clusters = request.state.storage.topology.clusters
@@ -101,7 +101,7 @@ def _servers_view(cluster: StorageCluster) -> dict[str, Any]:
 
 
 def _server_view(node: Node) -> dict[str, Any]:
-    """Never the account."""
+    """Shows a server without its account."""
     return {"name": node.name, "role": Role(node.role), "host": node.host, "port": node.port}
 
 

@@ -1,4 +1,4 @@
-"""/triggers: which programs consume a datastore, how far they are, and what stopped them."""
+"""/triggers: the programs that consume a datastore, their lag, and why they stopped."""
 
 from __future__ import annotations
 
