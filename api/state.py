@@ -14,9 +14,8 @@ import structlog
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
 from api.http.request import PayloadBudget
-from api.index.build_eta import BuildEta
-from api.index.definition_cache import IndexCatalogue
-from api.index.freshness import ReachedWatch
+from api.index.checkpoint_waiter import CheckpointWaiter
+from api.index.definition_cache import BuildEta, IndexCatalogue
 from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
@@ -38,7 +37,7 @@ class ApiState:
     storage: AsyncStorage
     catalogue: Catalogue
     reader: Reader
-    reached_watch: ReachedWatch
+    checkpoint_waiter: CheckpointWaiter
     read_breaker: ReadBreaker
     lag: ReplicaLag
     metrics: Metrics
@@ -75,7 +74,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 index_catalogue=IndexCatalogue(storage),
                 build_eta=BuildEta(),
                 reader=reader,
-                reached_watch=ReachedWatch(reader),
+                checkpoint_waiter=CheckpointWaiter(reader),
                 writer=writer,
                 read_breaker=read_breaker,
                 lag=lag,

@@ -1,40 +1,89 @@
-"""Followers: calls that wait for cells which aren't there yet. Bounded by a limit of their own, so that they take
-nothing from other calls (I14), and all sent away when the process stops.
+"""Followers: requests that wait for cells which aren't there yet. They have a limit of their own, so that they take
+nothing from other requests (I14), and all of them end when the process stops.
+
+A shard whose last read brought nothing, although its head is known to be further on, is read again after a growing
+pause: the node that was read lags, or is unreachable.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import msgspec
 
 from api.follow.head_watch import FollowedHeads, WatchedShard
-from api.follow.reread_backoff import Lagging
 from schemaless.errors import Unavailable
 from schemaless.location import Location
 from schemaless.topology import Datastore
 
+PAUSE_S = 0.02
+PAUSE_MAX_S = 1.0
+
+
+class _Reread(msgspec.Struct, frozen=True):
+    position: Location | None
+    again_at: float
+    pause_s: float
+
+
+class RereadBackoff:
+    """When one follower reads each shard again that brought nothing at its position."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tries: dict[int, _Reread] = {}
+
+    def due(self, ahead: Mapping[int, Location | None]) -> list[int]:
+        """Returns the shards to read now, and records that they are read at these positions."""
+        now = self._clock()
+        due = [shard for shard, position in ahead.items() if self._again_at(shard, position) <= now]
+        for shard in due:
+            self._tried(shard, ahead[shard], now)
+        return due
+
+    def next_due(self, ahead: Mapping[int, Location | None], otherwise: float) -> float:
+        """Returns when the first of the shards is due."""
+        return min((self._again_at(shard, position) for shard, position in ahead.items()), default=otherwise)
+
+    def _again_at(self, shard: int, position: Location | None) -> float:
+        last = self._tries.get(shard)
+        return last.again_at if last is not None and last.position == position else 0.0
+
+    def _tried(self, shard: int, position: Location | None, now: float) -> None:
+        last = self._tries.get(shard)
+        repeated = last is not None and last.position == position
+        pause_s = min(last.pause_s * 2, PAUSE_MAX_S) if last is not None and repeated else PAUSE_S
+        self._tries[shard] = _Reread(position, now + pause_s, pause_s)
+
+
 READS_AT_ONCE = 4
 
 Positions = Mapping[int, Location | None]
-"""Where a follower stands in each shard; None: it doesn't know yet, because its cluster didn't answer."""
+"""The location of a follower in each shard, or None where it is unknown because the cluster didn't answer."""
 
 
 class RequestsInFlight(msgspec.Struct):
-    """What the bound on calls counts. A follower is none of them while it follows."""
+    """The number that the limit on concurrent requests counts. A follower isn't counted while it follows."""
 
     count: int = 0
 
 
 class Followers:
     def __init__(
-        self, watches: Mapping[str, FollowedHeads], in_flight: RequestsInFlight, *, followers_max: int
+        self,
+        watches: Mapping[str, FollowedHeads],
+        in_flight: RequestsInFlight,
+        *,
+        followers_max: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watches = watches
         self._in_flight = in_flight
         self._followers_max = followers_max
+        self._clock = clock
         self._reading = {cluster: asyncio.Semaphore(READS_AT_ONCE) for cluster in watches}
         self._all: set[Follower] = set()
         self.closed = False
@@ -44,15 +93,19 @@ class Followers:
 
     @contextmanager
     def follow(self, datastore: Datastore, shards: Collection[int]) -> Iterator[Follower]:
-        """Raises Unavailable when there are too many already, or when the process stops."""
+        """Adds a follower of these shards. Raises Unavailable when there are too many, or when the process stops."""
         if self.closed or len(self) >= self._followers_max:
-            raise Unavailable("this process stops" if self.closed else f"{len(self)} calls follow a log already")
+            raise Unavailable(
+                "this process stops"
+                if self.closed
+                else f"too many followers: {len(self)} requests follow a log already"
+            )
         event = asyncio.Event()
         with ExitStack() as stack:
             watched: dict[int, WatchedShard] = {}
             for cluster, mine in datastore.by_home(shards, lambda shard: shard).items():
                 watched |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
-            follower = Follower(watched, event)
+            follower = Follower(watched, event, self._clock)
             self._all.add(follower)
             self._in_flight.count -= 1
             try:
@@ -62,45 +115,46 @@ class Followers:
                 self._all.discard(follower)
 
     def reading(self, cluster: str) -> asyncio.Semaphore:
-        """Streams read a cluster's logs a few at a time: what is read and not yet cut to size is bounded."""
+        """Bounds how many streams read a cluster's logs at once, as a page is cut to size after it was read."""
         return self._reading[cluster]
 
     def close(self) -> None:
-        """Everybody who waits is let go now, and nobody waits from now on."""
+        """Ends every wait now, and lets nobody wait from now on."""
         self.closed = True
         for follower in self._all:
-            follower.let_go()
+            follower.release()
 
 
 class Follower:
-    def __init__(self, watched: Mapping[int, WatchedShard], event: asyncio.Event) -> None:
+    def __init__(self, watched: Mapping[int, WatchedShard], event: asyncio.Event, clock: Callable[[], float]) -> None:
         self._watched = watched
         self._event = event
-        self._lagging = Lagging(asyncio.get_running_loop().time)
-        self.let_go_of = False
+        self._clock = clock
+        self._rereads = RereadBackoff(clock)
+        self.is_released = False
 
-    def let_go(self) -> None:
-        self.let_go_of = True
+    def release(self) -> None:
+        self.is_released = True
         self._event.set()
 
     async def moved(self, positions: Positions, timeout_s: float) -> list[int]:
-        """Shards that have something to read after their positions; none when the time is over or the process stops.
+        """Waits until shards have something to read after their positions, and returns them. Returns none when the time
+        is over or the process stops.
 
-        One that is told again at the same position waits a little longer each time: the node that is read lags.
+        A shard that is returned again at the same position waits a little longer each time: the node that is read lags.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while not self.let_go_of:
+        deadline = self._clock() + timeout_s
+        while not self.is_released:
             self._event.clear()
             ahead = {shard: position for shard, position in positions.items() if self._is_ahead(shard, position)}
-            ready = self._lagging.due(ahead)
-            if ready or loop.time() >= deadline:
+            ready = self._rereads.due(ahead)
+            if ready or self._clock() >= deadline:
                 return ready
-            await self._wait(min(deadline, self._lagging.next_due(ahead, deadline)) - loop.time())
+            await self._wait(min(deadline, self._rereads.next_due(ahead, deadline)) - self._clock())
         return []
 
     def head(self, shard: int) -> int:
-        """As far as it is known."""
+        """Returns the head of a shard as far as it is known, or 0."""
         head = self._watched[shard].head
         return 0 if head is None else head.added_id
 

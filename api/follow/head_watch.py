@@ -1,8 +1,8 @@
-"""HeadWatch: which of the followed shards have moved. One small question to the cluster in a turn, whatever the number
-of shards and of followers; none while nobody follows.
+"""FollowedHeads: which of the followed shards have moved. Each poll asks the cluster one small question, whatever the
+number of shards and followers. Nothing is asked while nobody follows.
 
-`head` of a shard is the most advanced that any node showed: a minion that lags takes nothing back. It may be behind the
-truth, never ahead of it, so whoever stands before it has something to read, on some node of the cluster.
+The head of a shard is the most advanced one that any node showed, so a minion that lags takes nothing back. It may be
+behind the truth, and never ahead of it. So a follower before it has something to read, on some node of the cluster.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class WatchedShard:
 
 
 class FollowedHeads:
-    """Of one cluster."""
+    """The heads of one cluster. `pause` waits between polls."""
 
-    def __init__(self, ask: Ask, *, poll_s: float) -> None:
+    def __init__(self, ask: Ask, *, poll_s: float, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._ask = ask
         self._poll_s = poll_s
+        self._pause = pause
         self._shards: dict[str, dict[int, WatchedShard]] = {}
         self._seen: dict[str, Moved] = {}
         self._wanted = asyncio.Event()
@@ -68,10 +69,10 @@ class FollowedHeads:
         while True:
             await self._wanted.wait()
             await self.step()
-            await asyncio.sleep(self._poll_s)
+            await self._pause(self._poll_s)
 
     async def step(self) -> None:
-        """One turn. While no node answers, those who wait go on waiting."""
+        """Polls once. While no node answers, the followers keep waiting."""
         watched = {name: tuple(shards) for name, shards in self._shards.items()}
         seen = {name: news for name, news in self._seen.items() if self._all_known(name)}
         try:
@@ -82,7 +83,7 @@ class FollowedHeads:
             self._show(name, news)
 
     def _all_known(self, name: str) -> bool:
-        """Whether no shard was added since the last turn."""
+        """Returns whether no shard was added since the last poll."""
         return all(shard.head is not None for shard in self._shards.get(name, {}).values())
 
     def _show(self, name: str, news: Moved) -> None:

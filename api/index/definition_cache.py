@@ -1,11 +1,11 @@
-"""IndexCatalogue: indexes that may be asked, remembered for seconds so that no query pays for looking them up."""
+"""What a process remembers of indexes: the active ones, so that queries don't look them up, and how fast builds are."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from schemaless.index.catalogue import find_index
+from schemaless.index.catalogue import BuildProgress, find_index
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.topology import Datastore
@@ -14,7 +14,7 @@ KEPT_S = 5.0
 
 
 class IndexCatalogue:
-    """Remembers active indexes only: an active one stays as it is."""
+    """Remembers active indexes for some seconds. Others are looked up each time: only an active one stays as it is."""
 
     def __init__(self, storage: AsyncStorage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
@@ -22,7 +22,7 @@ class IndexCatalogue:
         self._active: dict[tuple[str, str], tuple[float, DefinedIndex]] = {}
 
     async def find(self, datastore: Datastore, name: str) -> DefinedIndex:
-        """Raises NotFound or StorageUnavailable."""
+        """Returns an index. Raises NotFound or StorageUnavailable."""
         looked_at, known = self._active.get((datastore.name, name), (0.0, None))
         now = self._clock()
         if known is not None and now - looked_at < KEPT_S:
@@ -31,3 +31,24 @@ class IndexCatalogue:
         if found.state is IndexState.ACTIVE:
             self._active[datastore.name, name] = (now, found)
         return found
+
+
+class BuildEta:
+    """Estimates when an index that is building is ready, from the pace since this process first looked."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def seconds(self, datastore: str, index: str, progress: BuildProgress) -> float | None:
+        """Returns the seconds that are left, or None as long as no pace is known."""
+        now = self._clock()
+        began, done = self._first.setdefault((datastore, index), (now, progress.done))
+        built = progress.done - done
+        if progress.total is None or built <= 0:
+            return None
+        return (now - began) / built * (progress.total - progress.done)
+
+    def forget(self, datastore: str, index: str) -> None:
+        """Drops what is known of an index, because it is ready."""
+        self._first.pop((datastore, index), None)

@@ -1,8 +1,8 @@
-"""Queries of an index: HTTP parameters in, entries out. Pure but for the operation, which one node runs.
+"""Queries of an index: HTTP parameters in, entries out. All of it is pure but the operation, which one node runs.
 
 The shard field by equality says which shard holds the entries. With `after`, a put's location, the same node first
-tells how far its entries go (the index's checkpoint of that source shard), so an answer includes that put or says
-that it can't yet.
+shows how far its entries go: the index's checkpoint of that source shard. So an answer includes that put, or says that
+it can't yet.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from api.http.parameters import LIMIT_DEFAULT, WAIT_DEFAULT_S, parse_flag, parse_limit, parse_wait
 from schemaless.cell import ColumnName, RowKey, parse_column_name, row_key_text
 from schemaless.errors import Invalid, NotBuilt, Unavailable
 from schemaless.index.definition import Field, IndexDefinition
@@ -27,22 +28,18 @@ from schemaless.storage.index_table import EntryCursor, FoundEntry, Selection, T
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore
 
-LIMIT_DEFAULT = 100
-LIMIT_MAX = 1000
-WAIT_DEFAULT_S = 5.0
-WAIT_MAX_S = 30.0
 TERMS_MAX = 32
 _CURSOR_CHARACTERS_MAX = 8192
 
 
 class Behind(Unavailable):
-    """The node's entries don't include that location yet."""
+    """The entries of the node don't include the location yet."""
 
     hint = "ask again: the index has not reached that location on the node that answers"
 
 
 class IndexQuery(msgspec.Struct, frozen=True):
-    """`fields`: names to show, all if empty. `include`: columns whose newest cells go with each entry."""
+    """A parsed query. `fields` names what to show, all if empty. `include` names columns whose cells are added."""
 
     shard: int
     selection: Selection
@@ -53,14 +50,14 @@ class IndexQuery(msgspec.Struct, frozen=True):
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """`cursor` None: there are no more."""
+    """One page of entries. `cursor` is None when there are no more."""
 
     entries: Sequence[FoundEntry]
     cursor: str | None
 
 
 def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[tuple[str, str]]) -> IndexQuery:
-    """Raises Invalid, which names the parameter, or NotBuilt. `read_from` is the caller's business."""
+    """Parses all parameters but `read_from`. Raises Invalid, which names the parameter, or NotBuilt."""
     options: dict[str, str] = {}
     terms: list[Term] = []
     for name, text in parameters:
@@ -79,12 +76,12 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
         fields=frozenset(definition.field(name).name for name in _names(options.get("fields"))),
         include=tuple(parse_column_name(name, "include") for name in _names(options.get("include"))),
         after=_after(options.get("after"), shards),
-        wait_s=_wait(options.get("wait")),
+        wait_s=parse_wait(options["wait"], "wait") if "wait" in options else WAIT_DEFAULT_S,
     )
 
 
 def find_entries(datastore: Datastore, definition: IndexDefinition, query: IndexQuery) -> Operation[EntryPage]:
-    """On any node of the cluster that is home to `query.shard`. Raises Behind."""
+    """Finds entries on any node of the cluster that is home to `query.shard`. Raises Behind."""
     select = index_table.select(datastore, query.shard, definition, query.selection)
     if query.after is None:
         (result,) = yield select
@@ -102,7 +99,7 @@ def find_entries(datastore: Datastore, definition: IndexDefinition, query: Index
 
 
 def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:
-    """An entry as an answer shows it, without `cells`."""
+    """Returns an entry as an answer shows it, without `cells`."""
     fields = entry_fields(definition, found.entry)
     shown = {name: value for name, value in fields.items() if not query.fields or name in query.fields}
     return {"row_key": row_key_text(found.row_key), "fields": shown}
@@ -127,32 +124,21 @@ def _shard(definition: IndexDefinition, terms: Iterable[Term], shards: int) -> i
 
 
 def _selection(definition: IndexDefinition, terms: Sequence[Term], options: Mapping[str, str]) -> Selection:
-    if _flag(options, "verify"):
+    if _is_set(options, "verify"):
         raise NotBuilt("verify: entries are not compared with cells yet")
     order = (
         definition.field(options["order"])
         if "order" in options
         else definition.keyed[min(1, len(definition.keyed) - 1)]
     )
-    descending = _flag(options, "desc")
-    limit = _limit(options.get("limit"))
+    descending = _is_set(options, "desc")
+    limit = parse_limit(options["limit"], "limit") if "limit" in options else LIMIT_DEFAULT
     after = _read_cursor(order, options["cursor"], descending=descending) if "cursor" in options else None
     return Selection(terms, order, descending, limit, after)
 
 
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name, "false")
-    if text not in {"true", "false", "1", "0", ""}:
-        raise Invalid(name, "must be true or false")
-    return text in {"true", "1", ""}
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return LIMIT_DEFAULT
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= LIMIT_MAX:
-        raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
-    return int(text)
+def _is_set(options: Mapping[str, str], name: str) -> bool:
+    return name in options and parse_flag(options[name], name)
 
 
 def _names(text: str | None) -> list[str]:
@@ -168,16 +154,6 @@ def _after(text: str | None, shards: int) -> ShardLocation | None:
     return location
 
 
-def _wait(text: str | None) -> float:
-    try:
-        wait_s = WAIT_DEFAULT_S if text is None else float(text)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= WAIT_MAX_S:
-        raise Invalid("wait", f"must be seconds from 0 to {WAIT_MAX_S:.0f}")
-    return wait_s
-
-
 def _check_reached(definition: IndexDefinition, wanted: ShardLocation, found: Sequence[Location]) -> None:
     if not found or found[0] < wanted.location:
         reached = found[0] if found else None
@@ -185,7 +161,7 @@ def _check_reached(definition: IndexDefinition, wanted: ShardLocation, found: Se
 
 
 def _cursor(definition: IndexDefinition, selection: Selection, entries: Sequence[FoundEntry]) -> str | None:
-    """Stable: it names the last entry by the value it is ordered by and its row key, not by a count."""
+    """Returns the cursor of the next page. It names the last entry by its value and row key, so it is stable."""
     if len(entries) < selection.limit:
         return None
     last = entries[-1]
@@ -202,10 +178,10 @@ def _read_cursor(order: Field, text: str, *, descending: bool) -> EntryCursor:
         field, was_descending, shown, row_key = named
         raw = bytes.fromhex(row_key)
     except (ValueError, TypeError, binascii.Error, RecursionError):
-        raise Invalid("cursor", "is none of ours") from None
+        raise Invalid("cursor", "is not a cursor of this API") from None
     if field != order.name or was_descending is not descending:
         raise Invalid("cursor", "belongs to another order")
     value: Value | None = None if shown is None else from_json(order.type, order.length, shown)
     if len(raw) != 16 or (shown is not None and value is None):
-        raise Invalid("cursor", "is none of ours")
+        raise Invalid("cursor", "is not a cursor of this API")
     return EntryCursor(value, RowKey(raw))

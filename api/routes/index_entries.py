@@ -13,7 +13,7 @@ from api.http.parameters import READ_FROM, Parameter, parse_pairs
 from api.http.request import Request
 from api.http.response import Response, document_response, ok_response, problem_of
 from api.http.route import Route
-from api.index.freshness import Place
+from api.index.checkpoint_waiter import CheckpointsAt
 from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entries, parse_query
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
@@ -52,7 +52,7 @@ async def _read(
 ) -> tuple[EntryPage, Served]:
     """Waits, within the query's `wait`, until the node that answers shows what was asked for. Raises Behind."""
     cluster = datastore.home(query.shard)
-    place = Place(cluster, read_from, datastore.name, index_consumer(index.definition.name))
+    place = CheckpointsAt(cluster, read_from, datastore.name, index_consumer(index.definition.name))
     deadline = time.monotonic() + query.wait_s
     while True:
         try:
@@ -63,11 +63,11 @@ async def _read(
             await _reached(request, place, query, deadline, behind)
 
 
-async def _reached(request: Request, place: Place, query: IndexQuery, deadline: float, behind: Behind) -> None:
+async def _reached(request: Request, place: CheckpointsAt, query: IndexQuery, deadline: float, behind: Behind) -> None:
     assert query.after is not None, "only a query with `after` can come too early"
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
-            await request.state.reached_watch.reached(place, query.after)
+            await request.state.checkpoint_waiter.reached(place, query.after)
     except TimeoutError:
         raise behind from None
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from api.follow.event_stream import EventStream
-from api.follow.log_reader import BEGINNING, AfterLocation, End, PageRequest, Since, Start
-from api.follow.pages import ShardPages
+from api.follow.log_events import EventStream
+from api.follow.log_pages import BEGINNING, AfterLocation, End, PageRequest, ShardPages, Since, Start
 from api.http.content import EVENTS, JSON, MSGPACK, Format, decode, follow_format
 from api.http.parameters import (
     COLUMNS,

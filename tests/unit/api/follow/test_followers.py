@@ -3,12 +3,12 @@
 import asyncio
 import itertools
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
-from api.follow.followers import Followers, RequestsInFlight
+from api.follow.followers import PAUSE_MAX_S, PAUSE_S, Followers, RequestsInFlight, RereadBackoff
 from api.follow.head_watch import FollowedHeads
-from api.follow.reread_backoff import PAUSE_MAX_S, PAUSE_S, Lagging
 from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.location import Location
 from schemaless.storage import shard_head
@@ -24,11 +24,12 @@ class Cluster:
     def __init__(self, **heads: int) -> None:
         self.heads = {int(name[1:]): head for name, head in heads.items()}
         self.generation = 1
-        self.asked = 0
+        self.polls = 0
         self.heads_asked = 0
         self.away = False
 
     async def ask(self, seen, watched):
+        self.polls += 1
         if self.away:
             raise StorageUnavailable("away")
         operation = shard_head.moved_since(seen, watched)
@@ -36,7 +37,6 @@ class Cluster:
         try:
             while True:
                 script = operation.send(answer)
-                self.asked += 1
                 answer = [_Result(self._rows(script))]
         except StopIteration as stop:
             return stop.value
@@ -67,56 +67,98 @@ def cluster():
 
 
 @pytest.fixture
-async def followers(cluster):
-    watch = FollowedHeads(cluster.ask, poll_s=0.001)
-    task = asyncio.create_task(watch.run())
-    yield Followers({"a": watch}, RequestsInFlight(), followers_max=3)
-    task.cancel()
+def watch(cluster):
+    """Polls when the test says so."""
+    return FollowedHeads(cluster.ask, poll_s=1)
 
 
-async def test_a_follower_is_woken_by_its_own_shards_only(cluster, followers):
-    """When the head passes its position, at once when it has already; otherwise when the time is over."""
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=100.0)
+
+
+@pytest.fixture
+def followers(watch, clock):
+    return Followers({"a": watch}, RequestsInFlight(), followers_max=3, clock=lambda: clock.now)
+
+
+async def settled():
+    """All tasks have run as far as they can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_follower_is_woken_by_its_own_shards_only(cluster, watch, followers):
+    """When the head passes its position, at once when it has already, and not by a poll that shows nothing new."""
     with followers.follow(DATASTORE, [0, 1]) as follower:
+        await watch.step()
         assert await follower.moved({0: Location(1, 4), 1: Location(1, 3)}, 1) == [0]
-        here = {0: Location(1, 5), 1: Location(1, 3)}
-        assert await follower.moved(here, 0.01) == []
-        waiting = asyncio.create_task(follower.moved(here, 5))
-        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(follower.moved({0: Location(1, 5), 1: Location(1, 3)}, 5))
+        await watch.step()
+        await settled()
         assert not waiting.done()
         cluster.heads[1] = 4
+        await watch.step()
         assert await waiting == [1]
         assert follower.head(1) == 4
 
 
-async def test_a_new_generation_wakes_a_follower_that_has_all_cells(cluster, followers):
+async def test_when_the_time_is_over_nothing_has_moved(cluster, watch, followers, clock):
+    """The follower is at the head of the shard that it waits for, and only another one moves."""
+    with followers.follow(DATASTORE, [0, 1]) as follower:
+        await watch.step()
+        waiting = asyncio.create_task(follower.moved({0: Location(1, 5)}, 5))
+        await settled()
+        clock.now += 5
+        cluster.heads[1] = 4
+        await watch.step()
+        assert await waiting == []
+
+
+async def test_a_new_generation_wakes_a_follower_that_has_all_cells(cluster, watch, followers):
     """Its location may be superseded: the same added_id in a later generation is further on."""
     with followers.follow(DATASTORE, [0]) as follower:
+        await watch.step()
         waiting = asyncio.create_task(follower.moved({0: Location(1, 5)}, 5))
-        await asyncio.sleep(0.01)
+        await settled()
         cluster.generation = 2
+        await watch.step()
         assert await waiting == [0]
 
 
-async def test_nobody_is_asked_while_nobody_follows(cluster, followers):
-    """And with followers one small question in a turn, however many they are; heads are asked when something moved."""
-    await asyncio.sleep(0.01)
-    assert cluster.asked == 0
+async def test_nothing_is_asked_while_nobody_follows(cluster):
+    """The first question comes with the first follower, and the last one with the last."""
+    paused = asyncio.Queue()
+    polls = asyncio.Event()
+
+    async def pause(seconds):
+        paused.put_nowait(seconds)
+        await polls.wait()
+
+    watch = FollowedHeads(cluster.ask, poll_s=0.5, pause=pause)
+    followers = Followers({"a": watch}, RequestsInFlight(), followers_max=3)
+    running = asyncio.create_task(watch.run())
+    await settled()
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(followers.follow(DATASTORE, [0, 1]))
-        await asyncio.sleep(0.01)
-        assert cluster.asked > 0
-    await asyncio.sleep(0.01)
-    asked = cluster.asked
-    await asyncio.sleep(0.01)
-    assert cluster.asked == asked
+        assert await paused.get() == 0.5
+        assert cluster.polls == 1
+    polls.set()
+    await settled()
+    polls.clear()
+    with followers.follow(DATASTORE, [0]):
+        await paused.get()
+        assert cluster.polls == 2
+    running.cancel()
 
 
-async def test_one_more_shard_is_known_in_the_next_turn(cluster, followers):
+async def test_one_more_shard_is_known_after_the_next_poll(watch, followers):
     """Although nothing moved since the others were asked."""
     with followers.follow(DATASTORE, [0]):
-        await asyncio.sleep(0.01)
+        await watch.step()
         with followers.follow(DATASTORE, [1]) as later:
+            await watch.step()
             assert await later.moved({1: Location(1, 2)}, 1) == [1]
 
 
@@ -137,35 +179,39 @@ async def test_of_many_shards_only_the_heads_of_their_block_are_read(cluster):
             here[shard] = Location(1, 2)
 
 
-async def test_a_minion_that_lags_takes_nothing_back(cluster, followers):
-    """Heads that a less advanced node shows hide nothing of what is known; a cluster that is away is waited for."""
+async def test_a_minion_that_lags_takes_nothing_back(cluster, watch, followers):
+    """Heads that a less advanced node shows hide nothing of what is known; an unreachable cluster is waited for."""
     with followers.follow(DATASTORE, [0]) as follower:
+        await watch.step()
         assert await follower.moved({0: Location(1, 4)}, 1) == [0]
         cluster.heads[0] = 2
-        await asyncio.sleep(0.01)
+        await watch.step()
         assert follower.head(0) == 5
         cluster.away = True
-        await asyncio.sleep(0.01)
+        await watch.step()
         cluster.away, cluster.heads[0] = False, 6
+        await watch.step()
         assert await follower.moved({0: Location(1, 5)}, 1) == [0]
 
 
-async def test_a_follower_that_stands_nowhere_is_woken_once_its_cluster_answers(cluster, followers):
-    """It couldn't be read when the call came."""
+async def test_a_follower_without_a_position_is_woken_once_its_cluster_answers(cluster, watch, followers):
+    """It couldn't be read when the request came."""
     cluster.away = True
     with followers.follow(DATASTORE, [0]) as follower:
-        assert await follower.moved({0: None}, 0.01) == []
+        await watch.step()
+        assert await follower.moved({0: None}, 0) == []
         cluster.away = False
-        assert await follower.moved({0: None}, 1) == [0]
+        await watch.step()
+        assert await follower.moved({0: None}, 0) == [0]
 
 
-async def test_when_the_process_stops_everybody_is_let_go(followers):
+async def test_when_the_process_stops_every_wait_ends(followers):
     """At once, and nobody follows from then on."""
     with followers.follow(DATASTORE, [0]) as follower:
         waiting = asyncio.create_task(follower.moved({0: Location(1, 5)}, 30))
-        await asyncio.sleep(0)
+        await settled()
         followers.close()
-        assert await asyncio.wait_for(waiting, 1) == []
+        assert await waiting == []
         with pytest.raises(Unavailable), followers.follow(DATASTORE, [0]):
             pass
     assert len(followers) == 0
@@ -185,11 +231,11 @@ async def test_followers_are_bounded_and_are_no_calls_in_flight(cluster):
 def test_a_shard_that_brings_nothing_is_read_ever_more_seldom():
     """At the same position only, up to a bound; others are not held up by it."""
     now = 0.0
-    lagging = Lagging(lambda: now)
+    rereads = RereadBackoff(lambda: now)
     stuck, moving = Location(1, 5), Location(1, 1)
     tries = []
     while now < 10:
-        for shard in lagging.due({0: stuck, 1: moving}):
+        for shard in rereads.due({0: stuck, 1: moving}):
             if shard == 0:
                 tries.append(now)
             else:
@@ -199,4 +245,4 @@ def test_a_shard_that_brings_nothing_is_read_ever_more_seldom():
     assert pauses[0] == pytest.approx(PAUSE_S, abs=0.011)
     assert pauses[-1] == pytest.approx(PAUSE_MAX_S, abs=0.011)
     assert moving.added_id == pytest.approx(1000, abs=2)
-    assert lagging.due({0: Location(1, 6)}) == [0]
+    assert rereads.due({0: Location(1, 6)}) == [0]

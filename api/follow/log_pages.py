@@ -1,34 +1,140 @@
-"""ShardPages: pages of some shards' logs for one call, or why there are none; now, or as soon as there is a cell.
+"""Pages of shards' logs over HTTP, and the long poll: a call that waits for the first cell.
 
-`next` of a page is right whatever came: cells, nothing yet, or the end of the time to wait.
+What a page holds is in docs/http.md. `next` of a page is right in every case: with cells, without any, and when the
+time to wait is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from api.follow.followers import Follower, Positions
-from api.follow.log_reader import AfterLocation, End, PageRequest, ShardLogPage, Start, read_page
 from api.http.cell_json import cell_view, views_within
 from api.http.content import Format
 from api.http.request import Request
 from api.http.response import problem_of
 from api.read.reader import Served, served_together
+from schemaless.batching import chunks
+from schemaless.cell import StoredCell
 from schemaless.errors import LocationGone, SchemalessError, StorageUnavailable
-from schemaless.location import FIRST_GENERATION, Location, is_superseded
-from schemaless.storage import shard_head
+from schemaless.location import (
+    FIRST_GENERATION,
+    GenerationStart,
+    Location,
+    generation_at,
+    is_superseded,
+    verify_location,
+)
+from schemaless.storage import entity_table, shard_head
+from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore, Role
+
+READ_CHUNK_CELLS = 100  # of a megabyte at most: bounds what is held before the page's own bound is noticed
+
+
+class Since(msgspec.Struct, frozen=True):
+    """Starts at the first cell that is not older than a time in microseconds since the epoch, or at the head."""
+
+    created_at: int
+
+
+class AfterLocation(msgspec.Struct, frozen=True):
+    """Starts after a location. Without a generation it is the present one."""
+
+    generation: int | None
+    added_id: int
+
+
+class End(msgspec.Struct, frozen=True):
+    """Starts at the head, as the node that answers shows it."""
+
+
+Start = AfterLocation | Since | End
+BEGINNING = AfterLocation(None, 0)
+
+
+class PageRequest(msgspec.Struct, frozen=True):
+    """Asks for one page. No columns means all of them."""
+
+    start: Start
+    limit: int
+    columns: tuple[str, ...] = ()
+
+
+class ShardLogPage(msgspec.Struct, frozen=True):
+    """The cells after `after`. `examined` is the last added_id that was looked at, whether or not its cell matched."""
+
+    cells: Sequence[StoredCell]
+    after: int
+    examined: int
+    head: int
+    starts: Sequence[GenerationStart]
+
+    def cut(self, count: int) -> ShardLogPage:
+        """Returns the page with its first `count` cells, as if nothing after them had been examined."""
+        if count == len(self.cells):
+            return self
+        examined = self.cells[count].added_id - 1
+        return msgspec.structs.replace(self, cells=self.cells[:count], examined=examined)
+
+    @property
+    def next(self) -> Location:
+        return Location(generation_at(self.examined, self.starts), self.examined)
+
+    @property
+    def position(self) -> Location:
+        """The location of a follower: as `next`, but in the generation of the cell after it."""
+        return Location(generation_at(self.examined + 1, self.starts), self.examined)
+
+    @property
+    def pending(self) -> int:
+        return self.head - self.examined
+
+
+def read_page(
+    datastore: Datastore, shard: int, wanted: PageRequest, examined_max: int, bytes_max: int
+) -> Operation[ShardLogPage]:
+    """Reads a page as one node shows it. Raises LocationGone."""
+    head, starts = yield from shard_head.history(datastore.name, shard)
+    after = yield from _resolve(datastore, shard, wanted.start, starts, head.added_id)
+    until = min(head.added_id, after + examined_max)
+    cells: list[StoredCell] = []
+    for limit in map(len, chunks(range(wanted.limit), count_max=READ_CHUNK_CELLS)):
+        reached = cells[-1].added_id if cells else after
+        if reached >= until or _stored_bytes(cells) >= bytes_max:
+            break
+        chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
+        cells += chunk
+        if len(chunk) < limit:
+            return ShardLogPage(cells, after, until, head.added_id, starts)
+    return ShardLogPage(cells, after, cells[-1].added_id if cells else after, head.added_id, starts)
+
+
+def _resolve(
+    datastore: Datastore, shard: int, start: Start, starts: Sequence[GenerationStart], head: int
+) -> Operation[int]:
+    if isinstance(start, End):
+        return head
+    if isinstance(start, AfterLocation):
+        return verify_location(start.generation, start.added_id, starts, head)
+    first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
+    return first - 1
+
+
+def _stored_bytes(cells: Sequence[StoredCell]) -> int:
+    return sum(len(cell.body) for cell in cells)
+
 
 SHARDS_AT_ONCE = 4
 
 
 class ShownPage(msgspec.Struct, frozen=True):
-    """A page as it will be sent. `position` is where a follower goes on."""
+    """A page as it will be sent. `position` is where a follower continues."""
 
     views: list[msgspec.Raw]
     next: Location
@@ -62,8 +168,9 @@ async def read_shard(
 
 
 class ShardPages:
-    """`wanted` says after which location each shard is read. The answer as a whole is bounded in bytes: shards that are
-    left over get an empty page at their own location.
+    """Reads one page of each shard in `wanted`, for one request.
+
+    The answer as a whole is bounded in bytes. Shards for which nothing is left get an empty page at their own location.
     """
 
     def __init__(
@@ -89,7 +196,7 @@ class ShardPages:
         return served_together(list(self._served.values()))
 
     def page(self, shard: int) -> ShownPage:
-        """Raises what stood in the way of it."""
+        """Returns the page of a shard. Raises the error that it met instead."""
         shown = self._shown[shard]
         if isinstance(shown, SchemalessError):
             raise shown
@@ -105,7 +212,7 @@ class ShardPages:
         await self._read([shard for shard in self._wanted if shard not in self._shown])
 
     async def wait(self, wait_s: float) -> None:
-        """Until there is a cell, or something that only the caller can mend; at most `wait_s`. Raises Unavailable."""
+        """Waits at most `wait_s` for a cell, or for an error that only the caller can fix. Raises Unavailable."""
         if wait_s <= 0 or self._has_news():
             return
         with self._request.state.followers.follow(self._datastore, self._wanted) as follower:
@@ -134,7 +241,7 @@ class ShardPages:
         }
 
     async def _show_heads(self) -> None:
-        """Shards whose location is their head need no page of their own: one question to each cluster finds them."""
+        """Finds the shards whose location is their head with one question to each cluster. They need no page."""
         homes = self._datastore.by_home(self._wanted, lambda shard: shard)
         await asyncio.gather(*(self._show_heads_of(cluster, shards) for cluster, shards in homes.items()))
 
@@ -152,19 +259,19 @@ class ShardPages:
                 self._served[head.shard] = served
 
     async def _read(self, shards: Collection[int]) -> None:
-        mixed = random.sample(list(shards), len(shards))  # an answer that is full: not always the same are left over
+        mixed = random.sample(list(shards), len(shards))  # so that a full answer leaves out other shards each time
         await asyncio.gather(*map(self._read_one, mixed))
 
     async def _read_one(self, shard: int) -> None:
         async with self._limiter:
             try:
                 self._shown[shard] = await self._show(shard)
-            except SchemalessError as error:  # one cluster that is away doesn't hide the others
+            except SchemalessError as error:  # an unreachable cluster doesn't hide the others
                 if not self._may_pass(shard, error):
                     self._shown[shard] = error
 
     def _may_pass(self, shard: int, error: SchemalessError) -> bool:
-        """Whether the page that is known already stays: the node that was asked lags, or can't be read."""
+        """Returns whether the known page stays, because the node that was asked lags or is unreachable."""
         shown = self._shown.get(shard)
         if shown is None or isinstance(shown, SchemalessError):
             return False
@@ -194,7 +301,7 @@ class ShardPages:
 
 
 def _is_at(start: Start, head: Location) -> bool:
-    """Whether a reader that begins there surely stands at the head, which needs no look at the generations."""
+    """Returns whether a start is surely the head. That needs no look at the generations."""
     if head.generation == FIRST_GENERATION:
         return start in (End(), AfterLocation(None, head.added_id), AfterLocation(head.generation, head.added_id))
     return start == AfterLocation(head.generation, head.added_id)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from api.follow.events import ShardEvents, problem_event
-from api.follow.log_reader import ShardLogPage
+from api.follow.log_events import ShardEvents, problem_event
+from api.follow.log_pages import ShardLogPage
 from api.http.cell_json import cell_view
 from api.http.content import JSON
 from schemaless.cell import StoredCell

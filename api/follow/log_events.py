@@ -1,27 +1,82 @@
-"""EventStream: one reader's stream of a shard's events (SSE), until the reader goes, the process stops, or its location
-is superseded (I13).
+"""A shard's log as server-sent events: what a reader is sent, and the stream that sends it (I13).
 
-The next page is read when the reader has taken the last one, so a slow reader holds one small page (I14). A home that
-is away costs the stream nothing but time: it goes on from whatever node shows what comes next.
+Events are `cell`, `heartbeat`, `generation` (a new one begins) and `problem` (the last one of its stream). `id` is a
+location to resume from. A problem has none, so that the one before it stays.
+
+The next page is read when the reader has taken the last one, so a slow reader holds one small page (I14). An
+unreachable home costs the stream nothing but time: it continues from any node that shows the next cell.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from api.follow.events import ShardEvents, problem_event
+import msgspec
+
 from api.follow.followers import Follower
-from api.follow.log_reader import AfterLocation, PageRequest, ShardLogPage, Start
-from api.follow.pages import read_shard
+from api.follow.log_pages import AfterLocation, PageRequest, ShardLogPage, Start, read_shard
 from api.http.cell_json import cell_view, views_within
 from api.http.content import EVENTS, JSON
 from api.http.parameters import LIMIT_MAX
 from api.http.request import Request
-from api.http.response import Send, problem_response, send_response
+from api.http.response import Send, problem_of, problem_response, send_response
 from api.read.reader import Served
 from schemaless.errors import LocationGone, SchemalessError
-from schemaless.location import Location, generation_at, is_superseded
+from schemaless.location import GenerationStart, Location, generation_at, is_superseded, visible_starts
 from schemaless.topology import Datastore, Role
+
+
+class ShardEvents:
+    """Writes events. `position` is where the last event left the reader, and `head` the last head that was read."""
+
+    def __init__(self, position: Location) -> None:
+        self.position = position
+        self.head = position.added_id
+
+    def of_page(self, page: ShardLogPage, views: Sequence[msgspec.Raw]) -> bytes:
+        """Returns the events of a page that was read after `position`. `views` are its cells as JSON."""
+        starts = [start for start in visible_starts(page.starts) if start.generation > self.position.generation]
+        events = b"".join(self._in_order(page, views, starts))
+        self.position = Location(self.position.generation, page.examined)
+        self.head = page.head
+        return events
+
+    def heartbeat(self, head: int = 0) -> bytes:
+        position = self.position
+        data = {
+            "generation": position.generation,
+            "added_id": position.added_id,
+            "head": max(self.head, head),
+        }
+        return _event("heartbeat", data, position)
+
+    def _in_order(
+        self, page: ShardLogPage, views: Sequence[msgspec.Raw], starts: list[GenerationStart]
+    ) -> Iterator[bytes]:
+        for cell, view in zip(page.cells, views, strict=True):
+            yield from self._begun_until(cell.added_id, starts)
+            yield b"event: cell\nid: %b\ndata: %b\n\n" % (str(cell.location).encode(), bytes(view))
+        yield from self._begun_until(page.examined + 1, starts)
+
+    def _begun_until(self, added_id: int, starts: list[GenerationStart]) -> Iterator[bytes]:
+        """Yields, once, the generations in `starts` that have begun at an added_id."""
+        while starts and starts[0].starts_at <= added_id:
+            start = starts.pop(0)
+            self.position = Location(start.generation, start.starts_at - 1)
+            data = {"generation": start.generation, "starts_at": start.starts_at}
+            yield _event("generation", data, self.position)
+
+
+def problem_event(error: SchemalessError) -> bytes:
+    return _event("problem", problem_of(error))
+
+
+def _event(kind: str, data: dict[str, Any], location: Location | None = None) -> bytes:
+    named = b"" if location is None else b"id: %b\n" % str(location).encode()
+    return b"event: %b\n%bdata: %b\n\n" % (kind.encode(), named, JSON.encode(data))
+
 
 HEADERS = (
     (b"content-type", EVENTS.encode()),
@@ -33,6 +88,8 @@ CELLS_AT_FIRST = 10  # until it is known how large they are
 
 
 class EventStream:
+    """Sends the events of one shard until the reader leaves, the process stops, or the location is superseded."""
+
     def __init__(
         self, request: Request, datastore: Datastore, shard: int, wanted: PageRequest, read_from: Role | None
     ) -> None:
@@ -46,7 +103,7 @@ class EventStream:
         self._settings = request.state.settings
 
     async def run(self, send: Send) -> None:
-        """What stands in the way before the stream began is a problem document."""
+        """Sends the stream. An error before it has begun is sent as a problem document."""
         self._request.follows()
         try:
             with self._request.state.followers.follow(self._datastore, (self._shard,)) as follower:
@@ -55,17 +112,17 @@ class EventStream:
                 if self._request.headers_only:
                     await send({"type": "http.response.body", "body": b""})
                 else:
-                    await self._request.unless_hung_up(self._go_on(send, follower, events))
+                    await self._request.unless_hung_up(self._continue(send, follower, events))
         except SchemalessError as error:
             await send_response(problem_response(error), send)
 
     async def _begin(self) -> tuple[ShardEvents, Served]:
-        """Where the stream begins, and whether it can."""
+        """Returns the events from where the stream begins, and the node that said so."""
         page, served = await self._read(self._wanted.start, limit=0)
         self._pending = page.pending > 0
         return ShardEvents(_beginning(self._wanted, page)), served
 
-    async def _go_on(self, send: Send, follower: Follower, events: ShardEvents) -> None:
+    async def _continue(self, send: Send, follower: Follower, events: ShardEvents) -> None:
         try:
             if not self._pending:
                 await _send_and_drain(send, events.heartbeat())
@@ -76,14 +133,17 @@ class EventStream:
         await send({"type": "http.response.body", "body": b""})
 
     async def _next(self, events: ShardEvents, follower: Follower) -> bytes:
-        """What came, or a heartbeat. Nothing: the process stops. Raises LocationGone for a superseded location."""
+        """Returns the next events, or a heartbeat, or nothing when the process stops.
+
+        Raises LocationGone for a superseded location.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.heartbeat_s
-        while not follower.let_go_of:
+        while not follower.is_released:
             waiting = {self._shard: events.position}
             if self._pending or await follower.moved(waiting, deadline - loop.time()):
                 page = await self._read_on(events.position)
-                chunk = self._told(events, page) if page is not None else b""
+                chunk = self._events_of(events, page) if page is not None else b""
                 if chunk:
                     return chunk
             if loop.time() >= deadline:
@@ -91,7 +151,7 @@ class EventStream:
         return b""
 
     async def _read_on(self, position: Location) -> ShardLogPage | None:
-        """None: nobody can show it for now."""
+        """Returns the next page, or None while no node can show it."""
         after = AfterLocation(position.generation, position.added_id)
         try:
             page, _ = await self._read(after, min(self._limit, self._wanted.limit))
@@ -113,28 +173,29 @@ class EventStream:
                 self._request, self._datastore, self._shard, wanted, self._read_from, self._settings.follow_bytes_max
             )
 
-    def _told(self, events: ShardEvents, page: ShardLogPage) -> bytes:
+    def _events_of(self, events: ShardEvents, page: ShardLogPage) -> bytes:
         views = views_within(map(cell_view, page.cells), JSON, self._settings.follow_bytes_max)
         was_cut = len(views) < len(page.cells)
-        self._limit = len(views) if was_cut else min(self._limit * 2, LIMIT_MAX)  # no more is read than can be told
+        self._limit = len(views) if was_cut else min(self._limit * 2, LIMIT_MAX)  # no more is read than can be sent
         page = page.cut(len(views))
         self._pending = page.pending > 0
         return events.of_page(page, views)
 
 
 def _beginning(wanted: PageRequest, first: ShardLogPage) -> Location:
-    """Where a reader stands before its first page; it is told of any later generation."""
+    """Returns the location of a reader before its first page. Any later generation becomes an event."""
     given = wanted.start.generation if isinstance(wanted.start, AfterLocation) else None
     return Location(generation_at(first.after, first.starts) if given is None else given, first.after)
 
 
 async def _send_and_drain(send: Send, chunk: bytes) -> bool:
-    """Returns once the connection takes more: the second message waits for that, when the first was written. False for
-    nothing.
+    """Sends a chunk, and returns once the connection takes more. Returns False for an empty chunk.
+
+    The second message waits until the first one was written.
     """
     if not chunk:
         return False
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await asyncio.sleep(0)  # what is written in one turn goes out at its end (api/http/server.py)
+    await asyncio.sleep(0)  # what is written in one pass of the loop is sent at its end (api/http/server.py)
     await send({"type": "http.response.body", "body": b"", "more_body": True})
     return True
