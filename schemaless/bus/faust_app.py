@@ -1,13 +1,13 @@
-"""A Faust app whose reading and acknowledging are corrected for transactional topics. Made for one exact release.
+"""A Faust app whose reading and acknowledging are corrected for transactional topics. It fits one exact release.
 
 Measured on faust-streaming 0.15.3. `tests/integration/bus/` (test_faust_transport.py, test_faust_cells.py) holds it to:
 
 - reading is `read_committed`, which Faust offers only together with exactly_once;
-- what is committed is the offset behind the longest run of acknowledged records from where it began, whatever offsets
-  lie between them: Faust's own book-keeping stops at every transaction marker, and skips one record now and then;
-- fetches keep a little apart, so that records which come soon after one another are one fetch.
+- the committed offset is the one behind the longest run of acknowledged records, whatever offsets lie between them:
+  Faust's own book-keeping stops at every transaction marker, and skips one record now and then;
+- fetches begin a little apart, so that records which come soon after one another are one fetch.
 
-What each setting prevents is told in docs/triggers.md.
+docs/triggers.md says what each setting prevents.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import faust
@@ -26,7 +27,7 @@ from mode.supervisors import CrashingSupervisor
 SESSION_TIMEOUT_S = 10.0  # how long the partitions of a killed member wait
 _BUFFERED_EVENTS_MAX = 1000  # in Faust's own queue, with the next one what bounds memory
 _FETCH_BYTES = 1 << 20  # of one partition
-FETCH_PAUSE_S = 0.012  # else 200 records/s are 200 fetches, and as many turns of Faust, transactions and commits
+FETCH_PAUSE_S = 0.012  # else 200 records/s are 200 fetches, and as many rounds of Faust, transactions and commits
 
 
 class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types for mypy
@@ -40,28 +41,34 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
         keep_fetches_apart(self._ensure_consumer()._fetcher)
 
 
-def keep_fetches_apart(fetcher: Any) -> None:
-    """Fetches from a broker then begin at least FETCH_PAUSE_S apart, on aiokafka's `fetcher`. One that waits at the
-    broker for the next record has begun long ago, so a record that comes alone still comes at once.
+def keep_fetches_apart(
+    fetcher: Any,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Lets the fetches of aiokafka's `fetcher` from one broker begin at least FETCH_PAUSE_S apart.
+
+    A fetch that waits at the broker for the next record began long ago, so a record that comes alone comes at once.
     """
     fetch = fetcher._proc_fetch_request
     begun: dict[int, float] = {}
 
     async def fetch_later(assignment: Any, node_id: int, request: Any) -> Any:
-        pause_s = begun.get(node_id, 0.0) + FETCH_PAUSE_S - time.monotonic()
+        pause_s = begun.get(node_id, 0.0) + FETCH_PAUSE_S - clock()
         if pause_s > 0:
             try:
-                await asyncio.sleep(pause_s)
-            except asyncio.CancelledError:  # by the fetcher's close, which takes this for an answer only
+                await sleep(pause_s)
+            except asyncio.CancelledError:  # by the fetcher's close, which expects an answer and no error
                 return False
-        begun[node_id] = time.monotonic()
+        begun[node_id] = clock()
         return await fetch(assignment, node_id, request)
 
     fetcher._proc_fetch_request = fetch_later
 
 
 class CorrectedConsumer(driver.Consumer):  # type: ignore[misc]
-    """Remembers, of each partition, what was handed out and not committed yet, and what of it was acknowledged."""
+    """Remembers the records of each partition that were handed out and not committed, and which were acknowledged."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -121,7 +128,7 @@ class CorrectedApp(faust.App):  # type: ignore[misc]
 
 
 def settings_of(bootstrap: str, session_timeout_s: float = SESSION_TIMEOUT_S) -> dict[str, Any]:
-    """Of an app that neither loses events nor leaves its group for ever."""
+    """Returns the settings of an app that neither loses events nor leaves its group for ever."""
     return {
         "broker": [f"kafka://{host}" for host in bootstrap.split(",")],
         "processing_guarantee": "at_least_once",
@@ -142,8 +149,8 @@ def settings_of(bootstrap: str, session_timeout_s: float = SESSION_TIMEOUT_S) ->
 
 
 def faust_app(name: str, kafka: str, **settings: Any) -> faust.App:
-    """An app for agents on the cells topic; `name` is its consumer group, `settings` are Faust's and go before ours.
+    """Returns an app for agents on the cells topic. `name` is its consumer group. Faust's `settings` override ours.
 
-    An agent that raises ends the process: run it under a supervisor. See `cells_topic` for how an agent acknowledges.
+    An agent that raises ends the process, so run it under a supervisor. `cells_topic` says how an agent acknowledges.
     """
     return CorrectedApp(name, **(settings_of(kafka) | settings))

@@ -53,7 +53,8 @@ async def tailing(running, kafka, async_storage):
 
     def start(datastore, **settings):
         service = TailerService(
-            TailerSettings(topology=running.path, kafka=kafka, datastores=(datastore.name,), **settings), async_storage
+            TailerSettings(**{"topology": running.path, "kafka": kafka, "datastores": (datastore.name,), **settings}),
+            async_storage,
         )
         started.append((service, asyncio.create_task(service.run())))
         return service

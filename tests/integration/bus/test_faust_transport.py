@@ -70,6 +70,7 @@ class running:  # reads as `async with running(…) as collector`
 
     def __init__(self, kafka, datastore):
         self.kafka, self.datastore = kafka, datastore
+        self._greetings = itertools.count()
         self.collector = Collector()
         self.transport = FaustTransport(kafka, f"{datastore.name}.test", datastore.topic, self.collector)
 
@@ -81,8 +82,11 @@ class running:  # reads as `async with running(…) as collector`
         return self.collector
 
     async def greeting(self):
-        """Records of their own until one has come from each partition: "latest" is looked up after the assignment."""
-        for number in itertools.count():
+        """Writes records of their own until one has come from each partition. What was written before has come, too.
+
+        The first ones may be lost, because "latest" is looked up after the assignment.
+        """
+        for number in self._greetings:
             greeting = GREETING + str(number).encode()
             await asyncio.to_thread(greet, self.kafka, self.datastore, greeting)
             for _ in range(20):
@@ -151,11 +155,12 @@ def lag(kafka, datastore):
 
 
 async def test_committed_records_arrive_in_order_and_aborted_ones_never(kafka, datastore):
-    """All of each partition, once, as they lie in the topic; nothing of a transaction that was aborted."""
-    async with running(kafka, datastore) as collector:
+    """All of each partition, once, in the order of the topic, and nothing of a transaction that was aborted."""
+    member = running(kafka, datastore)
+    async with member as collector:
         committed = await asyncio.to_thread(produce, kafka, datastore, 30)
         await collector.wait_for(count(committed))
-        await asyncio.sleep(0.5)
+        await member.greeting()
         assert collector.values == committed
         assert collector.kinds == {b"cell"}
 
@@ -178,9 +183,10 @@ async def test_the_next_member_goes_on_where_the_last_one_stopped(kafka, datasto
         before = await asyncio.to_thread(produce, kafka, datastore, 6)
         await first.wait_for(count(before))
     between = await asyncio.to_thread(produce, kafka, datastore, 6, 6)
-    async with running(kafka, datastore) as second:
+    member = running(kafka, datastore)
+    async with member as second:
         await second.wait_for(count(between))
-        await asyncio.sleep(0.5)
+        await member.greeting()
         assert second.values == between
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -31,25 +32,33 @@ def put_in_both(storage, datastore, count):
     put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1) for _ in range(count)])
 
 
-async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafka, new_datastore, storage):
-    """Paused while a tailer works: within two seconds nothing more is published, not by the next tailer either; the
-    status tells the lag; resumed, every cell comes, in order.
+async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafka, new_datastore, storage, tmp_path):
+    """Paused while a tailer works: nothing more is published, not by the next tailer either, and another datastore is;
+    the status shows the lag; resumed, every cell comes, in order.
     """
-    datastore = new_datastore(shards=2, partitions=2)
-    name = datastore.name
-    with running_tailers(1, running.path, kafka, datastore) as (process,):
+    datastore, other = new_datastore(shards=2, partitions=2), new_datastore(shards=2, partitions=2)
+    name, output = datastore.name, tmp_path / "tailer"
+    settings = {"datastores": f"{name},{other.name}", "output": output}
+    with running_tailers(1, running.path, kafka, datastore, **settings) as (process,):
         put_in_both(storage, datastore, 2)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 4)
         assert f"{name} is paused" in await asyncio.to_thread(tailer, "pause", name)
-        await asyncio.sleep(2)
+        await until(lambda: "datastore is paused" in output.read_text())
+        put_at = [time.monotonic()]
         put_in_both(storage, datastore, 3)
+        put_at.append(time.monotonic())
+        put_in_both(storage, other, 1)
+        await asyncio.to_thread(wait_for_cells, kafka, other, 2)
+        assert len(records(kafka, datastore)) == 4
         await asyncio.to_thread(process.kill_and_restart)
         await until(lambda: f"-{process.process.pid}" in str(tailer("status", name, "--json")))
-        await asyncio.sleep(1)
+        put_in_both(storage, other, 1)
+        await asyncio.to_thread(wait_for_cells, kafka, other, 4)
         assert len(records(kafka, datastore)) == 4
+        asked_at = time.monotonic()
         (told,) = await asyncio.to_thread(tailer, "status", name, "--shards", "--json")
         assert (told["paused"], told["shards_behind"], told["lag"], told["problems"]) == (True, 2, 6, [])
-        assert 2 < told["lag_s"] < 60
+        assert asked_at - put_at[1] - 0.1 < told["lag_s"] < time.monotonic() - put_at[0] + 0.1
         assert [(shard["published"], shard["head"], shard["lag"]) for shard in told["shards"]] == [
             ("1:2", "1:5", 3)
         ] * 2

@@ -1,6 +1,7 @@
 """Who opens a log again after it failed: this process, where the transaction was surely aborted, else the group."""
 
 import asyncio
+from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +36,7 @@ class FakeLog:
 
 @pytest.fixture
 def logs(monkeypatch):
-    """The logs that were opened, and the script of those to come; a pause after a failure is short."""
+    """The logs that were opened, and the script of those to come; there is no pause after a failure."""
     made, script = [], []
 
     def make(*arguments, **settings):
@@ -43,7 +44,7 @@ def logs(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(owned_partition, "PartitionLog", make)
-    monkeypatch.setattr(owned_partition, "RETRY_S", 0.01)
+    monkeypatch.setattr(owned_partition, "RETRY_S", 0.0)
     return SimpleNamespace(made=made, script=script)
 
 
@@ -51,19 +52,31 @@ def logs(monkeypatch):
 def owned(logs):
     context = SimpleNamespace(
         settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10),
-        opening=None,
-        publishing=None,
+        opening=AtOnce(),
+        publishing=AtOnce(),
         heads=lambda name: {},
         paused=lambda name: False,
     )
     return OwnedPartition(DATASTORE, 0, context)
 
 
+class AtOnce(Executor):
+    """Runs a call where it is submitted."""
+
+    def submit(self, call, *args):
+        future = Future()
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
 async def until(condition):
-    for _ in range(500):
+    for _ in range(1000):
         if condition():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
     pytest.fail("it never came to that")
 
 

@@ -1,7 +1,6 @@
 """Parts of the Faust kit that need no broker: what an agent is given, and which offset is committed."""
 
 import asyncio
-import time
 from collections import defaultdict, deque
 
 import faust
@@ -13,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless import cells_topic, faust_app
-from schemaless.bus import faust_app as faust_app_module
-from schemaless.bus.faust_app import CorrectedConsumer, keep_fetches_apart
+from schemaless.bus.faust_app import FETCH_PAUSE_S, CorrectedConsumer, keep_fetches_apart
 from schemaless.codec import encode_record
 from tests.topic_harness import stored_cell
 
@@ -68,42 +66,45 @@ def test_what_is_committed_is_finished_to_the_last_record(offsets, chooser):
         assert made._committed_offset[PARTITION] == (run[-1] + 1 if run else None)
 
 
+class Fetcher:
+    """A fetcher and its clock, on which only a pause takes time."""
+
+    def __init__(self):
+        self.now_s = 100.0
+        self.begun_at_s = {}
+        self.pauses_end = True
+        keep_fetches_apart(self, clock=lambda: self.now_s, sleep=self._sleep)
+
+    async def _proc_fetch_request(self, assignment, node_id, request):
+        self.begun_at_s[request] = self.now_s
+        return request
+
+    async def _sleep(self, seconds):
+        if not self.pauses_end:
+            await asyncio.Event().wait()
+        self.now_s += seconds
+
+
 @pytest.fixture
-def fetcher(monkeypatch):
-    """Whose fetches begin half a second apart."""
-    monkeypatch.setattr(faust_app_module, "FETCH_PAUSE_S", 0.5)
-
-    class Fetcher:
-        def __init__(self):
-            self.begun_at = {}
-
-        async def _proc_fetch_request(self, assignment, node_id, request):
-            self.begun_at[request] = time.monotonic()
-            return request
-
-    made = Fetcher()
-    keep_fetches_apart(made)
-    return made
+def fetcher():
+    return Fetcher()
 
 
 async def test_fetches_from_one_broker_begin_a_little_apart(fetcher):
-    """And what one gives is what the next step gets; another broker's don't wait, nor does one that comes late."""
+    """Each returns what the fetcher's own returns. Those from another broker don't wait, nor does a late one."""
     fetches = ((1, "first"), (2, "other"), (1, "second"))
     assert [await fetcher._proc_fetch_request(None, *fetch) for fetch in fetches] == ["first", "other", "second"]
-    await asyncio.sleep(0.5)
-    late = time.monotonic()
+    fetcher.now_s = 200.0
     await fetcher._proc_fetch_request(None, 1, "late")
-    at = fetcher.begun_at
-    assert at["second"] - at["first"] >= 0.49
-    assert at["other"] - at["first"] < 0.4
-    assert at["late"] - late < 0.4
+    assert fetcher.begun_at_s == {"first": 100.0, "other": 100.0, "second": 100.0 + FETCH_PAUSE_S, "late": 200.0}
 
 
 async def test_a_fetch_that_is_closed_in_its_pause_answers(fetcher):
     """aiokafka's fetcher cancels its fetches and awaits each: an exception would end its close half way."""
     await fetcher._proc_fetch_request(None, 1, "first")
+    fetcher.pauses_end = False
     second = asyncio.create_task(fetcher._proc_fetch_request(None, 1, "second"))
     await asyncio.sleep(0)
     second.cancel()
     assert await second is False
-    assert "second" not in fetcher.begun_at
+    assert "second" not in fetcher.begun_at_s
