@@ -1,7 +1,7 @@
-"""Record: what one record of the cells topic says. The one place where Kafka's bytes become values of ours.
+"""Record: one record of the cells topic, and the one place where Kafka's bytes become values of ours.
 
-Whatever lies in the topic and isn't ours comes out as a `ForeignRecord`, which says where it lies and why: a reader
-counts it and goes on. Kinds, versions and fields: docs/subscribers.md.
+A record that isn't ours becomes a `ForeignRecord`, which says where it is and what is wrong with it. Readers count and
+skip it. docs/subscribers.md lists kinds, versions and fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemaless.names import KIND_CELL, KIND_GENERATION, KIND_HEADER, KIND_SEEK,
 _SHOWN_MAX = 40  # of a foreign header, in a reason
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] | None
-"""As confluent-kafka, aiokafka and Faust have them. Of a name that comes twice the last counts."""
+"""Headers in the forms of confluent-kafka, aiokafka and Faust. The last of several with one name counts."""
 
 T = TypeVar("T")
 _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=ADDED_ID_MAX)]
@@ -28,7 +28,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1, le=ADDED_ID_MAX)]
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record as it lies in a topic, nothing of it trusted yet."""
+    """One record as it was read from a topic. Nothing in it is verified yet."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Announcement(msgspec.Struct, frozen=True, gc=False):
-    """A generation of a shard begins: its first cell will stand at `starts_at` (I13)."""
+    """Announces that a generation of a shard begins. Its first cell has the added_id `starts_at` (I13)."""
 
     shard: _NotNegative
     generation: _Positive
@@ -56,7 +56,7 @@ class Announcement(msgspec.Struct, frozen=True, gc=False):
 
 
 class Seek(msgspec.Struct, frozen=True, gc=False):
-    """An operator let a shard be published again from behind a location: what follows may come twice, or lack some."""
+    """Says that an operator moved a shard's progress. Cells behind the location may follow twice, or be missing."""
 
     shard: _NotNegative
     generation: _Positive
@@ -68,7 +68,7 @@ class Seek(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForeignRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record that is not ours, or of a kind or version that this program doesn't know."""
+    """A record that isn't ours, or has a kind or version that this program doesn't know."""
 
     topic: str
     partition: int
@@ -85,7 +85,7 @@ DecodedRecord = StoredCell | Announcement | Seek | ForeignRecord
 def decode_record(
     value: bytes | None, headers: Headers, *, topic: str = "", partition: int = -1, offset: int = -1
 ) -> DecodedRecord:
-    """Never raises, whatever the bytes are. `topic`, `partition` and `offset` say in a ForeignRecord where it lies."""
+    """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord."""
     try:
         found = dict(headers or ())
         return _decoder_of(found)(value or b"")
@@ -94,21 +94,21 @@ def decode_record(
 
 
 def decoded(record: Record) -> DecodedRecord:
-    """`decode_record` of a record that one of our readers brought."""
+    """Decodes a record that one of our readers read."""
     return decode_record(
         record.value, record.headers, topic=record.topic, partition=record.partition, offset=record.offset
     )
 
 
 def misplaced(record: Record, shard: int) -> ForeignRecord:
-    """Of a shard that has no place in the record's partition (I8)."""
+    """Returns the record as a foreign one, because its shard doesn't belong to its partition (I8)."""
     return ForeignRecord(
         record.topic, record.partition, record.offset, f"shard {shard} does not belong to this partition"
     )
 
 
 def decode_announcement(value: bytes) -> Announcement:
-    """Raises Corrupt."""
+    """Decodes the value of a record of kind `generation`. Raises Corrupt."""
     return _notice(_decode_opening, value, "generation")
 
 

@@ -47,11 +47,12 @@ class OwnedPartition:
             self._tail.stop()
 
     def look_again(self) -> None:
+        """Lets the tail see whether the datastore is paused."""
         if self._tail is not None:
             self._tail.look_again()
 
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
-        """Heads of shards of this partition."""
+        """Passes the heads of this partition's shards on to its tail."""
         if self._tail is not None:
             self._tail.heads_moved(heads)
 

@@ -1,1 +1,1 @@
-"""Kafka: the only importer of confluent-kafka and Faust. ARCHITECTURE.md, "The log", tells how it hangs together."""
+"""Kafka: the only importer of confluent-kafka and Faust. See ARCHITECTURE.md, "The log"."""

@@ -1,6 +1,6 @@
-"""cells_topic: the cells topic for agents of users' own Faust apps. An event is a StoredCell, decoded in one place.
+"""cells_topic: the cells topic for agents of users' own Faust apps. An event is a StoredCell.
 
-Records that are not ours, and notices of the tailer, never reach an agent: they are counted and passed over.
+Records that are not ours, and notices of the tailer, never reach an agent. They are counted and skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FOREIGN_KEPT_MAX = 100
 
 
 class TopicCounts(msgspec.Struct):
-    """Since the start: cells for agents, announced generations, and records that are not ours, the last hundred named.
+    """Counts since the start: cells for agents, announced generations, and records that are not ours. `named` keeps the
+    last hundred of these.
 
     A cell of a topic that two agents read counts once for each.
     """
@@ -33,12 +34,12 @@ class TopicCounts(msgspec.Struct):
     named: deque[ForeignRecord] = msgspec.field(default_factory=lambda: deque(maxlen=_FOREIGN_KEPT_MAX))
 
 
-class _PassedOver(ValueDecodeError):  # type: ignore[misc]  # Faust has no types for mypy
-    """Not for an agent: Faust acknowledges it and goes on."""
+class _Skipped(ValueDecodeError):  # type: ignore[misc]  # Faust has no types for mypy
+    """A record that is not for an agent. Faust acknowledges and skips it."""
 
 
 class CellSchema(faust.Schema):  # type: ignore[misc]
-    """Keys are the row key's text as it came, values StoredCells."""
+    """Decodes values into StoredCells. Keys stay the bytes of the row key's text."""
 
     def __init__(self) -> None:
         super().__init__(key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
@@ -56,7 +57,7 @@ class CellSchema(faust.Schema):  # type: ignore[misc]
         elif isinstance(found, ForeignRecord):
             self.counts.foreign += 1
             self.counts.named.append(found)
-        raise _PassedOver(str(found))
+        raise _Skipped(str(found))
 
 
 class CellsTopic(faust.Topic):  # type: ignore[misc]
@@ -66,25 +67,25 @@ class CellsTopic(faust.Topic):  # type: ignore[misc]
         return found
 
     async def on_value_decode_error(self, exc: Exception, message: Message) -> None:
-        """Nothing is thrown into the agent. Whatever else can't be decoded is thrown as Faust has it."""
-        if not isinstance(exc, _PassedOver):
+        """Keeps skipped records away from the agent. Faust handles other values that can't be decoded."""
+        if not isinstance(exc, _Skipped):
             await super().on_value_decode_error(exc, message)
 
 
 def cells_topic(app: faust.App, datastore: str) -> CellsTopic:
-    """The cells of a datastore for `@app.agent(cells_topic(app, "mezzanine"))`.
+    """Returns the cells of a datastore for `@app.agent(cells_topic(app, "mezzanine"))`.
 
-    With a plain `faust.App` events get lost and repeated, and aborted records are seen: docs/subscribers.md tells how.
-    `faust_app` makes one that reads committed records and commits what was acknowledged. Then an agent that asks for
-    `each_cell(stream)` is given every cell at least once, and again after a crash: tell repeats by the cell's
-    (shard, generation, added_id). What the topic itself lacks, because its beginning was cut off, no agent sees:
-    that is what `Subscriber` is for.
+    A plain `faust.App` loses and repeats events, and reads aborted records: docs/subscribers.md says how. `faust_app`
+    makes one that reads committed records and commits what was acknowledged. Then an agent that iterates over
+    `each_cell(stream)` gets every cell at least once, and some again after a crash. Recognise repeats by the cell's
+    (shard, generation, added_id). No agent sees cells that the topic has lost, because its beginning was cut off. Use
+    `Subscriber` for them.
     """
     return CellsTopic(app, topics=[cells_topic_name(datastore)], schema=CellSchema())
 
 
 async def each_cell(stream: Any) -> AsyncIterator[StoredCell]:
-    """The cells of an agent's stream. One is acknowledged when the next is asked for: never when its agent raised."""
+    """Yields the cells of a stream. A cell is acknowledged when the agent asks for the next, so not if it raised."""
     async for event in stream.noack().events():
         yield event.value
         event.ack()

@@ -1,8 +1,8 @@
-"""Faust as a transport: a member of a group gets raw records of its partitions, in order.
+"""FaustTransport: a member of a group receives the raw records of its partitions, in order.
 
-What is wrong with Faust's own reading and acknowledging is corrected in schemaless/bus/faust_app.py. Here, the records
-of a partition that one fetch brought travel as one event, not as one each. An agent only hands events over to the
-partition's lane, which takes what came meanwhile in one; no exception leaves it (CrashingSupervisor ends the process).
+`schemaless/bus/faust_app.py` corrects Faust's own reading and acknowledging. Here, the records of a partition that one
+fetch brought are one event. The agent only puts events into the partition's lane, which processes those that arrived
+meanwhile in one batch. No exception leaves the agent: CrashingSupervisor ends the process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from schemaless.record import Record
 
 log = structlog.get_logger()
 
-_LANE_BATCHES_MAX = 4  # of a partition under way at once: a batch waits for those only that share a shard with it
-_LANE_EVENTS_MAX = 4  # fetched batches of a partition that wait for their turn; then the agent waits
-_LANE_RECORDS_MAX = 1000  # of several fetches, taken in one; a single fetch may bring more
+_LANE_BATCHES_MAX = 4  # of a partition in flight at once: a batch waits only for those that share a shard with it
+_LANE_EVENTS_MAX = 4  # fetched events of a partition that wait; then the agent waits
+_LANE_RECORDS_MAX = 1000  # of several fetches in one batch; a single fetch may bring more
 _BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with the one above and a fetch's size, what bounds memory
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
@@ -45,11 +45,11 @@ class Receiver(Protocol):
     async def revoked(self, partitions: Iterable[int]) -> None: ...
 
     async def take(self, partition: int, records: Sequence[Record]) -> None:
-        """Called in the order of the records; the next call may come before the one before has returned."""
+        """Processes records. Calls begin in the order of the records. The next may begin before one returns."""
 
 
 class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no types for mypy
-    """What a fetch brought for a partition, all in one; in turns between fetches as Faust has it."""
+    """Yields all records that a fetch brought for a partition at once. Faust alternates between fetches."""
 
     def iterate(self, records: Mapping[TP, list[Any]]) -> Iterator[tuple[TP, list[Any]]]:
         return ((tp, found) for tp, found in records.items() if found)
@@ -57,7 +57,7 @@ class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no
 
 class _BatchConsumer(CorrectedConsumer):
     def _to_message(self, tp: TP, record: Any) -> ConsumerMessage:
-        """A batch becomes one message, with the offset of its last record."""
+        """Makes one message of a batch, with the offset of its last record."""
         message = super()._to_message(tp, record[-1])
         message.key = None
         message.value = tuple([_record(found) for found in record])
@@ -73,12 +73,12 @@ class _App(CorrectedApp):
         return _BatchTransport(self.conf.broker_consumer, self)
 
     def _create_directories(self) -> None:
-        """Tables would keep files there; there are none, and empty folders where one happens to stand help nobody."""
+        """Makes no directories: they are for tables, and there are none."""
 
 
 class _PartitionLane:
-    """One partition: its events in order, a few batches at a time. What is slow holds up others only when all are
-    under way and the lane is full.
+    """Processes the events of one partition in order, a few batches at a time. A slow batch delays others only when all
+    are in flight and the lane is full.
     """
 
     def __init__(self, partition: int, receiver: Receiver) -> None:
@@ -94,11 +94,11 @@ class _PartitionLane:
         while True:
             events = await self._next()
             await self._receiver.take(self._partition, [record for event in events for record in event.value])
-            for event in events:  # nothing after this: what was acknowledged is finished, or will come from the log
+            for event in events:  # nothing may follow: an acknowledged record is finished, or will be read from the log
                 event.ack()
 
     async def _next(self) -> list[Any]:
-        """The next event, and what came meanwhile, up to about _LANE_RECORDS_MAX records."""
+        """Returns the next event and those that arrived meanwhile, up to about _LANE_RECORDS_MAX records."""
         events = [await self._events.get()]
         records = len(events[0].value)
         while not self._events.empty() and records < _LANE_RECORDS_MAX:
@@ -108,7 +108,7 @@ class _PartitionLane:
 
 
 class FaustTransport:
-    """One topic, one group, one receiver. `run` returns only by being cancelled or by raising."""
+    """Connects one topic and one group with one receiver. `run` ends only by being cancelled or by raising."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class FaustTransport:
         self._app.on_partitions_revoked.connect(self._revoked, weak=False)
 
     async def run(self) -> None:
-        """Raises BusUnavailable when Faust gives up: end the process, its supervisor starts it again."""
+        """Runs until cancelled. Raises BusUnavailable when Faust gives up, which has to end the process."""
         self._app.finalize()
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -146,7 +146,7 @@ class FaustTransport:
             await self._stop()
 
     async def _stop(self) -> None:
-        """An orderly end leaves the group and commits; one that takes too long is cut off by the end of the process."""
+        """Leaves the group and commits. If that takes too long, the end of the process cuts it off."""
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._app.stop()
@@ -187,7 +187,7 @@ class FaustTransport:
 
 def _app(bootstrap: str, group: str, session_timeout_s: float) -> _App:
     ours = {
-        "consumer_auto_offset_reset": "latest",  # history is read from MySQL, up to where the topic is met
+        "consumer_auto_offset_reset": "latest",  # history is read from MySQL, up to where reading the topic begins
         "ConsumerScheduler": _Batches,
         "stream_buffer_maxsize": _BUFFERED_EVENTS_MAX,
     }

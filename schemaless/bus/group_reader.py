@@ -28,9 +28,9 @@ Revoked = Callable[[Collection[int]], None]
 
 
 class GroupReader:
-    """`fresh`: partitions that wait for `read_from`. `at_end`: those that are read to their present end.
+    """`fresh` are the partitions that wait for `read_from`, `at_end` those that are read to their present end.
 
-    `revoked` is called, from within `consume` and `keep`, with partitions that are not ours any more.
+    `consume` and `keep` call `revoked` with the partitions that this reader has lost.
     """
 
     def __init__(self, bootstrap: str, topic: str, group: str | None, revoked: Revoked) -> None:
@@ -44,7 +44,7 @@ class GroupReader:
         self._consumer = Consumer(_settings(bootstrap, group))
 
     def partitions(self) -> range:
-        """Raises NotFound when there is no such topic, BusUnavailable."""
+        """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
         with translated(f"asking for topic {self._topic}"):
             found = self._consumer.list_topics(self._topic, _TIMEOUT_S).topics[self._topic]
         if found.error is not None or not found.partitions:
@@ -52,7 +52,7 @@ class GroupReader:
         return range(len(found.partitions))
 
     def join(self, partitions: Sequence[int]) -> None:
-        """The group, or, without one, exactly these partitions."""
+        """Joins the group or, without one, reads exactly these partitions."""
         with translated(f"joining the readers of {self._topic}"):
             if self._group is None:
                 self._on_assign(self._consumer, [self._place(partition) for partition in partitions])
@@ -62,11 +62,12 @@ class GroupReader:
             )
 
     def span(self, partition: int) -> Span:
-        """What can be read now: up to the last stable offset."""
+        """Returns what can be read now, up to the last stable offset."""
         with translated(f"asking for the offsets of {self._topic} [{partition}]"):
             return Span(*self._consumer.get_watermark_offsets(self._place(partition), timeout=_TIMEOUT_S))
 
     def read_from(self, partition: int, offset: int) -> None:
+        """Begins to read a fresh partition at an offset."""
         with translated(f"reading {self._topic} [{partition}]"):
             self._consumer.incremental_unassign([self._place(partition)])
             self._consumer.incremental_assign([self._place(partition, offset)])
@@ -74,7 +75,7 @@ class GroupReader:
         self.fresh.remove(partition)
 
     def consume(self, wait_s: float) -> list[Record]:
-        """Returns as soon as something is there."""
+        """Returns the next records, as soon as there are some, or none after `wait_s`."""
         self._resume()
         self._seen_at = time.monotonic()
         with translated(f"reading {self._topic}"):
@@ -85,7 +86,7 @@ class GroupReader:
         return [record_of(message) for message in messages if message.error() is None]
 
     def keep(self) -> None:
-        """To be called while its reader is busy elsewhere: the group must see us, and the topic has to wait."""
+        """Keeps the membership, and pauses the topic, while the caller is busy with something else. Call it often."""
         if time.monotonic() - self._seen_at < _KEEP_PERIOD_S:
             return
         self._seen_at = time.monotonic()
@@ -102,14 +103,14 @@ class GroupReader:
         self._consumer.close()
 
     def _resume(self) -> None:
-        """All but those that wait for `read_from`."""
+        """Resumes all partitions but those that wait for `read_from`."""
         if self._paused:
             with translated(f"reading {self._topic}"):
                 self._consumer.resume([place for place in self._paused if place.partition not in self.fresh])
             self._paused = []
 
     def _note(self, error: KafkaError | None, partition: int | None) -> None:
-        """Whether a partition is at its end. Raises what is no passing state."""
+        """Notes whether a partition is at its end. Raises other errors, unless they pass."""
         if error is None:
             self.at_end -= {partition}
         elif error.code() == KafkaError._PARTITION_EOF:
@@ -118,7 +119,7 @@ class GroupReader:
             raise translate(error, f"reading {self._topic} [{partition}]")
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        """Paused until it is known from where to read: that takes calls, which have no place in a callback."""
+        """Pauses the partitions until `read_from`: finding the offset takes calls, which a callback must not make."""
         at_end = [self._place(place.partition) for place in places]
         consumer.incremental_assign(at_end)
         consumer.pause(at_end)
@@ -141,7 +142,7 @@ def _settings(bootstrap: str, group: str | None) -> dict[str, Any]:
         **client_settings(bootstrap),
         "group.id": group or "schemaless.subscriber",  # the client wants one; without a group nothing joins
         "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",  # what retention cut off while it was read is a hole that its reader sees
+        "auto.offset.reset": "earliest",  # the caller notices the hole that retention made while it read
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
         "queued.max.messages.kbytes": _QUEUE_KBYTES,

@@ -21,14 +21,14 @@ Partitions = Callable[[Sequence[int]], None]
 """Called with partition numbers, in the thread that polls."""
 
 _POLL_INTERVAL_MAX_S = 30
-_HEARTBEAT_MAX_S = 0.25  # the members hear of a rebalance with their next heartbeat: how long a partition waits
+_HEARTBEAT_MAX_S = 0.25  # members learn of a rebalance with their next heartbeat, so a partition waits that long
 
 
 class Membership:
     """One member of the group. One thread at a time.
 
-    `assigned` is called with partitions that this process now owns, `revoked` before they go to another one, and also
-    when they were lost already. Both are called from within `poll` and `close`.
+    `assigned` is called with the partitions that this process now owns. `revoked` is called before they are given to
+    another process, and also when they were lost already. `poll` and `close` make these calls.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Membership:
             )
 
     def poll(self, timeout_s: float) -> None:
-        """Lets the group's decisions take effect. Raises Fenced, BusUnavailable or Misconfigured only for good."""
+        """Lets the group's decisions take effect. Raises Fenced, BusUnavailable or Misconfigured for fatal errors."""
         with translated("taking part in the group of the tailers"):
             message = self._consumer.poll(timeout_s)
         error = message.error() if message is not None else None

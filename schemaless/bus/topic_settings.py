@@ -1,7 +1,7 @@
-"""What the two topics of a datastore are set to, and what one that somebody else made must not be (I7). Pure.
+"""The settings of the two topics of a datastore, and which settings of existing topics are refused (I7). Pure.
 
-Refused is what would lose progress or stop a partition for good. What only shortens the topic's history, or may refuse
-cells of a master whose clock is ahead, is said loudly: MySQL keeps all history, and somebody may want less of it here.
+A setting is refused if it would lose progress or stop a partition for good. One that only shortens the topic's history,
+or may refuse cells of a master whose clock is ahead, is logged: MySQL keeps all history, and less may be wanted here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from schemaless.errors import Misconfigured
 
 MESSAGE_BYTES_MAX = 4 << 20
-"""Of one record. A body is 1 MiB as sent; the rest is room for one that grows in its stored form."""
+"""Largest size of one record. A body has at most 1 MiB as sent, and may grow in its stored form."""
 
 _INT64_MAX = 2**63 - 1
 CELLS: Mapping[str, str] = {
@@ -63,23 +63,24 @@ _RULES_OF_PROGRESS = (_Rule("cleanup.policy", _is("compact"), True, "progress wo
 
 
 def check_cells_settings(topic: str, found: Mapping[str, str]) -> list[str]:
-    """What is to be said of a cells topic that has these settings. Raises Misconfigured for one that can't be used."""
+    """Returns warnings about the settings of a cells topic. Raises Misconfigured for one that can't be used."""
     return _check(topic, found, _RULES_OF_CELLS, CELLS)
 
 
 def check_progress_settings(topic: str, found: Mapping[str, str]) -> list[str]:
+    """Returns warnings about the settings of a progress topic. Raises Misconfigured for one that can't be used."""
     return _check(topic, found, _RULES_OF_PROGRESS, PROGRESS)
 
 
 def _check(topic: str, found: Mapping[str, str], rules: tuple[_Rule, ...], made_with: Mapping[str, str]) -> list[str]:
-    """A setting that the broker doesn't know says nothing."""
+    # A setting that the broker doesn't know breaks no rule.
     broken = [rule for rule in rules if rule.setting in found and not rule.fits(found[rule.setting])]
-    told = [
+    warnings = [
         f"topic {topic} has {rule.setting}={found[rule.setting]}: {rule.otherwise}"
         + (f"; it is made with {made_with[rule.setting]}" if rule.setting in made_with else "")
         for rule in broken
     ]
-    for rule, text in zip(broken, told, strict=True):
+    for rule, text in zip(broken, warnings, strict=True):
         if rule.refused:
             raise Misconfigured(f"{text}: alter the topic")
-    return told
+    return warnings

@@ -1,6 +1,6 @@
-"""TopicStream: several partitions of a topic at once, from given offsets on, committed records only, without a group.
+"""TopicStream: reads the committed records of several partitions of a topic from given offsets, without a group.
 
-What comes is what lies there: nothing is checked here but that it can be read. Memory is bounded by the client's queue.
+It checks nothing but that the topic can be read. Memory is bounded by the client's queue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TopicStream:
                 **client_settings(bootstrap),
                 "group.id": "schemaless.stream",  # the client wants one; nothing joins or commits
                 "enable.auto.commit": False,
-                # What retention cut off while it was read: the reader sees the hole, and goes on from what is left.
+                # The caller notices the hole that retention made while it read, and reads what is left.
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
@@ -42,7 +42,7 @@ class TopicStream:
         )
 
     def partitions(self) -> range:
-        """Raises NotFound when there is no such topic, BusUnavailable."""
+        """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
         with translated(f"asking for topic {self._topic}"):
             found = self._consumer.list_topics(self._topic, self._timeout_s).topics[self._topic]
         if found.error is not None or not found.partitions:
@@ -50,23 +50,23 @@ class TopicStream:
         return range(len(found.partitions))
 
     def span(self, partition: int) -> Span:
-        """What can be read now: up to the last stable offset."""
+        """Returns what can be read now, up to the last stable offset."""
         with translated(f"asking for the offsets of {self._topic} [{partition}]"):
             return Span(
                 *self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=self._timeout_s)
             )
 
     def offsets_at(self, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
-        """By partition, where the first record lies whose timestamp is not earlier; none: left out."""
+        """Returns the offset of each partition's first record whose timestamp isn't earlier, where there is one."""
         asked = [TopicPartition(self._topic, partition, timestamp_ms) for partition in partitions]
         with translated(f"asking for offsets of {self._topic} by time"):
             found = self._consumer.offsets_for_times(asked, timeout=self._timeout_s)
         return {place.partition: place.offset for place in found if place.offset >= 0}
 
     def read(self, starts: Mapping[int, int], ends: Mapping[int, int] | None = None) -> Iterator[list[Record]]:
-        """Records in the order of each partition; an empty list now and then when nothing comes.
+        """Yields records in the order of each partition, and an empty list now and then while there are none.
 
-        With `ends` (offsets not included) it ends there, and raises BusUnavailable when nothing comes for too long.
+        With `ends` (offsets not included) it returns there. Raises BusUnavailable when none arrives for `timeout_s`.
         """
         left = {partition: end for partition, end in (ends or {}).items() if starts[partition] < end}
         if ends is not None and not left:
@@ -115,7 +115,7 @@ def _within(message: Message, ends: Mapping[int, int] | None) -> bool:
 
 
 def _drop_finished(left: dict[int, int], messages: Sequence[Message]) -> None:
-    """The end of a partition is told with the offset behind its last record or marker."""
+    """Drops partitions that were read to their end. It is reported with the offset behind the last record or marker."""
     for message in messages:
         partition = message.partition()
         reached = offset_of(message) + (message.error() is None)
