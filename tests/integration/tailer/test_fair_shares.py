@@ -1,4 +1,4 @@
-"""One huge shard beside many small ones: everybody has a turn, whatever waits (I7, I14)."""
+"""One huge shard beside many small ones: each shard is served in every pass, whatever waits (I7, I14)."""
 
 import signal
 import time
@@ -42,9 +42,9 @@ def positions_of_small_ones(found):
 
 
 def test_small_shards_do_not_wait_for_a_huge_one(running, kafka, storage, make_datastore, tmp_path):
-    """A backlog drains in turns of 500 cells, one batch in hand at a time; after the first one the tailer halts.
+    """A backlog drains in transactions of 500 cells, one in flight at a time. After the first one the tailer halts.
 
-    A cell that each small shard had before is published in the first turn; one that comes meanwhile passes most of
+    A cell that each small shard had before is published in the first pass. One that arrives meanwhile overtakes most of
     what is left of the backlog.
     """
     datastore = make_datastore(shards=SHARDS, partitions=1)
@@ -56,7 +56,7 @@ def test_small_shards_do_not_wait_for_a_huge_one(running, kafka, storage, make_d
     put(storage, datastore, [new_cell(datastore, shard=shard) for shard in small])
     (armed := tmp_path / "armed").touch()
     module = ("tests.faults.halting_tailer", "commit answered", "SIGSTOP", str(armed))
-    settings = {"batches_max": 1, "batch_cells_max": BATCH_CELLS, "module": module}
+    settings = {"transactions_max": 1, "transaction_cells_max": BATCH_CELLS, "module": module}
     with running_tailers(1, running.path, kafka, datastore, **settings) as (tailer,):
         deadline = time.monotonic() + 30
         while not tailer.halted():
