@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import structlog
 
 from schemaless.config import TailerSettings
 from schemaless.errors import StorageUnavailable
+from schemaless.events import log_event, observing
 from schemaless.lifecycle import pause
 from schemaless.location import Location
 from schemaless.ops.datastores import Catalogue
@@ -65,12 +67,15 @@ class TailerService:
             tailer.stop()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for reader in self._readers:
-                tasks.create_task(self._check(reader))
-            for watch in self._watches:
-                tasks.create_task(self._watch(watch))
-            await self._discover(tasks)
+        """Runs until `stop`. At log level debug it logs every event of `schemaless/events.py`."""
+        logged = observing(log_event) if self._settings.log_level == "debug" else nullcontext()
+        with logged:
+            async with asyncio.TaskGroup() as tasks:
+                for reader in self._readers:
+                    tasks.create_task(self._check(reader))
+                for watch in self._watches:
+                    tasks.create_task(self._watch(watch))
+                await self._discover(tasks)
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         looked_at = -CATALOGUE_S
