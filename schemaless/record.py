@@ -88,7 +88,13 @@ def decode_record(
     """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord."""
     try:
         found = dict(headers or ())
-        return _decoder_of(found)(value or b"")
+        version, kind = found.get(VERSION_HEADER), found.get(KIND_HEADER)
+        if version != RECORD_VERSION:
+            raise Corrupt(f"header {VERSION_HEADER} is {_shown(version)}: no record of version 1")
+        decode = _KINDS.get(kind)
+        if decode is None:
+            raise Corrupt(f"kind {_shown(kind)} is not known")
+        return decode(value or b"")
     except Corrupt as error:
         return ForeignRecord(topic, partition, offset, str(error))
 
@@ -127,16 +133,6 @@ _KINDS: dict[bytes | None, Callable[[bytes], StoredCell | Announcement | Seek]] 
     KIND_GENERATION: decode_announcement,
     KIND_SEEK: _decode_seek,
 }
-
-
-def _decoder_of(headers: Mapping[str, bytes | None]) -> Callable[[bytes], StoredCell | Announcement | Seek]:
-    version, kind = headers.get(VERSION_HEADER), headers.get(KIND_HEADER)
-    if version != RECORD_VERSION:
-        raise Corrupt(f"header v is {_shown(version)}: no record of version 1")
-    found = _KINDS.get(kind)
-    if found is None:
-        raise Corrupt(f"kind {_shown(kind)} is not known")
-    return found
 
 
 def _shown(value: bytes | None) -> str:

@@ -26,7 +26,7 @@ from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import LogRange
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
-from tailer.shard_progress import ShardProgress, ShardState, Verdict
+from tailer.shard_progress import MasterAnswer, ShardProgress, TailState
 from tailer.shard_queue import ShardQueue, fair_shares
 
 T = TypeVar("T")
@@ -111,13 +111,13 @@ class PartitionTail:
 
         Raises StorageUnavailable, BusUnavailable, Fenced, or Misconfigured.
         """
-        with self._shards.taken(ShardState.DOUBTFUL) as doubtful:
+        with self._shards.taken(TailState.DOUBTFUL) as doubtful:
             if doubtful:
                 await self._judge(doubtful)
-        with self._shards.taken(ShardState.BEHIND) as behind:
+        with self._shards.taken(TailState.BEHIND) as behind:
             for shard in behind:
                 await self._cross_generation(shard)
-            readable = [shard for shard in behind if shard.state is ShardState.WORKING and shard.waiting]
+            readable = [shard for shard in behind if shard.state is TailState.WORKING and shard.waiting]
             cells = await self._read(readable) if readable else []
             if cells:
                 published = await in_thread(self._context.publishing, self._log.publish, cells)
@@ -142,7 +142,7 @@ class PartitionTail:
         for shard in doubtful:
             head = heads.get(shard.shard, BEGINNING)
             if head >= shard.published:
-                shard.verdict = Verdict.HELD
+                shard.answer = MasterAnswer.HELD
             else:
                 self._shards.refuse(shard, head)
                 await in_thread(self._context.publishing, self._log.refuse, shard.shard, shard.published, head)

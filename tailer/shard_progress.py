@@ -11,7 +11,7 @@ from schemaless.errors import Corrupt
 from schemaless.location import GenerationStart, Location
 
 
-class ShardState(Enum):
+class TailState(Enum):
     """A shard is in exactly one state, and waits in the queue of that state (`tailer/shard_queue.py`)."""
 
     CAUGHT_UP = "caught up"  # everything up to its head is published
@@ -24,25 +24,25 @@ class ShardState(Enum):
 
 
 PREDECESSORS = {
-    ShardState.CAUGHT_UP: {ShardState.BEHIND, ShardState.DOUBTFUL, ShardState.WORKING, ShardState.BACKING_OFF},
-    ShardState.BEHIND: {
-        ShardState.CAUGHT_UP,
-        ShardState.DOUBTFUL,
-        ShardState.WORKING,
-        ShardState.BACKING_OFF,
-        ShardState.REFUSED,
+    TailState.CAUGHT_UP: {TailState.BEHIND, TailState.DOUBTFUL, TailState.WORKING, TailState.BACKING_OFF},
+    TailState.BEHIND: {
+        TailState.CAUGHT_UP,
+        TailState.DOUBTFUL,
+        TailState.WORKING,
+        TailState.BACKING_OFF,
+        TailState.REFUSED,
     },
-    ShardState.DOUBTFUL: {ShardState.CAUGHT_UP, ShardState.BEHIND, ShardState.WORKING, ShardState.BACKING_OFF},
-    ShardState.WORKING: {ShardState.BEHIND, ShardState.DOUBTFUL},
-    ShardState.BACKING_OFF: {ShardState.WORKING},
+    TailState.DOUBTFUL: {TailState.CAUGHT_UP, TailState.BEHIND, TailState.WORKING, TailState.BACKING_OFF},
+    TailState.WORKING: {TailState.BEHIND, TailState.DOUBTFUL},
+    TailState.BACKING_OFF: {TailState.WORKING},
     # From BEHIND and BACKING_OFF where a node showed a new generation, and then one that lags shows the old one.
-    ShardState.REFUSED: {ShardState.WORKING, ShardState.BEHIND, ShardState.BACKING_OFF},
-    ShardState.PROGRESS_LOST: set(),
+    TailState.REFUSED: {TailState.WORKING, TailState.BEHIND, TailState.BACKING_OFF},
+    TailState.PROGRESS_LOST: set(),
 }
 """The states from which each state may be entered."""
 
 
-class Verdict(Enum):
+class MasterAnswer(Enum):
     """The master's answer to the question whether it holds what was published."""
 
     NOT_ASKED = "not asked"
@@ -60,20 +60,20 @@ class ShardProgress:
     """As last seen, on any node."""
     following: GenerationStart | None = None
     """The generation that has to be announced next, once it is known (I13)."""
-    verdict: Verdict = Verdict.NOT_ASKED
-    state: ShardState = ShardState.CAUGHT_UP
+    answer: MasterAnswer = MasterAnswer.NOT_ASKED
+    state: TailState = TailState.CAUGHT_UP
 
-    def due(self) -> ShardState:
+    def due(self) -> TailState:
         """Returns the state in which a shard waits that nobody works at."""
-        if self.verdict is Verdict.LOST and self.head.generation <= self.published.generation:
-            return ShardState.REFUSED  # what is written in the places of the lost cells is another history
+        if self.answer is MasterAnswer.LOST and self.head.generation <= self.published.generation:
+            return TailState.REFUSED  # what is written in the places of the lost cells is another history
         if self.head > self.published:
-            return ShardState.BEHIND
-        if self.head < self.published and self.verdict is Verdict.NOT_ASKED:
-            return ShardState.DOUBTFUL
-        return ShardState.CAUGHT_UP
+            return TailState.BEHIND
+        if self.head < self.published and self.answer is MasterAnswer.NOT_ASKED:
+            return TailState.DOUBTFUL
+        return TailState.CAUGHT_UP
 
-    def enter(self, state: ShardState) -> None:
+    def enter(self, state: TailState) -> None:
         """Changes the state. Raises AssertionError for a transition that isn't legal."""
         if self.state not in PREDECESSORS[state]:
             raise AssertionError(f"shard {self.shard} can't become {state.value}: it is {self.state.value}")
@@ -83,9 +83,9 @@ class ShardProgress:
         """Notes what a transaction has published."""
         if location.generation > self.published.generation:
             self.following = None
-            self.verdict = Verdict.NOT_ASKED
-        elif self.verdict is Verdict.HELD:  # it was asked about less
-            self.verdict = Verdict.NOT_ASKED
+            self.answer = MasterAnswer.NOT_ASKED
+        elif self.answer is MasterAnswer.HELD:  # it was asked about less
+            self.answer = MasterAnswer.NOT_ASKED
         self.published = location
         self.head = max(self.head, location)
 

@@ -16,13 +16,13 @@ from schemaless.bus.progress import Progress
 from schemaless.errors import Misconfigured
 from schemaless.location import BEGINNING, Location
 from schemaless.topology import Datastore
-from tailer.shard_progress import ShardProgress, ShardState, Verdict
+from tailer.shard_progress import MasterAnswer, ShardProgress, TailState
 
 log = structlog.get_logger()
 
 SHARDS_MAX = 64  # of one pass
-_WAITING = (ShardState.BEHIND, ShardState.DOUBTFUL)
-_AT_WORK = (ShardState.WORKING, ShardState.BACKING_OFF, ShardState.PROGRESS_LOST)  # a new head changes no state
+_WAITING = (TailState.BEHIND, TailState.DOUBTFUL)
+_AT_WORK = (TailState.WORKING, TailState.BACKING_OFF, TailState.PROGRESS_LOST)  # a new head changes no state
 
 
 def fair_shares(waiting: Mapping[int, int], cells_max: int) -> dict[int, int]:
@@ -47,7 +47,7 @@ class ShardQueue:
         self._datastore = datastore
         self._progress = progress
         self._shards: dict[int, ShardProgress] = {}
-        self._queues: dict[ShardState, dict[int, ShardProgress]] = {state: {} for state in ShardState}
+        self._queues: dict[TailState, dict[int, ShardProgress]] = {state: {} for state in TailState}
 
     def __getitem__(self, shard: int) -> ShardProgress:
         return self._shards[shard]
@@ -68,7 +68,7 @@ class ShardQueue:
                 self._move(shard, shard.due())
 
     @contextmanager
-    def taken(self, state: ShardState) -> Iterator[list[ShardProgress]]:
+    def taken(self, state: TailState) -> Iterator[list[ShardProgress]]:
         """Takes the shards that wait longest in a state and share a cluster. They are WORKING inside the context.
 
         Afterwards each of them waits behind the others, unless it backs off or was refused.
@@ -78,23 +78,23 @@ class ShardQueue:
         first = next(iter(homes.values()), "")
         taken = [queue[shard] for shard, home in homes.items() if home == first][:SHARDS_MAX]
         for shard in taken:
-            self._move(shard, ShardState.WORKING)
+            self._move(shard, TailState.WORKING)
         try:
             yield taken
         finally:
             for shard in taken:
-                if shard.state is ShardState.WORKING:
+                if shard.state is TailState.WORKING:
                     self._move(shard, shard.due())
 
     def back_off(self, shard: ShardProgress, retry_s: float) -> None:
         """Lets a shard wait for `retry_s` before it is asked again."""
-        self._move(shard, ShardState.BACKING_OFF)
+        self._move(shard, TailState.BACKING_OFF)
         asyncio.get_running_loop().call_later(retry_s, lambda: self._move(shard, shard.due()))
 
     def refuse(self, shard: ShardProgress, head: Location) -> None:
         """Refuses a shard of which the topic has more than MySQL, until a new generation or a seek."""
-        shard.verdict = Verdict.LOST
-        self._move(shard, ShardState.REFUSED)
+        shard.answer = MasterAnswer.LOST
+        self._move(shard, TailState.REFUSED)
         self._log_refusal(shard, head)
 
     def _begin(self, number: int, head: Location) -> None:
@@ -102,19 +102,19 @@ class ShardQueue:
             published = self._progress.location(number, head.added_id)
         except Misconfigured as error:
             log.error("shard is not tailed", datastore=self._datastore.name, shard=number, error=str(error))
-            shard = ShardProgress(number, BEGINNING, head, state=ShardState.PROGRESS_LOST)
+            shard = ShardProgress(number, BEGINNING, head, state=TailState.PROGRESS_LOST)
         else:
             shard = ShardProgress(number, published, head)
             if number in self._progress.refused:
-                shard.verdict = Verdict.LOST
+                shard.answer = MasterAnswer.LOST
             shard.state = shard.due()
-            if shard.state is ShardState.REFUSED:
+            if shard.state is TailState.REFUSED:
                 self._log_refusal(shard, self._progress.refused[number])
         self._shards[number] = self._queues[shard.state][number] = shard
         if shard.state in _WAITING:
             self.news.set()
 
-    def _move(self, shard: ShardProgress, state: ShardState) -> None:
+    def _move(self, shard: ShardProgress, state: TailState) -> None:
         if state is shard.state:  # it keeps its place in the queue
             return
         del self._queues[shard.state][shard.shard]

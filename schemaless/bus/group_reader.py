@@ -41,7 +41,23 @@ class GroupReader:
         self._revoked = revoked
         self._paused: list[TopicPartition] = []
         self._seen_at = time.monotonic()
-        self._consumer = Consumer(_settings(bootstrap, group))
+        settings: dict[str, Any] = {
+            **client_settings(bootstrap),
+            "group.id": group or "schemaless.subscriber",  # the client wants one; without a group nothing joins
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",  # the caller notices the hole that retention made while it read
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "queued.max.messages.kbytes": _QUEUE_KBYTES,
+        }
+        if group is not None:
+            settings |= {
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": _SESSION_TIMEOUT_S * 1000,
+                "heartbeat.interval.ms": 1000,  # how soon a member learns that partitions move
+                "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
+            }
+        self._consumer = Consumer(settings)
 
     def partitions(self) -> range:
         """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
@@ -76,7 +92,10 @@ class GroupReader:
 
     def consume(self, wait_s: float) -> list[Record]:
         """Returns the next records, as soon as there are some, or none after `wait_s`."""
-        self._resume()
+        if self._paused:  # by `keep`; partitions that wait for `read_from` stay paused
+            with translated(f"reading {self._topic}"):
+                self._consumer.resume([place for place in self._paused if place.partition not in self.fresh])
+            self._paused = []
         self._seen_at = time.monotonic()
         with translated(f"reading {self._topic}"):
             first = self._consumer.poll(wait_s)
@@ -101,13 +120,6 @@ class GroupReader:
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
         self._consumer.close()
-
-    def _resume(self) -> None:
-        """Resumes all partitions but those that wait for `read_from`."""
-        if self._paused:
-            with translated(f"reading {self._topic}"):
-                self._consumer.resume([place for place in self._paused if place.partition not in self.fresh])
-            self._paused = []
 
     def _note(self, error: KafkaError | None, partition: int | None) -> None:
         """Notes whether a partition is at its end. Raises other errors, unless they pass."""
@@ -135,23 +147,3 @@ class GroupReader:
 
     def _place(self, partition: int, offset: int = OFFSET_END) -> TopicPartition:
         return TopicPartition(self._topic, partition, offset)
-
-
-def _settings(bootstrap: str, group: str | None) -> dict[str, Any]:
-    settings = {
-        **client_settings(bootstrap),
-        "group.id": group or "schemaless.subscriber",  # the client wants one; without a group nothing joins
-        "enable.auto.commit": False,
-        "auto.offset.reset": "earliest",  # the caller notices the hole that retention made while it read
-        "isolation.level": "read_committed",
-        "enable.partition.eof": True,
-        "queued.max.messages.kbytes": _QUEUE_KBYTES,
-    }
-    if group is None:
-        return settings
-    return settings | {
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": _SESSION_TIMEOUT_S * 1000,
-        "heartbeat.interval.ms": 1000,  # how soon a member hears that partitions move
-        "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
-    }

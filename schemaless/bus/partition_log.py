@@ -140,10 +140,23 @@ class PartitionLog:
 
         Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic refuses.
         """
+        produce, topic, headers = self._producer.produce, self._datastore.topic, self._headers
         last = {cell.shard: cell for cell in cells}
         reached = {shard: cell.location for shard, cell in last.items()}
         with self._transaction():
-            self._produce_cells(cells)
+            for cell in cells:
+                name = cell.column_name
+                if name not in headers:
+                    headers[name] = [_VERSION, (KIND_HEADER, KIND_CELL), (COLUMN_HEADER, name.encode())]
+                produce(
+                    topic,
+                    encode_record(cell),
+                    row_key_text(cell.row_key),
+                    self._partition,
+                    timestamp=cell.created_at // 1000,
+                    headers=headers[name],
+                )
+            emit(Event.CELLS_PRODUCED, log=self._name, cells=len(cells))
             self._produce_progress(reached)
         return reached
 
@@ -313,23 +326,6 @@ class PartitionLog:
         else:
             self._enter(LogState.ABORTED)
             emit(Event.ABORTED, log=self._name)
-
-    def _produce_cells(self, cells: Sequence[StoredCell]) -> None:
-        produce, topic, partition = self._producer.produce, self._datastore.topic, self._partition
-        headers = self._headers
-        for cell in cells:
-            name = cell.column_name
-            if name not in headers:
-                headers[name] = [_VERSION, (KIND_HEADER, KIND_CELL), (COLUMN_HEADER, name.encode())]
-            produce(
-                topic,
-                encode_record(cell),
-                row_key_text(cell.row_key),
-                partition,
-                timestamp=cell.created_at // 1000,
-                headers=headers[name],
-            )
-        emit(Event.CELLS_PRODUCED, log=self._name, cells=len(cells))
 
     def _produce_notice(self, value: bytes, headers: Headers) -> None:
         self._producer.produce(self._datastore.topic, value, partition=self._partition, headers=headers)

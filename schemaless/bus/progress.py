@@ -14,7 +14,7 @@ import msgspec
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.errors import Corrupt, Misconfigured
 from schemaless.location import BEGINNING, Location
-from schemaless.record import Announcement, DecodedRecord, ForeignRecord, Record, Seek, decoded
+from schemaless.record import Announcement, DecodedRecord, ForeignRecord, Seek, decoded
 from schemaless.topology import Datastore
 
 _FIRST_WINDOW = 100_000
@@ -155,7 +155,12 @@ def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, spa
     """Returns the progress of each shard by its last record in the span."""
     last: dict[int, _Entry] = {}
     for records in reader.read(datastore.progress_topic, partition, span):
-        last.update({entry.shard: entry for entry in map(_entry, records)})
+        for record in records:
+            try:
+                entry = _decode_entry(record.value)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Corrupt(f"record at offset {record.offset} is not ours: {error}") from error
+            last[entry.shard] = entry
     return Progress(
         locations={shard: entry.location for shard, entry in last.items()},
         unrecorded={},
@@ -171,10 +176,3 @@ def _locations(records: Iterable[DecodedRecord]) -> Iterator[tuple[int, Location
             yield found.shard, Location(found.generation, found.starts_at - 1)
         elif not isinstance(found, ForeignRecord):
             yield found.shard, Location(found.generation, found.added_id)
-
-
-def _entry(record: Record) -> _Entry:
-    try:
-        return _decode_entry(record.value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"record at offset {record.offset} is not ours: {error}") from error

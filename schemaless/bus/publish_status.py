@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.client import client_settings, translated
 from schemaless.bus.progress import committed_progress
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import topic_ids
@@ -40,7 +39,15 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
     admin = AdminClient(client_settings(bootstrap))
     with translated("asking Kafka for its topics"):
         topics = admin.list_topics(timeout=timeout_s).topics
-    owners = _owners(admin, datastore, timeout_s)
+    group = tailer_group(datastore.name)
+    asked = admin.describe_consumer_groups([group], request_timeout=timeout_s)
+    with translated("asking Kafka for the group of the tailers"):
+        members = asked[group].result().members
+    owners = {
+        assigned.partition: Owner(member.client_id, member.host)
+        for member in members
+        for assigned in member.assignment.topic_partitions
+    }
     if not {datastore.topic, datastore.progress_topic} <= topics.keys():
         return PublishStatus({}, {}, frozenset(), owners)
     (topic_id,) = topic_ids(admin, [datastore.topic], timeout_s=timeout_s)
@@ -55,16 +62,3 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
             if progress.elsewhere:
                 emptied.add(partition)
     return PublishStatus(locations, refused, frozenset(emptied), owners)
-
-
-def _owners(admin: AdminClient, datastore: Datastore, timeout_s: float) -> dict[int, Owner]:
-    asked = admin.describe_consumer_groups([tailer_group(datastore.name)], request_timeout=timeout_s)
-    try:
-        members = asked[tailer_group(datastore.name)].result().members
-    except KafkaException as error:
-        raise translate(error.args[0], "asking Kafka for the group of the tailers") from error
-    return {
-        assigned.partition: Owner(member.client_id, member.host)
-        for member in members
-        for assigned in member.assignment.topic_partitions
-    }

@@ -35,6 +35,7 @@ class Writer(threading.Thread):
     def __init__(self, kafka: str, datastore: Datastore, shard: int) -> None:
         super().__init__(daemon=True)
         self.published = 0
+        self.failure: SchemalessError | None = None
         self.next_added_id = 0
         self.shard = shard
         self.log = PartitionLog(kafka, datastore, datastore.partition(shard), transaction_timeout_s=TIMEOUT_S)
@@ -48,7 +49,8 @@ class Writer(threading.Thread):
                 self.log.publish([cell(self.shard, self.next_added_id)])
                 self.next_added_id += 1
                 self.published += 1
-        except SchemalessError:
+        except SchemalessError as error:
+            self.failure = error
             self.log.close()
 
 
@@ -79,7 +81,7 @@ def kill_amid_commits(broker: LocalServer, writers: Sequence[Writer]) -> None:
     for writer in writers:
         writer.start()
     while min(writer.published for writer in writers) < UNDER_WAY:
-        assert all(writer.is_alive() for writer in writers)
+        assert [writer.failure for writer in writers] == [None] * len(writers)
         time.sleep(0.01)
     broker.kill()
     broker.start()

@@ -5,7 +5,7 @@ import pytest
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import Corrupt
 from schemaless.location import GenerationStart, Location
-from tailer.shard_progress import PREDECESSORS, ShardProgress, ShardState, Verdict
+from tailer.shard_progress import PREDECESSORS, MasterAnswer, ShardProgress, TailState
 
 
 def cells(*added_ids, generation=1):
@@ -15,8 +15,8 @@ def cells(*added_ids, generation=1):
     ]
 
 
-def progress(published, head, following=None, verdict=Verdict.NOT_ASKED):
-    return ShardProgress(5, published, head, following, verdict)
+def progress(published, head, following=None, answer=MasterAnswer.NOT_ASKED):
+    return ShardProgress(5, published, head, following, answer)
 
 
 def test_the_next_cells_are_proven():
@@ -46,13 +46,13 @@ def test_cells_of_a_generation_not_yet_announced_wait():
 @pytest.mark.parametrize(
     ("published", "head", "following", "waiting", "due"),
     [
-        (Location(1, 3), Location(1, 3), None, 0, ShardState.CAUGHT_UP),
-        (Location(1, 3), Location(1, 7), None, 4, ShardState.BEHIND),
-        (Location(1, 3), Location(1, 1), None, 0, ShardState.DOUBTFUL),  # a minion that lags, or lost cells
-        (Location(1, 3), Location(2, 7), GenerationStart(2, 6), 2, ShardState.BEHIND),  # two cells are of generation 1
-        (Location(1, 5), Location(2, 5), GenerationStart(2, 6), 0, ShardState.BEHIND),  # announced without any cell
-        (Location(1, 9), Location(2, 5), GenerationStart(2, 4), 0, ShardState.BEHIND),  # published ones are superseded
-        (Location(2, 3), Location(1, 9), None, 6, ShardState.DOUBTFUL),  # an old master: none of it is published
+        (Location(1, 3), Location(1, 3), None, 0, TailState.CAUGHT_UP),
+        (Location(1, 3), Location(1, 7), None, 4, TailState.BEHIND),
+        (Location(1, 3), Location(1, 1), None, 0, TailState.DOUBTFUL),  # a minion that lags, or lost cells
+        (Location(1, 3), Location(2, 7), GenerationStart(2, 6), 2, TailState.BEHIND),  # two cells are of generation 1
+        (Location(1, 5), Location(2, 5), GenerationStart(2, 6), 0, TailState.BEHIND),  # announced without any cell
+        (Location(1, 9), Location(2, 5), GenerationStart(2, 4), 0, TailState.BEHIND),  # published ones are superseded
+        (Location(2, 3), Location(1, 9), None, 6, TailState.DOUBTFUL),  # an old master: none of it is published
     ],
 )
 def test_what_waits_ends_where_a_generation_begins(published, head, following, waiting, due):
@@ -62,41 +62,41 @@ def test_what_waits_ends_where_a_generation_begins(published, head, following, w
 
 
 @pytest.mark.parametrize(
-    ("head", "verdict", "due"),
+    ("head", "answer", "due"),
     [
-        (Location(1, 3), Verdict.HELD, ShardState.CAUGHT_UP),  # only a minion showed less
-        (Location(1, 3), Verdict.LOST, ShardState.REFUSED),
-        (Location(1, 9), Verdict.LOST, ShardState.REFUSED),  # what was written in the places of lost cells
-        (Location(2, 4), Verdict.LOST, ShardState.BEHIND),
+        (Location(1, 3), MasterAnswer.HELD, TailState.CAUGHT_UP),  # only a minion showed less
+        (Location(1, 3), MasterAnswer.LOST, TailState.REFUSED),
+        (Location(1, 9), MasterAnswer.LOST, TailState.REFUSED),  # what was written in the places of lost cells
+        (Location(2, 4), MasterAnswer.LOST, TailState.BEHIND),
     ],
 )
-def test_the_masters_verdict_decides_about_a_topic_that_is_ahead(head, verdict, due):
+def test_the_masters_verdict_decides_about_a_topic_that_is_ahead(head, answer, due):
     """Lost cells are refused until a new generation begins."""
-    assert progress(Location(1, 5), head, verdict=verdict).due() is due
+    assert progress(Location(1, 5), head, answer=answer).due() is due
 
 
 def test_published_cells_prove_a_head():
     """Cells newer than the head that was seen were published: the shard is neither behind nor ahead of its master."""
     shard = progress(Location(1, 3), Location(1, 4))
     shard.published_up_to(Location(1, 7))
-    assert shard.due() is ShardState.CAUGHT_UP
+    assert shard.due() is TailState.CAUGHT_UP
 
 
 def test_a_verdict_counts_for_what_was_published_then():
     """HELD ends with the next transaction, LOST with the next generation."""
-    shard = progress(Location(1, 5), Location(1, 3), verdict=Verdict.HELD)
+    shard = progress(Location(1, 5), Location(1, 3), answer=MasterAnswer.HELD)
     shard.published_up_to(Location(1, 7))
     shard.head = Location(1, 6)
-    assert shard.due() is ShardState.DOUBTFUL
-    shard = progress(Location(1, 5), Location(2, 9), verdict=Verdict.LOST)
+    assert shard.due() is TailState.DOUBTFUL
+    shard = progress(Location(1, 5), Location(2, 9), answer=MasterAnswer.LOST)
     shard.published_up_to(Location(1, 6))
-    assert shard.verdict is Verdict.LOST
+    assert shard.answer is MasterAnswer.LOST
     shard.published_up_to(Location(2, 6))
-    assert shard.verdict is Verdict.NOT_ASKED
+    assert shard.answer is MasterAnswer.NOT_ASKED
 
 
-@pytest.mark.parametrize("state", ShardState)
-@pytest.mark.parametrize("before", ShardState)
+@pytest.mark.parametrize("state", TailState)
+@pytest.mark.parametrize("before", TailState)
 def test_only_legal_transitions_are_possible(before, state):
     """What isn't in the table is a defect, and raises."""
     shard = progress(Location(1, 1), Location(1, 1))

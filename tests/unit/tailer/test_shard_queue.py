@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from schemaless.bus.progress import Progress
 from schemaless.location import Location
 from schemaless.topology import Datastore
-from tailer.shard_progress import ShardState, Verdict
+from tailer.shard_progress import MasterAnswer, TailState
 from tailer.shard_queue import ShardQueue, fair_shares
 
 WAITING = st.dictionaries(st.integers(0, 4095), st.integers(1, 10**9), min_size=1, max_size=64)
@@ -53,7 +53,7 @@ def heads(*shards, head=5):
     return {shard: Location(1, head) for shard in shards}
 
 
-def taken(shards, state=ShardState.BEHIND):
+def taken(shards, state=TailState.BEHIND):
     """Takes what waits, and leaves it where it was."""
     with shards.taken(state) as found:
         return [shard.shard for shard in found]
@@ -68,9 +68,9 @@ async def test_shards_wait_in_the_order_in_which_they_fell_behind():
     assert taken(shards) == [2, 0, 1]
     shards.heads_moved(heads(3))
     assert taken(shards) == [2, 0, 1, 3]
-    with shards.taken(ShardState.BEHIND) as found:
+    with shards.taken(TailState.BEHIND) as found:
         shards[2].published_up_to(Location(1, 9))
-        assert [shard.state for shard in found] == [ShardState.WORKING] * SHARDS
+        assert [shard.state for shard in found] == [TailState.WORKING] * SHARDS
     assert taken(shards) == [0, 1, 3]
 
 
@@ -86,21 +86,21 @@ async def test_a_failed_pass_loses_no_shard():
     """Whatever was raised inside, the shards wait again."""
     shards = queue()
     shards.heads_moved(heads(0) | heads(1, head=1))
-    for state in (ShardState.BEHIND, ShardState.DOUBTFUL):
+    for state in (TailState.BEHIND, TailState.DOUBTFUL):
         with pytest.raises(ZeroDivisionError), shards.taken(state):
             raise ZeroDivisionError
-    assert (taken(shards), taken(shards, ShardState.DOUBTFUL)) == ([0], [1])
+    assert (taken(shards), taken(shards, TailState.DOUBTFUL)) == ([0], [1])
 
 
 async def test_a_shard_that_backs_off_waits_again_afterwards():
     """Meanwhile a new head changes nothing; then it is due as its head says, and `news` is set."""
     shards = queue()
     shards.heads_moved(heads(0))
-    with shards.taken(ShardState.BEHIND) as (shard,):
+    with shards.taken(TailState.BEHIND) as (shard,):
         shards.back_off(shard, 0.0)
     shards.news.clear()
     shards.heads_moved(heads(0, head=7))
-    assert (shards.idle, shard.state) == (True, ShardState.BACKING_OFF)
+    assert (shards.idle, shard.state) == (True, TailState.BACKING_OFF)
     async with asyncio.timeout(10):
         await shards.news.wait()
     assert (taken(shards), shard.head) == ([0], Location(1, 7))
@@ -110,15 +110,15 @@ async def test_a_refused_shard_waits_for_a_generation():
     """Cells above the refused head are another history, a new generation is not."""
     shards = queue()
     shards.heads_moved(heads(0, head=1))
-    with capture_logs() as logged, shards.taken(ShardState.DOUBTFUL) as (shard,):
+    with capture_logs() as logged, shards.taken(TailState.DOUBTFUL) as (shard,):
         shards.refuse(shard, Location(1, 1))
     assert "run `schemaless tailer seek trips 1:1 --shard 0`" in logged[0]["what_to_do"]
     shards.heads_moved(heads(0, head=9))
-    assert (shards.idle, shard.state) == (True, ShardState.REFUSED)
+    assert (shards.idle, shard.state) == (True, TailState.REFUSED)
     shards.heads_moved({0: Location(2, 9)})
     assert taken(shards) == [0]
     shards.heads_moved(heads(0, head=9))  # a node that lags
-    assert shard.state is ShardState.REFUSED
+    assert shard.state is TailState.REFUSED
 
 
 async def test_a_recorded_refusal_outlives_the_tailer():
@@ -126,7 +126,7 @@ async def test_a_recorded_refusal_outlives_the_tailer():
     shards = queue(refused={0: Location(1, 1)})
     with capture_logs() as logged:
         shards.heads_moved(heads(0, 1))
-    assert (taken(shards), shards[0].verdict, shards[0].state) == ([1], Verdict.LOST, ShardState.REFUSED)
+    assert (taken(shards), shards[0].answer, shards[0].state) == ([1], MasterAnswer.LOST, TailState.REFUSED)
     assert [entry["shard"] for entry in logged] == [0]
 
 
@@ -136,6 +136,6 @@ async def test_a_shard_without_progress_is_logged_once_and_never_tailed():
     with capture_logs() as logged:
         shards.heads_moved(heads(0, 1))
         shards.heads_moved(heads(0, 1, head=9))
-    assert (taken(shards), shards[0].state) == ([1], ShardState.PROGRESS_LOST)
+    assert (taken(shards), shards[0].state) == ([1], TailState.PROGRESS_LOST)
     assert [entry["shard"] for entry in logged] == [0]
     assert "run `schemaless tailer seek DATASTORE LOCATION --shard 0`" in logged[0]["error"]
