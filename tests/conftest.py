@@ -12,6 +12,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 
+import hypothesis.core
 import pytest
 from hypothesis import settings
 
@@ -26,10 +27,15 @@ from tests.seed import SEED, seeded
 FLAVOUR = Flavour(os.environ.get("SCHEMALESS_MYSQL_FLAVOUR", "mariadb"))
 
 # A wall clock would fail a slow machine: `timeout` bounds each test as a whole.
-settings.register_profile("schemaless", deadline=None)
+settings.register_profile("schemaless", deadline=None, print_blob=True)
 settings.load_profile("schemaless")
 
 MakeDatastore = Callable[..., Datastore]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-seed", None) is None:
+        hypothesis.core.global_force_seed = SEED  # what --hypothesis-seed sets
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

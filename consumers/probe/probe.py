@@ -1,5 +1,6 @@
-"""Probe: writes one cell and tells when it was seen where: acknowledged, in the log, in the topic, in an index, at a
-trigger. It only looks from outside, as users do; what it wrote are cells like any others.
+"""The probe writes one cell and measures when it was acknowledged, and seen in the log, the topic, an index, a trigger.
+
+It looks from outside, as users do. What it writes are cells like any others.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ T = TypeVar("T")
 COLUMN = ColumnName("schemaless.probe")
 INDEX = "schemaless_probe"
 ROWS = 64
-"""Row keys that take turns, so that most shards, and all partitions, come to be probed."""
+"""Row keys that are used one after the other, so that most shards, and all partitions, are probed."""
 
 _NAMESPACE = uuid.UUID("5c0e6a1e-0000-5000-8000-70726f626500")
 
 
 class Stage(StrEnum):
-    """What is seen, in the order of the cell's way."""
+    """The stages of a cell, in their order."""
 
     ACKNOWLEDGED = "acknowledged"
     LOGGED = "logged"
@@ -42,11 +43,11 @@ class Stage(StrEnum):
 
 
 Latencies = Mapping[Stage, float | None]
-"""Seconds since the put was sent; None: not seen in time. Stages that nobody measures are left out."""
+"""Seconds since the put was sent, None for a stage that was not seen in time. Stages without a watcher are missing."""
 
 
 class ProbeCalls:
-    """Calls of the probe's trigger: the one that is expected."""
+    """The calls of the probe's trigger. It knows the one that is expected."""
 
     def __init__(self) -> None:
         self._ref_key = -1
@@ -65,7 +66,7 @@ class ProbeCalls:
 
 
 class Probe:
-    """`step` is one cell. Without `calls` no trigger is waited for."""
+    """Each `step` writes and watches one cell. Without `calls` it waits for no trigger."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Probe:
         self._timeout_s = timeout_s
 
     async def step(self) -> Latencies:
-        """Raises what the put raises."""
+        """Returns the latencies of one cell. Raises what the put raises."""
         ref_key = time.time_ns() // 1000
         row_key = uuid.uuid5(_NAMESPACE, str(ref_key % ROWS))
         indexed = await self._has_index()
@@ -100,7 +101,7 @@ class Probe:
         return {Stage.ACKNOWLEDGED: acknowledged, **dict(zip(seen, latencies, strict=True))}
 
     async def _look_forward(self, row_key: uuid.UUID, ref_key: int) -> None:
-        """Whatever comes from now on is noticed, also before the put is answered."""
+        """Starts to listen, so that nothing is missed that comes before the put is answered."""
         partition = self._datastore.partition(shard_of(RowKey(row_key.bytes), self._datastore.shards))
         await self._in_thread(lambda: self._arrivals.begin(partition))
         if self._calls is not None:
@@ -120,7 +121,7 @@ class Probe:
         return await asyncio.get_running_loop().run_in_executor(self._arrivals_thread, call)
 
     async def _logged(self, answer: PutAnswer) -> bool:
-        """A buffered cell has no place in the log yet."""
+        """Returns whether the cell is in the log. A buffered cell has no place there yet."""
         if answer.added_id is None:
             return False
         page = await self._client.get_cells_for_shard(answer.shard, answer.added_id - 1, 1)

@@ -27,13 +27,15 @@ PROGRAM = "schemaless_probe"
 
 
 class ProbeService:
+    """Probes one datastore in each period."""
+
     def __init__(self, settings: ProbeSettings, storage: AsyncStorage) -> None:
         self._settings = settings
         self._storage = storage
         self._metrics = ProbeMetrics(settings.metrics_port)
 
     async def run(self, name: str, *, triggered: bool) -> None:
-        """Until cancelled. With a trigger its first cells may be missed: it joins its group meanwhile."""
+        """Probes until it is cancelled. The trigger may miss the first cells, because it joins its group meanwhile."""
         datastore = await Catalogue(self._storage).datastore(name)
         settings = self._settings
         calls = ProbeCalls() if triggered else None
@@ -63,7 +65,7 @@ class ProbeService:
 
 
 class ProbeMetrics:
-    """`schemaless_probe_seconds{datastore, stage}` of the last cell, and what was missed; on a port, if any."""
+    """Shows `schemaless_probe_seconds{datastore, stage}` of the last cell, on a port if any, and counts misses."""
 
     def __init__(self, port: int | None) -> None:
         registry = CollectorRegistry()
@@ -88,7 +90,7 @@ class ProbeMetrics:
 
 
 def probe_program(calls: ProbeCalls) -> TriggerProgram:
-    """A trigger on the reserved column, in this process."""
+    """Returns a program with one trigger on the reserved column, in this process."""
 
     @trigger(column=COLUMN)
     async def arrived(cell: TriggerCell) -> None:

@@ -1,7 +1,8 @@
-"""Subscriber: every cell of a datastore, or of some partitions, in order and proven to be all of them (I9).
+"""The Subscriber: every cell of a datastore, or of some partitions, in order and proven to be all of them (I9).
 
-For programs of others: it needs Kafka and the API's hosts, no MySQL. The rules are in schemaless/subscriber/engine.py;
-here they get what they ask for: records of the topic, and pages of a shard's log. Kafka's offsets are hints.
+It is for programs of others, and needs Kafka and the API's hosts, no MySQL. The rules are in
+schemaless/subscriber/engine.py. This module brings what they ask for: records of the topic, and pages of a shard's log.
+Kafka's offsets are hints.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from schemaless.subscriber.http_log import ShardHistory
 from schemaless.subscriber.position import Batch, Position
 
 Known = Mapping[int, Position | Location]
-"""By shard, where to go on."""
+"""By shard, where to continue."""
 Positions = Known | Callable[[Sequence[int]], Known]
-"""What is known of shards, or who is asked for it whenever partitions are given to this process."""
+"""Positions of shards, or a function that is asked for them whenever partitions are assigned to this process."""
 Start = Literal["beginning", "end"] | datetime
 History = Literal["topic", "log"]
 
@@ -35,18 +36,18 @@ _WAIT_S = 0.5
 
 
 class Subscriber:
-    """Iterates over batches. One thread; `stop` may be called from any, and from a signal handler.
+    """Iterates over batches, in one thread. `stop` may be called from any thread, and from a signal handler.
 
-    - `client`: for the logs of shards; default: one of SCHEMALESS_HOSTS.
-    - `group`: processes with the same one share the partitions. Without it this process has all, or `partitions`.
-    - `positions`: of earlier batches, by shard; a function is asked whenever partitions are given to this process.
-    - `start`: where shards without a position begin: "beginning", "end", or a time.
-    - `history`: "topic" reads the topic as far back as it goes, and the log of a shard for what it lacks; "log" reads
-      the logs up to their present heads first, then goes over to the topic.
-    - `look_pause_s`: how often the heads tell what the topic never brought.
+    - `client` reads the logs of shards. The default is a client of SCHEMALESS_HOSTS.
+    - `group`: processes of the same group share the partitions. Without it this process has all, or `partitions`.
+    - `positions` are those of earlier batches, by shard. A function is asked for them whenever partitions are assigned.
+    - `start` is where shards without a position begin: "beginning", "end", or a time.
+    - `history`: "topic" reads the topic as far back as it goes, and the log of a shard for what it lacks. "log" reads
+      the logs up to their present heads first, then changes over to the topic.
+    - `look_pause_s` is the pause between two looks at the heads, which show what the topic never brought.
 
-    Store the `position` of a batch before you ask for the next one: there is nothing else to acknowledge. Raises
-    Unavailable when Kafka or the hosts don't answer: ask again, nothing is lost by it.
+    Store the `position` of a batch before you ask for the next one. There is nothing else to acknowledge. Every method
+    that reads raises Unavailable when Kafka or the hosts don't answer: ask again, nothing is lost.
     """
 
     def __init__(  # noqa: PLR0913  # all but two have defaults
@@ -93,15 +94,15 @@ class Subscriber:
 
     @property
     def foreign(self) -> Sequence[ForeignRecord]:
-        """The last hundred records that were not ours; `counts.foreign` is how many there were."""
+        """The last hundred records that were not ours. `counts.foreign` is how many there were."""
         return tuple(self._shards.foreign)
 
     def positions(self) -> dict[int, Position]:
-        """Of every shard that this process follows, as far as batches were given out."""
+        """Returns the position of every shard that this process follows, as far as batches were given out."""
         return self._shards.positions()
 
     def poll(self, timeout_s: float) -> Batch | None:
-        """The next batch; None when there was none for `timeout_s`."""
+        """Returns the next batch, or None when there was none for `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self._stopped:
             left_s = max(0.0, deadline - time.monotonic())
@@ -122,7 +123,7 @@ class Subscriber:
         raise StopIteration
 
     def cells(self) -> Iterator[StoredCell]:
-        """Cell by cell, for whoever keeps no positions. That some were superseded is only counted."""
+        """Yields cell by cell, for programs that keep no positions. Superseded cells are only counted."""
         for batch in self:
             yield from batch.cells
 
@@ -146,7 +147,7 @@ class Subscriber:
         self._shards.end(frozenset(partitions))
 
     def _step(self) -> Batch | None:
-        """Goes on with what is in hand until it gives a batch or is finished."""
+        """Continues the present steps until they give a batch or are finished."""
         while self._steps is not None:
             answer = self._read_log()
             try:
@@ -160,7 +161,7 @@ class Subscriber:
         return None
 
     def _read_log(self) -> LogAnswer | None:
-        """Of what was asked for. When that fails it is still asked for, so whoever polls again goes on there."""
+        """Reads the page that was asked for. When that fails it is asked for again at the next poll."""
         if self._asked is None:
             return None
         self._reader.keep()
@@ -169,7 +170,7 @@ class Subscriber:
         return answer
 
     def _gather(self, wait_s: float) -> None:
-        """New work: partitions that were given to us, a look at the heads, or what the topic brought."""
+        """Begins new steps: partitions that were assigned, a look at the heads, or what the topic brought."""
         if self._reader.fresh:
             self._steps = self._begin(tuple(self._reader.fresh))
         elif time.monotonic() >= self._look_at:
@@ -182,20 +183,29 @@ class Subscriber:
         try:
             heads = self._history.heads()
         except Unavailable:
-            return  # the topic goes on without; a hole in it would be told
+            return  # the topic continues without it, and a hole there is found anyway
         yield from self._shards.look(heads, frozenset(self._reader.at_end))
 
     def _begin(self, partitions: Sequence[int]) -> Steps:
-        """The topic's ends are asked for before the heads: so what lies between comes twice rather than never."""
+        """Begins partitions. The topic's ends are read before the heads: cells between them come twice, not never."""
         spans = {partition: self._reader.span(partition) for partition in partitions}
         heads = self._history.heads()
         shards = {partition: range(partition, len(heads), self._partition_count) for partition in partitions}
-        known = self._known([shard for numbers in shards.values() for shard in numbers])
-        unknown = [shard for numbers in shards.values() for shard in numbers if shard not in known]
-        places = self._places(unknown, heads) | known
+        every = [shard for numbers in shards.values() for shard in numbers]
+        positions = self._positions(every) if callable(self._positions) else self._positions
+        known = {shard: positions[shard] for shard in every if shard in positions}
+        unknown = [shard for shard in every if shard not in known]
+        places: dict[int, Position | Location] = dict(known)
+        if isinstance(self._start, datetime):
+            places |= self._history.since(unknown, self._start)
+        else:
+            places |= {shard: heads[shard] if self._start == "end" else BEGINNING for shard in unknown}
         behind: list[int] = []
         for partition, numbers in shards.items():
-            locations = {shard: _location(places[shard]) for shard in numbers}
+            locations = {}
+            for shard in numbers:
+                place = places[shard]
+                locations[shard] = place.location if isinstance(place, Position) else place
             offset = self._first_offset(spans[partition], [known[shard] for shard in numbers if shard in known])
             self._shards.begin(partition, offset, locations, heads)
             self._reader.read_from(partition, offset)
@@ -207,24 +217,13 @@ class Subscriber:
         for shard in shards:
             yield from self._shards.catch_up(shard, heads[shard].added_id)
 
-    def _known(self, shards: Sequence[int]) -> dict[int, Position | Location]:
-        found = self._positions(shards) if callable(self._positions) else self._positions
-        return {shard: found[shard] for shard in shards if shard in found}
-
-    def _places(self, shards: Sequence[int], heads: Mapping[int, Location]) -> dict[int, Position | Location]:
-        """Where shards without a position begin."""
-        if isinstance(self._start, datetime):
-            return {**self._history.since(shards, self._start)}
-        return {shard: heads[shard] if self._start == "end" else BEGINNING for shard in shards}
-
     def _first_offset(self, span: Span, known: Sequence[Position | Location]) -> int:
-        """At the end, when history comes from the log. A stored offset beyond the topic: it was made anew."""
+        """Returns where to read a partition of the topic. That is its end when history comes from the log.
+
+        A stored offset beyond the topic means that the topic was made anew: it is read from its beginning.
+        """
         offsets = [place.offset for place in known if isinstance(place, Position) and place.offset is not None]
         if self._from_log or (not offsets and (known or self._start != "beginning")):
             return span.high
         wanted = max(offsets, default=span.low)
         return wanted if span.low <= wanted <= span.high else span.low
-
-
-def _location(place: Position | Location) -> Location:
-    return place.location if isinstance(place, Position) else place
