@@ -22,15 +22,14 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
 from schemaless.stack import kafka_broker
-from schemaless.stack.accounts import new_accounts
-from schemaless.stack.admin import answers
+from schemaless.stack.admin import answers, new_accounts
 from schemaless.stack.container_files import settings_files
 from schemaless.stack.containers import MYSQL_PORT, READY_TIMEOUT_S, ROOT, ServerContainer, await_kafka, set_up_servers
-from schemaless.stack.layout import ServerRole, server_roles
 from schemaless.stack.local import RunningTopology
+from schemaless.stack.mysql_server import ServerRole, server_roles
+from schemaless.stack.plan import nodes_document, write_private_json
 from schemaless.stack.ports import free_ports
 from schemaless.stack.programs import Flavour
-from schemaless.stack.topology_file import nodes_document, write_private_json
 from schemaless.topology import parse_topology
 
 MYSQL_IMAGE = "mysql:9.7"

@@ -19,7 +19,7 @@ from schemaless.codec import decode_cell, encode_body
 from schemaless.config import TailerSettings
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
-from schemaless.stack.halting import halt, halted
+from schemaless.stack.local import halt, halted
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell

@@ -20,7 +20,7 @@ from schemaless.client.answers import FoundCell
 from schemaless.client.client import Client
 from schemaless.errors import CellMissing, Invalid, Malformed
 from schemaless.sharding import shard_of
-from schemaless.stack.default_datastore import DEFAULT_DATASTORE
+from schemaless.stack.plan import DEFAULT_DATASTORE
 
 NEXT = "next"
 

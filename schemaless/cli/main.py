@@ -9,11 +9,10 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from schemaless.cli import audit, cells, datastores, demo, indexes, tail, tailer, triggers
+from schemaless.cli import audit, cells, datastores, indexes, stack, tail, tailer, triggers
 from schemaless.errors import SchemalessError
-from schemaless.stack import commands as stack_commands
 
-PARTS = [stack_commands, cells, datastores, indexes, triggers, audit, tail, tailer, demo]
+PARTS = [stack, cells, datastores, indexes, triggers, audit, tail, tailer]
 """Modules that add their commands with `register(app)`."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

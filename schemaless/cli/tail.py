@@ -23,7 +23,7 @@ from schemaless.errors import Invalid
 from schemaless.extras import Extra, needs
 from schemaless.names import cells_topic_name
 from schemaless.record import Record
-from schemaless.stack.default_datastore import DEFAULT_DATASTORE
+from schemaless.stack.plan import DEFAULT_DATASTORE
 
 BEGINNING, END = "beginning", "end"
 _OFFSET = re.compile(r"([0-9]{1,9}):([0-9]{1,18})")

@@ -18,8 +18,7 @@ import typer
 from schemaless.client.client import Client
 from schemaless.config import ClientSettings, OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
-from schemaless.stack.default_datastore import DEFAULT_DATASTORE
-from schemaless.stack.plan import StackPlan, home_folder, load_plan
+from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, home_folder, load_plan
 from schemaless.topology import Datastore, Topology, load_topology
 
 HostsOption = Annotated[

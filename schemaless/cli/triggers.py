@@ -17,8 +17,8 @@ from schemaless.cli.targets import DatastoreOption, api_command, hosts_or_none, 
 from schemaless.client.client import Client
 from schemaless.extras import Extra, needs
 from schemaless.names import trigger_consumer
-from schemaless.stack.default_datastore import DEFAULT_DATASTORE
-from schemaless.stack.program import ending_with_supervisor
+from schemaless.stack.plan import DEFAULT_DATASTORE
+from schemaless.stack.processes import ending_with_supervisor
 
 _RESTART_PAUSE_S = 1.0
 _BROKEN_WITHIN_S = 5.0  # a worker that ends so soon after the first start would end again

@@ -21,8 +21,7 @@ from schemaless.stack import supervision
 from schemaless.stack.endpoints import refresh_endpoints
 from schemaless.stack.plan import StackPlan
 from schemaless.stack.ports import free_ports
-from schemaless.stack.program import ProcessRole
-from schemaless.stack.services import checkout_folder, service_environment
+from schemaless.stack.processes import ProcessRole, checkout_folder, service_environment
 
 INDEX_FILE = "examples/flights_by_tailnum.yaml"
 INDEX = index_consumer("flights_by_tailnum")

@@ -1,13 +1,63 @@
-"""Administrator's connections to the storage servers: the stack's one place with a driver."""
+"""The storage servers' accounts with their random passwords, and administrators' connections.
+
+The accounts are made while a data folder is initialised, before there is a binary log. No other account that can log in
+is left: every server of a stack knows the same three, and a minion needs nothing but the master's log. Connections are
+the stack's one use of a driver.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from schemaless.errors import StorageUnavailable
+from schemaless.stack.programs import Flavour
+
+SERVICE_USER = "schemaless"
+READER_USER = "reader"
+REPLICATION_USER = "replication"
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The passwords of the accounts. They are letters and digits only, so they need no quoting anywhere."""
+
+    service_password: str = field(repr=False)
+    reader_password: str = field(repr=False)
+    replication_password: str = field(repr=False)
+
+
+def new_accounts() -> Accounts:
+    return Accounts(secrets.token_hex(16), secrets.token_hex(16), secrets.token_hex(16))
+
+
+_MONITOR = {
+    Flavour.MARIADB: "BINLOG MONITOR, REPLICA MONITOR",
+    Flavour.MYSQL: "REPLICATION CLIENT",
+}
+_NOBODY_ELSE = {
+    # Under --bootstrap the grant tables are not loaded yet: rows first, then FLUSH.
+    Flavour.MARIADB: ("DELETE FROM mysql.global_priv WHERE User IN ('', 'root')", "FLUSH PRIVILEGES"),
+    Flavour.MYSQL: ("DROP USER IF EXISTS 'root'@'localhost', 'root'@'%'",),
+}
+
+
+def account_statements(flavour: Flavour, accounts: Accounts) -> tuple[str, ...]:
+    """Returns the SQL that leaves exactly our three accounts on a new server. On MySQL it can be repeated."""
+    return (
+        *(_NOBODY_ELSE[flavour] if flavour is Flavour.MARIADB else ()),
+        f"CREATE USER IF NOT EXISTS '{SERVICE_USER}'@'%' IDENTIFIED BY '{accounts.service_password}'",
+        f"GRANT ALL PRIVILEGES ON *.* TO '{SERVICE_USER}'@'%' WITH GRANT OPTION",
+        f"CREATE USER IF NOT EXISTS '{READER_USER}'@'%' IDENTIFIED BY '{accounts.reader_password}'",
+        f"GRANT SELECT, PROCESS, SHOW DATABASES, {_MONITOR[flavour]} ON *.* TO '{READER_USER}'@'%'",
+        f"CREATE USER IF NOT EXISTS '{REPLICATION_USER}'@'%' IDENTIFIED BY '{accounts.replication_password}'",
+        f"GRANT REPLICATION SLAVE ON *.* TO '{REPLICATION_USER}'@'%'",
+        *(_NOBODY_ELSE[flavour] if flavour is Flavour.MYSQL else ()),
+    )
+
 
 if TYPE_CHECKING:  # the command line finds a stack without a driver
     import pymysql
@@ -18,7 +68,7 @@ TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where and as whom to connect: by the socket where there is one."""
+    """The address and the account of a connection. It uses the socket where there is one."""
 
     socket: str | None
     user: str
@@ -31,13 +81,13 @@ class ServerAddress:
 
 
 class Session:
-    """One open connection, autocommit."""
+    """One open connection with autocommit."""
 
     def __init__(self, connection: pymysql.Connection[DictCursor]) -> None:
         self._connection = connection
 
     def query(self, statement: str) -> list[dict[str, Any]]:
-        """Run one statement; its rows by column name, none for a statement that gives none."""
+        """Runs one statement, and returns its rows by column name."""
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
@@ -45,11 +95,24 @@ class Session:
 
 @contextmanager
 def session(address: ServerAddress) -> Iterator[Session]:
-    """Raises StorageUnavailable when the server can't be reached or refuses a statement."""
+    """Opens a connection. Raises StorageUnavailable when the server is unreachable or refuses a statement."""
     import pymysql
+    from pymysql.cursors import DictCursor
 
     try:
-        connection = _connect(address)
+        connection = pymysql.connect(
+            host=address.host,
+            port=address.port,
+            unix_socket=address.socket,
+            user=address.user,
+            password=address.password,
+            autocommit=True,
+            cursorclass=DictCursor,
+            connect_timeout=2,
+            read_timeout=TIMEOUT_S,
+            write_timeout=TIMEOUT_S,
+            ssl_disabled=True,  # the servers' own certificates prove nothing; passwords go by RSA
+        )
         try:
             yield Session(connection)
         finally:
@@ -59,28 +122,9 @@ def session(address: ServerAddress) -> Iterator[Session]:
 
 
 def answers(address: ServerAddress) -> bool:
-    """Whether the server takes connections and queries now."""
+    """True if the server accepts connections and queries now."""
     try:
         with session(address) as connected:
             return bool(connected.query("SELECT 1"))
     except StorageUnavailable:
         return False
-
-
-def _connect(address: ServerAddress) -> pymysql.Connection[DictCursor]:
-    import pymysql
-    from pymysql.cursors import DictCursor
-
-    return pymysql.connect(
-        host=address.host,
-        port=address.port,
-        unix_socket=address.socket,
-        user=address.user,
-        password=address.password,
-        autocommit=True,
-        cursorclass=DictCursor,
-        connect_timeout=2,
-        read_timeout=TIMEOUT_S,
-        write_timeout=TIMEOUT_S,
-        ssl_disabled=True,  # the servers' own certificates prove nothing; passwords go by RSA
-    )

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from schemaless.config import ContainerSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.stack import kafka_broker, replication
-from schemaless.stack.accounts import SERVICE_USER, Accounts, account_statements
-from schemaless.stack.admin import ServerAddress, answers, session
-from schemaless.stack.default_datastore import create_default_datastore
-from schemaless.stack.layout import ServerRole, server_roles
-from schemaless.stack.plan import CLUSTERS, MINIONS
+from schemaless.stack.admin import SERVICE_USER, Accounts, ServerAddress, account_statements, answers, session
+from schemaless.stack.mysql_server import ServerRole, server_roles
+from schemaless.stack.plan import CLUSTERS, MINIONS, create_default_datastore, nodes_document, write_private_json
 from schemaless.stack.programs import Flavour
-from schemaless.stack.topology_file import nodes_document, write_private_json
 from schemaless.topology import Node, Role, load_topology
 
 MYSQL_PORT = 3306

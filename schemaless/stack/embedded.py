@@ -1,6 +1,6 @@
-"""Starting and stopping the whole stack in order: storage, replication, Kafka, datastore, services, and back.
+"""Starts and stops the whole stack in order: storage, replication, Kafka, datastore, services, and back.
 
-Every step may be run again: `up` on a running stack changes nothing, and one that was cut off is finished by the next.
+Every step can be repeated: `up` changes nothing on a running stack, and finishes one that was interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,20 @@ import httpx
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, Unavailable
 from schemaless.stack import kafka_broker, mysql_server
-from schemaless.stack.default_datastore import create_default_datastore
 from schemaless.stack.endpoints import refresh_endpoints, remove_endpoints
 from schemaless.stack.local import minions_with_masters
-from schemaless.stack.mysql_server import MySQLServer
-from schemaless.stack.plan import StackPlan, home_folder, load_or_make_plan, load_plan
+from schemaless.stack.plan import (
+    StackPlan,
+    create_default_datastore,
+    home_folder,
+    load_or_make_plan,
+    load_plan,
+    topology_document,
+    write_private_json,
+)
 from schemaless.stack.ports import PortInUse, require_free
-from schemaless.stack.program import ProcessRole, SupervisedProgram, save_program
+from schemaless.stack.processes import ProcessRole, SupervisedProgram, save_program, server_programs, service_programs
 from schemaless.stack.replication import attach
-from schemaless.stack.services import server_programs, service_programs
 from schemaless.stack.supervision import (
     ProcessState,
     ProcessStatus,
@@ -40,7 +45,6 @@ from schemaless.stack.supervision import (
     stop_supervisor,
     wait_for,
 )
-from schemaless.stack.topology_file import topology_document, write_private_json
 from schemaless.topology import Role, load_topology
 
 READY_TIMEOUT_S = 60.0
@@ -62,25 +66,26 @@ def up(
     say: Say = lambda line: None,
     services: Callable[[StackPlan], list[SupervisedProgram]] = service_programs,
 ) -> dict[str, Any]:
-    """Start what isn't running, wait until all is ready, and return what endpoints.json says.
+    """Starts what isn't running, waits until all is ready, and returns the content of endpoints.json.
 
-    Processes that are held down stay down. Raises Misconfigured or Unavailable, each saying what stands in the way.
+    Processes that are held down stay down. Raises Misconfigured or Unavailable with the reason.
     """
     home = home_folder(settings)
-    with _disk_full_said(home), _one_at_a_time(home, say):
+    with _disk_full_reported(home), _one_at_a_time(home, say):
         plan = load_or_make_plan(settings)
         if not is_up(plan):
             _prepare(plan, services(plan), say)
             start_supervisor(plan)
         _start_storage(plan, say)
-        _start_kafka(plan, say)
+        if _start(plan, ["kafka"], "Kafka", say):
+            kafka_broker.wait_ready(plan.broker())
         create_default_datastore(load_topology(plan.topology_file), plan.broker().bootstrap)
         _start_services(plan, say)
         return refresh_endpoints(home)
 
 
 def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
-    """Stop everything in order; data stays. Not running: nothing to do."""
+    """Stops everything in order. Data stays. Does nothing if the stack isn't running."""
     home = home_folder(settings)
     plan = load_plan(home)
     if plan is None:
@@ -88,7 +93,19 @@ def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
         return
     with _one_at_a_time(home, say):
         if is_up(plan):
-            _stop_in_order(plan, say)
+            # Users of a server stop before it, and minions before the masters that they read from.
+            everything = processes(home)
+            masters = {server.name for server in plan.servers() if server.role is Role.MASTER}
+            mysql = {process.name for process in everything if process.role is ProcessRole.MYSQL}
+            stages = {
+                "services": {process.name for process in everything if _is_service(process)},
+                "Kafka": {"kafka"},
+                "minions": mysql - masters,
+                "masters": masters,
+            }
+            for stage, names in stages.items():
+                say(f"stopping {stage}")
+                stop_all(home, names)
             stop_supervisor(plan)
         else:
             say("not running")
@@ -96,10 +113,12 @@ def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
 
 
 def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -> None:
-    """Everything on disk that a start needs, while nothing runs."""
+    """Makes everything on disk that a start needs, while nothing runs."""
     servers = plan.servers()
     new = [server for server in servers if not server.data.is_dir()]
-    _require_room(plan.home, FIRST_START_BYTES if new else START_BYTES)
+    needed, free = FIRST_START_BYTES if new else START_BYTES, shutil.disk_usage(plan.home).free
+    if free < needed:
+        raise DiskFull(f"the disk under {plan.home} is full: {free >> 20} MiB free, {needed >> 20} MiB needed to start")
     _await_ports(plan)
     plan.programs_folder.mkdir(parents=True, exist_ok=True)
     for program in [*server_programs(plan), *services]:
@@ -108,17 +127,13 @@ def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -
         say(f"initialising {len(new)} {plan.flavour} servers")
     with ThreadPoolExecutor() as pool:
         broker = pool.submit(kafka_broker.prepare, plan.broker())
-        _prepare_servers(plan, servers, new)
+        template = plan.home / "mysql" / ".template"
+        if new:
+            mysql_server.make_template(template, plan.flavour, plan.accounts)
+        for server in servers:
+            mysql_server.prepare(server, template)
+        shutil.rmtree(template, ignore_errors=True)
         broker.result()
-
-
-def _prepare_servers(plan: StackPlan, servers: Sequence[MySQLServer], new: Sequence[MySQLServer]) -> None:
-    template = plan.home / "mysql" / ".template"
-    if new:
-        mysql_server.make_template(template, plan.flavour, plan.accounts)
-    for server in servers:
-        mysql_server.prepare(server, template)
-    shutil.rmtree(template, ignore_errors=True)
 
 
 def _start_storage(plan: StackPlan, say: Say) -> None:
@@ -131,11 +146,6 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     write_private_json(plan.topology_file, topology_document(servers, plan.accounts))
 
 
-def _start_kafka(plan: StackPlan, say: Say) -> None:
-    if _start(plan, ["kafka"], "Kafka", say):
-        kafka_broker.wait_ready(plan.broker())
-
-
 def _start_services(plan: StackPlan, say: Say) -> None:
     services = [process.name for process in processes(plan.home) if _is_service(process)]
     running = _start(plan, services, "the services", say)
@@ -146,7 +156,7 @@ def _start_services(plan: StackPlan, say: Say) -> None:
 
 
 def _start(plan: StackPlan, names: Sequence[str], what: str, say: Say) -> set[str]:
-    """Start those that were never started; return those that are not held down."""
+    """Starts the processes that were never started, and returns those that are not held down."""
     wanted = [process for process in processes(plan.home) if process.name in names and not process.held_down]
     new = [process for process in wanted if not process.started]
     if new:
@@ -159,47 +169,21 @@ def _start(plan: StackPlan, names: Sequence[str], what: str, say: Say) -> set[st
 def _await_api(plan: StackPlan, process: ProcessStatus) -> None:
     url = f"http://127.0.0.1:{plan.ports[process.name]}/readyz"
     deadline = time.monotonic() + READY_TIMEOUT_S
-    while not _is_ready(url):
+    while True:
+        with suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=2.0).status_code == httpx.codes.OK:
+                return
         if time.monotonic() > deadline:
             raise Unavailable(f"{process.name} is not ready after {READY_TIMEOUT_S:.0f} s; its log: {process.log}")
         time.sleep(0.1)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2.0).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
-def _stop_in_order(plan: StackPlan, say: Say) -> None:
-    """Whoever uses a server stops before it; minions before the masters that they read from."""
-    everything = processes(plan.home)
-    masters = {server.name for server in plan.servers() if server.role is Role.MASTER}
-    mysql = {process.name for process in everything if process.role is ProcessRole.MYSQL}
-    stages = {
-        "services": {process.name for process in everything if _is_service(process)},
-        "Kafka": {"kafka"},
-        "minions": mysql - masters,
-        "masters": masters,
-    }
-    for stage, names in stages.items():
-        say(f"stopping {stage}")
-        stop_all(plan.home, names)
 
 
 def _is_service(process: ProcessStatus) -> bool:
     return process.role not in (ProcessRole.MYSQL, ProcessRole.KAFKA)
 
 
-def _require_room(home: Path, needed: int) -> None:
-    free = shutil.disk_usage(home).free
-    if free < needed:
-        raise DiskFull(f"the disk under {home} is full: {free >> 20} MiB free, {needed >> 20} MiB needed to start")
-
-
 def _await_ports(plan: StackPlan) -> None:
-    """The kept ports must be free. After a killed supervisor its processes may still be on their way out."""
+    """Waits until the kept ports are free: after a killed supervisor its processes may still be ending."""
     deadline = time.monotonic() + (ORPHANS_TIMEOUT_S if plan.supervisor_pid_file.exists() else 0)
     while True:
         try:
@@ -220,14 +204,14 @@ def _one_at_a_time(home: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another command is at work on this stack; waiting for it")
+            say("waiting for another command on this stack")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _disk_full_said(home: Path) -> Iterator[None]:
-    """A write of ours that failed for it, or a server that did not come up while hardly anything is free."""
+def _disk_full_reported(home: Path) -> Iterator[None]:
+    """Reports a full disk after a failed write, or after a failed start with hardly any space left."""
     try:
         yield
     except OSError as error:

@@ -1,46 +1,67 @@
-"""endpoints.json: where everything of a running stack is and which pid it has. Its form is docs/stack.md's and fixed.
+"""endpoints.json: the addresses and pids of a running stack. Its form is fixed (docs/stack.md).
 
-Whoever changes what it says calls `refresh_endpoints`; inside a lock, so the last writer knew the latest.
+Code that changes its content calls `refresh_endpoints`. A lock makes the last writer know the latest state. Run as
+`python -m schemaless.stack.endpoints HOME` by supervisord, it also refreshes the file when a supervised process changes
+its state, and every five seconds for datastores that somebody made.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import list_datastores
-from schemaless.stack.accounts import READER_USER
-from schemaless.stack.mysql_server import MySQLServer
-from schemaless.stack.plan import StackPlan, require_plan
+from schemaless.stack.admin import READER_USER
+from schemaless.stack.plan import StackPlan, require_plan, write_private_json
 from schemaless.stack.supervision import ProcessStatus, processes
-from schemaless.stack.topology_file import write_private_json
-from schemaless.topology import Datastore, Role, load_topology
+from schemaless.topology import Role, load_topology
 
 
 def refresh_endpoints(home: Path) -> dict[str, Any]:
-    """Write the file anew and return what it says. Raises StackDown."""
+    """Writes the file if it has changed, and returns its content. Raises StackDown."""
     plan = require_plan(home)
     with _locked(plan):
+        try:
+            written: dict[str, Any] = json.loads(plan.endpoints_file.read_bytes())
+        except (OSError, ValueError):
+            written = {}
         running = {process.name: process for process in processes(home)}
+        try:
+            known = list_datastores(load_topology(plan.topology_file)).values()
+        except SchemalessError:  # no master answers: the last file's datastores are the best there is
+            datastores = written.get("datastores", {})
+        else:
+            datastores = {
+                datastore.name: {
+                    "shards": datastore.shards,
+                    "topic": datastore.topic,
+                    "partitions": datastore.partitions,
+                }
+                for datastore in known
+            }
         document = {
             "api": plan.api_urls(),
             "kafka": plan.broker().bootstrap,
             "clusters": _clusters(plan, running),
-            "datastores": _datastores(plan),
-            "processes": [_process(process) for process in running.values()],
+            "datastores": datastores,
+            "processes": [
+                {"name": process.name, "role": process.role, "pid": process.pid, "log": str(process.log)}
+                for process in running.values()
+            ],
         }
-        if document != _last_written(plan):
+        if document != written:
             write_private_json(plan.endpoints_file, document)
         return document
 
 
 def remove_endpoints(plan: StackPlan) -> None:
-    """For a stack that is down: nobody should trust old pids."""
+    """Removes the file of a stack that is down, whose pids are no longer true."""
     with _locked(plan):
         plan.endpoints_file.unlink(missing_ok=True)
 
@@ -48,55 +69,22 @@ def remove_endpoints(plan: StackPlan) -> None:
 def _clusters(plan: StackPlan, running: Mapping[str, ProcessStatus]) -> dict[str, Any]:
     clusters: dict[str, Any] = {}
     for server in plan.servers():
+        process = running.get(server.name)
+        entry = {
+            "name": server.name,
+            "host": "127.0.0.1",
+            "port": server.port,
+            "socket": str(server.socket),
+            "pid": process and process.pid,
+            "user": READER_USER,
+            "password": plan.accounts.reader_password,
+        }
         cluster = clusters.setdefault(server.cluster, {"master": None, "minions": []})
-        entry = _server(server, plan, running.get(server.name))
         if server.role is Role.MASTER:
             cluster["master"] = entry
         else:
             cluster["minions"].append(entry)
     return clusters
-
-
-def _server(server: MySQLServer, plan: StackPlan, process: ProcessStatus | None) -> dict[str, Any]:
-    return {
-        "name": server.name,
-        "host": "127.0.0.1",
-        "port": server.port,
-        "socket": str(server.socket),
-        "pid": process and process.pid,
-        "user": READER_USER,
-        "password": plan.accounts.reader_password,
-    }
-
-
-def _process(process: ProcessStatus) -> dict[str, Any]:
-    return {"name": process.name, "role": process.role, "pid": process.pid, "log": str(process.log)}
-
-
-def _datastores(plan: StackPlan) -> dict[str, Any]:
-    """From the catalogue; from the last file while no master answers."""
-    try:
-        found = list_datastores(load_topology(plan.topology_file))
-    except SchemalessError:
-        return _last_known(plan)
-    return {name: _datastore(datastore) for name, datastore in found.items()}
-
-
-def _datastore(datastore: Datastore) -> dict[str, Any]:
-    return {"shards": datastore.shards, "topic": datastore.topic, "partitions": datastore.partitions}
-
-
-def _last_known(plan: StackPlan) -> dict[str, Any]:
-    known: dict[str, Any] = _last_written(plan).get("datastores", {})
-    return known
-
-
-def _last_written(plan: StackPlan) -> dict[str, Any]:
-    try:
-        written: dict[str, Any] = json.loads(plan.endpoints_file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return written
 
 
 @contextmanager
@@ -105,3 +93,30 @@ def _locked(plan: StackPlan) -> Iterator[None]:
     with (plan.run / "endpoints.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def step(home: Path, events: TextIO, replies: TextIO) -> None:
+    """Handles one event of supervisord, whose protocol is on stdin and stdout.
+
+    If the file can't be written, that is printed to stderr: the next event writes the whole file again.
+    """
+    from supervisor import childutils  # not in the wheel's own dependencies
+
+    childutils.listener.wait(events, replies)
+    try:
+        refresh_endpoints(home)
+    except (SchemalessError, OSError) as error:
+        print(f"endpoints.json was not written: {error}", file=sys.stderr, flush=True)
+    childutils.listener.ok(replies)
+
+
+def main() -> None:
+    home = Path(sys.argv[1])
+    # One foreign line on stdout, such as a library's warning, and supervisord never sends an event again.
+    replies, sys.stdout = sys.stdout, sys.stderr
+    while True:
+        step(home, sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Servers without a supervisor, for tests and benchmarks: gone with this process, whatever ends it."""
+"""Servers without a supervisor, for tests and benchmarks. They end with this process, whatever ends it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,27 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemaless.stack import kafka_broker, mysql_server
-from schemaless.stack.accounts import Accounts, new_accounts
-from schemaless.stack.halting import halt
+from schemaless.stack.admin import Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
-from schemaless.stack.layout import server_roles
-from schemaless.stack.mysql_server import MySQLServer
+from schemaless.stack.mysql_server import MySQLServer, server_roles
+from schemaless.stack.plan import topology_document, write_private_json
 from schemaless.stack.ports import free_ports
 from schemaless.stack.programs import Flavour
 from schemaless.stack.replication import attach
-from schemaless.stack.topology_file import topology_document, write_private_json
 from schemaless.topology import Topology, parse_topology
 
 STOP_TIMEOUT_S = 30
 
 
 class LocalServer:
-    """Handle of one server process. It ends with the thread that started it: start it from the main one."""
+    """Handle of one server process. It ends with the thread that started it, so the main thread should."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, wait_ready: Callable[[LocalServer], None]) -> None:
         self.name = name
         self.log = log
-        self._argv = _dying_with_us(argv)
+        setpriv = shutil.which("setpriv")  # the kernel kills the server when its starter ends
+        self._argv = [setpriv, "--pdeathsig", "KILL", *argv] if setpriv else list(argv)
         self._wait_ready = wait_ready
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +46,7 @@ class LocalServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait: bool = True) -> None:
-        """Start it, again after a kill too, and wait until it answers."""
+        """Starts it, also again after a kill, and waits until it answers."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -58,15 +58,15 @@ class LocalServer:
         self._wait_ready(self)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Sends SIGKILL, and waits until it is gone."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM: an orderly shutdown; returns when it is gone."""
+        """Sends SIGTERM for an orderly shutdown, and returns when it is gone."""
         self._end(signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGSTOP: hangs, its port still open, until `cont`. Once this returns it answers nothing more."""
+        """Sends SIGSTOP: it hangs with its port open until `cont`. It answers nothing once this returns."""
         halt(self.pid)
 
     def cont(self) -> None:
@@ -82,7 +82,7 @@ class LocalServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningTopology:
-    """`servers` by node name ("a-master", "a-minion-1", …); `path` is the topology file."""
+    """Running storage servers by node name ("a-master", "a-minion-1", …). `path` is the topology file."""
 
     topology: Topology
     path: Path
@@ -98,10 +98,19 @@ def running_topology(
     minions: int = 1,
     flavour: Flavour = Flavour.MARIADB,
 ) -> Iterator[RunningTopology]:
-    """Storage clusters that replicate, on free ports; killed at the end, their data left in `folder`."""
+    """Runs storage clusters that replicate, on free ports. They are killed at the end, and their data stays."""
     accounts = new_accounts()
-    described = _describe(folder, clusters, minions, flavour)
-    _prepare(folder, described, flavour, accounts)
+    root, roles = folder.resolve(), server_roles(clusters, minions)
+    sockets = mysql_server.socket_folder(root / "run")
+    described = [
+        role.server(root / role.name, port, sockets, flavour, root / role.name / "server.log")
+        for role, port in zip(roles, free_ports(len(roles)), strict=True)
+    ]
+    template = root / "template"
+    mysql_server.make_template(template, flavour, accounts)
+    for server in described:
+        mysql_server.prepare(server, template)
+    shutil.rmtree(template)
     with ExitStack() as stack:
         servers = {server.name: _start_mysql(server, accounts, stack) for server in described}
         with ThreadPoolExecutor(len(servers)) as pool:
@@ -116,14 +125,14 @@ def running_topology(
 
 @contextmanager
 def running_broker(folder: Path) -> Iterator[str]:
-    """A Kafka broker on a free port; gives its bootstrap address. For its process: `running_kafka`."""
+    """Runs a Kafka broker on a free port, and yields its bootstrap address."""
     with running_kafka(folder) as (bootstrap, _server):
         yield bootstrap
 
 
 @contextmanager
 def running_kafka(folder: Path) -> Iterator[tuple[str, LocalServer]]:
-    """As `running_broker`, with the handle of its process."""
+    """Runs a Kafka broker, and yields its bootstrap address and the handle of its process."""
     port, controller_port = free_ports(2)
     broker = KafkaBroker(folder, port, controller_port, folder / "server.log")
     kafka_broker.prepare(broker)
@@ -135,26 +144,9 @@ def running_kafka(folder: Path) -> Iterator[tuple[str, LocalServer]]:
 
 
 def minions_with_masters(servers: Sequence[MySQLServer]) -> list[tuple[MySQLServer, MySQLServer]]:
-    """Every minion beside its master."""
+    """Returns every minion beside its master."""
     masters = {server.cluster: server for server in servers if server.role == "master"}
     return [(server, masters[server.cluster]) for server in servers if server.role == "minion"]
-
-
-def _describe(folder: Path, clusters: Sequence[str], minions: int, flavour: Flavour) -> list[MySQLServer]:
-    roles = server_roles(clusters, minions)
-    sockets = mysql_server.socket_folder(folder.resolve() / "run")
-    return [
-        role.server(own := folder.resolve() / role.name, port, sockets, flavour, own / "server.log")
-        for role, port in zip(roles, free_ports(len(roles)), strict=True)
-    ]
-
-
-def _prepare(folder: Path, servers: Sequence[MySQLServer], flavour: Flavour, accounts: Accounts) -> None:
-    template = folder.resolve() / "template"
-    mysql_server.make_template(template, flavour, accounts)
-    for server in servers:
-        mysql_server.prepare(server, template)
-    shutil.rmtree(template)
 
 
 def _start_mysql(server: MySQLServer, accounts: Accounts, stack: ExitStack) -> LocalServer:
@@ -169,7 +161,31 @@ def _start_mysql(server: MySQLServer, accounts: Accounts, stack: ExitStack) -> L
     return handle
 
 
-def _dying_with_us(argv: Sequence[str]) -> list[str]:
-    """The kernel kills the server when its starter ends: no server outlives a killed test run."""
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", *argv] if setpriv else list(argv)
+HALT_TIMEOUT_S = 10.0
+POLL_S = 0.002
+
+
+def halt(pid: int) -> None:
+    """Sends SIGSTOP, and returns once no thread of the process runs.
+
+    The kernel stops a process thread by thread, after the signal was sent. Raises TimeoutError after HALT_TIMEOUT_S.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + HALT_TIMEOUT_S
+    while not halted(pid):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} still runs {HALT_TIMEOUT_S} s after SIGSTOP")
+        time.sleep(POLL_S)
+
+
+def halted(pid: int) -> bool:
+    """True if every thread is stopped. A process that has ended is not halted."""
+    return {_state(thread) for thread in Path(f"/proc/{pid}/task").glob("*")} - {None} == {"T"}
+
+
+def _state(thread: Path) -> str | None:
+    """Returns the kernel's letter of a thread's state (proc(5)), or None if it has ended."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None

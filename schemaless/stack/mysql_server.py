@@ -1,7 +1,8 @@
-"""One MySQL or MariaDB server on this machine: its data folder, option file and command line.
+"""MySQL and MariaDB servers on this machine: the roles of a stack's servers, and each one's data folder, options and
+command line.
 
-Its settings are in server_options.py. Starting and stopping the process is somebody else's: local.py without a
-supervisor, supervision.py with one.
+Their settings are in server_options.py. local.py starts and stops the processes without a supervisor, supervision.py
+with one. Owns the naming `CLUSTER-master`, `CLUSTER-minion-N`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.stack.accounts import SERVICE_USER, Accounts, account_statements
-from schemaless.stack.admin import ServerAddress, answers
+from schemaless.stack.admin import SERVICE_USER, Accounts, ServerAddress, account_statements, answers
 from schemaless.stack.programs import Flavour, MySQLProgram, find_mysql, find_program
 from schemaless.stack.server_options import render_options
 from schemaless.topology import Node, Role
@@ -57,11 +57,11 @@ class MySQLServer:
         return self.folder / "start.sql"
 
     def argv(self) -> list[str]:
-        """Command line that runs the server in the foreground, its log on stderr."""
+        """Returns the command line that runs the server in the foreground, with its log on stderr."""
         return [*find_mysql(self.flavour).argv, f"--defaults-file={self.option_file}"]
 
     def node(self, accounts: Accounts) -> Node:
-        """The server as the services see it."""
+        """Returns the server as the services see it."""
         password = accounts.service_password
         socket = str(self.socket)
         return Node(self.name, self.cluster, self.role, "127.0.0.1", self.port, SERVICE_USER, password, socket)
@@ -71,7 +71,7 @@ class MySQLServer:
 
 
 def make_template(folder: Path, flavour: Flavour, accounts: Accounts) -> None:
-    """Initialise one data folder that `prepare` copies for every server: quicker than initialising each."""
+    """Initialises one data folder, which `prepare` copies for every server. That is faster than initialising each."""
     if folder.is_dir():
         return
     fresh = folder.with_name(folder.name + ".new")
@@ -89,7 +89,7 @@ def make_template(folder: Path, flavour: Flavour, accounts: Accounts) -> None:
 
 
 def prepare(server: MySQLServer, template: Path) -> None:
-    """Make folder, data and option file. A copy that was cut off carries another name and is made again."""
+    """Makes folder, data and option file. An interrupted copy has another name, and is made again."""
     server.folder.mkdir(parents=True, exist_ok=True)
     server.socket.parent.mkdir(parents=True, exist_ok=True)
     if not server.data.is_dir():
@@ -110,7 +110,7 @@ def wait_ready(
     alive: Callable[[], bool] = lambda: True,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> None:
-    """Return once the server answers a query. Raises StorageUnavailable when it has ended or is late."""
+    """Returns once the server answers a query. Raises StorageUnavailable when it has ended or is late."""
     deadline = time.monotonic() + timeout_s
     while not answers(server.address(accounts)):
         if not alive():
@@ -121,7 +121,7 @@ def wait_ready(
 
 
 def socket_folder(folder: Path) -> Path:
-    """`folder` itself, or a short private one elsewhere when a socket's path in it would be too long."""
+    """Returns `folder` itself, or a short private one elsewhere if a socket's path in it would be too long."""
     if len(os.fsencode(folder / "x-minion-00.sock")) <= SOCKET_PATH_BYTES_MAX:
         return folder
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
@@ -133,9 +133,33 @@ def socket_folder(folder: Path) -> Path:
 
 
 def _initialise(program: MySQLProgram, data: Path, script: Path) -> None:
+    if program.flavour is Flavour.MARIADB:
+        argv = [
+            find_program("mariadb-install-db"),
+            "--no-defaults",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--force",  # even where this machine's own name can't be resolved
+            "--innodb-log-file-size=16M",  # grown at the first start; the copies stay small
+            f"--extra-file={script}",
+        ]
+    else:
+        argv = [
+            *program.argv,
+            "--no-defaults",
+            *([f"--basedir={program.basedir}"] if program.basedir else []),
+            "--initialize-insecure",
+            f"--init-file={script}",
+            f"--datadir={data}",
+            "--secure-file-priv=",
+            "--mysqlx=OFF",
+            "--innodb-redo-log-capacity=16M",  # grown at the first start; the copies stay small
+        ]
+    if os.geteuid() == 0:
+        argv.append("--user=root")  # both servers refuse to run as root otherwise
     log = data.with_suffix(".log")
-    argv = _mariadb_initialise(data, script) if program.flavour is Flavour.MARIADB else None
-    argv = argv or _mysql_initialise(program, data, script)
     with log.open("wb") as output:
         done = subprocess.run(
             argv,
@@ -150,37 +174,37 @@ def _initialise(program: MySQLProgram, data: Path, script: Path) -> None:
     log.unlink()
 
 
-def _mariadb_initialise(data: Path, script: Path) -> list[str]:
-    return [
-        find_program("mariadb-install-db"),
-        "--no-defaults",
-        f"--datadir={data}",
-        "--auth-root-authentication-method=normal",
-        "--skip-test-db",
-        "--skip-name-resolve",
-        "--force",  # even where this machine's own name can't be resolved
-        "--innodb-log-file-size=16M",  # grown at the first start; the copies stay small
-        f"--extra-file={script}",
-        *_as_this_user(),
-    ]
+@dataclass(frozen=True, slots=True)
+class ServerRole:
+    """One server before it has a folder and a port."""
+
+    name: str
+    cluster: str
+    role: Role
+    server_id: int
+    cluster_id: int
+
+    def server(self, folder: Path, port: int, sockets: Path, flavour: Flavour, log: Path) -> MySQLServer:
+        """`folder` is the server's own; `sockets` holds the sockets of all."""
+        return MySQLServer(
+            name=self.name,
+            cluster=self.cluster,
+            role=self.role,
+            flavour=flavour,
+            folder=folder,
+            port=port,
+            server_id=self.server_id,
+            socket=sockets / f"{self.name}.sock",
+            cluster_id=self.cluster_id,
+            log=log,
+        )
 
 
-def _mysql_initialise(program: MySQLProgram, data: Path, script: Path) -> list[str]:
-    base = [f"--basedir={program.basedir}"] if program.basedir else []
-    return [
-        *program.argv,
-        "--no-defaults",
-        *base,
-        "--initialize-insecure",
-        f"--init-file={script}",
-        f"--datadir={data}",
-        "--secure-file-priv=",
-        "--mysqlx=OFF",
-        "--innodb-redo-log-capacity=16M",  # grown at the first start; the copies stay small
-        *_as_this_user(),
-    ]
-
-
-def _as_this_user() -> list[str]:
-    """Both servers refuse to run as root unless told."""
-    return ["--user=root"] if os.geteuid() == 0 else []
+def server_roles(clusters: Sequence[str], minions: int) -> list[ServerRole]:
+    """Returns masters and minions of all clusters in a fixed order. Server ids are unique over all of them."""
+    roles = []
+    for number, name in enumerate(clusters, 1):
+        roles.append(ServerRole(f"{name}-master", name, Role.MASTER, number * 100, number))
+        for n in range(1, minions + 1):
+            roles.append(ServerRole(f"{name}-minion-{n}", name, Role.MINION, number * 100 + n, number))
+    return roles

@@ -1,31 +1,34 @@
 """The home folder of a stack: its format version, and what is decided once, at the first start, and kept.
 
-stack.json holds flavour, ports and passwords; everything else follows from it. Owns the places of all files.
+stack.json holds flavour, ports and passwords, from which everything else follows. Owns the places of all files, how
+private files are written, and the datastore that every stack has from its first start.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from schemaless.config import StackSettings
-from schemaless.errors import Misconfigured
-from schemaless.stack.accounts import Accounts, new_accounts
+from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.stack.admin import Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
-from schemaless.stack.layout import server_roles
-from schemaless.stack.mysql_server import MySQLServer, socket_folder
+from schemaless.stack.mysql_server import MySQLServer, server_roles, socket_folder
 from schemaless.stack.ports import free_ports
 from schemaless.stack.programs import Flavour
-from schemaless.stack.topology_file import write_private_json
-from schemaless.topology import Role
+from schemaless.topology import TOPOLOGY_VERSION, Node, Role, Topology
 
 FORMAT = 1
 CLUSTERS = ("a", "b")
 MINIONS = 2
 API_PROCESSES = 2
+DEFAULT_DATASTORE = "mezzanine"
+DEFAULT_SHARDS = 64  # the production default, 4096, takes minutes to create
+DEFAULT_PARTITIONS = 8
 
 
 class UnknownFormat(Misconfigured):
@@ -34,7 +37,7 @@ class UnknownFormat(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """One stack. `ports` by server name, "kafka", "kafka-controller" and "api-N"; `home` is absolute."""
+    """One stack. `ports` are by server name, "kafka", "kafka-controller" and "api-N". `home` is absolute."""
 
     home: Path
     flavour: Flavour
@@ -105,7 +108,7 @@ def home_folder(settings: StackSettings) -> Path:
 
 
 def load_plan(home: Path) -> StackPlan | None:
-    """None: no stack was ever made there. Raises UnknownFormat, or Misconfigured when the file is damaged."""
+    """Returns the plan, or None if there is no stack. Raises UnknownFormat, or Misconfigured for a damaged file."""
     path = home / "stack.json"
     try:
         document = json.loads(path.read_bytes())
@@ -121,6 +124,7 @@ def load_plan(home: Path) -> StackPlan | None:
 
 
 def require_plan(home: Path) -> StackPlan:
+    """Returns the plan. Raises Misconfigured if there is no stack."""
     plan = load_plan(home)
     if plan is None:
         raise Misconfigured(f"there is no stack in {home}: `schemaless up` makes one")
@@ -128,30 +132,73 @@ def require_plan(home: Path) -> StackPlan:
 
 
 def load_or_make_plan(settings: StackSettings) -> StackPlan:
-    """Raises Misconfigured when the settings ask for other servers than those whose data is there."""
+    """Returns the plan, which the first call makes. Raises Misconfigured if the data is of another flavour."""
     home = home_folder(settings)
     plan = load_plan(home)
     if plan is None:
-        plan = _new_plan(home, settings)
-        write_private_json(home / "stack.json", _document(plan))
+        servers = [role.name for role in server_roles(CLUSTERS, MINIONS)]
+        names = [*servers, "kafka", "kafka-controller", *api_names()]
+        first = settings.first_port
+        ports = free_ports(len(names)) if first is None else [first + number for number in range(len(names))]
+        flavour = Flavour(settings.mysql_flavour or Flavour.MARIADB)
+        plan = StackPlan(home, flavour, dict(zip(names, ports, strict=True)), new_accounts())
+        document = {
+            "format": FORMAT,
+            "flavour": plan.flavour,
+            "ports": dict(plan.ports),
+            "accounts": asdict(plan.accounts),
+        }
+        write_private_json(home / "stack.json", document)
     if settings.mysql_flavour and plan.flavour != settings.mysql_flavour:
         raise Misconfigured(f"the data in {home} is {plan.flavour}'s; SCHEMALESS_MYSQL_FLAVOUR asks for another")
     return plan
 
 
-def _new_plan(home: Path, settings: StackSettings) -> StackPlan:
-    servers = [role.name for role in server_roles(CLUSTERS, MINIONS)]
-    names = [*servers, "kafka", "kafka-controller", *api_names()]
-    first = settings.first_port
-    ports = free_ports(len(names)) if first is None else [first + number for number in range(len(names))]
-    flavour = Flavour(settings.mysql_flavour or Flavour.MARIADB)
-    return StackPlan(home, flavour, dict(zip(names, ports, strict=True)), new_accounts())
+def topology_document(servers: Sequence[MySQLServer], accounts: Accounts) -> dict[str, Any]:
+    """Returns the topology of a stack's own servers, with the services' account."""
+    return nodes_document(server.node(accounts) for server in servers)
 
 
-def _document(plan: StackPlan) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "flavour": plan.flavour,
-        "ports": dict(plan.ports),
-        "accounts": asdict(plan.accounts),
-    }
+def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
+    """Returns the topology of some nodes in the format of schemaless/topology.py."""
+    clusters: dict[str, Any] = {}
+    for node in nodes:
+        entry = {
+            "name": node.name,
+            "host": node.host,
+            "port": node.port,
+            "socket": node.socket,
+            "user": node.user,
+            "password": node.password,
+        }
+        cluster = clusters.setdefault(node.cluster, {"master": None, "minions": []})
+        if node.role is Role.MASTER:
+            cluster["master"] = entry
+        else:
+            cluster["minions"].append(entry)
+    return {"version": TOPOLOGY_VERSION, "clusters": clusters}
+
+
+def write_private_json(path: Path, document: Any) -> None:
+    """Writes a file that only its owner can read. A reader sees the old file or the whole new one."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)
+    with fresh.open("w") as file:
+        json.dump(document, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def create_default_datastore(topology: Topology, kafka_bootstrap: str) -> None:
+    """Creates the datastore unless it exists, also while a master is unreachable. Raises as `create_datastore` does."""
+    from schemaless.ops.datastores import create_datastore, list_datastores
+
+    try:
+        exists = DEFAULT_DATASTORE in list_datastores(topology)
+    except SchemalessError:  # the catalogue itself isn't made yet
+        exists = False
+    if not exists:
+        create_datastore(topology, kafka_bootstrap, DEFAULT_DATASTORE, DEFAULT_SHARDS, DEFAULT_PARTITIONS)

@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass
 
 from schemaless.errors import StorageUnavailable
-from schemaless.stack.accounts import REPLICATION_USER, Accounts
-from schemaless.stack.admin import Session, session
+from schemaless.stack.admin import REPLICATION_USER, Accounts, Session, session
 from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.programs import Flavour
 

@@ -1,12 +1,13 @@
-"""The supervisor of a stack, spoken to by its XML-RPC socket: which processes there are; start, stop, add, remove.
+"""The supervisor of a stack: its configuration, and its commands over XML-RPC (list, start, stop, add and remove).
 
 supervisord (the library `supervisor`) does the supervising. A process that was stopped here stays down until it is
-started here; any other that ends is started again.
+started here. Any other process that ends is started again.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
 import subprocess
 import sys
 import time
@@ -20,15 +21,21 @@ from xmlrpc.client import Fault, ServerProxy
 
 from schemaless.errors import Misconfigured, NotFound, Unavailable
 from schemaless.stack.plan import StackPlan, require_plan
-from schemaless.stack.program import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
-from schemaless.stack.supervisor_config import render_config
+from schemaless.stack.processes import (
+    ProcessRole,
+    SupervisedProgram,
+    ending_with_supervisor,
+    forget_program,
+    load_programs,
+    save_program,
+)
 
 SUPERVISOR_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 90.0  # above every program's own, after which it is killed
 
 
 class _Faults(IntEnum):
-    """Those of supervisor.xmlrpc.Faults that are met here."""
+    """The faults of supervisor.xmlrpc.Faults that are handled here."""
 
     SHUTDOWN_STATE = 6
     BAD_NAME = 10
@@ -41,7 +48,7 @@ class StackDown(Unavailable):
 
 
 class ProcessState(StrEnum):
-    """supervisord's states; the names are its own."""
+    """The states of supervisord, under its own names."""
 
     STOPPED = "STOPPED"
     STARTING = "STARTING"
@@ -58,7 +65,7 @@ ALIVE = frozenset({ProcessState.STARTING, ProcessState.RUNNING, ProcessState.STO
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One supervised process now. `pid` is None while it isn't alive."""
+    """The status of one supervised process. `pid` is None while it isn't alive."""
 
     name: str
     role: ProcessRole
@@ -70,23 +77,36 @@ class ProcessStatus:
 
     @property
     def held_down(self) -> bool:
-        """Stopped on purpose, and not just not started yet."""
+        """True if it was stopped on purpose. A process that was never started is not held down."""
         return self.started and self.state is ProcessState.STOPPED
 
 
 def processes(home: Path) -> list[ProcessStatus]:
-    """All supervised processes, by name. Raises StackDown."""
+    """Returns all supervised processes, sorted by name. Raises StackDown."""
     plan = require_plan(home)
     programs = load_programs(plan.programs_folder)
     infos = _call(plan, "getAllProcessInfo")
-    return sorted(
-        (_status(plan, programs[info["name"]], info) for info in infos if info["name"] in programs),
-        key=lambda process: process.name,
-    )
+    found = []
+    for info in infos:
+        program = programs.get(info["name"])
+        if program is None:  # the listener that writes endpoints.json
+            continue
+        state = ProcessState(info["statename"])
+        status = ProcessStatus(
+            name=program.name,
+            role=program.role,
+            state=state,
+            pid=info["pid"] or None,
+            uptime_s=max(0, info["now"] - info["start"]) if state in ALIVE else 0,
+            log=plan.log(program.name),
+            started=info["start"] > 0,
+        )
+        found.append(status)
+    return sorted(found, key=lambda process: process.name)
 
 
 def is_up(plan: StackPlan) -> bool:
-    """Whether this stack's supervisor runs."""
+    """True if this stack's supervisor runs."""
     try:
         return bool(_call(plan, "getState"))
     except StackDown:
@@ -94,34 +114,34 @@ def is_up(plan: StackPlan) -> bool:
 
 
 def start(home: Path, name: str) -> None:
-    """Let a process run; returns at once. Raises NotFound, StackDown. Running: nothing to do."""
-    _accepting(home, name, "startProcess", _Faults.ALREADY_STARTED)
+    """Starts a process unless it runs, and returns at once. Raises NotFound, StackDown."""
+    _request(home, name, "startProcess", harmless=_Faults.ALREADY_STARTED)
 
 
 def stop(home: Path, name: str) -> None:
-    """Hold a process down, and return when it is. Raises NotFound, StackDown. Down: nothing to do."""
+    """Holds a process down, and returns when it is. Raises NotFound, StackDown."""
     stop_all(home, [name])
 
 
 def stop_all(home: Path, names: Iterable[str]) -> None:
-    """As `stop`, several at the same time. Raises Unavailable when one doesn't end."""
+    """Holds several processes down at the same time. Raises Unavailable when one doesn't end."""
+
+    def stop_again(process: ProcessStatus) -> None:
+        # A process that had just ended by itself ignored the first request, and is being started again.
+        if process.state is not ProcessState.STOPPING:
+            _begin_stop(home, process.name)
+
     wanted = set(names)
     for name in wanted:
         _begin_stop(home, name)
-    wait_for(home, wanted, {ProcessState.STOPPED}, timeout_s=STOP_TIMEOUT_S, otherwise=_stop_restarted)
-
-
-def _stop_restarted(home: Path, process: ProcessStatus) -> None:
-    """One that had just ended by itself took no order to stop, and is started again in this moment."""
-    if process.state is not ProcessState.STOPPING:
-        _begin_stop(home, process.name)
+    wait_for(home, wanted, {ProcessState.STOPPED}, timeout_s=STOP_TIMEOUT_S, otherwise=stop_again)
 
 
 def _begin_stop(home: Path, name: str) -> None:
     plan = require_plan(home)
     with suppress(Fault):  # a process that hangs (SIGSTOP) takes no SIGTERM; one that is down takes no signal
         _call(plan, "signalProcess", name, "CONT")
-    _accepting(home, name, "stopProcess", _Faults.NOT_RUNNING)
+    _request(home, name, "stopProcess", harmless=_Faults.NOT_RUNNING)
 
 
 def wait_for(
@@ -130,9 +150,9 @@ def wait_for(
     states: Iterable[ProcessState],
     *,
     timeout_s: float,
-    otherwise: Callable[[Path, ProcessStatus], None] = lambda home, process: None,
+    otherwise: Callable[[ProcessStatus], None] = lambda process: None,
 ) -> None:
-    """Return when all of them are in one of the states. Raises Unavailable with the first that isn't in time."""
+    """Returns when all processes are in one of the states. Raises Unavailable with the first that is late."""
     wanted, allowed = set(names), set(states)
     deadline = time.monotonic() + timeout_s
     while True:
@@ -140,7 +160,7 @@ def wait_for(
         if not late:
             return
         for process in late:
-            otherwise(home, process)
+            otherwise(process)
         if time.monotonic() > deadline:
             first = late[0]
             raise Unavailable(f"{first.name} is {first.state} after {timeout_s:.0f} s; its log: {first.log}")
@@ -148,7 +168,7 @@ def wait_for(
 
 
 def add_program(home: Path, name: str, role: ProcessRole, argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Put one more program under the supervisor and start it; kept over down and up until it is removed."""
+    """Adds a program to the supervisor and starts it. It survives down and up until it is removed."""
     plan = require_plan(home)
     if name in load_programs(plan.programs_folder):
         raise Misconfigured(f"a process {name!r} is supervised already")
@@ -160,7 +180,7 @@ def add_program(home: Path, name: str, role: ProcessRole, argv: Sequence[str], e
 
 
 def remove_program(home: Path, name: str) -> None:
-    """Stop a program and forget it. Raises NotFound."""
+    """Stops a program and removes it. Raises NotFound."""
     plan = require_plan(home)
     stop(home, name)
     _call(plan, "removeProcessGroup", name)
@@ -169,10 +189,10 @@ def remove_program(home: Path, name: str) -> None:
 
 
 def start_supervisor(plan: StackPlan) -> None:
-    """Start supervisord in the background with all programs down. Raises Unavailable when it doesn't come up."""
+    """Starts supervisord in the background with all programs down. Raises Unavailable when it doesn't answer."""
     for folder in (plan.run, plan.home / "logs", plan.supervisor_socket.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    plan.supervisor_config.write_text(render_config(plan))
+    plan.supervisor_config.write_text(_render_config(plan))
     argv = [sys.executable, "-m", "supervisor.supervisord", "-c", str(plan.supervisor_config)]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -181,7 +201,7 @@ def start_supervisor(plan: StackPlan) -> None:
 
 
 def stop_supervisor(plan: StackPlan) -> None:
-    """End supervisord, and with it whatever still runs."""
+    """Ends supervisord with every process that still runs."""
     with suppress(StackDown):
         _call(plan, "shutdown")
     _until(lambda: not plan.supervisor_pid_file.exists(), "the supervisor does not end")
@@ -195,23 +215,9 @@ def _until(done: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.05)
 
 
-def _status(plan: StackPlan, program: SupervisedProgram, info: Mapping[str, Any]) -> ProcessStatus:
-    state = ProcessState(info["statename"])
-    alive = state in ALIVE
-    return ProcessStatus(
-        name=program.name,
-        role=program.role,
-        state=state,
-        pid=info["pid"] or None,
-        uptime_s=max(0, info["now"] - info["start"]) if alive else 0,
-        log=plan.log(program.name),
-        started=info["start"] > 0,
-    )
-
-
-def _accepting(home: Path, name: str, method: str, harmless: int) -> None:
+def _request(home: Path, name: str, method: str, *, harmless: int) -> None:
     try:
-        _call(require_plan(home), method, name, False)  # False: don't wait
+        _call(require_plan(home), method, name, False)  # False: without waiting
     except Fault as fault:
         if fault.faultCode == _Faults.BAD_NAME:
             raise NotFound(f"no supervised process is called {name!r}") from fault
@@ -235,3 +241,55 @@ def _call(plan: StackPlan, method: str, *arguments: Any) -> Any:
         raise StackDown(f"the stack in {plan.home} is not running") from error
     finally:
         transport.close()
+
+
+CONFIG = """\
+[supervisord]
+logfile={log}
+logfile_maxbytes=5MB
+logfile_backups=2
+pidfile={pid_file}
+identifier=schemaless
+childlogdir={logs}
+{user}
+[unix_http_server]
+file={socket}
+chmod=0600
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisorctl]
+serverurl=unix://{socket}
+
+[eventlistener:endpoints]
+command={listener}
+events=PROCESS_STATE_STARTING,PROCESS_STATE_RUNNING,PROCESS_STATE_BACKOFF,PROCESS_STATE_STOPPED,PROCESS_STATE_EXITED,PROCESS_GROUP,TICK_5
+buffer_size=1000
+autorestart=true
+startretries=1000000000
+stdout_logfile=NONE
+stderr_logfile={listener_log}
+stderr_logfile_maxbytes=1MB
+stderr_logfile_backups=1
+
+[include]
+files={programs}/*.conf
+"""
+
+
+def _render_config(plan: StackPlan) -> str:
+    listener = ending_with_supervisor(
+        [sys.executable, "-m", "schemaless.stack.endpoints", str(plan.home)],
+    )
+    values = {
+        "log": plan.log("supervisord"),
+        "pid_file": plan.supervisor_pid_file,
+        "logs": plan.home / "logs",
+        "user": "user=root\n" if os.geteuid() == 0 else "",  # said explicitly, or supervisord warns
+        "socket": plan.supervisor_socket,
+        "listener": " ".join(f'"{word}"' for word in listener),
+        "listener_log": plan.log("endpoints"),
+        "programs": plan.programs_folder,
+    }
+    return CONFIG.format(**{name: str(value).replace("%", "%%") for name, value in values.items()})

@@ -11,12 +11,12 @@ import yaml
 
 from schemaless.demo.flights import BILLED_CARRIER
 from schemaless.demo.programs import calls_folder
-from schemaless.stack.accounts import new_accounts
+from schemaless.stack.admin import new_accounts
 from schemaless.stack.container_files import settings_files
-from schemaless.stack.layout import server_roles
+from schemaless.stack.mysql_server import server_roles
 from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names
+from schemaless.stack.processes import service_programs
 from schemaless.stack.programs import Flavour
-from schemaless.stack.services import service_programs
 from schemaless.topology import Role
 
 ROOT = Path(__file__).parents[2]

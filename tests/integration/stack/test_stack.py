@@ -20,14 +20,13 @@ from schemaless.config import StackSettings
 from schemaless.errors import NotFound
 from schemaless.ops.datastores import create_datastore
 from schemaless.stack import embedded, supervision
-from schemaless.stack.accounts import Accounts
-from schemaless.stack.admin import session
+from schemaless.stack.admin import Accounts, session
 from schemaless.stack.endpoints import refresh_endpoints
 from schemaless.stack.local import running_topology
 from schemaless.stack.mysql_server import MySQLServer
 from schemaless.stack.plan import StackPlan, UnknownFormat, require_plan
 from schemaless.stack.ports import PortInUse
-from schemaless.stack.program import ProcessRole, SupervisedProgram
+from schemaless.stack.processes import ProcessRole, SupervisedProgram
 from schemaless.stack.programs import Flavour
 from schemaless.stack.replication import replication_status
 from schemaless.stack.supervision import ProcessState

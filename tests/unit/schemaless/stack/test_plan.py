@@ -11,16 +11,14 @@ import pytest
 
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured
-from schemaless.stack import services
-from schemaless.stack.accounts import account_statements, new_accounts
-from schemaless.stack.layout import server_roles
-from schemaless.stack.mysql_server import SOCKET_PATH_BYTES_MAX, socket_folder
-from schemaless.stack.plan import UnknownFormat, load_or_make_plan, load_plan
+from schemaless.stack import processes
+from schemaless.stack.admin import account_statements, new_accounts
+from schemaless.stack.mysql_server import SOCKET_PATH_BYTES_MAX, server_roles, socket_folder
+from schemaless.stack.plan import UnknownFormat, load_or_make_plan, load_plan, topology_document, write_private_json
 from schemaless.stack.ports import PortInUse, free_ports, require_free
-from schemaless.stack.program import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
+from schemaless.stack.processes import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
 from schemaless.stack.programs import Flavour, MySQLProgram
 from schemaless.stack.server_options import render_options
-from schemaless.stack.topology_file import topology_document, write_private_json
 from schemaless.topology import Role, parse_topology
 
 
@@ -149,6 +147,6 @@ def test_private_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_wheel_alone_says_that_it_has_no_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(services.NoCheckout, match="not part of the installed package"):
-        services.checkout_folder()
+    monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(processes.NoCheckout, match="not part of the installed package"):
+        processes.checkout_folder()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemaless.stack.halting import halt, halted
+from schemaless.stack.local import halt, halted
 
 BUSY = """
 import hashlib, threading

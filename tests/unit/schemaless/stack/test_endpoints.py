@@ -8,16 +8,16 @@ NOISY = """
 import sys
 import structlog
 from schemaless.errors import StorageUnavailable
-from schemaless.stack import endpoints_listener
+from schemaless.stack import endpoints
 
 def refresh(home):
     print("a library's print")
     structlog.get_logger().warning("a library's warning")
     raise StorageUnavailable("no master answers")
 
-endpoints_listener.refresh_endpoints = refresh
+endpoints.refresh_endpoints = refresh
 sys.argv = ["listener", "/nowhere"]
-endpoints_listener.main()
+endpoints.main()
 """
 
 

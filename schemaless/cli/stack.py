@@ -1,0 +1,112 @@
+"""`schemaless up`, `down`, `status` and `demo`: the embedded stack, shown to people and with --json to programs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from schemaless.cli.output import print_json, print_notice, print_table
+from schemaless.cli.targets import JsonOption
+from schemaless.config import StackSettings
+from schemaless.extras import Extra, needs
+from schemaless.stack.plan import home_folder
+from schemaless.stack.processes import checkout_folder
+
+RUNNING_TIMEOUT_S = 60.0
+LOG_WIDTH = 140  # rich takes 80 where there is no terminal, too narrow for a report
+
+ProcessName = Annotated[str | None, typer.Argument(help="name of one supervised process; default: the whole stack")]
+RunningOption = Annotated[
+    bool, typer.Option("--running", help="run on the stack of the environment, whose operator runs the programs")
+]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, down, status, demo):
+        app.command()(command)
+
+
+def up(name: ProcessName = None) -> None:
+    """Start the embedded stack and wait until it is ready, or let one process run again."""
+    checkout_folder()  # before anything is made or loaded: the wheel alone can't start a stack
+    from schemaless.stack import embedded, supervision
+    from schemaless.stack.endpoints import refresh_endpoints
+
+    settings = StackSettings()
+    if name is None:
+        _print_endpoints(embedded.up(settings, say=print_notice))
+        return
+    home = home_folder(settings)
+    supervision.start(home, name)
+    supervision.wait_for(home, [name], {supervision.ProcessState.RUNNING}, timeout_s=RUNNING_TIMEOUT_S)
+    refresh_endpoints(home)
+
+
+@needs("down", Extra.SERVER)
+def down(name: ProcessName = None) -> None:
+    """Stop the embedded stack in order, or hold one process down."""
+    from schemaless.stack import embedded, supervision
+    from schemaless.stack.endpoints import refresh_endpoints
+
+    settings = StackSettings()
+    if name is None:
+        embedded.down(settings, say=print_notice)
+        return
+    home = home_folder(settings)
+    supervision.stop(home, name)
+    refresh_endpoints(home)
+
+
+@needs("status", Extra.SERVER)
+def status(as_json: JsonOption = False) -> None:
+    """Show the processes of the embedded stack and its addresses."""
+    from schemaless.stack.endpoints import refresh_endpoints
+    from schemaless.stack.supervision import processes
+
+    home = home_folder(StackSettings())
+    running = processes(home)
+    if as_json:
+        documents = [
+            {
+                "name": process.name,
+                "role": process.role,
+                "state": process.state,
+                "pid": process.pid,
+                "uptime_s": process.uptime_s,
+                "log": str(process.log),
+            }
+            for process in running
+        ]
+        print_json({"home": str(home), "processes": documents})
+        return
+    rows = []
+    for process in running:
+        state = "held down" if process.held_down else process.state.lower()
+        hours, seconds = divmod(process.uptime_s, 3600)
+        uptime = f"{hours}:{seconds // 60:02}:{seconds % 60:02}"
+        rows.append((process.name, process.role, state, process.pid, uptime))
+    print_table(("process", "role", "state", "pid", "up"), rows)
+    _print_endpoints(refresh_endpoints(home))
+
+
+def demo(running: RunningOption = False) -> None:
+    """Load 336,776 real flights, wait until index and triggers have caught up, audit, and show some queries."""
+    checkout_folder()  # before anything is loaded: the wheel alone has no services
+    from schemaless.demo.run import embedded_site, run_demo, running_site
+
+    site = running_site if running else embedded_site
+    console = Console()
+    if not console.is_terminal:
+        console.width = LOG_WIDTH
+    raise typer.Exit(0 if run_demo(StackSettings(), console, site) else 1)
+
+
+def _print_endpoints(endpoints: dict[str, Any]) -> None:
+    print(f"api        {'  '.join(endpoints['api'])}")
+    print(f"kafka      {endpoints['kafka']}")
+    for name, cluster in endpoints["clusters"].items():
+        nodes = [cluster["master"], *cluster["minions"]]
+        print(f"cluster {name}  " + "  ".join(f"{node['name']} {node['host']}:{node['port']}" for node in nodes))
+    print(f"datastores {', '.join(endpoints['datastores']) or 'none'}")
