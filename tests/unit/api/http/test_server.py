@@ -1,10 +1,11 @@
-"""Answers leave in one write, in order, and none is lost when the connection closes."""
+"""Responses leave in one write, in order, and none is lost when the connection closes. Readers must take them."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from api.http.server import STALL_TIMEOUT_S, CoalescingProtocol, CoalescingTransport
+from api.http.server import STALL_TIMEOUT_S, STOP_STALL_TIMEOUT_S, CoalescingProtocol, CoalescingTransport
 
 
 class Recorder(asyncio.Transport):
@@ -57,6 +58,7 @@ class Connection:
     """What a protocol sees of its connection and of its loop; `left` is what the reader hasn't taken."""
 
     def __init__(self):
+        self.stall_timeout_s = STALL_TIMEOUT_S
         self.left = 100_000
         self.write_paused = True
         self.aborted = False
@@ -72,7 +74,7 @@ class Connection:
         self.write_paused = True
 
     def call_later(self, seconds, work, *arguments):
-        assert seconds == STALL_TIMEOUT_S
+        assert seconds == self.stall_timeout_s
         self.timers.append(lambda: work(*arguments))
 
     def time_passes(self):
@@ -87,6 +89,7 @@ def paused():
     connection = Connection()
     protocol = CoalescingProtocol.__new__(CoalescingProtocol)
     protocol.transport = protocol.flow = protocol.loop = connection
+    protocol.cycle = SimpleNamespace(response_complete=False)
     protocol.pause_writing()
     return connection, protocol
 
@@ -120,3 +123,16 @@ def test_a_reader_that_took_all_is_not(paused):
     connection.time_passes()
     assert not connection.aborted
     assert connection.timers == []
+
+
+def test_a_stop_cuts_off_a_reader_that_takes_nothing_within_a_second(paused):
+    """It would keep the process from ending. One that takes a little each time is waited for."""
+    connection, protocol = paused
+    connection.timers.clear()
+    connection.stall_timeout_s = STOP_STALL_TIMEOUT_S
+    protocol.shutdown()
+    connection.left -= 1
+    connection.time_passes()
+    assert not connection.aborted
+    connection.time_passes()
+    assert connection.aborted
