@@ -12,23 +12,24 @@ from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.lifecycle import pause
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import idempotency_table
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import answers_of_all
 
 log = structlog.get_logger()
 
-_PAUSE_MAX_TURNS = 5  # a pass that changed nothing doubles the pause, up to this many turns
+_PAUSE_GROWTH_MAX = 5  # a pass that changed nothing doubles the pause, up to so many times the setting
 _TIDY_PAUSE_S = 60.0
 _TIDY_ROWS_MAX = 1000
 
 
 class Cleaner:
-    """One for all pairs of clusters. Pairs don't wait for one another."""
+    """Sweeps all pairs of clusters. Pairs don't wait for one another."""
 
     def __init__(self, storage: AsyncStorage, settings: CleanerSettings) -> None:
         catalogue = Catalogue(storage)
         clusters = sorted(storage.topology.clusters)
         self._settings = settings
-        self._masters = [storage.master(cluster) for cluster in clusters]
+        self._masters = storage.masters
         self._sweeps = [
             BufferSweep(storage, catalogue, settings, secondary, home)
             for secondary in clusters
@@ -37,16 +38,19 @@ class Cleaner:
         ]
 
     async def step(self) -> Swept:
-        """One complete pass over the buffers of all secondaries that can be reached."""
+        """Makes one complete pass over the buffers of all secondaries that can be reached."""
         passes = await asyncio.gather(*(_swept(sweep) for sweep in self._sweeps))
         return sum(passes, Swept())
 
     async def tidy(self) -> int:
-        """Deletes a bounded number of old Idempotency-Keys on each master; how many."""
-        return sum(await asyncio.gather(*(_tidied(master) for master in self._masters)))
+        """Deletes a bounded number of old Idempotency-Keys on each master that can be reached. Returns how many."""
+        deletions = {
+            master.node.name: master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX) for master in self._masters
+        }
+        return sum((await answers_of_all(deletions)).found.values())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Each pair in a loop of its own: a home that hangs holds up its own rows only."""
+        """Sweeps each pair in a loop of its own, so that a hung home delays only its own rows."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_tidy(stop))
@@ -56,11 +60,11 @@ class Cleaner:
             raise group.exceptions[0] from None
 
     async def _keep_swept(self, sweep: BufferSweep, stop: asyncio.Event) -> None:
-        turn_s = pause_s = self._settings.pass_pause_s
+        shortest_s = pause_s = self._settings.pass_pause_s
         while not stop.is_set():
             swept = await _swept(sweep)
             worked = swept.confirmed or swept.rewritten or swept.conflicts
-            pause_s = turn_s if worked else min(pause_s * 2, turn_s * _PAUSE_MAX_TURNS)
+            pause_s = shortest_s if worked else min(pause_s * 2, shortest_s * _PAUSE_GROWTH_MAX)
             await pause(stop, pause_s)
 
     async def _keep_tidy(self, stop: asyncio.Event) -> None:
@@ -75,10 +79,3 @@ async def _swept(sweep: BufferSweep) -> Swept:
     except StorageUnavailable as error:
         log.info("a buffer can't be swept now", error=str(error))
         return Swept()
-
-
-async def _tidied(master: AsyncNode) -> int:
-    try:
-        return await master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX)
-    except StorageUnavailable:
-        return 0

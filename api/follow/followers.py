@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
@@ -41,7 +41,10 @@ class RereadBackoff:
         now = self._clock()
         due = [shard for shard, position in ahead.items() if self._again_at(shard, position) <= now]
         for shard in due:
-            self._tried(shard, ahead[shard], now)
+            last = self._tries.get(shard)
+            repeated = last is not None and last.position == ahead[shard]
+            pause_s = min(last.pause_s * 2, PAUSE_MAX_S) if last is not None and repeated else PAUSE_S
+            self._tries[shard] = _Reread(ahead[shard], now + pause_s, pause_s)
         return due
 
     def next_due(self, ahead: Mapping[int, Location | None], otherwise: float) -> float:
@@ -51,12 +54,6 @@ class RereadBackoff:
     def _again_at(self, shard: int, position: Location | None) -> float:
         last = self._tries.get(shard)
         return last.again_at if last is not None and last.position == position else 0.0
-
-    def _tried(self, shard: int, position: Location | None, now: float) -> None:
-        last = self._tries.get(shard)
-        repeated = last is not None and last.position == position
-        pause_s = min(last.pause_s * 2, PAUSE_MAX_S) if last is not None and repeated else PAUSE_S
-        self._tries[shard] = _Reread(position, now + pause_s, pause_s)
 
 
 READS_AT_ONCE = 4
@@ -150,7 +147,10 @@ class Follower:
             ready = self._rereads.due(ahead)
             if ready or self._clock() >= deadline:
                 return ready
-            await self._wait(min(deadline, self._rereads.next_due(ahead, deadline)) - self._clock())
+            wait_s = min(deadline, self._rereads.next_due(ahead, deadline)) - self._clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._event.wait()
         return []
 
     def head(self, shard: int) -> int:
@@ -161,10 +161,3 @@ class Follower:
     def _is_ahead(self, shard: int, position: Location | None) -> bool:
         head = self._watched[shard].head
         return head is not None and (position is None or head > position)
-
-    async def _wait(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            return

@@ -63,7 +63,10 @@ class FollowedHeads:
                 shard.waiting.discard(event)
                 if not shard.waiting:
                     del known[number]
-            self._forget_unwatched()
+            self._shards = {name: shards for name, shards in self._shards.items() if shards}
+            if not self._shards:
+                self._wanted.clear()
+                self._seen.clear()
 
     async def run(self) -> None:
         while True:
@@ -74,27 +77,19 @@ class FollowedHeads:
     async def step(self) -> None:
         """Polls once. While no node answers, the followers keep waiting."""
         watched = {name: tuple(shards) for name, shards in self._shards.items()}
-        seen = {name: news for name, news in self._seen.items() if self._all_known(name)}
+        # A datastore in which a shard was added since the last poll is asked for all its heads.
+        seen = {
+            name: news
+            for name, news in self._seen.items()
+            if all(shard.head is not None for shard in self._shards.get(name, {}).values())
+        }
         try:
             moved = await self._ask(seen, watched)
         except SchemalessError:
             return
         for name, news in moved.items():
-            self._show(name, news)
-
-    def _all_known(self, name: str) -> bool:
-        """Returns whether no shard was added since the last poll."""
-        return all(shard.head is not None for shard in self._shards.get(name, {}).values())
-
-    def _show(self, name: str, news: Moved) -> None:
-        self._seen[name] = news
-        shards = self._shards.get(name, {})
-        for head in news.heads:
-            if head.shard in shards:
-                shards[head.shard].show(head.location)
-
-    def _forget_unwatched(self) -> None:
-        self._shards = {name: shards for name, shards in self._shards.items() if shards}
-        if not self._shards:
-            self._wanted.clear()
-            self._seen.clear()
+            self._seen[name] = news
+            shards = self._shards.get(name, {})
+            for head in news.heads:
+                if head.shard in shards:
+                    shards[head.shard].show(head.location)

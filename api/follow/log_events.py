@@ -120,7 +120,11 @@ class EventStream:
         """Returns the events from where the stream begins, and the node that said so."""
         page, served = await self._read(self._wanted.start, limit=0)
         self._pending = page.pending > 0
-        return ShardEvents(_beginning(self._wanted, page)), served
+        # A reader at a location stays in its generation: any later one becomes an event.
+        start = self._wanted.start
+        given = start.generation if isinstance(start, AfterLocation) else None
+        generation = generation_at(page.after, page.starts) if given is None else given
+        return ShardEvents(Location(generation, page.after)), served
 
     async def _continue(self, send: Send, follower: Follower, events: ShardEvents) -> None:
         try:
@@ -180,12 +184,6 @@ class EventStream:
         page = page.cut(len(views))
         self._pending = page.pending > 0
         return events.of_page(page, views)
-
-
-def _beginning(wanted: PageRequest, first: ShardLogPage) -> Location:
-    """Returns the location of a reader before its first page. Any later generation becomes an event."""
-    given = wanted.start.generation if isinstance(wanted.start, AfterLocation) else None
-    return Location(generation_at(first.after, first.starts) if given is None else given, first.after)
 
 
 async def _send_and_drain(send: Send, chunk: bytes) -> bool:

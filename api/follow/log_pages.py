@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from api.follow.followers import Follower, Positions
+from api.follow.followers import Follower
 from api.http.cell_json import cell_view, views_within
 from api.http.content import Format
 from api.http.request import Request
@@ -106,7 +106,7 @@ def read_page(
     cells: list[StoredCell] = []
     for limit in map(len, chunks(range(wanted.limit), count_max=READ_CHUNK_CELLS)):
         reached = cells[-1].added_id if cells else after
-        if reached >= until or _stored_bytes(cells) >= bytes_max:
+        if reached >= until or sum(len(cell.body) for cell in cells) >= bytes_max:
             break
         chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
         cells += chunk
@@ -124,10 +124,6 @@ def _resolve(
         return verify_location(start.generation, start.added_id, starts, head)
     first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
     return first - 1
-
-
-def _stored_bytes(cells: Sequence[StoredCell]) -> int:
-    return sum(len(cell.body) for cell in cells)
 
 
 SHARDS_AT_ONCE = 4
@@ -223,7 +219,11 @@ class ShardPages:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while not self._has_news():
-            moved = await follower.moved(self._positions(), deadline - loop.time())
+            positions = {
+                shard: None if isinstance(shown, SchemalessError) else shown.position
+                for shard, shown in self._shown.items()
+            }
+            moved = await follower.moved(positions, deadline - loop.time())
             if not moved:
                 return
             await self._read(moved)
@@ -233,12 +233,6 @@ class ShardPages:
             not shown.retryable if isinstance(shown, SchemalessError) else bool(shown.views)
             for shown in self._shown.values()
         )
-
-    def _positions(self) -> Positions:
-        return {
-            shard: None if isinstance(shown, SchemalessError) else shown.position
-            for shard, shown in self._shown.items()
-        }
 
     async def _show_heads(self) -> None:
         """Finds the shards whose location is their head with one question to each cluster. They need no page."""
@@ -280,7 +274,13 @@ class ShardPages:
         return error.retryable
 
     async def _show(self, shard: int) -> ShownPage:
-        wanted = self._wanted_now(shard)
+        wanted = self._wanted[shard]
+        if self._bytes_left <= 0:
+            wanted = msgspec.structs.replace(wanted, limit=0)
+        known = self._shown.get(shard)
+        if isinstance(known, ShownPage):
+            start = AfterLocation(known.position.generation, known.position.added_id)
+            wanted = msgspec.structs.replace(wanted, start=start)
         bytes_max = self._request.state.settings.response_bytes_max
         page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
         views = views_within(map(cell_view, page.cells), self._form, bytes_max)
@@ -288,16 +288,6 @@ class ShardPages:
         self._served[shard] = served
         page = page.cut(len(views))
         return ShownPage(views, page.next, page.position, page.head)
-
-    def _wanted_now(self, shard: int) -> PageRequest:
-        wanted = self._wanted[shard]
-        if self._bytes_left <= 0:
-            wanted = msgspec.structs.replace(wanted, limit=0)
-        shown = self._shown.get(shard)
-        if isinstance(shown, ShownPage):
-            position = shown.position
-            wanted = msgspec.structs.replace(wanted, start=AfterLocation(position.generation, position.added_id))
-        return wanted
 
 
 def _is_at(start: Start, head: Location) -> bool:

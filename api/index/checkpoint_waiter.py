@@ -14,7 +14,7 @@ import msgspec
 
 from api.read.reader import Reader
 from schemaless.errors import SchemalessError
-from schemaless.location import Location, ShardLocation
+from schemaless.location import ShardLocation
 from schemaless.storage import checkpoint_table
 from schemaless.topology import Role
 
@@ -74,28 +74,24 @@ class CheckpointWaiter:
                 youngest = max(one.since for one in waiting)
                 await self._pause(min(PAUSE_MAX_S, max(PAUSE_S, (self._clock() - youngest) * PAUSE_OF_WAIT)))
                 shards = sorted({one.wanted.shard for one in waiting})
-                if shards:
-                    self._wake(waiting, await self._read(place, shards))
+                if not shards:
+                    break
+                checkpoints, _ = await self._reader.read(
+                    place.cluster,
+                    checkpoint_table.of_consumer,
+                    place.datastore,
+                    place.consumer,
+                    shards,
+                    read_from=place.read_from,
+                )
+                reached = {checkpoint.shard: checkpoint.location for checkpoint in checkpoints}
+                for one in waiting:
+                    location = reached.get(one.wanted.shard)
+                    if location is not None and location >= one.wanted.location and not one.done.done():
+                        one.done.set_result(None)
         except SchemalessError as error:
             for one in waiting:
                 if not one.done.done():
                     one.done.set_exception(error)
         finally:
             del self._polling[place], self._waiting[place]
-
-    async def _read(self, place: CheckpointsAt, shards: list[int]) -> dict[int, Location]:
-        found, _ = await self._reader.read(
-            place.cluster,
-            checkpoint_table.of_consumer,
-            place.datastore,
-            place.consumer,
-            shards,
-            read_from=place.read_from,
-        )
-        return {checkpoint.shard: checkpoint.location for checkpoint in found}
-
-    def _wake(self, waiting: set[_Waiting], found: dict[int, Location]) -> None:
-        for one in waiting:
-            location = found.get(one.wanted.shard)
-            if location is not None and location >= one.wanted.location and not one.done.done():
-                one.done.set_result(None)

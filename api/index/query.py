@@ -93,7 +93,12 @@ def find_entries(datastore: Datastore, definition: IndexDefinition, query: Index
                 select,
             ]
         )
-        _check_reached(definition, query.after, [Location(*row) for row in reached.rows])
+        location = Location(*reached.rows[0]) if reached.rows else None
+        if location is None or location < query.after.location:
+            raise Behind(
+                f"index {definition.name} has reached {location} in shard {query.after.shard}, not"
+                f" {query.after.location}"
+            )
     entries = index_table.found(definition, result.rows)
     return EntryPage(entries, _cursor(definition, query.selection, entries))
 
@@ -152,12 +157,6 @@ def _after(text: str | None, shards: int) -> ShardLocation | None:
     if location.shard >= shards:
         raise Invalid("after", f"there is no shard {location.shard}")
     return location
-
-
-def _check_reached(definition: IndexDefinition, wanted: ShardLocation, found: Sequence[Location]) -> None:
-    if not found or found[0] < wanted.location:
-        reached = found[0] if found else None
-        raise Behind(f"index {definition.name} has reached {reached} in shard {wanted.shard}, not {wanted.location}")
 
 
 def _cursor(definition: IndexDefinition, selection: Selection, entries: Sequence[FoundEntry]) -> str | None:

@@ -128,8 +128,15 @@ class CellWriter:
 
     async def _put_at_all(self, datastore: Datastore, rows: Sequence[BufferRow]) -> list[PutResult]:
         groups = datastore.by_home(range(len(rows)), lambda position: rows[position].shard)
+
+        async def put_at(home: str, here: Sequence[BufferRow]) -> list[PutResult]:
+            results: list[PutResult] = []
+            for chunk in chunks(here, bytes_max=CHUNK_BYTES_MAX, size_bytes=lambda row: len(row.body)):
+                results += await self._put_chunk(datastore, home, chunk)
+            return results
+
         answers = await asyncio.gather(
-            *(self._put_at(datastore, home, [rows[n] for n in positions]) for home, positions in groups.items())
+            *(put_at(home, [rows[position] for position in positions]) for home, positions in groups.items())
         )
         by_position = {
             position: result
@@ -137,12 +144,6 @@ class CellWriter:
             for position, result in zip(positions, results, strict=True)
         }
         return [by_position[position] for position in range(len(rows))]
-
-    async def _put_at(self, datastore: Datastore, home: str, rows: Sequence[BufferRow]) -> list[PutResult]:
-        results: list[PutResult] = []
-        for chunk in chunks(rows, bytes_max=CHUNK_BYTES_MAX, size_bytes=lambda row: len(row.body)):
-            results += await self._put_chunk(datastore, home, chunk)
-        return results
 
     async def _put_chunk(self, datastore: Datastore, home: str, rows: Sequence[BufferRow]) -> list[PutResult]:
         if self._queues.is_full(home, datastore):  # before anything is buffered for it
