@@ -53,7 +53,10 @@ class ApiState:
 async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterator[ApiState]:
     """Opens the pools and the watches. A server that is unreachable doesn't keep it from opening."""
     async with AsyncStorage(
-        topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
+        topology,
+        connections_max=settings.connections_max,
+        connect_timeout_s=settings.connect_timeout_s,
+        timeout_s=settings.statement_timeout_s,
     ) as storage:
         read_breaker = ReadBreaker()
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)

@@ -16,7 +16,12 @@ from schemaless.topology import load_topology
 
 async def _serve(settings: CleanerSettings, stop: asyncio.Event) -> None:
     topology = load_topology(settings.topology)
-    async with AsyncStorage(topology, timeout_s=settings.statement_timeout_s) as storage:
+    async with AsyncStorage(
+        topology,
+        connections_max=settings.connections_max,
+        connect_timeout_s=settings.connect_timeout_s,
+        timeout_s=settings.statement_timeout_s,
+    ) as storage:
         await Cleaner(storage, settings).run(stop)
 
 

@@ -20,7 +20,10 @@ log = structlog.get_logger()
 async def serve(settings: TailerSettings) -> None:
     topology = load_topology(settings.topology)
     async with AsyncStorage(
-        topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
+        topology,
+        connections_max=settings.connections_max,
+        connect_timeout_s=settings.connect_timeout_s,
+        timeout_s=settings.statement_timeout_s,
     ) as storage:
         service = TailerService(settings, storage)
         loop = asyncio.get_running_loop()

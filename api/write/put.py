@@ -21,7 +21,7 @@ Interleavings that decided the details. K is a key, A and B are bodies that diff
 - Everything that is written to one master shares one transaction, second copies too. A process that is stopped
   between lock and insert holds the lock of a head for longer than `write_timeout_s`. Second copies that share a batch
   with that shard are then missing, and their puts have one copy. The server ends such a transaction
-  (schemaless/storage/session.py).
+  (schemaless/storage/node_core.py).
 - A batch holds K twice. Buffer and home both keep its order, because a caller's cells for one home stay together.
 """
 
@@ -46,7 +46,7 @@ from schemaless.storage import entity_table, post_version
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.failover import first_answer
-from schemaless.storage.operation import AGAIN_ON
+from schemaless.storage.node_core import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
 from schemaless.topology import Datastore
 

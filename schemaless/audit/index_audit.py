@@ -15,7 +15,7 @@ from schemaless.codec import Body, decode_body
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry, entry_for, entry_shard
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, index_table, row_scan
+from schemaless.storage import entity_table, index_table
 from schemaless.storage.index_table import FoundEntry
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore
@@ -60,7 +60,7 @@ class IndexAudit:
         after = RowKey(b"")
         while True:
             page = self._home(shard).run(
-                row_scan.row_keys, self._datastore, shard, self._definition.columns, head, after, PAGE_ROWS
+                entity_table.row_keys, self._datastore, shard, self._definition.columns, head, after, PAGE_ROWS
             )
             if page:
                 yield page
@@ -136,7 +136,12 @@ class IndexAudit:
         if not row_keys:
             return []
         moved = self._home(shard).run(
-            row_scan.changed_since, self._datastore, shard, self._definition.columns, self._heads[shard], row_keys
+            entity_table.rows_changed_since,
+            self._datastore,
+            shard,
+            self._definition.columns,
+            self._heads[shard],
+            row_keys,
         )
         self.report.moved_on += len(moved)
         return [row_key for row_key in row_keys if row_key not in moved]

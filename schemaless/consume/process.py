@@ -49,7 +49,10 @@ async def _serve(settings: FollowerSettings, work: Work, stop: asyncio.Event) ->
     async with (
         Watchdog(settings.hang_limit_s),
         AsyncStorage(
-            topology, connections_max=settings.connections_max, timeout_s=settings.statement_timeout_s
+            topology,
+            connections_max=settings.connections_max,
+            connect_timeout_s=settings.connect_timeout_s,
+            timeout_s=settings.statement_timeout_s,
         ) as storage,
     ):
         await _until_stopped(work(storage), stop)

@@ -1,8 +1,7 @@
 """The entity table: cells of a shard. Owns what a put of cells means (I1) and the reads of cells.
 
-A put is optimistic: it inserts at once, in one round trip (append.py), and only when a unique key stands in the way
-does it look which cells exist. Nothing that exists is ever written again, so running a put twice is the same as
-running it once.
+A put is optimistic: it inserts at once, in one round trip (append.py). Only when a key exists already does it look
+which cells exist. Nothing that exists is ever written again, so running a put twice is the same as running it once.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ class ShardCell(Cell, frozen=True, gc=False):
 
 
 def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Puts cells whose shards all live on this cluster, in one transaction; one outcome for each, in order.
+    """Puts cells whose shards all live on this cluster, in one transaction. Returns one outcome for each, in order.
 
-    A key that comes twice counts in order: the later one is ALREADY_STORED or CONFLICT.
+    A key that occurs twice counts in order: the later one is ALREADY_STORED or CONFLICT. Raises Misconfigured when a
+    shard doesn't live on this cluster.
     """
     first: dict[CellKey, int] = {}
     for position, cell in enumerate(cells):
@@ -51,7 +51,7 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
 
 
 def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[StoredCell | None]]:
-    """The cells under (shard, key), in order; at least one key."""
+    """Returns the cells under (shard, key), in order, None where there is none; at least one key."""
     results = yield ";".join(
         _select(datastore, shard, "WHERE row_key = %s AND column_name = %s AND ref_key = %s", *_key(key))
         for shard, key in keys
@@ -60,7 +60,7 @@ def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[
 
 
 def digests(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[bytes | None]]:
-    """SHA-256 of the stored bodies under (shard, key), in order: tells equal bytes without moving them."""
+    """Returns SHA-256 of the stored bodies under (shard, key), in order: equal bytes are found without moving them."""
     results = yield ";".join(
         sql(
             f"SELECT {DIGEST} FROM %s.entity WHERE row_key = %s AND column_name = %s AND ref_key = %s",
@@ -75,7 +75,7 @@ def digests(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operat
 def newest(
     datastore: Datastore, columns: Sequence[tuple[int, RowKey, ColumnName]]
 ) -> Operation[list[StoredCell | None]]:
-    """The cell with the highest ref_key of each (shard, row key, column), in order; at least one."""
+    """Returns the cell with the highest ref_key of each (shard, row key, column), in order; at least one."""
     tail = "WHERE row_key = %s AND column_name = %s ORDER BY ref_key DESC LIMIT 1"
     results = yield ";".join(
         _select(datastore, shard, tail, row_key, column_name.encode()) for shard, row_key, column_name in columns
@@ -86,11 +86,11 @@ def newest(
 def newest_until(
     datastore: Datastore, rows: Mapping[int, tuple[int, Sequence[RowKey]]], columns: Iterable[str]
 ) -> Operation[list[StoredCell]]:
-    """The newest cells of rows as the log makes them up to an added_id, and no further.
+    """Returns the newest cells of rows as the log makes them up to an added_id, and no further.
 
     `rows`: by shard, that added_id and at least one row key; at least one shard and one column.
     """
-    names = commas([sql("%s", name.encode()) for name in sorted(columns)])
+    names = _literals(columns)
     results = yield ";".join(
         _select(
             datastore,
@@ -108,7 +108,7 @@ def newest_until(
 
 
 def row(datastore: Datastore, shard: int, row_key: RowKey) -> Operation[list[StoredCell]]:
-    """The newest version of every column of a row, by column name."""
+    """Returns the newest version of every column of a row, by column name."""
     table = sql("%s.entity", Name(datastore.database(shard)))
     tail = (
         f"JOIN (SELECT column_name, MAX(ref_key) AS ref_key FROM {table} WHERE row_key = %s GROUP BY column_name)"
@@ -126,7 +126,7 @@ def versions(
     descending: bool,
     limit: int,
 ) -> Operation[list[StoredCell]]:
-    """Versions of one column with a ref_key from the first of `ref_keys` to the second, both included."""
+    """Returns versions of one column, with a ref_key from the first of `ref_keys` to the second, both included."""
     tail = (
         "WHERE row_key = %s AND column_name = %s AND ref_key BETWEEN %s AND %s "
         f"ORDER BY ref_key {'DESC' if descending else 'ASC'} LIMIT %s"
@@ -139,11 +139,11 @@ def versions(
 def read_after(
     datastore: Datastore, shard: int, after: int, limit: int, columns: Iterable[str] = (), until: int = ADDED_ID_MAX
 ) -> Operation[list[StoredCell]]:
-    """At most `limit` cells with an added_id above `after`, in added_id order; only of `columns` if any are named.
+    """Returns at most `limit` cells with an added_id above `after`, in added_id order; of `columns` only if any are named.
 
     `until`, the last added_id to look at, bounds what a search for rare columns examines.
     """
-    names = commas([sql("%s", name.encode()) for name in columns])
+    names = _literals(columns)
     only = f"AND column_name IN ({names}) " if names else ""
     tail = f"WHERE added_id > %s AND added_id <= %s {only}ORDER BY added_id LIMIT %s"
     rows = yield from query(_select(datastore, shard, tail, after, until, limit))
@@ -151,7 +151,7 @@ def read_after(
 
 
 def first_since(datastore: Datastore, shard: int, created_at: int, head: int) -> Operation[int]:
-    """Lowest added_id up to `head` whose created_at (microseconds) is not earlier; head + 1 if there is none.
+    """Returns the lowest added_id up to `head` whose created_at (microseconds) is not earlier; head + 1 if none is.
 
     A binary search: created_at never decreases along added_id (I4), and added_ids are dense (I3).
     """
@@ -163,6 +163,30 @@ def first_since(datastore: Datastore, shard: int, created_at: int, head: int) ->
         ((moment,),) = yield from query(sql(select, table, middle))
         low, high = (low, middle) if moment >= created_at else (middle + 1, high)
     return low
+
+
+def row_keys(
+    datastore: Datastore, shard: int, columns: Iterable[str], until: int, after: RowKey, limit: int
+) -> Operation[list[RowKey]]:
+    """Returns row keys above `after`, ascending, of rows with a cell of `columns` in the log up to `until`."""
+    rows = yield from query(
+        sql("SELECT DISTINCT row_key FROM %s.entity", Name(datastore.database(shard)))
+        + sql(" WHERE row_key > %s AND added_id <= %s", after, until)
+        + f" AND column_name IN ({_literals(columns)}) ORDER BY row_key LIMIT {limit}"
+    )
+    return [row_key for (row_key,) in rows]
+
+
+def rows_changed_since(
+    datastore: Datastore, shard: int, columns: Iterable[str], until: int, keys: Sequence[RowKey]
+) -> Operation[set[RowKey]]:
+    """Returns which of the rows, at least one, got a cell of `columns` after `until`."""
+    rows = yield from query(
+        sql("SELECT DISTINCT row_key FROM %s.entity", Name(datastore.database(shard)))
+        + f" WHERE row_key IN ({commas([sql('%s', key) for key in keys])}) AND added_id > {until}"
+        + f" AND column_name IN ({_literals(columns)})"
+    )
+    return {row_key for (row_key,) in rows}
 
 
 def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
@@ -180,8 +204,12 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operati
     ]
 
 
+def _literals(columns: Iterable[str]) -> Script:
+    """Column names compare bytewise: they are ASCII, and their collation is binary."""
+    return commas([sql("%s", name.encode()) for name in sorted(columns)])
+
+
 def _key(key: CellKey) -> tuple[bytes, bytes, int]:
-    """As literals that compare bytewise: column names are ASCII, their collation is binary."""
     return key.row_key, key.column_name.encode(), key.ref_key
 
 

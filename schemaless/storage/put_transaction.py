@@ -18,27 +18,24 @@ from schemaless.topology import Datastore
 def put_copies(
     datastore: Datastore, cluster: str, rows: Sequence[BufferRow]
 ) -> Operation[list[Placed | BufferOutcome]]:
-    """For each row, in order: its place in the entity table when `cluster` is its home, else what the buffer said.
+    """Puts rows on the master of `cluster` and returns, for each in order, its place in the entity table where
+    `cluster` is its home, or else its outcome in the buffer table.
 
-    Usually one transaction. Where a key stands in the way it is one for each kind, with the same outcome.
+    Usually it is one transaction. When a key exists already it is one for each kind, with the same outcomes.
     """
     at_home = [row for row in rows if row.home == cluster]
     others = [row for row in rows if row.home != cluster]
-    placed, outcomes = yield from _put(datastore, at_home, others)
-    places, answers = iter(placed), iter(outcomes)
-    return [next(places) if row.home == cluster else next(answers) for row in rows]
-
-
-def _put(
-    datastore: Datastore, at_home: Sequence[BufferRow], others: Sequence[BufferRow]
-) -> Operation[tuple[Sequence[Placed], Sequence[BufferOutcome]]]:
-    if at_home and others:
+    placed: Sequence[Placed] = ()
+    buffered: Sequence[BufferOutcome] = ()
+    together = bool(at_home and others)
+    if together:
         try:
             placed = yield from append.insert_new(datastore, at_home, [buffer_table.insertion_of(datastore, others)])
+            buffered = [BufferOutcome.INSERTED] * len(others)
         except DuplicateKey:
-            pass
-        else:
-            return placed, [BufferOutcome.INSERTED] * len(others)
-    outcomes = (yield from buffer_table.insert(datastore, others)) if others else []
-    placed = (yield from entity_table.put_cells(datastore, at_home)) if at_home else []
-    return placed, outcomes
+            together = False
+    if not together:
+        buffered = (yield from buffer_table.insert(datastore, others)) if others else []
+        placed = (yield from entity_table.put_cells(datastore, at_home)) if at_home else []
+    places, outcomes = iter(placed), iter(buffered)
+    return [next(places) if row.home == cluster else next(outcomes) for row in rows]

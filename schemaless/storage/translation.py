@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import asyncmy.errors
 import pymysql.err
 
 from schemaless.errors import Busy, DuplicateKey, Misconfigured, SchemalessError, StorageUnavailable
 
-DRIVER_ERRORS = (pymysql.err.MySQLError, asyncmy.errors.MySQLError)
+FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError)
+"""What a driver raises when a connection can't be made, or a script can't be executed."""
 
 # Numbers: MySQL 9 error reference; MariaDB has the same ones.
 _DUPLICATE = {1062}
@@ -32,29 +30,31 @@ _AWAY = {
     3675,  # can't create tablespace: disk full
     4031,  # disconnected by the server
 }  # fmt: skip
-# 1048 is an added_id of NULL, where the shard has no head on this server, or a created_at: insertion.py sees to it.
-_FIT = {1044, 1045, 1048, 1049, 1054, 1142, 1146, 1193, 1231}
+_NULL = {1048}
+_MISFIT = {1044, 1045, 1049, 1054, 1142, 1146, 1193, 1231}
 
 
-@contextmanager
-def translated(node: str) -> Iterator[None]:
-    """Raises our error for whatever a driver raises inside; `node` names the server in its text."""
-    try:
-        yield
-    except DRIVER_ERRORS as error:
-        raise translate(error, node) from error
-    except (OSError, EOFError, TimeoutError) as error:
-        raise StorageUnavailable(f"{node}: {error or type(error).__name__}") from error
+class NeedsLockedHeads(SchemalessError):
+    """A NULL met a column that takes none. Only the insertion with user variables writes NULLs (append.py), so this
+    says that a head isn't here or the clock is behind it. It never leaves the storage adapter.
+    """
+
+    hint = "lock the heads and look which one is missing or ahead of the clock"
 
 
 def translate(error: Exception, node: str) -> SchemalessError:
+    """Returns our error for one of FAILURES, without its cause. `node` names the server in its text."""
+    if isinstance(error, OSError | EOFError):
+        return StorageUnavailable(f"{node}: {error or type(error).__name__}")
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     text = f"{node}: {error}"
     if number in _DUPLICATE:
         return DuplicateKey(text)
     if number in _BUSY:
         return Busy(text)
-    if number in _FIT:
+    if number in _NULL:
+        return NeedsLockedHeads(text)
+    if number in _MISFIT:
         return Misconfigured(text)
     if number in _AWAY or isinstance(error, pymysql.err.InterfaceError | asyncmy.errors.InterfaceError):
         return StorageUnavailable(text)

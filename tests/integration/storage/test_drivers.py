@@ -27,8 +27,8 @@ class Sync:
     def __init__(self, node, **options) -> None:
         self.driver = SyncNode(node, **options)
 
-    async def run(self, operation, *args):
-        return await asyncio.to_thread(self.driver.run, operation, *args)
+    async def run(self, operation, *args, **options):
+        return await asyncio.to_thread(self.driver.run, operation, *args, **options)
 
     async def close(self):
         self.driver.close()
@@ -207,9 +207,8 @@ async def test_busy_is_tried_again(open_node):
     assert len(attempts) == 4
 
 
-async def test_what_is_not_idempotent_is_not_run_again_after_a_loss(topology):
+async def test_what_is_not_idempotent_is_not_run_again_after_a_loss(open_node):
     """A connection lost with the outcome unknown: the caller decides, not the driver."""
-    node = AsyncNode(topology.cluster("b").master)
     attempts = []
 
     def lost():
@@ -218,9 +217,8 @@ async def test_what_is_not_idempotent_is_not_run_again_after_a_loss(topology):
         yield f"KILL {number}"
 
     with pytest.raises(StorageUnavailable):
-        await node.run(lost, again_on=(Busy,))
+        await open_node().run(lost, again_on=(Busy,))
     assert len(attempts) == 1
-    await node.close()
 
 
 def test_threads_share_a_bounded_pool(topology):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -47,7 +48,7 @@ class Cluster:
             return [(block, *self._block_sums(block)) for block in blocks]
         if "SUM(head)" in script:
             return [("trips", sum(self.heads.values()), self.generation * len(self.heads))]
-        listed = script.split(" IN (")[1].rstrip(")").split(",")
+        listed = re.search(r" IN \(([\d,]+)\)", script)[1].split(",")
         self.heads_asked = len(listed)
         return [(int(shard), self.generation, self.heads[int(shard)], 0) for shard in listed]
 
