@@ -139,8 +139,9 @@ def versions(
 def read_after(
     datastore: Datastore, shard: int, after: int, limit: int, columns: Iterable[str] = (), until: int = ADDED_ID_MAX
 ) -> Operation[list[StoredCell]]:
-    """Returns at most `limit` cells with an added_id above `after`, in added_id order; of `columns` only if any are named.
+    """Returns at most `limit` cells with an added_id above `after`, in added_id order.
 
+    Where `columns` are named, cells of others are left out.
     `until`, the last added_id to look at, bounds what a search for rare columns examines.
     """
     names = _literals(columns)
