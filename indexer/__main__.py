@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from indexer.service import IndexerService
-from schemaless.config import IndexerSettings, read_settings
-from schemaless.consume.process import run_consumer_process
+from schemaless.config import IndexerSettings
+from schemaless.lifecycle import cancelled_at, run_service
 
 
 def main() -> None:
-    settings = read_settings(IndexerSettings)
-    run_consumer_process("indexer", settings, lambda storage: IndexerService(settings, storage).run())
+    run_service(
+        "indexer",
+        IndexerSettings,
+        lambda settings, storage, stop: cancelled_at(stop, IndexerService(settings, storage).run()),
+    )
 
 
 if __name__ == "__main__":

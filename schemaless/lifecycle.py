@@ -1,68 +1,165 @@
-"""Lifecycle of a service process: from its start to its end, in one order.
+"""The start and the end of a service process, in one order for all of them.
 
-SIGTERM or SIGINT asks it to stop: it takes no new work, finishes what is in hand by a deadline, flushes, records its
-progress, releases what it owns and closes. The first failure ends the process with a message; the supervisor starts it
-again, and everything it does may be done twice.
+SIGTERM or SIGINT asks a service to stop: it takes no new work, finishes what is in flight by a deadline, flushes,
+records its progress, releases what it owns and closes. The first failure ends the process with one line that says what
+to do. The supervisor starts it again, and everything that it does may be done twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import NoReturn, TypeVar
 
 import structlog
+import uvloop  # a fifth less work for each cell
 
-from schemaless.errors import SchemalessError
+from schemaless.config import FollowerSettings, ServiceSettings, read_settings
+from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.topology import load_topology
 
 log = structlog.get_logger()
 
-Serve = Callable[[asyncio.Event], Awaitable[None]]
+S = TypeVar("S", bound=ServiceSettings)
+
+Serve = Callable[[S, AsyncStorage, asyncio.Event], Awaitable[None]]
 """Works until the event is set, then finishes and returns."""
 
 FINISH_TIMEOUT_S = 10.0
 
+HANGS = 70
+"""The exit status of a process whose event loop hangs."""
 
-def run_service(
-    name: str,
-    serve: Serve,
-    *,
-    log_level: str = "info",
-    finish_timeout_s: float = FINISH_TIMEOUT_S,
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-) -> int:
-    """Runs a service to its end. Returns the exit status: 0 after an orderly stop, 1 after a failure of ours."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(log_level.upper())))
+_TICK_S = 1.0
+
+
+def run_service(name: str, kind: type[S], serve: Serve[S], *, finish_timeout_s: float = FINISH_TIMEOUT_S) -> NoReturn:
+    """Runs a service with settings of this kind and the storage of its topology, and ends the process.
+
+    The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop of a service that follows
+    Kafka hangs for the settings' `hang_limit_s`.
+    """
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
+    status = 1
     try:
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(_serve_until_signalled(name, serve, finish_timeout_s))
-    except SchemalessError as error:
-        log.error("the service ends; its supervisor starts it again", service=name, error=str(error), hint=error.hint)
-        return 1
-    return 0
+        settings = read_settings(kind)
+        configure_logging(settings.log_level)
+        asyncio.run(_serve_until_signalled(name, settings, serve, finish_timeout_s))
+        status = 0
+    except Exception as error:
+        failures = list(_leaves(error))
+        if all(isinstance(failure, SchemalessError) for failure in failures):
+            report_failure(name, failures[0])
+        else:
+            log.exception("the service ends by a defect; its supervisor starts it again", service=name)
+    sys.stdout.flush()
+    os._exit(status)  # a call that hangs in a worker thread would keep the interpreter from ending
 
 
-async def _serve_until_signalled(name: str, serve: Serve, finish_timeout_s: float) -> None:
+def configure_logging(level: str) -> None:
+    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise Misconfigured(f"the log level {level!r} is not known: it is debug, info, warning, error or critical")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+
+
+def report_failure(name: str, error: BaseException) -> None:
+    """Logs the one line that a service process ends with."""
+    hint = error.hint if isinstance(error, SchemalessError) else ""
+    log.error("the service ends; its supervisor starts it again", service=name, error=str(error), hint=hint)
+
+
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Waits for the event, most often the stop, but no longer than `seconds`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+async def cancelled_at(stop: asyncio.Event, work: Awaitable[None]) -> None:
+    """Runs work that doesn't end by itself, and cancels it at the stop. Raises what the work raises."""
+    task = asyncio.ensure_future(work)
+    asked = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish_timeout_s: float) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    work = asyncio.ensure_future(serve(stop))
-    asked = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    await asyncio.wait({work}, timeout=finish_timeout_s)
-    if work.done():
-        return work.result()
-    log.warning("work in hand did not finish in time and is cut off", service=name, seconds=finish_timeout_s)
-    work.cancel()
-    with suppress(asyncio.CancelledError):
-        await work
+    storage = AsyncStorage(
+        load_topology(settings.topology),
+        connections_max=settings.connections_max,
+        connect_timeout_s=settings.connect_timeout_s,
+        timeout_s=settings.statement_timeout_s,
+    )
+    async with AsyncExitStack() as opened:
+        if isinstance(settings, FollowerSettings):
+            await opened.enter_async_context(Watchdog(settings.hang_limit_s))
+        await opened.enter_async_context(storage)
+        work = asyncio.ensure_future(serve(settings, storage, stop))
+        asked = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        await asyncio.wait({work}, timeout=finish_timeout_s)
+        if work.done():
+            return work.result()
+        log.warning("the work in flight did not finish in time and is cut off", service=name, seconds=finish_timeout_s)
+        work.cancel()
+        await asyncio.wait({work}, timeout=finish_timeout_s)
 
 
-async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Sleeps, but not longer than until the stop."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stop.wait()
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+class Watchdog:
+    """A thread that ends the process when the event loop hangs for `limit_s`.
+
+    Kafka would not find out, because heartbeats have a thread of their own.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._ticked_at = time.monotonic()
+        self._over = threading.Event()
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._ticking = asyncio.create_task(self._tick())
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over.set()
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked_at = time.monotonic()
+            await asyncio.sleep(_TICK_S)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_TICK_S):
+            if time.monotonic() - self._ticked_at > self._limit_s:
+                log.error("the event loop hangs; the process ends", limit_s=self._limit_s)
+                os._exit(HANGS)

@@ -1,44 +1,30 @@
-"""`python -m tailer`: one tailer process. SIGTERM: transactions in hand are finished and the group is left."""
+"""`python -m tailer`: one tailer process. At a stop it finishes the transactions in flight and leaves its groups."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 
-import structlog
-import uvloop
-
-from schemaless.config import TailerSettings, read_settings
+from schemaless.config import TailerSettings
+from schemaless.lifecycle import run_service
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.topology import load_topology
 from tailer.service import TailerService
 
-log = structlog.get_logger()
 
+async def serve(settings: TailerSettings, storage: AsyncStorage, stop: asyncio.Event) -> None:
+    service = TailerService(settings, storage)
 
-async def serve(settings: TailerSettings) -> None:
-    topology = load_topology(settings.topology)
-    async with AsyncStorage(
-        topology,
-        connections_max=settings.connections_max,
-        connect_timeout_s=settings.connect_timeout_s,
-        timeout_s=settings.statement_timeout_s,
-    ) as storage:
-        service = TailerService(settings, storage)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stop)
+    async def stop_service() -> None:
+        await stop.wait()
+        service.stop()
+
+    async with asyncio.TaskGroup() as tasks:
+        stopping = tasks.create_task(stop_service())
         await service.run()
+        stopping.cancel()
 
 
 def main() -> None:
-    settings = read_settings(TailerSettings)
-    try:
-        uvloop.run(serve(settings))
-    except Exception:
-        log.exception("the tailer ends; started again it goes on after the last committed transactions")
-        sys.exit(1)
+    run_service("tailer", TailerSettings, serve)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from consumers.probe.service import ProbeService
-from schemaless.config import ProbeSettings, read_settings
-from schemaless.consume.process import run_consumer_process
+from schemaless.config import ProbeSettings
+from schemaless.lifecycle import cancelled_at, run_service
 
 
 def main() -> None:
@@ -14,11 +14,12 @@ def main() -> None:
     parser.add_argument("--datastore", required=True)
     parser.add_argument("--trigger", action="store_true", help="also wait for a call of a trigger in this process")
     arguments = parser.parse_args()
-    settings = read_settings(ProbeSettings)
-    run_consumer_process(
+    run_service(
         "probe",
-        settings,
-        lambda storage: ProbeService(settings, storage).run(arguments.datastore, triggered=arguments.trigger),
+        ProbeSettings,
+        lambda settings, storage, stop: cancelled_at(
+            stop, ProbeService(settings, storage).run(arguments.datastore, triggered=arguments.trigger)
+        ),
     )
 
 

@@ -11,13 +11,13 @@ import asyncio
 import sys
 
 from schemaless.bus.faust_transport import FaustTransport
-from schemaless.config import ConsumerSettings, read_settings
+from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, StartAt
 from schemaless.consume.host import Consumer, ConsumerHost
-from schemaless.consume.process import run_consumer_process
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.errors import NotFound, SchemalessError
+from schemaless.lifecycle import cancelled_at, run_service
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -63,12 +63,13 @@ def main() -> None:
     except SchemalessError as error:
         print(f"error: {error} ({error.hint})", file=sys.stderr)
         sys.exit(1)
-    settings = read_settings(ConsumerSettings)
     start_at = StartAt(arguments.start)
-    run_consumer_process(
+    run_service(
         program.consumer,
-        settings,
-        lambda storage: run_program(settings, storage, program, arguments.datastore, start_at),
+        ConsumerSettings,
+        lambda settings, storage, stop: cancelled_at(
+            stop, run_program(settings, storage, program, arguments.datastore, start_at)
+        ),
     )
 
 

@@ -1,38 +1,51 @@
 """A service's end: in order on a signal, cut off when it doesn't finish, with a message when it fails."""
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
+from pathlib import Path
 
 import pytest
 
 PROGRAM = """
 import asyncio, sys
+from schemaless.config import FollowerSettings
 from schemaless.errors import Misconfigured
-from schemaless.lifecycle import pause, run_service
+from schemaless.lifecycle import cancelled_at, pause, run_service
 
-async def serve(stop):
+async def serve(settings, storage, stop):
     print("ready", flush=True)
     {work}
     print("closed", flush=True)
 
-sys.exit(run_service("test", serve, finish_timeout_s=0.5))
+class TestSettings(FollowerSettings):
+    hang_limit_s: float = {hang_limit_s}
+
+run_service("test", TestSettings, serve, finish_timeout_s=0.5)
 """
+NO_SERVERS = '{"version": 1, "clusters": {}}'
+
+
+def environment_of(topology: Path, log_level: str) -> dict[str, str]:
+    settings = {"TOPOLOGY": str(topology), "KAFKA": "none", "LOG_LEVEL": log_level}
+    return os.environ | {f"SCHEMALESS_{name}": value for name, value in settings.items()}
 
 
 @pytest.fixture
-def service():
+def service(tmp_path):
     """Starts a service with a body of its own; killed at the end."""
     started = []
+    topology = tmp_path / "topology.json"
+    topology.write_text(NO_SERVERS)
 
-    def start(work: str) -> subprocess.Popen:
-        program = PROGRAM.format(work=textwrap.indent(work, "    ").strip())
+    def start(work: str, hang_limit_s: float = 60.0) -> subprocess.Popen:
+        program = PROGRAM.format(work=textwrap.indent(work, "    ").strip(), hang_limit_s=hang_limit_s)
+        command = [sys.executable, "-c", program]
+        environment = environment_of(topology, "warning")
         started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
         return started[-1]
 
@@ -54,15 +67,19 @@ def ended(process: subprocess.Popen, number: signal.Signals | None = None) -> tu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_asks_and_the_work_ends_itself(service, number):
-    """What is in hand is finished, then everything is closed, status 0."""
+    """What is in flight is finished, then everything is closed, status 0."""
     assert ended(service("await stop.wait()\nawait asyncio.sleep(0.1)"), number) == (0, "closed\n")
 
 
 def test_a_pause_ends_with_the_signal(service):
-    """A service that rests doesn't keep anybody waiting."""
-    started = time.monotonic()
-    assert ended(service("await pause(stop, 60)"), signal.SIGTERM) == (0, "closed\n")
-    assert time.monotonic() - started < 10
+    """A service that rests for an hour doesn't keep anybody waiting: it closes before it would be cut off."""
+    assert ended(service("await pause(stop, 3600)"), signal.SIGTERM) == (0, "closed\n")
+
+
+def test_work_without_an_end_is_cancelled_at_the_stop(service):
+    """What consumers do: nothing has to be finished, because checkpoints moved with the effects (I10)."""
+    work = "async def follow():\n    await asyncio.sleep(3600)\nawait cancelled_at(stop, follow())"
+    assert ended(service(work), signal.SIGTERM) == (0, "closed\n")
 
 
 def test_work_that_does_not_end_is_cut_off(service):
@@ -82,8 +99,45 @@ def test_a_failure_ends_the_process_with_a_message(service):
     assert "Traceback" not in output
 
 
-def test_a_bug_shows_its_trace(service):
-    """What isn't ours is not dressed up."""
-    status, output = ended(service("1 / 0"))
+def test_a_failure_within_a_group_of_tasks_is_one_line(service):
+    """Services run tasks in groups; the error that ends them is ours all the same."""
+    work = "raise ExceptionGroup('tasks', [ExceptionGroup('inner', [Misconfigured('two plus two')])])"
+    status, output = ended(service(work))
     assert status == 1
+    assert "two plus two" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("work", ["1 / 0", "raise ExceptionGroup('', [Misconfigured('ours'), ZeroDivisionError()])"])
+def test_a_bug_shows_its_trace(service, work):
+    """What isn't ours is not dressed up."""
+    status, output = ended(service(work))
+    assert status == 1
+    assert "Traceback" in output
     assert "ZeroDivisionError" in output
+
+
+def test_a_loop_that_hangs_ends_its_process(service):
+    """Kafka's heartbeats have a thread of their own, so nobody else would find out."""
+    status, output = ended(service("import time\ntime.sleep(3600)", hang_limit_s=0.1))
+    assert status == 70
+    assert "the event loop hangs" in output
+
+
+@pytest.mark.parametrize("name", ["tailer", "cleaner", "indexer"])
+def test_every_service_honours_its_log_level(tmp_path, name):
+    """An error that ends the process is one line with a hint, which `critical` leaves out."""
+
+    def ran(level: str) -> tuple[int, str]:
+        environment = environment_of(tmp_path / "missing.json", level)
+        done = subprocess.run(
+            [sys.executable, "-m", name], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, output = ran("info")
+    assert status == 1
+    assert "missing.json" in output
+    assert "an operator has to act" in output
+    assert "Traceback" not in output
+    assert ran("critical") == (1, "")
