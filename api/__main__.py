@@ -6,11 +6,9 @@ On SIGTERM it takes no more requests, ends those that follow a log, finishes tho
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from contextlib import suppress
 
-import structlog
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
@@ -18,22 +16,20 @@ from api.app import create_app
 from api.http.server import ApiServer, CoalescingProtocol
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
+from schemaless.lifecycle import configure_logging, report_failure
 
 STOP_TIMEOUT_S = 10
 YOUNG_OBJECTS_MAX = 20_000
 """How often the collector looks at young objects (Python: 700): a request makes hundreds, and hardly any cycle."""
 
-log = structlog.get_logger()
-
 
 def main() -> int:
-    settings = read_settings(ApiSettings)
-    level = settings.log_level.lower()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())))
     try:
+        settings = read_settings(ApiSettings)
+        configure_logging(settings.log_level)
         app = create_app(settings)
     except SchemalessError as error:
-        log.error("the API can't start", error=str(error), hint=error.hint)
+        report_failure("api", error)
         return 1
     gc.collect()
     gc.freeze()  # what lives as long as the process is never looked at again
@@ -48,7 +44,7 @@ def main() -> int:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        log_level=level,
+        log_level=settings.log_level.lower(),
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
