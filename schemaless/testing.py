@@ -1,101 +1,155 @@
-"""MemoryEntityTable: the entity table of a datastore in memory, for tests of programs that build on the core.
+"""MemoryEntityTable: the shards of a datastore in memory, for unit tests of everything that builds on the store.
 
-It keeps I1, I3 and I4 as the real one does: tests/contract/ runs one suite over both. Not to be shared by threads.
+It keeps I1, I3, I4 and I13 as the real tables do: tests/contract/ runs one suite over both. Its methods have the names
+and the parameters of the operations in schemaless/storage/entity_table.py and shard_head.py, without the datastore.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
-from schemaless.location import FIRST_GENERATION
+from schemaless.errors import Misconfigured
+from schemaless.location import ADDED_ID_MAX, FIRST_GENERATION, GenerationStart
 from schemaless.storage.entity_table import ShardCell
-from schemaless.storage.shard_head import Head
+from schemaless.storage.shard_head import Head, Movement
 from schemaless.topology import Datastore
 
 
 class MemoryEntityTable:
-    """All shards of one datastore. `clock_us` gives microseconds since the epoch, and may go backwards."""
+    """All shards of one datastore, as the only cluster of its placement has them. Not to be shared by threads.
+
+    `clock_us` returns microseconds since the epoch, and may go backwards.
+    """
 
     def __init__(self, datastore: Datastore, clock_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self._clock_us = clock_us
         self._logs: list[list[StoredCell]] = [[] for _ in range(datastore.shards)]
-        self._cells: dict[CellKey, StoredCell] = {}
+        self._heads = [Head(shard, FIRST_GENERATION, 0, 0) for shard in range(datastore.shards)]
+        self._starts = [[GenerationStart(FIRST_GENERATION, 1)] for _ in range(datastore.shards)]
+        self._cells: dict[tuple[int, CellKey], StoredCell] = {}
 
     def put_cells(self, cells: Sequence[ShardCell]) -> list[Placed]:
-        """One outcome for each, in order."""
+        """Returns one outcome for each, in order."""
         now = self._clock_us()
         return [self._put(cell, now) for cell in cells]
 
+    def open_generation(self, shard: int, starts_at: int) -> None:
+        """Does what a promoted minion does (I13): cells from `starts_at` on are lost, new ones get a new generation."""
+        head = self._heads[shard]
+        for lost in self._logs[shard][starts_at - 1 :]:
+            del self._cells[shard, lost.key]
+        del self._logs[shard][starts_at - 1 :]
+        self._heads[shard] = Head(shard, head.generation + 1, starts_at - 1, head.last_created_at)
+        self._starts[shard].append(GenerationStart(head.generation + 1, starts_at))
+
     def get(self, keys: Sequence[tuple[int, CellKey]]) -> list[StoredCell | None]:
-        return [self._cells.get(key) for _, key in keys]
+        """Returns the cells under (shard, key), in order, None where there is none."""
+        return [self._cells.get(key) for key in keys]
 
     def newest(self, columns: Sequence[tuple[int, RowKey, ColumnName]]) -> list[StoredCell | None]:
-        """The cell with the highest ref_key of each column."""
-        return [max(self._column(*column), key=_ref_key, default=None) for column in columns]
+        """Returns the cell with the highest ref_key of each (shard, row key, column), in order."""
+        return [self._newest_of(*column, ADDED_ID_MAX) for column in columns]
+
+    def newest_until(
+        self, rows: Mapping[int, tuple[int, Sequence[RowKey]]], columns: Iterable[str]
+    ) -> list[StoredCell]:
+        """Returns the newest cells of rows as the log makes them up to an added_id, in no order.
+
+        `rows`: by shard, that added_id and its row keys.
+        """
+        names = sorted(columns)
+        return [
+            found
+            for shard, (until, row_keys) in rows.items()
+            for row_key in row_keys
+            for name in names
+            if (found := self._newest_of(shard, row_key, ColumnName(name), until)) is not None
+        ]
 
     def row(self, shard: int, row_key: RowKey) -> list[StoredCell]:
-        """The newest version of every column of a row, by column name."""
+        """Returns the newest version of every column of a row, by column name."""
         names = sorted({cell.column_name for cell in self._logs[shard] if cell.row_key == row_key})
-        return [max(self._column(shard, row_key, name), key=_ref_key) for name in names]
+        return [found for name in names if (found := self._newest_of(shard, row_key, name, ADDED_ID_MAX)) is not None]
 
     def versions(
         self,
         shard: int,
         column: tuple[RowKey, ColumnName],
-        *,
         ref_keys: tuple[int, int],
         descending: bool,
         limit: int,
     ) -> list[StoredCell]:
-        """Versions of one column with a ref_key from the first of `ref_keys` to the second, both included."""
+        """Returns versions of one column, with a ref_key from the first of `ref_keys` to the second, both included."""
         low, high = ref_keys
         found = [cell for cell in self._column(shard, *column) if low <= cell.ref_key <= high]
         return sorted(found, key=_ref_key, reverse=descending)[:limit]
 
-    def read_after(self, shard: int, after: int, limit: int, columns: Iterable[str] = ()) -> list[StoredCell]:
-        """At most `limit` cells with an added_id above `after`; only of `columns` if any are named."""
+    def read_after(
+        self, shard: int, after: int, limit: int, columns: Iterable[str] = (), until: int = ADDED_ID_MAX
+    ) -> list[StoredCell]:
+        """Returns at most `limit` cells with an added_id above `after` and up to `until`, in added_id order.
+
+        Where `columns` are named, cells of others are left out.
+        """
         wanted = set(columns)
-        return [cell for cell in self._logs[shard][after:] if not wanted or cell.column_name in wanted][:limit]
+        return [cell for cell in self._logs[shard][after:until] if not wanted or cell.column_name in wanted][:limit]
 
     def first_since(self, shard: int, created_at: int, head: int) -> int:
-        """Lowest added_id up to `head` whose created_at is not earlier; head + 1 if there is none."""
+        """Returns the lowest added_id up to `head` whose created_at is not earlier; head + 1 if none is."""
         return bisect_left([cell.created_at for cell in self._logs[shard][:head]], created_at) + 1
 
     def heads(self) -> list[Head]:
-        return [self._head(shard) for shard in range(len(self._logs))]
+        """Returns the heads of all shards, by shard."""
+        return list(self._heads)
+
+    def heads_of(self, shards: Collection[int]) -> list[Head]:
+        """Returns the heads of these shards, by shard, without those that don't exist."""
+        return [head for head in self._heads if head.shard in shards]
+
+    def movement(self) -> Movement:
+        """Returns the sums that change whenever a head moves."""
+        return Movement(sum(head.added_id for head in self._heads), sum(head.generation for head in self._heads))
+
+    def generations(self, shard: int) -> list[GenerationStart]:
+        """Returns where each generation of a shard begins, by generation."""
+        return list(self._starts[shard])
+
+    def history(self, shard: int) -> tuple[Head, list[GenerationStart]]:
+        """Returns head and generations of one shard. Raises Misconfigured when there is no such shard."""
+        if shard >= len(self._heads):
+            raise Misconfigured(f"shard {shard} does not live here")
+        return self._heads[shard], self.generations(shard)
 
     def _put(self, cell: ShardCell, now: int) -> Placed:
-        found = self._cells.get(cell.key)
-        if found is not None:
-            same = same_body(cell.body, found.body)
-            return _placed(PutStatus.ALREADY_STORED if same else PutStatus.CONFLICT, found)
-        head = self._head(cell.shard)
-        stored = StoredCell(
-            *(cell.key.row_key, cell.key.column_name, cell.key.ref_key),
-            shard=cell.shard,
-            generation=head.generation,
-            added_id=head.added_id + 1,
-            created_at=max(now, head.last_created_at),
-            body=cell.body,
-        )
-        self._logs[cell.shard].append(stored)
-        self._cells[cell.key] = stored
-        return _placed(PutStatus.STORED, stored)
+        stored = self._cells.get((cell.shard, cell.key))
+        if stored is not None:
+            status = PutStatus.ALREADY_STORED if same_body(cell.body, stored.body) else PutStatus.CONFLICT
+        else:
+            status = PutStatus.STORED
+            head = self._heads[cell.shard]
+            stored = StoredCell(
+                *(cell.key.row_key, cell.key.column_name, cell.key.ref_key),
+                shard=cell.shard,
+                generation=head.generation,
+                added_id=head.added_id + 1,
+                created_at=max(now, head.last_created_at),
+                body=cell.body,
+            )
+            self._heads[cell.shard] = Head(cell.shard, head.generation, stored.added_id, stored.created_at)
+            self._logs[cell.shard].append(stored)
+            self._cells[cell.shard, cell.key] = stored
+        return Placed(status, cell.shard, stored.generation, stored.added_id, stored.created_at)
 
-    def _head(self, shard: int) -> Head:
-        log = self._logs[shard]
-        return Head(shard, FIRST_GENERATION, len(log), log[-1].created_at if log else 0)
+    def _newest_of(self, shard: int, row_key: RowKey, column_name: ColumnName, until: int) -> StoredCell | None:
+        found = [cell for cell in self._column(shard, row_key, column_name) if cell.added_id <= until]
+        return max(found, key=_ref_key, default=None)
 
     def _column(self, shard: int, row_key: RowKey, column_name: ColumnName) -> list[StoredCell]:
         return [c for c in self._logs[shard] if (c.row_key, c.column_name) == (row_key, column_name)]
-
-
-def _placed(status: PutStatus, cell: StoredCell) -> Placed:
-    return Placed(status, cell.shard, cell.generation, cell.added_id, cell.created_at)
 
 
 def _ref_key(cell: StoredCell) -> int:

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from schemaless.cell import REF_KEY_MAX, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.errors import Misconfigured
+from schemaless.location import GenerationStart
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
@@ -27,24 +28,41 @@ STORED, ALREADY, CONFLICT = PutStatus.STORED, PutStatus.ALREADY_STORED, PutStatu
 
 
 class InMemory:
+    """The table under test in memory. `run` calls its method of that name."""
+
     def __init__(self, datastore: Datastore) -> None:
         self.table = MemoryEntityTable(datastore)
 
     async def run(self, name: str, *args, **kwargs):
         return getattr(self.table, name)(*args, **kwargs)
 
+    async def open_generation(self, shard: int, starts_at: int) -> None:
+        self.table.open_generation(shard, starts_at)
+
 
 class OnServer:
-    """`run_operation` is a driver's."""
+    """The tables under test on a server. `run` runs the operation of that name; `run_operation` is a driver's."""
 
     def __init__(self, datastore: Datastore, run_operation) -> None:
         self.datastore = datastore
         self.run_operation = run_operation
 
     async def run(self, name: str, *args, **kwargs):
-        if name == "heads":
-            return await self.run_operation(partial(shard_head.heads, self.datastore.name))
-        return await self.run_operation(partial(getattr(entity_table, name), self.datastore, *args, **kwargs))
+        operation = getattr(entity_table, name, None)
+        if operation is not None:
+            return await self.run_operation(partial(operation, self.datastore, *args, **kwargs))
+        return await self.run_operation(partial(getattr(shard_head, name), self.datastore.name, *args, **kwargs))
+
+    async def open_generation(self, shard: int, starts_at: int) -> None:
+        name, database = self.datastore.name, self.datastore.database(shard)
+        for statement in (
+            f"DELETE FROM `{database}`.entity WHERE added_id >= {starts_at}",
+            f"INSERT INTO schemaless.shard_generation SELECT '{name}', {shard}, MAX(generation) + 1, {starts_at},"
+            f" UTC_TIMESTAMP(6) FROM schemaless.shard_generation WHERE datastore = '{name}' AND shard = {shard}",
+            f"UPDATE schemaless.shard_head SET generation = generation + 1, head = {starts_at - 1}"
+            f" WHERE datastore = '{name}' AND shard = {shard}",
+        ):
+            await self.run_operation(query, statement)
 
 
 @pytest.fixture(params=["memory", "pymysql", "asyncmy"])
@@ -55,8 +73,8 @@ async def table(request, topology, make_datastore):
     elif request.param == "pymysql":
         with SyncStorage(topology) as storage:
 
-            async def run(start):
-                return storage.master("a").run(start)
+            async def run(operation, *args):
+                return storage.master("a").run(operation, *args)
 
             yield OnServer(datastore, run)
     else:
@@ -145,6 +163,27 @@ async def test_a_row_is_the_newest_of_each_of_its_columns(table):
     assert [(c.column_name, c.ref_key) for c in row] == [("BASE", 2), ("STATUS", 9), ("base", 1)]
 
 
+async def test_the_newest_until_a_location_ignores_what_came_after(table):
+    """The log decides which cells count, the ref_key which of them is the newest; columns and rows that are not asked
+    for don't show.
+    """
+    events = [(ROW, BASE, 5), (ROW, BASE, 2), (OTHER_ROW, STATUS, 1), (ROW, STATUS, 7), (ROW, BASE, 9)]
+    await table.run("put_cells", [cell(row=row, column=column, ref_key=n) for row, column, n in events])
+    await table.run("put_cells", [cell(row=ROW, ref_key=1, shard=1)])
+
+    async def newest(rows, columns):
+        found = await table.run("newest_until", rows, columns)
+        return sorted((c.shard, c.row_key, c.column_name, c.ref_key) for c in found)
+
+    assert await newest({0: (1, [ROW])}, [BASE, STATUS]) == [(0, ROW, BASE, 5)]
+    assert await newest({0: (4, [ROW])}, [BASE, STATUS]) == [(0, ROW, BASE, 5), (0, ROW, STATUS, 7)]
+    assert await newest({0: (5, [ROW, OTHER_ROW])}, [BASE]) == [(0, ROW, BASE, 9)]
+    assert await newest({0: (5, [OTHER_ROW]), 1: (1, [ROW])}, [BASE, STATUS]) == [
+        (0, OTHER_ROW, STATUS, 1),
+        (1, ROW, BASE, 1),
+    ]
+
+
 async def test_versions_come_in_the_order_and_range_asked_for(table):
     """Both ends included, cut by the limit."""
     await table.run("put_cells", [cell(ref_key=n) for n in (1, 2, 3, 5, 8)])
@@ -166,6 +205,40 @@ async def test_reading_the_log_goes_on_behind_a_location(table):
     assert [c.added_id for c in await table.run("read_after", 0, 0, 3, ["STATUS"])] == [2, 4, 6]
     assert [c.added_id for c in await table.run("read_after", 0, 8, 9, ["BASE", "STATUS"])] == [9, 10]
     assert await table.run("read_after", 0, 10, 3) == []
+    assert [c.added_id for c in await table.run("read_after", 0, 4, 9, ["STATUS"], 7)] == [6]
+    assert [c.added_id for c in await table.run("read_after", 0, 4, 9, until=6)] == [5, 6]
+
+
+async def test_heads_say_how_far_a_shard_is(table):
+    """Of all shards, of some, of one with its generations; their sums change with every cell."""
+    before = await table.run("movement")
+    await table.run("put_cells", [cell(ref_key=1), cell(ref_key=2), cell(row=OTHER_ROW, shard=1)])
+    heads = await table.run("heads")
+    assert [(head.shard, head.generation, head.added_id) for head in heads] == [(0, 1, 2), (1, 1, 1)]
+    assert await table.run("heads_of", [1, 99]) == heads[1:]
+    assert await table.run("heads_of", []) == []
+    assert await table.run("history", 0) == (heads[0], [GenerationStart(1, 1)])
+    after = await table.run("movement")
+    assert (after.heads_sum - before.heads_sum, after.generations_sum - before.generations_sum) == (3, 0)
+    with pytest.raises(Misconfigured):
+        await table.run("history", 99)
+
+
+async def test_a_new_generation_takes_the_places_of_the_cells_that_were_lost(table):
+    """I13: added_ids go on densely from where it starts; a lost cell may be put again."""
+    await table.run("put_cells", [cell(ref_key=n) for n in range(1, 6)])
+    before = await table.run("movement")
+    await table.open_generation(0, 4)
+    assert await table.run("generations", 0) == [GenerationStart(1, 1), GenerationStart(2, 4)]
+    assert (await table.run("history", 0))[0].added_id == 3
+    assert await table.run("get", [(0, cell(ref_key=4).key)]) == [None]
+    assert await table.run("movement") != before
+    placed = await table.run("put_cells", [cell(ref_key=n) for n in (5, 3, 4)])
+    assert [(p.status, p.generation, p.added_id) for p in placed] == [(STORED, 2, 4), (ALREADY, 1, 3), (STORED, 2, 5)]
+    found = await table.run("read_after", 0, 0, 10)
+    assert [(c.generation, c.added_id, c.ref_key) for c in found] == [
+        (1, 1, 1), (1, 2, 2), (1, 3, 3), (2, 4, 5), (2, 5, 4),
+    ]  # fmt: skip
 
 
 async def test_hostile_values_arrive_as_they_are(table):

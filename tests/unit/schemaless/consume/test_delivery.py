@@ -11,7 +11,10 @@ from schemaless.consume.delivery import Delivery
 from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint
 from schemaless.errors import Fenced, StorageUnavailable
 from schemaless.location import BEGINNING, GenerationStart, Location, resume_location
+from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.shard_head import Head
+from schemaless.testing import MemoryEntityTable
+from schemaless.topology import Datastore
 
 SHARDS = (0, 2)
 NO_PATIENCE_S = 0.001  # a call that is held up takes longer than any patience
@@ -24,26 +27,30 @@ def cells(shard, first, last, generation=1):
 
 
 class MemoryLog:
-    """What the shards' homes hold."""
+    """What the shards' homes hold, as delivery reads it."""
 
-    def __init__(self, **heads):
-        self.cells = {shard: [] for shard in SHARDS}
-        self.starts = {shard: [GenerationStart(1, 1)] for shard in SHARDS}
+    def __init__(self):
+        self.table = MemoryEntityTable(Datastore("d", max(SHARDS) + 1, 1, ("a",)), clock_us=lambda: 0)
         self.away = False
         self.reads = 0
 
-    def grow(self, shard, last, generation=1):
-        self.cells[shard] += cells(shard, len(self.cells[shard]) + 1, last, generation)
+    def grow(self, shard, last):
+        """Adds cells until the head is `last`."""
+        first = self.table.history(shard)[0].added_id + 1
+        self.table.put_cells([ShardCell(c.key, c.body, shard) for c in cells(shard, first, last)])
+
+    def cells(self, shard):
+        return self.table.read_after(shard, 0, 1000)
 
     async def read_after(self, positions, limit):
         self.reads += 1
         await asyncio.sleep(0)
         if self.away:
             raise StorageUnavailable("the home is away")
-        return {shard: self.cells[shard][after : after + limit] for shard, after in positions.items()}
+        return {shard: self.table.read_after(shard, after, limit) for shard, after in positions.items()}
 
     async def generations(self, shard):
-        return self.starts[shard]
+        return self.table.generations(shard)
 
 
 class MemoryCheckpoints:
@@ -405,8 +412,8 @@ async def test_a_superseded_location_goes_back_to_the_new_generation(world):
     """What generation 1 had beyond the promotion is gone; the cells that took its place are handled (I13)."""
     world.log.grow(0, 6)
     await world.delivery.deliver(cells(0, 1, 6))
-    world.log.cells[0] = cells(0, 1, 4) + cells(0, 5, 7, generation=2)
-    world.log.starts[0].append(GenerationStart(2, 5))
+    world.log.table.open_generation(0, 5)
+    world.log.grow(0, 7)
     await world.delivery.deliver(cells(0, 5, 7, generation=2))
     await world.settle()
     assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 5, 6, 7]
@@ -458,19 +465,19 @@ async def _play(events):
     world, sent = World(), dict.fromkeys(SHARDS, 0)
     for kind, shard, count in events:
         if kind == "write":
-            world.log.grow(shard, len(world.log.cells[shard]) + count)
+            world.log.grow(shard, len(world.log.cells(shard)) + count)
         elif kind == "topic":
-            await world.delivery.deliver(world.log.cells[shard][sent[shard] : sent[shard] + count])
-            sent[shard] = min(len(world.log.cells[shard]), sent[shard] + count)
+            await world.delivery.deliver(world.log.cells(shard)[sent[shard] : sent[shard] + count])
+            sent[shard] = min(len(world.log.cells(shard)), sent[shard] + count)
         elif kind == "skip":
-            sent[shard] = min(len(world.log.cells[shard]), sent[shard] + count)
+            sent[shard] = min(len(world.log.cells(shard)), sent[shard] + count)
         elif kind == "again":
             sent[shard] = max(0, sent[shard] - count)
         elif kind == "restart":
             world.restart()
         elif kind == "zombie" and shard in world.checkpoints.stands:
             location = world.checkpoints.stands[shard]
-            if location.added_id < len(world.log.cells[shard]):
+            if location.added_id < len(world.log.cells(shard)):
                 world.handler.seen[shard].append(location.added_id + 1)
                 world.checkpoints.stands[shard] = Location(1, location.added_id + 1)
         else:
@@ -478,6 +485,6 @@ async def _play(events):
     world.restart()
     await world.settle()
     for shard in SHARDS:
-        assert world.finished(shard) == len(world.log.cells[shard])
+        assert world.finished(shard) == len(world.log.cells(shard))
         firsts = list(dict.fromkeys(world.handler.seen[shard]))
-        assert firsts == list(range(1, len(world.log.cells[shard]) + 1))
+        assert firsts == list(range(1, len(world.log.cells(shard)) + 1))

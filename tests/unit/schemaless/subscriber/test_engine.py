@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import Corrupt, LocationGone
-from schemaless.location import BEGINNING, GenerationStart, Location, verify_location
+from schemaless.location import BEGINNING, Location, verify_location
 from schemaless.record import Announcement, Record
+from schemaless.storage.entity_table import ShardCell
 from schemaless.subscriber.engine import FollowedShards, HistoryPage, ReadLog
 from schemaless.subscriber.position import GenerationChange
+from schemaless.testing import MemoryEntityTable
+from schemaless.topology import Datastore
 
 BODY = encode_body({"n": 1})
 
@@ -32,25 +35,38 @@ def record(found, offset=0, partition=0):
 
 
 class Log:
-    """The log API in memory: shards by number, each a list of cells, and where generations start."""
+    """The log API over an entity table in memory."""
 
-    def __init__(self, shards, starts=()):
-        self.shards = shards
-        self.starts = [GenerationStart(1, 1), *starts]
+    def __init__(self, shards=1):
+        self.table = MemoryEntityTable(Datastore("d", shards, 1, ("a",)), clock_us=lambda: 0)
         self.asked = []
+
+    def grow(self, last, shard=0):
+        """Adds cells until the head is `last`."""
+        first = self.table.history(shard)[0].added_id + 1
+        new = [cell(n, shard=shard) for n in range(first, last + 1)]
+        self.table.put_cells([ShardCell(found.key, found.body, shard) for found in new])
+        return self
+
+    def supersede(self, starts_at):
+        """Opens a generation: the cells from `starts_at` on are lost."""
+        self.table.open_generation(0, starts_at)
+        return self
+
+    def cells(self, shard=0):
+        return self.table.read_after(shard, 0, 10_000)
 
     def answer(self, wanted: ReadLog):
         self.asked.append(wanted)
-        cells = self.shards[wanted.shard]
+        head, starts = self.table.history(wanted.shard)
         try:
-            after = verify_location(wanted.after.generation, wanted.after.added_id, self.starts, len(cells))
+            after = verify_location(wanted.after.generation, wanted.after.added_id, starts, head.added_id)
         except LocationGone as gone:
             return gone
-        return HistoryPage(cells[after : after + wanted.limit])
+        return HistoryPage(self.table.read_after(wanted.shard, after, wanted.limit))
 
     def heads(self):
-        newest = max(start.generation for start in self.starts)
-        return {shard: Location(newest, len(cells)) for shard, cells in self.shards.items()}
+        return {head.shard: Location(head.generation, head.added_id) for head in self.table.heads()}
 
 
 class Reader:
@@ -104,14 +120,14 @@ def dense(*added_ids, generation=1):
 
 def test_a_dense_topic_is_given_out_without_asking_the_log():
     """The cheap way is the usual one."""
-    log = Log({0: [cell(n) for n in range(1, 6)]})
-    reader = Reader(log).take(*log.shards[0])
+    log = Log().grow(5)
+    reader = Reader(log).take(*log.cells())
     assert (reader.added_ids(), log.asked) == (dense(1, 2, 3, 4, 5), [])
 
 
 def test_a_hole_is_filled_from_the_log_before_going_on():
     """I9: higher than the next is a hole, lower a duplicate."""
-    log = Log({0: [cell(n) for n in range(1, 8)]})
+    log = Log().grow(7)
     reader = Reader(log).take(cell(1), cell(2), cell(2), cell(5), cell(4), cell(6))
     assert reader.added_ids() == dense(1, 2, 3, 4, 5, 6)
     assert log.asked == [ReadLog(0, Location(1, 2), 2)]
@@ -121,7 +137,7 @@ def test_a_hole_is_filled_from_the_log_before_going_on():
 
 def test_what_the_topic_never_brought_is_found_by_the_heads():
     """The last cells of a quiet shard: no later record shows that they are missing."""
-    log = Log({0: [cell(n) for n in range(1, 6)]})
+    log = Log().grow(5)
     reader = Reader(log).take(cell(1))
     assert reader.look().added_ids() == dense(1, 2, 3, 4, 5)
     assert reader.look().added_ids() == dense(1, 2, 3, 4, 5)
@@ -129,7 +145,7 @@ def test_what_the_topic_never_brought_is_found_by_the_heads():
 
 def test_a_partition_that_is_not_read_to_its_end_is_not_overdue():
     """Its records are still to come: the log is left alone."""
-    log = Log({0: [cell(n) for n in range(1, 6)]})
+    log = Log().grow(5)
     reader = Reader(log)
     for _ in range(3):
         reader.run(reader.followed.look(log.heads(), set()))
@@ -138,8 +154,8 @@ def test_a_partition_that_is_not_read_to_its_end_is_not_overdue():
 
 def test_positions_tell_where_to_go_on():
     """The last batch of a partition carries its offset; from there, nothing is missing and nothing comes twice."""
-    log = Log({0: [cell(n) for n in range(1, 4)], 1: [cell(n, shard=1) for n in range(1, 4)]})
-    mixed = [log.shards[shard][n] for n in range(3) for shard in (0, 1)]
+    log = Log(shards=2).grow(3, shard=0).grow(3, shard=1)
+    mixed = [log.cells(shard)[n] for n in range(3) for shard in (0, 1)]
     reader = Reader(log, shards=2).take(*mixed)
     assert [(p.shard, p.added_id, p.offset) for p in reader.positions] == [(0, 3, 0), (1, 3, 6)]
     assert {n: p.added_id for n, p in reader.followed.positions().items()} == {0: 3, 1: 3}
@@ -147,42 +163,42 @@ def test_positions_tell_where_to_go_on():
 
 def test_foreign_records_are_counted_and_named():
     """Bytes that are no record, and cells of a shard that has no place here."""
-    reader = Reader(Log({0: []})).take(b"", cell(1, shard=1), cell(1))
+    reader = Reader(Log()).take(b"", cell(1, shard=1), cell(1))
     assert (reader.added_ids(), reader.followed.counts.foreign) == (dense(1), 2)
     assert [found.offset for found in reader.followed.foreign] == [0, 1]
 
 
 def test_a_forged_cell_costs_time_and_nothing_else():
     """The log doesn't know it: it is not given out, and the shard goes on by its log."""
-    log = Log({0: [cell(n) for n in range(1, 5)]})
+    log = Log().grow(4)
     reader = Reader(log).take(cell(1), cell(1_000_000), cell(2))
     assert (reader.added_ids(), reader.followed.counts.unproven) == (dense(1, 2, 3, 4), 1)
-    log.shards[0].append(cell(5))
+    log.grow(5)
     assert reader.look().take(cell(5)).added_ids() == dense(1, 2, 3, 4, 5)
     assert reader.take(cell(6, generation=9)).added_ids() == dense(1, 2, 3, 4, 5)
 
 
 def test_a_log_that_is_not_dense_stops_the_reader():
     """That contradicts I3: nothing is guessed."""
-    log = Log({0: [cell(1), cell(3), cell(4)]})
+    log = Log().grow(4)
+    log.answer = lambda wanted: HistoryPage([cell(1), cell(3), cell(4)])
     with pytest.raises(Corrupt, match="not dense"):
         Reader(log).take(cell(4))
 
 
 def test_a_generation_takes_back_what_it_superseded():
     """I13: told with the position to store, then its own cells come."""
-    final = [cell(1), cell(2), cell(3), cell(4, 2), cell(5, 2)]
-    log = Log({0: final}, [GenerationStart(2, 4)])
+    log = Log().grow(5).supersede(4).grow(5)
     old = [cell(n) for n in range(1, 6)]
     reader = Reader(log).take(*old, Announcement(0, 2, 4), cell(4, 2), cell(5, 2))
-    assert reader.kept[0] == final
+    assert reader.kept[0] == log.cells()
     assert reader.changes == [GenerationChange(2, 4, superseded=2)]
     assert log.asked == []
 
 
 def test_a_generation_that_begins_without_loss_is_told():
     """Nothing is superseded; announced again, it is told once."""
-    log = Log({0: [cell(1), cell(2, 2)]}, [GenerationStart(2, 2)])
+    log = Log().grow(1).supersede(2).grow(2)
     reader = Reader(log).take(cell(1), Announcement(0, 2, 2), Announcement(0, 2, 2), cell(2, 2))
     assert (reader.added_ids(), reader.changes) == ([(1, 1), (2, 2)], [GenerationChange(2, 2, superseded=0)])
 
@@ -190,52 +206,48 @@ def test_a_generation_that_begins_without_loss_is_told():
 @pytest.mark.parametrize("new_cells", [0, 1, 4])
 def test_a_reader_at_a_superseded_location_is_told_by_the_log(new_cells):
     """The announcement was cut off from the topic, or lies before where it is read from."""
-    final = [cell(1), cell(2), cell(3), *[cell(n, 2) for n in range(4, 4 + new_cells)]]
-    log = Log({0: final}, [GenerationStart(2, 4)])
+    log = Log().grow(5).supersede(4).grow(3 + new_cells)
     reader = Reader(log).take(*[cell(n) for n in range(1, 6)])
     reader.look()
-    log.shards[0].append(cell(4 + new_cells, 2))
-    reader.take(log.shards[0][-1])
+    reader.take(log.grow(4 + new_cells).cells()[-1])
     reader.look()
-    assert reader.kept[0] == log.shards[0]
+    assert reader.kept[0] == log.cells()
     assert sum(change.superseded for change in reader.changes) == 2
 
 
 def test_a_node_that_is_behind_takes_nothing_back():
     """A minion's log ends before the reader: its answer is no reason to go back."""
-    log = Log({0: [cell(n) for n in range(1, 3)]})
+    log = Log().grow(2)
     reader = Reader(log, at=Location(1, 5)).take(cell(8))
     assert (reader.added_ids(), reader.changes) == ([], [])
-    log.shards[0] = [cell(n) for n in range(1, 9)]
+    log.grow(8)
     assert reader.look().added_ids() == dense(6, 7, 8)
 
 
 def test_a_partition_that_goes_to_another_process_is_left_at_once():
     """Also in the middle of a hole that is being filled."""
-    log = Log({0: [cell(n) for n in range(1, 4000)]})
+    log = Log().grow(3999)
     reader = Reader(log)
     steps = reader.followed.take([record(cell(3999))])
     assert isinstance(steps.send(None), ReadLog)
     reader.followed.end({0})
     with pytest.raises(StopIteration):
-        steps.send(HistoryPage(log.shards[0][:1000]))
+        steps.send(HistoryPage(log.cells()[:1000]))
     assert reader.followed.positions() == {}
 
 
 @st.composite
 def histories(draw):
     """A shard's life: cells of several generations, some superseded; the topic that tells it; the log that is left."""
-    topic, log, starts = [], [], []
+    topic, log, head = [], Log(), 0
     for generation in range(1, draw(st.integers(1, 4)) + 1):
         if generation > 1:
-            kept = draw(st.integers(0, len(log)))
-            del log[kept:]
-            starts.append(GenerationStart(generation, kept + 1))
-            topic.append(Announcement(0, generation, kept + 1))
-        for _ in range(draw(st.integers(0, 6))):
-            log.append(cell(len(log) + 1, generation))
-            topic.append(log[-1])
-    return topic, Log({0: log}, starts)
+            head = draw(st.integers(0, head))
+            log.supersede(head + 1)
+            topic.append(Announcement(0, generation, head + 1))
+        before, head = head, head + draw(st.integers(0, 6))
+        topic += log.grow(head).cells()[before:]
+    return topic, log
 
 
 @given(histories(), st.data())
@@ -254,4 +266,4 @@ def test_whatever_the_topic_lacks_repeats_or_adds_the_log_is_what_a_user_has(his
         reader.take(*damaged[:size])
         del damaged[:size]
     reader.look()
-    assert reader.kept[0] == log.shards[0]
+    assert reader.kept[0] == log.cells()
