@@ -17,18 +17,18 @@ from typing import NewType
 import msgspec
 
 from schemaless.errors import Invalid
-from schemaless.location import Location
+from schemaless.location import INT64_MAX, Location
 
 RowKey = NewType("RowKey", bytes)
 """The 16 bytes of a UUID."""
 ColumnName = NewType("ColumnName", str)
 RefKey = NewType("RefKey", int)
 
-REF_KEY_MAX = 2**63 - 1
+REF_KEY_MAX = INT64_MAX
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _REF_KEY = re.compile(r"[0-9]{1,19}")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NAIVE = datetime(1970, 1, 1)
 
 
@@ -137,7 +137,12 @@ def parse_time(text: str, field: str = "since") -> int:
         raise Invalid(field, "must be an RFC 3339 time") from None
     if moment.tzinfo is None or "T" not in text.upper():
         raise Invalid(field, "must be an RFC 3339 time with a zone, as in 2026-01-31T00:00:00Z")
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    return microseconds_since_epoch(moment)
+
+
+def microseconds_since_epoch(moment: datetime) -> int:
+    """Returns what `created_at` holds for a moment with a time zone."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def is_dense(after: Location, cells: Sequence[StoredCell]) -> bool:

@@ -16,6 +16,7 @@ from isal import isal_zlib
 
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
+from schemaless.location import INT64_MAX
 
 BODY_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
@@ -115,11 +116,10 @@ def encode_record(cell: StoredCell) -> bytes:
 
 
 _COLUMN_NAME_BYTES_MAX = 64
-_INT64_MAX = 2**63 - 1
 _CREATED_AT_MAX = 253_402_300_799_999_999  # the end of the year 9999: what a datetime and created_at's text can hold
 
-_Positive = Annotated[int, msgspec.Meta(ge=1, le=_INT64_MAX)]
-_NotNegative = Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
+_NotNegative = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 
 
 class _Record(msgspec.Struct, frozen=True, gc=False):

@@ -7,21 +7,22 @@ SchemalessError
 │   ├── TooLarge            over a limit on bytes
 │   └── UnsupportedMedia    in a media type that isn't read here
 ├── NotFound                no such datastore, shard or index
-│   └── CellMissing         an empty place, which may be what the caller wants to know
-├── Conflict                another body stands under that key (I1)
+│   └── CellMissing         no cell under that key or in that column
+├── Conflict                another body is stored under that key (I1)
 ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
-├── NotReady                exists, but can't answer yet (an index that is building)
-├── NotBuilt                in the contract, not built yet
-├── Unavailable             something needed is away; try again
+├── NotReady                exists, but can't answer yet: an index that is building
+├── NotBuilt                in the contract, but not built yet
+├── Unavailable             a server that is needed is unreachable, or too busy; try again
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
-├── Busy                    MySQL gave way to another transaction; the same transaction may be run again
-├── DuplicateKey            a unique key stood in the way of an INSERT; stays inside the storage adapter
-├── Fenced                  another process has taken over; this one must let go (I7, I10)
-├── Misconfigured           an operator has to act: formats, counts, settings that don't fit
+├── Busy                    MySQL rolled the transaction back: a deadlock, or a lock that came too late; run it again
+├── DuplicateKey            an INSERT met a unique key; stays inside the storage adapter
+├── NeedsLockedHeads        an INSERT met a NULL for a missing head or a late clock; stays inside the storage adapter
+├── Fenced                  another process owns the work now; this one must stop (I7, I10)
+├── Misconfigured           formats, counts or settings that don't fit; an operator has to act
 │   └── MissingExtra        a package of an extra of the wheel isn't installed; an ImportError too
-└── Corrupt                 stored data contradicts a promise; stop, never guess
+└── Corrupt                 stored data contradicts a promise; stop and look
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import ClassVar
 class SchemalessError(Exception):
     """Base of all errors that leave our code.
 
-    `retryable` tells whether the very same request may succeed later; `hint` tells a person what to do.
+    `retryable` says whether the very same request may succeed later; `hint` says what a person should do.
     """
 
     retryable: ClassVar[bool] = False
@@ -40,7 +41,7 @@ class SchemalessError(Exception):
 
 
 class InvalidRequest(SchemalessError):
-    hint = "correct the request; sent again unchanged it fails again"
+    hint = "correct the request: sent again unchanged it fails again"
 
 
 class Malformed(InvalidRequest):
@@ -65,7 +66,7 @@ class UnsupportedMedia(InvalidRequest):
 
 
 class NotFound(SchemalessError):
-    hint = "check the name; nothing of that name exists here"
+    hint = "check the name: nothing of that name exists here"
 
 
 class CellMissing(NotFound):
@@ -77,9 +78,9 @@ class Conflict(SchemalessError):
 
 
 class LocationGone(SchemalessError):
-    """A location that can't be read from; `head` and `resume_at` (an added_id) tell where to go on."""
+    """A location that can't be read from. `head` and `resume_at` are added_ids: a reader continues from `resume_at`."""
 
-    hint = "go on from resume_at"
+    hint = "continue from resume_at"
 
     def __init__(self, why: str, *, head: int, resume_at: int, generation: int) -> None:
         super().__init__(why)
@@ -90,11 +91,11 @@ class LocationGone(SchemalessError):
 
 class NotReady(SchemalessError):
     retryable = True
-    hint = "try again when it is ready; the answer tells how far it is"
+    hint = "try again when it is ready: the response says how far it is"
 
 
 class NotBuilt(SchemalessError):
-    hint = "this call is in the contract and not built yet"
+    hint = "do without it: this call is in the contract, but not built yet"
 
 
 class Unavailable(SchemalessError):
@@ -107,11 +108,11 @@ class StorageUnavailable(Unavailable):
 
 
 class BusUnavailable(Unavailable):
-    hint = "Kafka can't be reached; nothing is lost, the work goes on when it is back"
+    hint = "check Kafka: nothing is lost, and work continues when it can be reached again"
 
 
 class TopicMissing(BusUnavailable):
-    hint = "the topic was not made yet, or deleted: a tailer makes it"
+    hint = "start a tailer, which makes the topic: it was not made yet, or it was deleted"
 
 
 class Busy(SchemalessError):
@@ -120,15 +121,21 @@ class Busy(SchemalessError):
 
 
 class DuplicateKey(SchemalessError):
-    hint = "read what stands there and compare"
+    hint = "read the row that exists and compare"
+
+
+class NeedsLockedHeads(SchemalessError):
+    """A NULL met a column that takes none. Only the insertion with user variables writes NULLs (storage/append.py)."""
+
+    hint = "lock the heads, and look which one is missing or ahead of the clock"
 
 
 class Fenced(SchemalessError):
-    hint = "another process owns this work now; wait until it is given again"
+    hint = "wait until the work is assigned again: another process owns it now"
 
 
 class Misconfigured(SchemalessError):
-    hint = "an operator has to act"
+    hint = "an operator has to act: the message names what doesn't fit"
 
 
 class MissingExtra(Misconfigured, ImportError):
@@ -138,4 +145,4 @@ class MissingExtra(Misconfigured, ImportError):
 
 
 class Corrupt(SchemalessError):
-    hint = "stop and look: stored data contradicts a promise"
+    hint = "stop and look before anything is written: stored data contradicts a promise"

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from schemaless.errors import Invalid, LocationGone
 
 FIRST_GENERATION = 1
-ADDED_ID_MAX = 2**63 - 1
+INT64_MAX = 2**63 - 1
+"""The greatest number of a signed BIGINT, and of a long in Java."""
+
+ADDED_ID_MAX = INT64_MAX
 _TEXT = re.compile(r"(?:(?P<generation>[0-9]{1,10}):)?(?P<added_id>[0-9]{1,19})")
 _SHARD_TEXT = re.compile(r"(?P<shard>[0-9]{1,9}):(?P<generation>[0-9]{1,10}):(?P<added_id>[0-9]{1,19})")
 

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from schemaless.cell import ColumnName, parse_column_name, parse_ref_key
+from schemaless.cell import REF_KEY_MAX, ColumnName, parse_column_name, parse_ref_key
 from schemaless.errors import Invalid
 from schemaless.topology import Role
 
@@ -127,5 +127,5 @@ READ_FROM: Parameter[Role | None] = Parameter(
 LIMIT: Parameter[int] = Parameter("limit", parse_limit, LIMIT_DEFAULT, f"1 to {LIMIT_MAX}, default {LIMIT_DEFAULT}.")
 COLUMNS: Parameter[tuple[ColumnName, ...]] = Parameter("columns", parse_columns, (), "Column names with commas.")
 FROM: Parameter[int] = Parameter("from", parse_ref_key, 0, "Lowest ref_key, included.")
-TO: Parameter[int] = Parameter("to", parse_ref_key, 2**63 - 1, "Highest ref_key, included.")
+TO: Parameter[int] = Parameter("to", parse_ref_key, REF_KEY_MAX, "Highest ref_key, included.")
 DESCENDING: Parameter[bool] = Parameter("order", parse_order, False, "asc or desc, by ref_key; default asc.")

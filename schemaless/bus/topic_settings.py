@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from schemaless.errors import Misconfigured
+from schemaless.location import INT64_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Largest size of one record. A body has at most 1 MiB as sent, and may grow in its stored form."""
 
-_INT64_MAX = 2**63 - 1
 CELLS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "max.message.bytes": str(MESSAGE_BYTES_MAX),
     # Timestamps are created_at: a master's clock may be ahead of the broker's by any amount.
-    "message.timestamp.after.max.ms": str(_INT64_MAX),
+    "message.timestamp.after.max.ms": str(INT64_MAX),
 }
 PROGRESS: Mapping[str, str] = {
     "cleanup.policy": "compact",

@@ -27,6 +27,7 @@ from typing import Any
 
 from schemaless.cell import created_at_text, parse_row_key, parse_time, row_key_text
 from schemaless.errors import Invalid
+from schemaless.location import INT64_MAX
 
 Value = bytes | str | int | float | Decimal | bool
 
@@ -34,7 +35,7 @@ DECIMAL_DIGITS = 38
 DECIMAL_PLACES = 9
 _EXACT = Context(prec=DECIMAL_DIGITS, traps=[Inexact, InvalidOperation])
 _DECIMAL_LIMIT = Decimal(10) ** (DECIMAL_DIGITS - DECIMAL_PLACES)
-_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
+_INT_MIN, _INT_MAX = -INT64_MAX - 1, INT64_MAX
 _DATETIME_MIN_US = parse_time("1000-01-01T00:00:00Z")  # what MySQL's DATETIME is defined for
 _DATETIME_MAX_US = parse_time("9999-12-31T23:59:59.499999Z")
 

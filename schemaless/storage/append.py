@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from schemaless.cell import Placed, PutStatus
+from schemaless.errors import NeedsLockedHeads
 from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import MICROSECONDS, Head
 from schemaless.storage.sql import Name, Script, commas, literal, sql, time_literal
-from schemaless.storage.translation import NeedsLockedHeads
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:

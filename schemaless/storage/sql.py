@@ -6,12 +6,12 @@ Bytes and strings go as hexadecimal literals, numbers as digits: nothing that a 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 
 import msgspec
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from schemaless.cell import EPOCH
 
 Script = str
 """One statement, or several with ';' between them: one round trip."""
@@ -61,7 +61,7 @@ def _rare_literal(value: object) -> str:
 @lru_cache(maxsize=1024)
 def time_literal(microseconds: int) -> str:
     """Kept for a while: the cells of a transaction have few times between them, and rendering one is slow."""
-    return "'" + (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
+    return "'" + (EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
 
 
 def commas(rendered: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncmy.errors
 import pymysql.err
 
-from schemaless.errors import Busy, DuplicateKey, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.errors import Busy, DuplicateKey, Misconfigured, NeedsLockedHeads, SchemalessError, StorageUnavailable
 
 FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError)
 """What a driver raises when a connection can't be made, or a script can't be executed."""
@@ -32,14 +32,6 @@ _AWAY = {
 }  # fmt: skip
 _NULL = {1048}
 _MISFIT = {1044, 1045, 1049, 1054, 1142, 1146, 1193, 1231}
-
-
-class NeedsLockedHeads(SchemalessError):
-    """A NULL met a column that takes none. Only the insertion with user variables writes NULLs (append.py), so this
-    says that a head isn't here or the clock is behind it. It never leaves the storage adapter.
-    """
-
-    hint = "lock the heads and look which one is missing or ahead of the clock"
 
 
 def translate(error: Exception, node: str) -> SchemalessError:

@@ -6,10 +6,10 @@ A body comes as a value and is encoded again. Its bytes may differ from those in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from schemaless.batching import chunks
-from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, microseconds_since_epoch
 from schemaless.client.answers import FoundCell
 from schemaless.client.client import Client
 from schemaless.codec import encode_body
@@ -17,7 +17,6 @@ from schemaless.errors import LocationGone, SchemalessError
 from schemaless.location import Location
 from schemaless.subscriber.engine import HistoryPage, LogAnswer, ReadLog
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHARDS_PER_CALL = 1000
 
 
@@ -61,6 +60,6 @@ def stored_cell(found: FoundCell) -> StoredCell:
         shard=found.shard,
         generation=found.generation,
         added_id=found.added_id,
-        created_at=(found.created_at - _EPOCH) // timedelta(microseconds=1),
+        created_at=microseconds_since_epoch(found.created_at),
         body=encode_body(found.body, check_depth=False),
     )
