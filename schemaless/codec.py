@@ -38,7 +38,7 @@ Body = Mapping[str, Any]
 
 
 def parse_json_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Stored form of a body that came as JSON text. Raises TooLarge, Malformed or Invalid."""
+    """Returns the stored form of a body that came as JSON text. Raises TooLarge, Malformed or Invalid."""
     if len(raw) > bytes_max:
         raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
     value = parse_json(raw)
@@ -57,7 +57,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def encode_body(value: Any, *, check_depth: bool = True) -> bytes:
-    """Stored form of a JSON object given as Python values. Raises Invalid or Malformed."""
+    """Returns the stored form of a JSON object given as Python values. Raises Invalid or Malformed."""
     if not isinstance(value, dict):
         raise Invalid("body", "must be a JSON object")
     if check_depth:
@@ -70,7 +70,7 @@ def encode_body(value: Any, *, check_depth: bool = True) -> bytes:
 
 
 def _zlib(packed: bytes) -> bytes:
-    """A zlib stream (RFC 1950) of the bytes."""
+    """Returns a zlib stream (RFC 1950) of the bytes."""
     size = len(packed)
     if size >= _DEFLATED_BYTES_MIN:
         return bytes(isal_zlib.compress(packed, _LEVEL))
@@ -95,7 +95,7 @@ def decode_body(stored: bytes) -> dict[str, Any]:
 
 
 def body_json(stored: bytes) -> bytes:
-    """JSON text of a stored body, members in the order first stored. Raises Corrupt."""
+    """Returns the JSON text of a stored body, with members in the order first stored. Raises Corrupt."""
     try:
         return bytes(_encode_json(decode_body(stored)))
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
@@ -103,12 +103,12 @@ def body_json(stored: bytes) -> bytes:
 
 
 def same_body(left: bytes, right: bytes) -> bool:
-    """The same JSON value: members in any order, numbers equal only if of the same kind (I1)."""
+    """Says whether two stored bodies are the same JSON value: members in any order, numbers of the same kind (I1)."""
     return left == right or _same(decode_body(left), decode_body(right))
 
 
 def encode_record(cell: StoredCell) -> bytes:
-    """Value of a cell's Kafka record: a MessagePack map, the body as it is stored (docs/subscribers.md).
+    """Returns the value of a cell's Kafka record: a MessagePack map with the body as it is stored (docs/subscribers.md).
 
     The fields of StoredCell are the members of the map, by name and in order.
     """
@@ -139,7 +139,7 @@ _decode_record = msgspec.msgpack.Decoder(_Record).decode
 
 
 def decode_cell(value: bytes) -> StoredCell:
-    """The cell of a record's value; its body is not looked into. Raises Corrupt when the bytes are no cell of ours."""
+    """Returns the cell of a record's value without decoding its body. Raises Corrupt when the bytes are no cell."""
     try:
         record = _decode_record(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -157,7 +157,7 @@ def decode_cell(value: bytes) -> StoredCell:
 
 
 def _check(value: Any) -> None:
-    """Depth and kinds, without recursion: a hostile body must not exhaust the stack."""
+    """Raises Invalid for a body that is nested too deeply. A hostile one must not exhaust the stack: no recursion."""
     level: list[Any] = [value]
     depth = 0
     while level:

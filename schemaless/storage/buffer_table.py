@@ -2,11 +2,11 @@
 
 Each row carries a `claim`, a random number of the put that relies on it last. Who may remove a row:
 
-- the put that inserted it, when it met another body at home, and only while its own claim stands: a put that came
-  later with the same body took the claim over and may have told its caller "buffered";
+- the put that inserted it, when it met another body at home, and only while the claim is its own: a later put with the
+  same body takes the claim over and may have answered "buffered";
 - the cleaner, after a minion showed the same body, or in the transaction that records a conflict.
 
-A put that took a claim over never removes the row, because the one before may have told its caller "buffered".
+A put that took a claim over never removes the row, because the one before may have answered "buffered".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BufferRow(ShardCell, frozen=True, gc=False):
 
 
 class BufferOutcome(StrEnum):
-    """INSERTED: the row is this put's. SHARED: the same body stood there. CONFLICT: another body stands there."""
+    """INSERTED: the row is this put's. SHARED: the same body was there. CONFLICT: another body is there."""
 
     INSERTED = "inserted"
     SHARED = "shared"
@@ -65,9 +65,9 @@ _KEY = "datastore = %s AND row_key = %s AND column_name = %s AND ref_key = %s"
 
 
 def insert(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:
-    """Puts rows into the buffer, in one transaction; one outcome for each, in order.
+    """Puts rows into the buffer, in one transaction. Returns one outcome for each, in order.
 
-    A key that comes twice counts in order. Running it twice with the same claims is the same as running it once.
+    A key that occurs twice counts in order. Running it twice with the same claims is the same as running it once.
     """
     try:
         yield insertion_of(datastore, rows)
@@ -77,7 +77,7 @@ def insert(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[Bu
 
 
 def insertion_of(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
-    """One statement that puts rows into the buffer; DuplicateKey when a key stands in the way."""
+    """Returns the statement that inserts rows into the buffer. It fails with DuplicateKey when one of the keys exists."""
     name = sql("%s", datastore.name.encode())
     return _INSERT + commas(
         [
@@ -91,13 +91,14 @@ def insertion_of(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
 
 def remove(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[None]:
     """Removes rows that their own puts no longer need, unless another put took the claim over."""
-    yield _in_transaction(
-        [sql(f"DELETE FROM schemaless.buffer WHERE {_KEY} AND claim = %s", *_key(datastore, r), r.claim) for r in rows]
-    )
+    deletes = [
+        sql(f"DELETE FROM schemaless.buffer WHERE {_KEY} AND claim = %s", *_key(datastore, r), r.claim) for r in rows
+    ]
+    yield ";".join(["BEGIN", *deletes, "COMMIT"])
 
 
 def oldest(home: str, after_buffer_id: int, limit: int, grace_s: float) -> Operation[list[Buffered]]:
-    """Rows of one home in the order of their ids; none younger than `grace_s`, for its put may be under way."""
+    """Returns rows of one home in the order of their ids. The put of a row younger than `grace_s` may be in flight."""
     rows = yield from query(
         sql(
             f"SELECT {_BUFFERED} FROM schemaless.buffer"
@@ -116,7 +117,7 @@ def oldest(home: str, after_buffer_id: int, limit: int, grace_s: float) -> Opera
 
 
 def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:
-    """The bodies of rows, in order; None for one that is gone. The caller bounds how many it asks for."""
+    """Returns the bodies of rows, in order, None for one that is gone. The caller bounds how many it asks for."""
     rows = yield from query(
         f"SELECT buffer_id, body FROM schemaless.buffer WHERE buffer_id IN ({_ids(buffered)}) ORDER BY buffer_id"
     )
@@ -125,8 +126,9 @@ def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:
 
 
 def delete_confirmed(buffered: Sequence[Buffered]) -> Operation[int]:
-    """Deletes rows whose cells a minion of their home showed; how many. Claims are random, so a row whose claim was
-    taken over since it was read stays, for the next turn to confirm.
+    """Deletes rows whose cells a minion of their home has, and returns how many.
+
+    Claims are random, so a row whose claim was taken over since it was read stays. The next pass confirms it.
     """
     (result,) = yield (
         f"DELETE FROM schemaless.buffer WHERE buffer_id IN ({_ids(buffered)})"
@@ -161,13 +163,13 @@ def record_conflict(buffered: Buffered, stored_body: bytes) -> Operation[bool]:
 
 
 def depths() -> Operation[dict[tuple[str, str], int]]:
-    """How many rows wait on this server, by (datastore, home)."""
+    """Returns how many rows this server buffers, by (datastore, home)."""
     rows = yield from query("SELECT datastore, home, COUNT(*) FROM schemaless.buffer GROUP BY datastore, home")
     return {(datastore, home): count for datastore, home, count in rows}
 
 
 def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:
-    """A key stood in the way: looks which do, shares or refuses those, inserts the others."""
+    """Looks which keys exist. Shares or refuses those, and inserts the others."""
     found = yield "BEGIN;" + ";".join(
         sql(f"SELECT claim, body FROM schemaless.buffer WHERE {_KEY} FOR UPDATE", *_key(datastore, row)) for row in rows
     )
@@ -187,7 +189,7 @@ def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operatio
 def _compare(
     rows: Sequence[BufferRow], standing: dict[CellKey, Row]
 ) -> tuple[list[BufferOutcome], list[BufferRow], list[BufferRow]]:
-    """(outcomes, rows to insert, rows whose claims are to be taken over)."""
+    """Returns the outcomes, the rows to insert, and the rows whose claims are to be taken over."""
     outcomes, missing, shared = [], [], []
     for row in rows:
         claim, body = standing.get(row.key, (None, None))
@@ -212,7 +214,3 @@ def _key(datastore: Datastore, row: BufferRow) -> tuple[bytes, bytes, bytes, int
 
 def _ids(buffered: Sequence[Buffered]) -> Script:
     return commas([str(row.buffer_id) for row in buffered])
-
-
-def _in_transaction(statements: Sequence[Script]) -> Script:
-    return ";".join(["BEGIN", *statements, "COMMIT"])

@@ -1,7 +1,7 @@
 """checkpoint: how far a consumer has finished a shard. Owns the compare-and-set that I10 asks for.
 
-MySQL is not fenced by Kafka: two processes may believe that a shard is theirs. Whoever moves a checkpoint names the
-location that it read; if another one stands there, the checkpoint doesn't move and the caller is told.
+MySQL is not fenced by Kafka: two processes may believe that a shard is theirs. A process that moves a checkpoint names
+the location that it read. If the checkpoint has another one, it doesn't move, and the process is told so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from schemaless.location import Location
-from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.operation import Operation, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Script, commas, sql
 
@@ -26,7 +26,7 @@ class State(StrEnum):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
-    """`location` is the last one finished; `reason` says why a shard stopped. `updated_at` in microseconds."""
+    """`location` is the last one finished. `reason` says why a shard stopped. `updated_at` is in microseconds."""
 
     consumer: str
     shard: int
@@ -46,7 +46,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
 
 def make(datastore: str, consumer: str, starts: Mapping[int, Location]) -> Operation[None]:
-    """Checkpoints for shards that have none yet; the others stay as they are."""
+    """Makes checkpoints for shards that have none yet. The others stay as they are."""
     rows = [
         sql(
             "(%s, %s, %s, %s, %s, 'running', NULL, UTC_TIMESTAMP(6))",
@@ -62,7 +62,7 @@ def make(datastore: str, consumer: str, starts: Mapping[int, Location]) -> Opera
 
 
 def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[list[Checkpoint]]:
-    """On this server, by shard; only of `shards` if any are named."""
+    """Returns a consumer's checkpoints on this server, by shard. Where `shards` are named, others are left out."""
     numbers = commas([str(shard) for shard in shards])
     only = f"AND shard IN ({numbers}) " if numbers else ""
     where = sql(f"WHERE datastore = %s AND consumer = %s {only}ORDER BY shard", datastore, consumer)
@@ -70,12 +70,12 @@ def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Op
 
 
 def all_of(datastore: str) -> Operation[list[Checkpoint]]:
-    """On this server, of all consumers."""
+    """Returns the checkpoints of all consumers on this server, by consumer and shard."""
     return (yield from _select(sql("WHERE datastore = %s ORDER BY consumer, shard", datastore)))
 
 
 def reached(datastore: str, consumer: str, shard: int) -> Script:
-    """One row with the generation and the added_id, for a script that asks for more."""
+    """Returns a SELECT of one checkpoint's generation and added_id, for a script that asks for more."""
     return sql(
         f"SELECT generation, added_id FROM {_TABLE} WHERE datastore = %s AND consumer = %s AND shard = %s",
         datastore,
@@ -85,19 +85,24 @@ def reached(datastore: str, consumer: str, shard: int) -> Script:
 
 
 def move(datastore: str, consumer: str, moves: Sequence[Move], effect: Script = "") -> Operation[list[Move]]:
-    """Moves checkpoints, each for itself, in one transaction with `effect`; at least one. Returns those that another
-    process moved meanwhile.
+    """Moves checkpoints, at least one and each for itself, in one transaction with `effect`. Returns the moves that
+    failed, because another process moved the checkpoint meanwhile.
 
-    The effect stays also then, so it must be one that may be repeated and come late (I11): that saves a round trip.
+    The effect stays also then, which saves a round trip. So it must be one that may be repeated and come late (I11).
     """
     compare_and_set = _compare_and_set(datastore, consumer, moves)
     results = yield f"BEGIN;{effect};{compare_and_set};COMMIT" if effect else compare_and_set
     moved = results[-2 if effect else -1].affected
-    return [] if moved == len(moves) else (yield from _missed(datastore, consumer, moves))
+    if moved == len(moves):
+        return []
+    # Our own COMMIT may have succeeded before its answer was lost: a checkpoint that is at its goal has moved.
+    found = yield from of_consumer(datastore, consumer, [move.shard for move in moves])
+    locations = {checkpoint.shard: checkpoint.location for checkpoint in found}
+    return [move for move in moves if locations.get(move.shard) != move.to]
 
 
 def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[int]:
-    """Lets stopped shards run again: all, or those named. Returns how many."""
+    """Lets stopped shards run again, all or those named, and returns how many."""
     numbers = commas([str(shard) for shard in shards])
     only = f" AND shard IN ({numbers})" if numbers else ""
     (result,) = yield sql(
@@ -110,7 +115,7 @@ def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operati
 
 
 def _compare_and_set(datastore: str, consumer: str, moves: Sequence[Move]) -> Script:
-    """One statement, whatever the number of shards; a shard that is stopped doesn't move."""
+    """Returns one statement, whatever the number of shards. A shard that is stopped doesn't move."""
     shards = commas([str(move.shard) for move in moves])
     read = commas([f"({move.shard},{move.read.generation},{move.read.added_id})" for move in moves])
     sets = [
@@ -135,21 +140,12 @@ def _by_shard(rendered: Mapping[int, str]) -> Script:
     return "CASE shard " + " ".join(f"WHEN {shard} THEN {text}" for shard, text in rendered.items()) + " END"
 
 
-def _missed(datastore: str, consumer: str, moves: Sequence[Move]) -> Operation[list[Move]]:
-    """Not those that stand where they were to go: the answer to our own COMMIT may have been lost."""
-    found = yield from of_consumer(datastore, consumer, [move.shard for move in moves])
-    stands = {checkpoint.shard: checkpoint.location for checkpoint in found}
-    return [move for move in moves if stands.get(move.shard) != move.to]
-
-
 def _select(where: Script) -> Operation[list[Checkpoint]]:
     rows = yield from query(
         f"SELECT consumer, shard, generation, added_id, state, reason, {MICROSECONDS.format('updated_at')}"
         f" FROM {_TABLE} {where}"
     )
-    return [_checkpoint(row) for row in rows]
-
-
-def _checkpoint(row: Row) -> Checkpoint:
-    consumer, shard, generation, added_id, state, reason, updated_at = row
-    return Checkpoint(consumer, shard, Location(generation, added_id), State(state), reason, updated_at)
+    return [
+        Checkpoint(consumer, shard, Location(generation, added_id), State(state), reason, updated_at)
+        for consumer, shard, generation, added_id, state, reason, updated_at in rows
+    ]

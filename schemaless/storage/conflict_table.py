@@ -13,8 +13,8 @@ from schemaless.storage.sql import sql
 
 
 class CellConflict(msgspec.Struct, frozen=True, gc=False):
-    """`stored_body` stands at home, `buffered_body` was buffered; both in stored form. `detected_at` in microseconds
-    since the epoch, UTC.
+    """`stored_body` is the cell's at home, and `buffered_body` was buffered, both in stored form. `detected_at` is in
+    microseconds since the epoch, UTC.
     """
 
     key: CellKey
@@ -24,7 +24,7 @@ class CellConflict(msgspec.Struct, frozen=True, gc=False):
 
 
 def newest(datastore: str, limit: int) -> Operation[list[CellConflict]]:
-    """The last ones of a datastore that this server recorded, newest first."""
+    """Returns the last conflicts of a datastore that this server recorded, newest first."""
     rows = yield from query(
         sql(
             "SELECT row_key, column_name, ref_key, stored_body, buffered_body,"
@@ -41,6 +41,6 @@ def newest(datastore: str, limit: int) -> Operation[list[CellConflict]]:
 
 
 def count(datastore: str) -> Operation[int]:
-    """How many this server recorded."""
+    """Returns how many conflicts of a datastore this server recorded."""
     ((total,),) = yield from query(sql("SELECT COUNT(*) FROM schemaless.conflict WHERE datastore = %s", datastore))
     return int(total)

@@ -1,4 +1,4 @@
-"""datastore: which datastores there are. Written to every cluster, so that any one of them can tell."""
+"""datastore: which datastores there are. Written to every cluster, so that any one of them can answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemaless.topology import Datastore
 
 
 def insert(datastore: Datastore) -> Operation[None]:
-    """Does nothing when it is there already: whoever creates compares what `all_of` then says."""
+    """Does nothing when the name exists: the caller then compares what `all_of` returns."""
     yield sql(
         "INSERT IGNORE INTO schemaless.datastore VALUES (%s, %s, %s, %s, 0, UTC_TIMESTAMP(6))",
         datastore.name,
@@ -26,9 +26,9 @@ def set_ready(name: str) -> Operation[None]:
 
 
 def all_of(*, ready: bool = True) -> Operation[dict[str, Datastore]]:
-    """Datastores by name; with ready=False also those whose shards are still being made.
+    """Returns datastores by name, with ready=False also those whose shards are still being made.
 
-    Whatever uses a datastore begins here, so here the format is checked: raises Misconfigured for an unknown one.
+    Every use of a datastore begins here, so the format is checked here. Raises Misconfigured for an unknown one.
     """
     yield from check_format()
     rows = yield from query(

@@ -191,7 +191,7 @@ def rows_changed_since(
 
 
 def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Under the locks: finds which cells exist, inserts the others."""
+    """Finds under the locks which cells exist, and inserts the others."""
     heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
     existing = yield from get(datastore, [(cell.shard, cell.key) for cell in cells])
     missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]

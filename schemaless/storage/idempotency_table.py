@@ -1,5 +1,7 @@
-"""The idempotency table: which ref_key a POST with an Idempotency-Key was given. Lives on the home of the shard and is
-written in the cell's own transaction, so a repeat gets the first answer whatever became of it on the way.
+"""The idempotency table: which ref_key a POST with an Idempotency-Key got.
+
+It is on the home of the shard and is written in the cell's own transaction. So a repeat gets the first response, even
+if that was lost on its way.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ KEPT_HOURS = 25
 
 
 def find(datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_key: str) -> Operation[RefKey | None]:
+    """Returns the ref_key that an earlier POST with this key got, None if there was none."""
     rows = yield from query(
         sql(
             "SELECT ref_key FROM schemaless.idempotency"
@@ -29,7 +32,7 @@ def find(datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_k
 def insertion(
     datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_key: str, ref_key: RefKey
 ) -> Script:
-    """Part of the transaction that inserts the cell."""
+    """Returns a statement for the transaction that inserts the cell."""
     return sql(
         "INSERT INTO schemaless.idempotency VALUES (%s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
         datastore.encode(),
@@ -41,7 +44,7 @@ def insertion(
 
 
 def delete_old(limit: int) -> Operation[int]:
-    """Deletes at most `limit` rows that need not be kept any longer; how many."""
+    """Deletes at most `limit` rows that need not be kept any longer, and returns how many."""
     (result,) = yield sql(
         "DELETE FROM schemaless.idempotency WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL %s HOUR"
         " ORDER BY created_at LIMIT %s",

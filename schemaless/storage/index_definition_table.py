@@ -32,7 +32,7 @@ class DefinedIndex(msgspec.Struct, frozen=True):
 
 
 def insert(datastore: str, definition: IndexDefinition) -> Operation[None]:
-    """Does nothing when the name is taken: whoever creates compares what `all_of` then says."""
+    """Does nothing when the name exists: the caller then compares what `all_of` returns."""
     yield sql(
         f"INSERT IGNORE INTO {_TABLE} VALUES (%s, %s, %s, %s, 'null', UTC_TIMESTAMP(6))",
         datastore,
@@ -43,7 +43,7 @@ def insert(datastore: str, definition: IndexDefinition) -> Operation[None]:
 
 
 def all_of(datastore: str) -> Operation[dict[str, DefinedIndex]]:
-    """By name, as this server shows them."""
+    """Returns the indexes of a datastore by name, as this server has them."""
     rows = yield from query(
         sql(f"SELECT name, definition, state, build_until FROM {_TABLE} WHERE datastore = %s ORDER BY name", datastore)
     )
@@ -54,7 +54,7 @@ def all_of(datastore: str) -> Operation[dict[str, DefinedIndex]]:
 
 
 def begin_build(datastore: str, name: str, build_until: Mapping[int, int]) -> Operation[None]:
-    """Its tables are made. The first one to say so fixes what active means."""
+    """Records that the tables are made. The first caller fixes which checkpoints make the index active."""
     yield sql(
         f"UPDATE {_TABLE} SET build_until = %s WHERE datastore = %s AND name = %s AND build_until = 'null'",
         json.dumps(build_until),

@@ -69,7 +69,7 @@ class FoundEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[None]:
-    """The table, on the master of the shard's home. Idempotent."""
+    """Makes the table, on the master of the shard's home. Idempotent."""
     columns = [
         f"{_quoted(field)} {_TYPES[field.type].format(bytes=field.bytes_max)} NULL" for field in definition.fields
     ]
@@ -83,7 +83,7 @@ def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Ope
 
 
 def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[IndexWrite]) -> Script:
-    """Statements that bring the writes, whose shards all live on one cluster, into their tables; the guard decides."""
+    """Returns statements that write to the tables of shards which all live on one cluster. The guard decides."""
     by_shard: dict[int, list[str]] = {}
     for write in writes:
         by_shard.setdefault(write.shard, []).append(_row(definition, write))
@@ -100,7 +100,7 @@ def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[
 
 
 def select(datastore: Datastore, shard: int, definition: IndexDefinition, selection: Selection) -> Script:
-    """One statement; `found` reads its rows."""
+    """Returns one statement, whose rows `found` reads."""
     where = ["live = 1", *(_comparison(term) for term in selection.terms)]
     if selection.after is not None:
         where.append(_after(selection, selection.after))
@@ -119,7 +119,7 @@ def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
 def live_entries(
     datastore: Datastore, shard: int, definition: IndexDefinition, after: RowKey | None, limit: int
 ) -> Operation[list[FoundEntry]]:
-    """A page of all entries of one shard, by row key: for whoever compares an index with its cells."""
+    """Returns a page of all entries of one shard, by row key, to compare an index with its cells."""
     columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
     beyond = sql(" AND row_key > %s", after) if after is not None else ""
     (result,) = yield (
@@ -132,7 +132,7 @@ def live_entries(
 def entries_of(
     datastore: Datastore, definition: IndexDefinition, rows: Mapping[int, Sequence[RowKey]]
 ) -> Operation[dict[int, list[FoundEntry]]]:
-    """The entries of rows, by shard of the index; at least one shard, and one row key of each."""
+    """Returns the entries of rows, by shard of the index. It takes at least one shard, and one row key of each."""
     columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
     results = yield ";".join(
         f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE live = 1"
@@ -180,7 +180,7 @@ def _comparison(term: Term) -> Script:
 
 
 def _after(selection: Selection, after: EntryCursor) -> Script:
-    """Beyond the last row of a page. Nulls come first when ascending, last when descending, as MySQL sorts them."""
+    """Returns the condition for rows after a page. MySQL sorts nulls first when ascending and last when descending."""
     name, beyond = _quoted(selection.order), "<" if selection.descending else ">"
     tie = f"row_key {beyond} x'{after.row_key.hex()}'"
     if after.value is None:

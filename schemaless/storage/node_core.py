@@ -163,7 +163,7 @@ class Storage(Generic[NodeT]):
 
     @property
     def masters(self) -> list[NodeT]:
-        """The master of every cluster, by the cluster's name."""
+        """The masters of all clusters, in the order of the clusters' names."""
         return [self.master(cluster) for cluster in sorted(self.topology.clusters)]
 
     def minions(self, cluster: str) -> list[NodeT]:

@@ -17,7 +17,7 @@ _SECTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def create_server_tables() -> Operation[None]:
-    """Idempotent. Raises Misconfigured for a format that this program doesn't know."""
+    """Makes the tables of a server. Idempotent. Raises Misconfigured for a format that this program doesn't know."""
     yield _section("server")
     yield (
         f"INSERT INTO schemaless.format SELECT {FORMAT_VERSION} FROM DUAL"
@@ -27,6 +27,7 @@ def create_server_tables() -> Operation[None]:
 
 
 def check_format() -> Operation[None]:
+    """Raises Misconfigured for a format that this program doesn't know."""
     rows = yield from query("SELECT version FROM schemaless.format")
     if [tuple(row) for row in rows] != [(FORMAT_VERSION,)]:
         raise Misconfigured(
@@ -35,7 +36,7 @@ def check_format() -> Operation[None]:
 
 
 def create_shard(datastore: Datastore, shard: int) -> Operation[None]:
-    """The shard's database and its head, on the master of its home. Idempotent."""
+    """Makes the shard's database and its head, on the master of its home. Idempotent."""
     yield _section("shard") % {
         "database": literal(Name(datastore.database(shard))),
         "datastore": literal(datastore.name),

@@ -33,7 +33,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class Movement(msgspec.Struct, frozen=True, gc=False):
-    """Changes whenever any head of a datastore on a server moves; cheap to read.
+    """Sums that change whenever any head of a datastore on a server moves. They are cheap to read.
 
     Within its generation a head only grows, and a generation only grows: no two moves cancel out.
     """
@@ -90,7 +90,7 @@ def heads(datastore: str) -> Operation[list[Head]]:
 
 
 def heads_in_blocks(datastore: str, blocks: Sequence[int]) -> Operation[list[Head]]:
-    """Returns the heads of all shards of these blocks, found by their keys; at least one block."""
+    """Returns the heads of all shards of these blocks, at least one, found by their keys."""
     ranges = [f"shard BETWEEN {block * BLOCK_SHARDS} AND {(block + 1) * BLOCK_SHARDS - 1}" for block in blocks]
     return (yield from _heads_where(datastore, f"({' OR '.join(ranges)})"))
 

@@ -1,4 +1,4 @@
-"""A shard's log as the tailer and the audit read it: from a position on, bounded in cells and in bytes (I14)."""
+"""Shards' logs as the tailer and the audit read them: from a position on, bounded in cells and in bytes (I14)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class LogBatch(msgspec.Struct, frozen=True):
 
 
 def read(datastore: Datastore, wanted: Sequence[LogRange], bytes_max: int) -> Operation[LogBatch]:
-    """At most `bytes_max` of bodies in all, or one cell; each shard at most once in `wanted`.
+    """Returns cells with at most `bytes_max` of bodies in all, or one cell. Each shard is at most once in `wanted`.
 
-    Never holds more than twice that: a body above its even share of the bytes comes only once its length is known to
-    fit.
+    It never holds more than twice that: a body above its even share of the bytes is read only once its length is known
+    to fit.
     """
     share = max(1, bytes_max // sum(part.limit for part in wanted))
     results = yield ";".join(_select(datastore, part, share) for part in wanted)
@@ -44,11 +44,12 @@ def read(datastore: Datastore, wanted: Sequence[LogRange], bytes_max: int) -> Op
     bodies = yield from _large_bodies(datastore, rows)
     cells = [_cells(shard, found, bodies.get(shard, {})) for shard, found in rows.items()]
     lost = yield from _lost(datastore, [part for part, result in zip(wanted, results, strict=True) if not result.rows])
-    return LogBatch(cells, any(map(_was_cut, results, rows.values())), lost)
+    cut = any(len(kept) < len(result.rows) for result, kept in zip(results, rows.values(), strict=True))
+    return LogBatch(cells, cut, lost)
 
 
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
-    """The highest added_id of the cells, then the head: read later, it is never the lower one (I3)."""
+    """Returns the highest added_id of the cells, and the head. The head is read later, so it is never lower (I3)."""
     cells, heads = yield (
         sql("SELECT COALESCE(MAX(added_id), 0) FROM %s.entity;", Name(datastore.database(shard)))
         + sql("SELECT head FROM schemaless.shard_head WHERE datastore = %s AND shard = %s", datastore.name, shard)
@@ -64,7 +65,7 @@ class Oldest(msgspec.Struct, frozen=True, gc=False):
 
 
 def oldest_after(datastore: Datastore, positions: Mapping[int, int]) -> Operation[dict[int, Oldest | None]]:
-    """By shard; positions are added_ids. None: no cell follows."""
+    """Returns, by shard, the first cell after an added_id, or None where no cell follows."""
     results = yield ";".join(
         sql(
             "SELECT added_id, TIMESTAMPDIFF(MICROSECOND, created_at, UTC_TIMESTAMP(6))"
@@ -86,7 +87,7 @@ _ADDED_ID = 4
 
 
 def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
-    """In the order of StoredCell's fields but the shard, and then the body's length."""
+    """Selects StoredCell's fields but the shard, in their order, and then the body's length."""
     return sql(
         f"SELECT row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')},"
         " IF(LENGTH(body) <= %s, body, NULL), LENGTH(body)"
@@ -99,7 +100,7 @@ def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
 
 
 def _lost(datastore: Datastore, empty: Sequence[LogRange]) -> Operation[frozenset[int]]:
-    """Asked of the server that had no cells, head and cells in one snapshot: on one that lags both are missing."""
+    """Asks the server that had no cells for head and cells in one snapshot: on one that lags both are missing."""
     if not empty:
         return frozenset()
     results = yield ";".join(
@@ -118,7 +119,7 @@ def _lost(datastore: Datastore, empty: Sequence[LogRange]) -> Operation[frozense
 
 
 def _within(results: Sequence[Result], bytes_max: int) -> Iterator[Sequence[Row]]:
-    """Of each result the rows that fit: none after the first that doesn't, in whichever shard."""
+    """Yields the rows of each result that fit. After the first row that doesn't fit, none does, in whichever shard."""
     left = bytes_max
     first = True
     for result in results:
@@ -132,12 +133,8 @@ def _within(results: Sequence[Result], bytes_max: int) -> Iterator[Sequence[Row]
         yield result.rows[:kept]
 
 
-def _was_cut(result: Result, kept: Sequence[Row]) -> bool:
-    return len(kept) < len(result.rows)
-
-
 def _large_bodies(datastore: Datastore, rows: Mapping[int, Sequence[Row]]) -> Operation[dict[int, dict[int, bytes]]]:
-    """By shard and added_id."""
+    """Returns the bodies that were too large for their share, by shard and added_id."""
     large = {
         shard: ids for shard, found in rows.items() if (ids := [row[_ADDED_ID] for row in found if row[_BODY] is None])
     }

@@ -30,7 +30,7 @@ class Time(msgspec.Struct, frozen=True):
 
 
 def sql(template: str, *values: object) -> Script:
-    """`template` with each %s replaced by a literal. Raises TypeError for a kind of value that has no literal."""
+    """Returns `template` with each %s replaced by a literal. Raises TypeError for a value that has no literal."""
     return template % tuple(map(literal, values))
 
 
@@ -60,7 +60,7 @@ def _rare_literal(value: object) -> str:
 
 @lru_cache(maxsize=1024)
 def time_literal(microseconds: int) -> str:
-    """Kept for a while: the cells of a transaction have few times between them, and rendering one is slow."""
+    """Returns a DATETIME(6). It is cached: rendering is slow, and the cells of a transaction share few times."""
     return "'" + (EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
 
 

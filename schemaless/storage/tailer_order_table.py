@@ -27,7 +27,7 @@ NO_COMMAND = TailerCommand(paused=False, seeks=0, changed_at=0)
 
 
 def put(datastore: str, command: TailerCommand) -> Operation[None]:
-    """Nothing happens where a later one stands."""
+    """Writes what an operator ordered, unless a later order is stored."""
     newer = "VALUES(changed_at) > changed_at"
     yield sql(
         "INSERT INTO schemaless.tailer_order (datastore, paused, seeks, changed_at) VALUES (%s, %s, %s, %s)"
@@ -41,7 +41,7 @@ def put(datastore: str, command: TailerCommand) -> Operation[None]:
 
 
 def all_of() -> Operation[dict[str, TailerCommand]]:
-    """By datastore."""
+    """Returns the orders by datastore."""
     columns = f"datastore, paused, seeks, {MICROSECONDS.format('changed_at')}"
     try:
         rows = yield from query(f"SELECT {columns} FROM schemaless.tailer_order")
