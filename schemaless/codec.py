@@ -108,7 +108,7 @@ def same_body(left: bytes, right: bytes) -> bool:
 
 
 def encode_record(cell: StoredCell) -> bytes:
-    """Returns the value of a cell's Kafka record: a MessagePack map with the body as it is stored (docs/subscribers.md).
+    """Returns the value of a cell's record: a MessagePack map, with the body as it is stored (docs/subscribers.md).
 
     The fields of StoredCell are the members of the map, by name and in order.
     """

@@ -77,7 +77,7 @@ def insert(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[Bu
 
 
 def insertion_of(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
-    """Returns the statement that inserts rows into the buffer. It fails with DuplicateKey when one of the keys exists."""
+    """Returns the statement that inserts rows into the buffer. It fails with DuplicateKey when a key exists."""
     name = sql("%s", datastore.name.encode())
     return _INSERT + commas(
         [
