@@ -31,7 +31,7 @@ def run_of(count, shard=0, first=1, column="BASE"):
 @pytest.fixture
 def settings(tmp_path):
     return ConsumerSettings(
-        topology=tmp_path, kafka="", attempts_max=3, retry_delay_s=0.1, retry_delay_max_s=0.15, attempt_timeout_s=0.05
+        topology=tmp_path, kafka="", attempts_max=3, retry_delay_s=0.1, retry_delay_max_s=0.15, attempt_timeout_s=30.0
     )
 
 
@@ -201,9 +201,10 @@ async def test_an_async_call_that_hangs_is_a_failed_attempt(settings):
 
     @trigger(column="BASE")
     async def hang(cell):
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
-    assert (await outcome_of(handler_of(settings, hang), run_of(1))).retry_in_s == 0.1
+    hurried = settings.model_copy(update={"attempt_timeout_s": 0.001})
+    assert (await outcome_of(handler_of(hurried, hang), run_of(1))).retry_in_s == 0.1
 
 
 async def test_a_long_run_is_recorded_in_parts(settings):
