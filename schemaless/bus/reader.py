@@ -179,15 +179,20 @@ def offset_of(message: Message) -> int:
     return offset
 
 
+def partition_of(message: Message) -> int:
+    partition = message.partition()
+    assert partition is not None, "a consumed message has a partition"
+    return partition
+
+
 def record_of(message: Message) -> Record:
     """Returns the record of a message that is no error."""
-    topic, partition = message.topic(), message.partition()
+    topic = message.topic()
     assert topic is not None, "a consumed message has a topic"
-    assert partition is not None, "a consumed message has a partition"
     headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
     return Record(
         topic=topic,
-        partition=partition,
+        partition=partition_of(message),
         offset=offset_of(message),
         timestamp_ms=message.timestamp()[1],
         key=message.key(),

@@ -12,7 +12,7 @@ from types import TracebackType
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from schemaless.bus.client import client_settings, translate, translated
-from schemaless.bus.reader import Span, offset_of, record_of
+from schemaless.bus.reader import Span, offset_of, partition_of, record_of
 from schemaless.errors import BusUnavailable, NotFound
 from schemaless.record import Record
 
@@ -63,30 +63,34 @@ class TopicStream:
             found = self._consumer.offsets_for_times(asked, timeout=self._timeout_s)
         return {place.partition: place.offset for place in found if place.offset >= 0}
 
-    def read(self, starts: Mapping[int, int], ends: Mapping[int, int] | None = None) -> Iterator[list[Record]]:
-        """Yields records in the order of each partition, and an empty list now and then while there are none.
-
-        With `ends` (offsets not included) it returns there. Raises BusUnavailable when none arrives for `timeout_s`.
-        """
-        left = {partition: end for partition, end in (ends or {}).items() if starts[partition] < end}
-        if ends is not None and not left:
-            return
-        wanted = starts if ends is None else {partition: starts[partition] for partition in left}
-        with translated(f"reading {self._topic}"):
-            self._consumer.assign([TopicPartition(self._topic, *place) for place in wanted.items()])
-        deadline = time.monotonic() + self._timeout_s
+    def follow(self, starts: Mapping[int, int]) -> Iterator[list[Record]]:
+        """Yields records in the order of each partition for ever, and empty lists while there are none."""
+        self._assign(starts)
         while True:
+            yield [record_of(message) for message in self._consume() if message.error() is None]
+
+    def read(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[list[Record]]:
+        """Yields the records up to `ends` (offsets not included), in the order of each partition.
+
+        Raises BusUnavailable when none arrives for `timeout_s`.
+        """
+        left = {partition: end for partition, end in ends.items() if starts[partition] < end}
+        if left:
+            self._assign({partition: starts[partition] for partition in left})
+        deadline = time.monotonic() + self._timeout_s
+        while left:
             messages = self._consume()
-            yield [record_of(message) for message in messages if message.error() is None and _within(message, ends)]
-            if ends is None:
-                continue
-            _drop_finished(left, messages)
-            if not left:
-                return
+            found = [message for message in messages if message.error() is None]
+            yield [record_of(message) for message in found if offset_of(message) < ends[partition_of(message)]]
+            for message in messages:
+                # The end of a partition is reported with the offset behind its last record or marker.
+                reached = offset_of(message) + (message.error() is None)
+                if reached >= left.get(partition_of(message), reached + 1):
+                    del left[partition_of(message)]
             if messages:
                 deadline = time.monotonic() + self._timeout_s
             elif time.monotonic() > deadline:
-                raise BusUnavailable(f"{self._topic} can't be read to its end: nothing came for {self._timeout_s} s")
+                raise BusUnavailable(f"{self._topic} can't be read to its end: nothing arrived for {self._timeout_s} s")
 
     def close(self) -> None:
         self._consumer.close()
@@ -99,6 +103,10 @@ class TopicStream:
     ) -> None:
         self.close()
 
+    def _assign(self, starts: Mapping[int, int]) -> None:
+        with translated(f"reading {self._topic}"):
+            self._consumer.assign([TopicPartition(self._topic, *place) for place in starts.items()])
+
     def _consume(self) -> list[Message]:
         with translated(f"reading {self._topic}"):
             messages = self._consumer.consume(_BATCH, _POLL_S)
@@ -107,17 +115,3 @@ class TopicStream:
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise translate(error, f"reading {message.topic()} [{message.partition()}]")
         return messages
-
-
-def _within(message: Message, ends: Mapping[int, int] | None) -> bool:
-    partition = message.partition()
-    return ends is None or (partition is not None and offset_of(message) < ends[partition])
-
-
-def _drop_finished(left: dict[int, int], messages: Sequence[Message]) -> None:
-    """Drops partitions that were read to their end. It is reported with the offset behind the last record or marker."""
-    for message in messages:
-        partition = message.partition()
-        reached = offset_of(message) + (message.error() is None)
-        if partition in left and reached >= left[partition]:
-            del left[partition]

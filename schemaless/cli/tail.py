@@ -82,7 +82,7 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
         complete = {each for each, span in spans.items() if starts[each] == span.low == 0}
         form = TailFormat.MSGPACK if as_msgpack else TailFormat.JSON if as_json else TailFormat.TEXT
         view = TailView(len(partitions), complete, wanted, form, print_notice)
-        _copy(view, stream.read(starts, None if follow else ends), limit)
+        _copy(view, stream.follow(starts) if follow else stream.read(starts, ends), limit)
     print_notice(view.summary())
     raise typer.Exit(1 if view.faults else 0)
 
