@@ -1,4 +1,4 @@
-"""Cells under many keys, read from their homes side by side, within a bound of bytes (I14)."""
+"""Reads the cells under many keys from all their homes concurrently, within a bound of bytes (I14)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WantedCell(msgspec.Struct, frozen=True):
 async def read_many(
     reader: Reader, datastore: Datastore, wanted: Sequence[WantedCell], read_from: Role | None, bytes_max: int
 ) -> tuple[list[StoredCell | None], Served]:
-    """In order, None where there is none. Raises TooLarge or StorageUnavailable."""
+    """Returns the cells in order, None for a missing one. Raises TooLarge or StorageUnavailable."""
     shards = [shard_of(key.row_key, datastore.shards) for key in wanted]
     by_cluster = datastore.by_home(range(len(wanted)), lambda position: shards[position])
 

@@ -1,4 +1,4 @@
-"""How the outcomes of puts look outside: as the answer of a call, and as an item of a batch."""
+"""The outcomes of puts as HTTP shows them: as the response to a request, and as an item of a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPLAYED = (b"idempotency-replayed", b"true")
 
 
 def put_answer(result: PutResult, form: Format) -> Response:
-    """201, 200 or 202 with the cell's place; 409 for a conflict; an error's own problem."""
+    """Returns 201, 200 or 202 with the cell's place, 409 for a conflict, or the problem of an error."""
     if isinstance(result, SchemalessError):
         return problem_response(result)
     if result.status is PutStatus.CONFLICT:
@@ -26,7 +26,7 @@ def put_answer(result: PutResult, form: Format) -> Response:
 
 
 def item_view(result: PutResult) -> dict[str, Any]:
-    """As `put_answer`, inside a batch's answer."""
+    """Returns what `put_answer` shows, as an item of a batch."""
     if isinstance(result, SchemalessError):
         return {"status": "error", "problem": problem_of(result)}
     if result.status is PutStatus.CONFLICT:
@@ -35,7 +35,7 @@ def item_view(result: PutResult) -> dict[str, Any]:
 
 
 def put_view(outcome: PutOutcome) -> dict[str, Any]:
-    """What is not known yet of a buffered cell is null."""
+    """Returns the members of a put's answer. What is not known yet of a buffered cell is null."""
     return {
         "status": outcome.status,
         **_key_view(outcome),
@@ -46,7 +46,7 @@ def put_view(outcome: PutOutcome) -> dict[str, Any]:
 
 
 def conflict_problem(outcome: PutOutcome) -> dict[str, Any]:
-    """With the place of the cell that stands there; null while that one is only buffered."""
+    """Returns the problem with the place of the cell that is stored, null while that one is only buffered."""
     where = "is stored" if outcome.placed else "is buffered"
     document = problem_of(Conflict(f"another body {where} under {outcome.key}"))
     return {**document, "shard": outcome.shard, **_place_view(outcome.placed)}
