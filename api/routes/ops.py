@@ -8,9 +8,8 @@ from api.http.content import JSON
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.routes.status import NEVER_KEPT
 from schemaless.errors import NotBuilt, SchemalessError, Unavailable
-
-NEVER_KEPT = (b"cache-control", b"no-store")
 
 
 async def healthz(request: Request) -> Response:

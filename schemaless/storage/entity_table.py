@@ -200,9 +200,14 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operati
     else:
         yield "COMMIT"
         inserted = iter(())
-    return [
-        next(inserted) if found is None else _compared(cell, found) for cell, found in zip(cells, existing, strict=True)
-    ]
+    placed = []
+    for cell, found in zip(cells, existing, strict=True):
+        if found is None:
+            placed.append(next(inserted))
+        else:
+            status = PutStatus.ALREADY_STORED if same_body(cell.body, found.body) else PutStatus.CONFLICT
+            placed.append(Placed(status, found.shard, found.generation, found.added_id, found.created_at))
+    return placed
 
 
 def _literals(columns: Iterable[str]) -> Script:
@@ -212,11 +217,6 @@ def _literals(columns: Iterable[str]) -> Script:
 
 def _key(key: CellKey) -> tuple[bytes, bytes, int]:
     return key.row_key, key.column_name.encode(), key.ref_key
-
-
-def _compared(cell: ShardCell, found: StoredCell) -> Placed:
-    status = PutStatus.ALREADY_STORED if same_body(cell.body, found.body) else PutStatus.CONFLICT
-    return Placed(status, found.shard, found.generation, found.added_id, found.created_at)
 
 
 def _select(datastore: Datastore, shard: int, tail: str, *values: object) -> Script:

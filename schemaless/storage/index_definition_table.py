@@ -47,10 +47,12 @@ def all_of(datastore: str) -> Operation[dict[str, DefinedIndex]]:
     rows = yield from query(
         sql(f"SELECT name, definition, state, build_until FROM {_TABLE} WHERE datastore = %s ORDER BY name", datastore)
     )
-    return {
-        name: DefinedIndex(parse_definition(json.loads(definition)), IndexState(state), _read_heads(build_until))
-        for name, definition, state, build_until in rows
-    }
+    found = {}
+    for name, definition, state, build_until in rows:
+        heads = json.loads(build_until)
+        until = None if heads is None else {int(shard): head for shard, head in heads.items()}
+        found[name] = DefinedIndex(parse_definition(json.loads(definition)), IndexState(state), until)
+    return found
 
 
 def begin_build(datastore: str, name: str, build_until: Mapping[int, int]) -> Operation[None]:
@@ -71,8 +73,3 @@ def set_active(datastore: str, name: str) -> Operation[None]:
         name,
         str(IndexState.BUILDING),
     )
-
-
-def _read_heads(text: str) -> dict[int, int] | None:
-    heads = json.loads(text)
-    return None if heads is None else {int(shard): head for shard, head in heads.items()}

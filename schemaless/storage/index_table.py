@@ -101,7 +101,7 @@ def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[
 
 def select(datastore: Datastore, shard: int, definition: IndexDefinition, selection: Selection) -> Script:
     """Returns one statement, whose rows `found` reads."""
-    where = ["live = 1", *(_comparison(term) for term in selection.terms)]
+    where = ["live = 1", *(f"{_quoted(t.field)} {_OPS[t.op]} {_literal(t.field, t.value)}" for t in selection.terms)]
     if selection.after is not None:
         where.append(_after(selection, selection.after))
     way = "DESC" if selection.descending else "ASC"
@@ -173,10 +173,6 @@ def _read(field: Field, value: object) -> Value | None:
     if field.type is FieldType.DECIMAL and isinstance(value, Decimal):
         return field.convert(format(value, "f"))
     return value  # type: ignore[return-value]  # the column's type is the field's
-
-
-def _comparison(term: Term) -> Script:
-    return f"{_quoted(term.field)} {_OPS[term.op]} {_literal(term.field, term.value)}"
 
 
 def _after(selection: Selection, after: EntryCursor) -> Script:

@@ -35,6 +35,7 @@ def sql(template: str, *values: object) -> Script:
 
 
 def literal(value: object) -> str:
+    """Returns a value as SQL text. Raises TypeError for a kind of value that has no literal."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, bytes):
@@ -43,10 +44,6 @@ def literal(value: object) -> str:
         return str(value)
     if isinstance(value, str):
         return f"_utf8mb4 x'{value.encode().hex()}'"
-    return _rare_literal(value)
-
-
-def _rare_literal(value: object) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, float):
