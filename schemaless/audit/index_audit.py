@@ -1,7 +1,7 @@
-"""One index against the cells (I11): every row's entry, computed from its newest cells, stands in the shard of its
-shard field, with these values, and in no other.
+"""One index against the cells (I11): every row's entry, computed from its newest cells, is in the shard of its shard
+field with these values, and in no other shard.
 
-Rows are judged as of the heads that the audit fixed. A row that went on since then is counted, not judged.
+Rows are judged as of the heads that the audit fixed. A row with newer cells is counted, not judged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Entries = dict[RowKey, IndexEntry]
 
 
 class IndexAudit:
-    """`heads`: by shard, as fixed."""
+    """The audit of one index. `heads` are the fixed heads by shard."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class IndexAudit:
         self._definition = definition
         self._heads = heads
         self._findings = findings
-        self._present_in: Counter[int] = Counter()  # entries that stand where they should, by index shard
+        self._present_in: Counter[int] = Counter()  # entries that are where they should be, by index shard
 
     def run(self) -> IndexReport:
         for shard, head in self._heads.items():
@@ -56,7 +56,7 @@ class IndexAudit:
         return self.report
 
     def _rows(self, shard: int, head: int) -> Iterator[list[RowKey]]:
-        """Pages of row keys."""
+        """Yields pages of row keys."""
         after = RowKey(b"")
         while True:
             page = self._home(shard).run(
@@ -69,7 +69,7 @@ class IndexAudit:
             after = page[-1]
 
     def _check_rows(self, shard: int, row_keys: Sequence[RowKey]) -> None:
-        """Rows of one source shard: their entries are where they should be."""
+        """Checks that the entries of a source shard's rows are where they should be."""
         expected = self._expected(shard, row_keys)
         by_index_shard: dict[int, list[RowKey]] = {}
         for row_key, entry in expected.items():
@@ -84,7 +84,7 @@ class IndexAudit:
             self._add(kind, self._index_shard(expected[row_key]), row_key)
 
     def _name_extras(self, index_shard: int) -> None:
-        """Entries of one index shard whose rows have none, or have it elsewhere."""
+        """Reports entries of one index shard whose rows have none, or have it elsewhere."""
         for page in self._live_entries(index_shard):
             by_source: dict[int, list[RowKey]] = {}
             for found in page:
@@ -99,7 +99,7 @@ class IndexAudit:
                     self._add(FindingKind.INDEX_EXTRA, index_shard, row_key)
 
     def _expected(self, shard: int, row_keys: Sequence[RowKey]) -> Entries:
-        """Entries of rows that have one, as of the shard's head."""
+        """Returns the entries of rows that have one, as of the shard's head."""
         rows = {shard: (self._heads[shard], row_keys)}
         cells = self._home(shard).run(entity_table.newest_until, self._datastore, rows, self._definition.columns)
         bodies: dict[RowKey, dict[str, Body]] = {}
@@ -109,7 +109,7 @@ class IndexAudit:
         return {row_key: entry for row_key, entry in entries.items() if entry is not None}
 
     def _found(self, row_keys: Mapping[int, Sequence[RowKey]]) -> Entries:
-        """What the index shards hold of rows, each asked for in one shard."""
+        """Returns the entries that the index shards hold of rows, each read in one shard."""
         found: Entries = {}
         for cluster, shards in self._datastore.by_home(row_keys, lambda shard: shard).items():
             wanted = {shard: row_keys[shard] for shard in shards}
@@ -132,7 +132,7 @@ class IndexAudit:
             after = page[-1].row_key
 
     def _judged(self, shard: int, row_keys: Sequence[RowKey]) -> list[RowKey]:
-        """Without those that went on after the head was fixed."""
+        """Returns the rows without newer cells than the fixed head, and counts the others."""
         if not row_keys:
             return []
         moved = self._home(shard).run(

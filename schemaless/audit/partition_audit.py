@@ -1,14 +1,12 @@
-"""One partition of the topic: every record is checked for what subscribers may rely on, and goes to its shard (I7)."""
+"""One partition of the topic: checks every record for what subscribers rely on, and passes it to its shard (I7)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from schemaless.audit.patience import Patience
-from schemaless.audit.report import FindingKind, Findings
-from schemaless.audit.shard_comparison import Digest, ShardComparison
-from schemaless.audit.stored_cells import digest_of
+from schemaless.audit.report import FindingKind, Findings, Patience
+from schemaless.audit.shard_audit import Digest, ShardComparison, digest_of
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import decode_cell
@@ -20,7 +18,7 @@ from schemaless.topology import Datastore
 
 
 class PartitionAudit:
-    """`starts`: by shard, where its generations begin. `cut`: the partition's beginning was cut off."""
+    """The audit of a partition. `starts` are those of each shard's generations. `cut`: its beginning is lost."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class PartitionAudit:
 
     @property
     def complete(self) -> bool:
-        """Whether all shards have been seen up to their heads."""
+        """True if all shards have been seen up to their heads."""
         return all(comparison.complete for comparison in self._comparisons.values())
 
     @property
@@ -74,15 +72,14 @@ class PartitionAudit:
         comparison = self._comparisons.get(cell.shard)
         if comparison is None:
             self._extra(cell.shard, f"offset {record.offset}: the shard does not belong to {self._name}")
-        elif self._superseded(cell):
+        elif any(
+            start.generation > cell.generation and start.starts_at <= cell.added_id
+            for start in self._starts[cell.shard]
+        ):
             comparison.report.superseded += 1
         else:
             self._check_envelope(record, cell)
             comparison.take(Digest(cell.added_id, digest_of(cell)))
-
-    def _superseded(self, cell: StoredCell) -> bool:
-        starts = self._starts[cell.shard]
-        return any(start.generation > cell.generation and start.starts_at <= cell.added_id for start in starts)
 
     def _check_envelope(self, record: Record, cell: StoredCell) -> None:
         wrong = [
@@ -112,7 +109,7 @@ class PartitionAudit:
             self._extra(opening.shard, f"offset {record.offset}: generation {opening.generation} was never opened")
 
     def _check_announcements(self) -> None:
-        """Each generation but the first is announced once, if any of its records can be here."""
+        """Checks that each generation but the first is announced once, if any of its records can be here."""
         for shard, comparison in self._comparisons.items():
             for start in self._starts[shard]:
                 count = self._announced[shard, start]
@@ -130,7 +127,7 @@ class PartitionAudit:
 def read_partition(
     reader: PartitionReader, datastore: Datastore, partition: int, audit: PartitionAudit, patience: Patience
 ) -> None:
-    """Gives the audit all that the partition holds; what the tailers still owe is waited for while they get on."""
+    """Passes all records of the partition to the audit, and waits for missing ones while tailers make progress."""
     span = reader.committed_span(datastore.topic, partition)
     while True:
         before = audit.compared

@@ -1,16 +1,44 @@
-"""What an audit found: values, and their form for people and programs."""
+"""The findings of an audit as values and as a JSON document, and how long it waits before it reports them."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+STALL_S = 30.0
 FINDINGS_MAX = 100
-"""Of one datastore, unless all are asked for; more are counted, not named (I14)."""
+"""How many findings of a datastore are named, unless all are asked for. More are only counted (I14)."""
 _SHARDS_NAMED_MAX = 5
+_POLL_S = 0.1
+
+
+class Patience:
+    """How long an audit waits for tailers and consumers to reach the heads that it fixed.
+
+    It ends for good after `stall_s` without progress, so that one stuck shard is not waited for again and again.
+    """
+
+    def __init__(self, stall_s: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._stall_s = stall_s
+        self._sleep = sleep
+        self._waited_s = 0.0
+
+    def renew(self) -> None:
+        """Records progress."""
+        if self._waited_s < self._stall_s:
+            self._waited_s = 0.0
+
+    def wait(self) -> bool:
+        """Sleeps for a moment. Returns False at once when no patience is left."""
+        if self._waited_s >= self._stall_s:
+            return False
+        self._sleep(_POLL_S)
+        self._waited_s += _POLL_S
+        return True
 
 
 class FindingKind(StrEnum):
@@ -27,7 +55,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One thing that contradicts a promise."""
+    """One contradiction of a promise."""
 
     kind: FindingKind
     shard: int
@@ -35,7 +63,7 @@ class AuditFinding:
 
 
 class Findings:
-    """Names the first ones, or all where `findings_max` is None; counts all."""
+    """Names the first findings, or all if `findings_max` is None, and counts all of them."""
 
     def __init__(self, findings_max: int | None = FINDINGS_MAX) -> None:
         self.named: list[AuditFinding] = []
@@ -44,7 +72,7 @@ class Findings:
         self._max = findings_max
 
     def add(self, kind: FindingKind, shard: int, detail: str, count: int = 1) -> None:
-        """`count` when one finding stands for several cells in a row."""
+        """Adds a finding. `count` is above 1 if it stands for several cells in a row."""
         self.counts[kind] += count
         if self._max is None or len(self.named) < self._max:
             self.named.append(AuditFinding(kind, shard, detail))
@@ -79,7 +107,7 @@ class ShardReport:
 
 @dataclass(slots=True)
 class IndexReport:
-    """`moved_on`: rows whose cells went on after the heads were fixed, which nobody can judge."""
+    """One index. `moved_on` counts rows with newer cells than the fixed heads, which can't be judged."""
 
     name: str
     expected: int = 0
@@ -90,7 +118,7 @@ class IndexReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """`finished`: cells, of all shards, that its checkpoints are past."""
+    """One consumer. `finished` counts the cells of all shards that its checkpoints have passed."""
 
     name: str
     cells: int
@@ -116,10 +144,10 @@ class AuditReport:
 
     @property
     def warnings(self) -> list[str]:
-        """What somebody should know and no promise forbids."""
+        """Facts that an operator should know, although no promise forbids them."""
         superseded = sum(shard.superseded for shard in self.shards)
         not_held = sum(shard.not_held for shard in self.shards)
-        told = {
+        counts = {
             f"{self.buffered} cells wait in buffers": self.buffered,
             f"{self.conflicts} conflicts recorded": self.conflicts,
             f"{superseded} records of superseded generations": superseded,
@@ -127,10 +155,10 @@ class AuditReport:
             f"{self.seeks} times an operator said from where a shard is published": self.seeks,
             f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
         }
-        return [text for text, count in told.items() if count]
+        return [text for text, count in counts.items() if count]
 
     def _beginnings(self) -> str:
-        """Where the topic begins, of the shards whose beginning it has lost."""
+        """Returns where the topic begins, for shards whose first cells it no longer holds."""
         cut = [shard for shard in self.shards if shard.not_held]
         named = [
             f"shard {shard.shard} {'has none left' if shard.held_from is None else f'begins at {shard.held_from}'}"
@@ -140,7 +168,7 @@ class AuditReport:
         return ", ".join(named + more)
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the report as JSON."""
         return {
             "datastore": self.datastore,
             "clean": self.clean,
@@ -157,6 +185,6 @@ class AuditReport:
         }
 
     def cells(self) -> dict[str, int]:
-        """Sums over the shards."""
+        """Returns the sums over the shards."""
         names = ("head", "mysql", "topic", "matched", "not_held", "superseded")
         return {name: sum(getattr(shard, name) for shard in self.shards) for name in names}

@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from schemaless.audit.patience import STALL_S
-from schemaless.audit.report import FINDINGS_MAX, AuditReport
+from schemaless.audit.report import FINDINGS_MAX, STALL_S, AuditReport
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.extras import Extra, needs

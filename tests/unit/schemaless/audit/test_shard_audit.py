@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.audit.report import FindingKind, Findings, ShardReport
-from schemaless.audit.shard_comparison import Digest, ShardComparison
+from schemaless.audit.shard_audit import Digest, ShardComparison
 
 
 def compare(stored, topic, *, head=None, cut=False, findings_max=100):
