@@ -35,7 +35,7 @@ def main() -> int:
 
 
 class Page:
-    """What was printed so far: each part as soon as it is known."""
+    """The report so far. It prints each part as soon as it is known."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from bench import raw_sql
+from bench import raw_limits
 from bench.figures import Comparison, Values, at_least
-from bench.filling import chunks
 from bench.load import run_load
 from bench.rounds import alternate
 from bench.scale import Scale
 from bench.servers import BenchStack, make_shards, our_api
 from bench.trips import TripMaker, batch_request
+from schemaless.batching import chunks
 
 BATCH_CELLS = 100
 CELLS_PER_S_MAX = 30_000
@@ -29,14 +29,14 @@ def measure(stack: BenchStack, scale: Scale, *, floors: bool) -> list[Comparison
     count = round(scale.round_s * CELLS_PER_S_MAX)
 
     def over_http(port: int, writers: int) -> float:
-        requests = [batch_request(part, stack.prefix) for part in chunks(trips.make(count), BATCH_CELLS)]
+        requests = [batch_request(part, stack.prefix) for part in chunks(trips.make(count), count_max=BATCH_CELLS)]
         outcome = run_load(port, requests, connections=writers, seconds=scale.round_s).expect(200)
         return outcome.rate * BATCH_CELLS
 
     def by_hand(writers: int) -> float:
         cells = [trip.cell(raw.shards) for trip in trips.make(count)]
-        batches = list(chunks(cells, BATCH_CELLS))
-        return raw_sql.write_rate(stack, raw, batches, writers=writers, seconds=scale.round_s)
+        batches = list(chunks(cells, count_max=BATCH_CELLS))
+        return raw_limits.write_rate(stack, raw, batches, writers=writers, seconds=scale.round_s)
 
     rows = []
     with our_api(stack) as port:

@@ -1,4 +1,4 @@
-"""What a published cell costs the tailer, in CPU time, for a short backlog and for a long one: nothing may grow."""
+"""CPU time of the tailer for a published cell, with a short backlog and with a long one. It may not grow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fill_more(stack: BenchStack, cells: int) -> None:
 
 
 def _microseconds(stack: BenchStack, cells: int) -> float:
-    """Of each cell. The tailer begins while the datastore is paused: its start doesn't count."""
+    """Returns microseconds a cell. The tailer starts while the datastore is paused, so its start doesn't count."""
     datastore = stack.datastore
     renew_topics(stack.kafka, datastore)
     _set_paused(stack, True)

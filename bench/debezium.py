@@ -66,7 +66,7 @@ QUICK_POLL = Tuning("poll.interval.ms=10", {"poll.interval.ms": "10"})
 
 
 class Peer:
-    """One connector over all shards of a stack of one cluster; topic `{prefix}.{database}.entity` for each shard.
+    """One connector over all shards of a stack of one cluster. Each shard has the topic `{prefix}.{database}.entity`.
 
     `saved_at`: how many records its topics held when its position was saved.
     """
@@ -191,7 +191,7 @@ def drain_rate(peer: Peer, cells: int) -> float:
 
 
 def full_row_images(stack: BenchStack) -> None:
-    """As Debezium demands. An INSERT is logged whole either way."""
+    """Logs full row images, as Debezium demands. An INSERT is logged whole either way."""
     for master in stack.masters():
         with plain_tier.connect(master) as connection, connection.cursor() as cursor:
             cursor.execute("SET GLOBAL binlog_row_image = FULL")

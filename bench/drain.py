@@ -15,8 +15,7 @@ from itertools import cycle, islice
 from bench.cells_log import committed_reader, read_records, renew_topics, watch_drain
 from bench.figures import Comparison, Values, at_least
 from bench.filling import fill_ours
-from bench.raw_kafka import create_topic, produce_rate
-from bench.raw_sql import read_rate
+from bench.raw_limits import create_topic, produce_rate, read_rate
 from bench.scale import PARTITIONS, Scale
 from bench.servers import BenchStack, service
 from bench.trips import COLUMN
@@ -46,7 +45,7 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
 
 
 def backlog(cells: int, shards: int, seed: int = 4) -> Iterator[ShardCell]:
-    """Cells whose stored bodies hardly compress; other ones for another seed."""
+    """Returns cells whose stored bodies hardly compress. Another seed gives other cells."""
     draw = random.Random(seed)
     bodies = [encode_body({"noise": base64.b64encode(draw.randbytes(NOISE_BYTES)).decode()}) for _ in range(BODIES)]
     for body in islice(cycle(bodies), cells):

@@ -1,4 +1,4 @@
-"""What a benchmark says: values of alternating rounds, their median and spread, and the floor that they should meet."""
+"""Figures of a benchmark: values of alternating rounds, their median and spread, and the floor that they must meet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours beside a comparator; `floor` bounds the ratio, ours to theirs."""
+    """Our figure beside a comparator's. `floor` bounds the ratio of ours to theirs."""
 
     what: str
     unit: str
@@ -58,7 +58,7 @@ class Comparison:
 
     @property
     def ratios(self) -> Values:
-        """Of each round, whose two halves ran one after the other on the same machine in the same mood."""
+        """The ratio of each round, whose halves ran one after the other on the same machine."""
         return Values(tuple(a / b for a, b in zip(self.ours.rounds, self.theirs.rounds, strict=True)))
 
     @property
@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A value with nothing beside it; `floor` bounds the value."""
+    """A value without a comparator. `floor` bounds the value."""
 
     what: str
     unit: str
@@ -103,7 +103,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def number(value: float) -> str:
-    """As many digits as a noisy machine deserves."""
+    """Returns a number with as many digits as a noisy machine deserves."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 100:

@@ -1,4 +1,4 @@
-"""What a tailer costs while nothing is written: CPU, memory, questions to MySQL, with few shards and with many.
+"""Cost of an idle tailer: CPU, memory and queries to MySQL, with few shards and with many.
 
 And how soon it is back at work: cells put one by one, each after more than a second of silence, until a committed
 reader has them.
@@ -38,7 +38,7 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 def measure(stack: BenchStack, few: Idle, scale: Scale) -> list[Comparison | Figure]:
-    """Of many shards, beside what was measured with few."""
+    """Measures many shards, beside the figures of few."""
     with _settled(stack) as tailer:
         ours = _idle(stack, tailer, scale.idle_s)
         awake = _awakenings(stack, scale.awakenings)

@@ -1,4 +1,4 @@
-"""From a put's acknowledgement to its effects, at 200 puts a second: in the topic, in an index, at a trigger.
+"""Latency from a put's acknowledgement to its effects in the topic, in an index and at a trigger, at 200 puts a second.
 
 All moments are of the machine's monotonic clock, taken by whoever saw the effect. The index is asked right after
 every fourth acknowledgement with `after` = the put's location, so its figure is the time until that query answers;
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cells_log import SETTLE_TIMEOUT_S, settled, visible_records
 from bench.figures import Figure, Floor, Values, at_most, percentile
-from bench.host import stolen_during
 from bench.paced import Put, put_paced
+from bench.rounds import stolen_during
 from bench.scale import Scale
 from bench.servers import DATASTORE, BenchStack, our_api, service
 from bench.trips import Trip, TripMaker
-from bench.visible import SETTLE_TIMEOUT_S, settled, visible_records
 
 PUTS_PER_S = 200
 P50_FLOOR = at_most(50.0)
@@ -39,7 +39,7 @@ DEFINITION = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class _LatencyRound:
     """Seconds from a put, or from its acknowledgement, to what followed. `stolen`: percent of the CPU time."""
 
     acknowledged: Sequence[float]
@@ -64,10 +64,10 @@ def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
     ]
 
 
-def _round(port: int, effects: _Effects, trips: Sequence[Trip]) -> _Round:
+def _round(port: int, effects: _Effects, trips: Sequence[Trip]) -> _LatencyRound:
     puts, stolen = stolen_during(lambda: put_paced(port, trips, puts_per_s=PUTS_PER_S, index=INDEX))
     row_keys = [put.row_key for put in puts]
-    return _Round(
+    return _LatencyRound(
         acknowledged=[put.acknowledged - put.sent for put in puts],
         visible=_since_acknowledged(puts, settled(lambda: effects.records, row_keys)),
         indexed=[put.indexed - put.acknowledged for put in puts if put.indexed],

@@ -90,7 +90,7 @@ class Connection:
 
 
 def run_load(port: int, requests: Sequence[bytes], *, connections: int, seconds: float) -> Outcome:
-    """Runs the generator process; each request is sent at most once."""
+    """Runs the generator process. Each request is sent at most once."""
     plan = msgspec.msgpack.encode(Plan(port, connections, seconds, requests))
     argv = [sys.executable, "-m", "bench.load"]
     done = subprocess.run(argv, input=plan, stdout=subprocess.PIPE, check=True, timeout=seconds + 4 * STALLED_AFTER_S)

@@ -1,4 +1,4 @@
-"""From an acknowledged put to a record that a committed reader sees, at 500 puts a second: the tailer beside Debezium.
+"""Latency from an acknowledged put to a record that a committed reader sees, at 500 puts a second, beside Debezium.
 
 The same API, server, load and reader; in turns either the tailer or Debezium's connector, at the poll interval of 10 ms
 that its low latency asks for. CPU seconds are those of the one process that brings the log to Kafka.
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from confluent_kafka import Message
 
+from bench.cells_log import KeyOf, key_of_cell, settled, visible_records
 from bench.debezium import QUICK_POLL, Peer, full_row_images
 from bench.figures import Comparison, Figure, Values, at_most, percentile
 from bench.paced import Put, put_paced
 from bench.scale import Scale
 from bench.servers import BenchStack, cpu_seconds, our_api, service
 from bench.trips import TripMaker
-from bench.visible import KeyOf, key_of_cell, settled, visible_records
 from schemaless.stack.local import LocalServer
 
 PUTS_PER_S = 500
@@ -30,7 +30,7 @@ P99_FLOOR = at_most(50.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class _LogRound:
     p50_ms: float
     p99_ms: float
     cpu_s: float
@@ -68,7 +68,7 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison | Figure]:
     ]
 
 
-def _round(stack: BenchStack, side: _Side, port: int, trips: TripMaker, seconds: float) -> _Round:
+def _round(stack: BenchStack, side: _Side, port: int, trips: TripMaker, seconds: float) -> _LogRound:
     """After as much load that doesn't count: the processes were just started."""
     with (
         side.running() as process,
@@ -81,7 +81,7 @@ def _round(stack: BenchStack, side: _Side, port: int, trips: TripMaker, seconds:
         visible = settled(lambda: records, [put.row_key for put in puts])
         took_s = cpu_seconds(process) - before
     late_ms = [_late_ms(put, visible[put.row_key]) for put in puts]
-    return _Round(percentile(late_ms, 50), percentile(late_ms, 99), took_s)
+    return _LogRound(percentile(late_ms, 50), percentile(late_ms, 99), took_s)
 
 
 def _late_ms(put: Put, seen: float) -> float:

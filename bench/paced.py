@@ -1,4 +1,4 @@
-"""Open-loop load: each put has its moment, whether or not earlier ones were answered; after some an index is asked."""
+"""Open-loop load: each put has its moment, whether or not earlier ones were answered. Some are followed by a query."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.servers import DATASTORE
 from bench.trips import Trip, get_request, put_request
 
 ASKED_EVERY = 4  # puts: asking for each would be as much load as the puts are
-CONNECTIONS = 24  # each has one call under way; 24 in flight at 200 a second are 120 ms
+CONNECTIONS = 24  # each has one request in flight; 24 in flight at 200 a second are 120 ms
 PREFIX = f"/v1/{DATASTORE}"
 
 
@@ -71,8 +71,8 @@ class _Calls:
         self._sent = time.monotonic()
         connection.send(self._request)
 
-    def go_on(self, connection: Connection) -> bool:
-        """Takes what came; whether it was the last answer."""
+    def receive(self, connection: Connection) -> bool:
+        """Receives bytes, and returns whether they ended the last response."""
         answer = connection.receive()
         if answer is None:
             return False
@@ -97,20 +97,20 @@ def _drive(calls: Sequence[_Calls], connections: Sequence[Connection], poll: sel
     by_number = {connection.socket.fileno(): connection for connection in connections}
     idle = deque(connections)
     waiting = deque(calls)
-    under_way: dict[Connection, _Calls] = {}
+    in_flight: dict[Connection, _Calls] = {}
     due = time.monotonic() + 0.1
-    while waiting or under_way:
+    while waiting or in_flight:
         wait_s = max(0.0, due - time.monotonic()) if waiting and idle else STALLED_AFTER_S
         events = poll.poll(wait_s)
         if not events and wait_s == STALLED_AFTER_S:
             raise TimeoutError(f"no answer for {STALLED_AFTER_S} s")
         for number, _ in events:
             connection = by_number[number]
-            if under_way[connection].go_on(connection):
-                del under_way[connection]
+            if in_flight[connection].receive(connection):
+                del in_flight[connection]
                 idle.append(connection)
         while waiting and idle and time.monotonic() >= due:
             connection = idle.popleft()
-            under_way[connection] = waiting.popleft()
-            under_way[connection].begin(connection)
+            in_flight[connection] = waiting.popleft()
+            in_flight[connection].begin(connection)
             due += 1 / puts_per_s

@@ -13,7 +13,7 @@ from bench.debezium import DEFAULTS, TUNED, Peer, Tuning, drain_rate, full_row_i
 from bench.drain import backlog, raw_produce_rate, tail_rate
 from bench.figures import Comparison, Values, at_least
 from bench.filling import fill_ours
-from bench.raw_sql import read_rate
+from bench.raw_limits import read_rate
 from bench.scale import Scale
 from bench.servers import BenchStack
 
@@ -23,7 +23,7 @@ FLOORS = {DEFAULTS.name: at_least(2.5), TUNED.name: at_least(2.0)}
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Of one tuning, round by round."""
+    """The rates of one tuning, round by round."""
 
     tuning: Tuning
     snapshot: list[float]
@@ -65,7 +65,7 @@ def _snapshot_rate(stack: BenchStack, tuning: Tuning, number: int) -> float:
 
 
 def _streamed_rate(stack: BenchStack, peer: Peer) -> float:
-    """From the saved position on: each round streams the same cells."""
+    """Returns the rate from the saved position: each round streams the same cells."""
     peer.restore_position()
     return drain_rate(peer, stack.cells() - peer.saved_at)
 

@@ -18,7 +18,7 @@ _LIBRARIES = ("fastapi", "uvicorn", "pymysql", "asyncmy", "confluent-kafka")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One benchmark's part of the report; `notes` say what was compared with what."""
+    """One benchmark's part of the report. `notes` say what was compared."""
 
     title: str
     notes: str

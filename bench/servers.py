@@ -47,7 +47,7 @@ class BenchStack:
 
     @property
     def prefix(self) -> str:
-        """Of every path of the datastore in our API."""
+        """The prefix of every path of the datastore in our API."""
         return f"/v1/{self.datastore.name}"
 
     def masters(self) -> list[Node]:
@@ -90,7 +90,7 @@ def make_shards(topology: Topology, datastore: Datastore) -> Datastore:
 
 @contextmanager
 def our_api(stack: BenchStack) -> Iterator[int]:
-    """One API process; gives its port."""
+    """Runs one API process, and yields its port."""
     (port,) = free_ports(1)
     with service(stack, "api", ["api"], {"SCHEMALESS_API_PORT": str(port)}) as process:
         wait_for_http(process, port, "/readyz")
@@ -99,7 +99,7 @@ def our_api(stack: BenchStack) -> Iterator[int]:
 
 @contextmanager
 def plain_api(stack: BenchStack) -> Iterator[int]:
-    """One process of the comparator, which writes as many durable copies; gives its port."""
+    """Runs one process of the comparator, which writes as many durable copies, and yields its port."""
     (port,) = free_ports(1)
     options = ["--topology", str(stack.topology_file), "--port", str(port), "--copies", str(stack.copies)]
     with service(stack, "plain", ["bench.plain_tier", *options]) as process:
@@ -111,7 +111,7 @@ def plain_api(stack: BenchStack) -> Iterator[int]:
 def service(
     stack: BenchStack, name: str, arguments: Sequence[str], env: Mapping[str, str] | None = None
 ) -> Iterator[LocalServer]:
-    """`python -m ARGUMENTS` with the stack's settings; its output is in NAME.log of the stack's folder."""
+    """Runs `python -m ARGUMENTS` with the stack's settings. Its output is in NAME.log of the stack's folder."""
     settings = {
         "SCHEMALESS_TOPOLOGY": str(stack.topology_file),
         "SCHEMALESS_KAFKA": stack.kafka,
@@ -141,7 +141,7 @@ def wait_for_http(process: LocalServer, port: int, path: str) -> None:
 
 
 def cpu_seconds(process: LocalServer) -> float:
-    """Of the process so far, user and system."""
+    """Returns the CPU time of the process so far, user and system."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

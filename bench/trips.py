@@ -46,7 +46,7 @@ class Trip:
 
 
 class TripMaker:
-    """An endless supply, never the same key twice; the same seed gives the same trips."""
+    """An endless supply of trips, never the same key twice. The same seed gives the same trips."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -54,7 +54,7 @@ def bill_rider(trip: TriggerCell, context: Context) -> None:
 
 
 def _charge(trip: TriggerCell) -> str:
-    """What the card processor answers. Raises CouldNotBillRider when it doesn't."""
+    """Returns the result of the card processor. Raises CouldNotBillRider when it doesn't."""
     try:
         answer = _processor().post(f"/charges/{trip.row_key}")
         return str(answer.json()["result"])
@@ -64,7 +64,7 @@ def _charge(trip: TriggerCell) -> str:
 
 @cache
 def _client(datastore: str) -> SchemalessClient:
-    """Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN; one for all threads."""
+    """Returns one client for all threads. Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN."""
     return SchemalessClient(datastore=datastore)
 
 

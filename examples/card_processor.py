@@ -32,7 +32,7 @@ class CardProcessor(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def charge(self, trip: str) -> bool:
-        """Whether it succeeded."""
+        """Charges a card, and returns whether that succeeded."""
         with self._lock:
             self._asked[trip] += 1
             if self._asked[trip] <= failures_of(trip):

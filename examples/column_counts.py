@@ -35,7 +35,7 @@ WHERE generation = ? AND added_id = ?
 
 
 class Counts:
-    """Of one datastore."""
+    """The counts of one datastore."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path)
@@ -68,7 +68,7 @@ class Counts:
 
 
 def follow(kafka: str, datastore: str, counts: Counts) -> bool:
-    """Until told to stop. True: a shard was forgotten, so begin again from what is stored."""
+    """Counts until it has to stop. Returns True if a shard was reset: begin again from what is stored."""
     with Subscriber(kafka, datastore, positions=counts.positions()) as subscriber:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: subscriber.stop())

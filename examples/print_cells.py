@@ -20,7 +20,7 @@ POLL_S = 0.5
 
 
 def cells(consumer: Consumer) -> Iterator[StoredCell]:
-    """What isn't ours is named and passed over."""
+    """Yields cells. Records that are not ours are named and skipped."""
     while True:
         message = consumer.poll(POLL_S)
         if message is None:

@@ -49,7 +49,7 @@ def parse_filter(shards: Iterable[int], columns: Iterable[str], rows: Iterable[s
 
 
 class TailFormat(Enum):
-    """What a line of `schemaless tail` is."""
+    """The format of a line of `schemaless tail`."""
 
     TEXT = "text"
     JSON = "json"

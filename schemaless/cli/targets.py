@@ -1,5 +1,5 @@
-"""What a command talks to: the API's hosts, or the servers themselves. They come from the command's options, then from
-the environment, then from the embedded stack.
+"""Targets of commands: the API's hosts, or the servers themselves. They come from the command's options, then from the
+environment, then from the embedded stack.
 """
 
 from __future__ import annotations

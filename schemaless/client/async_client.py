@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Reads and writes cells of one datastore over HTTP, as `Client` does; tasks of one event loop may share it."""
+    """Reads and writes cells of one datastore over HTTP, as `Client` does. Tasks of one event loop may share it."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class AsyncClient:
 
 
 class AsyncTail(AsyncIterator[FoundCell]):
-    """What `AsyncClient.tail` gives. One task at a time may wait for its next cell."""
+    """The cells that `AsyncClient.tail` returns. One task at a time may wait for its next cell."""
 
     def __init__(self, client: AsyncClient, tail: LogTail) -> None:
         self._client = client

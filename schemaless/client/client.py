@@ -1,4 +1,4 @@
-"""Client: the sync driver of the client's core. Moves bytes with httpx and waits between attempts; decides nothing."""
+"""Client: the sync driver of the client's core. Moves bytes with httpx and waits between attempts. Decides nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """Reads and writes cells of one datastore over HTTP. Threads may share it; close it, or use it in a `with`.
+    """Reads and writes cells of one datastore over HTTP. Threads may share it. Close it, or use it in a `with`.
 
     Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN when they are not given. Every call raises
     Unavailable when no host gave an answer within `limits`, and the error that a problem document stands for.
@@ -158,7 +158,7 @@ class Client:
 
 
 class CellIterator(Iterator[FoundCell]):
-    """What `Client.tail` gives; `next` waits for a cell. Not to be shared between threads."""
+    """The cells that `Client.tail` returns. `next` waits for a cell. Threads can't share it."""
 
     def __init__(self, client: Client, tail: LogTail) -> None:
         self._client = client

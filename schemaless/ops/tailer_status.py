@@ -51,7 +51,7 @@ class TailerStatus(msgspec.Struct, frozen=True):
 
 
 def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -> TailerStatus:
-    """Reads the status of every shard. Raises BusUnavailable; shards of an unreachable master have no head."""
+    """Reads the status of every shard. Shards of an unreachable master have no head. Raises BusUnavailable."""
     publish_status = read_publish_status(kafka, datastore)
     heads = read_heads(storage, datastore)
     oldest = _read_oldest(storage, datastore, publish_status.locations, heads)

@@ -47,7 +47,7 @@ def _option_file(role_options: str, redo_log: str) -> str:
 
 
 def _kafka_properties() -> str:
-    """What isn't said here is the embedded broker's."""
+    """Returns the embedded broker's settings with the container's own ones."""
     own = {line.split("=")[0] for line in KAFKA.splitlines()}
     settings = [line for line in PROPERTIES.splitlines() if not line.startswith("#")]  # their reasons stand there
     shared = [line for line in settings if line.split("=")[0] not in own]

@@ -127,7 +127,7 @@ def await_kafka(bootstrap: str) -> None:
 
 
 def _administrator(server: ServerContainer, root_password: str, accounts: Accounts) -> ServerAddress:
-    """Root before the accounts are whole; ours afterwards. Root goes last, so one of them always works."""
+    """Returns root before the accounts are complete, ours afterwards. Root goes last, so one always works."""
     candidates = (server.address(ROOT, root_password), server.service(accounts))
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -198,7 +198,7 @@ def _await_ports(plan: StackPlan) -> None:
 
 @contextmanager
 def _one_at_a_time(home: Path, say: Say) -> Iterator[None]:
-    """Of two commands on the same folder one waits for the other."""
+    """Lets only one command work on the folder. A second one waits."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         try:

@@ -136,7 +136,7 @@ def wait_ready(
 
 
 def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
-    """Whether a broker can be reached there and takes part in its cluster."""
+    """True if a broker is reachable there and is part of its cluster."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 

@@ -185,7 +185,7 @@ class ServerRole:
     cluster_id: int
 
     def server(self, folder: Path, port: int, sockets: Path, flavour: Flavour, log: Path) -> MySQLServer:
-        """`folder` is the server's own; `sockets` holds the sockets of all."""
+        """Returns the server. `folder` is its own, and `sockets` holds the sockets of all."""
         return MySQLServer(
             name=self.name,
             cluster=self.cluster,

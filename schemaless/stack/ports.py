@@ -19,7 +19,7 @@ class PortInUse(Misconfigured):
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port now."""
+    """True if a server could listen on this port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT is no obstacle
         try:
@@ -43,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def require_free(ports: Mapping[str, int]) -> None:
-    """Raises PortInUse naming the first port that somebody else has; `ports` says what each is for."""
+    """Raises PortInUse with the first port that another program has. `ports` are by purpose."""
     for purpose, port in ports.items():
         if not is_free(port):
             raise PortInUse(f"port {port} ({purpose}) is in use by another program")

@@ -19,7 +19,7 @@ HEALTHY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """What a minion says about itself. `lag_s` is None while it isn't connected."""
+    """The replication status of a minion. `lag_s` is None while it isn't connected."""
 
     receiving: bool
     applying: bool
@@ -85,7 +85,7 @@ def attach(minion: MySQLServer, master: MySQLServer, accounts: Accounts) -> None
 
 
 def is_attached(connected: Session, flavour: Flavour) -> bool:
-    """Whether the minion was ever told of a master."""
+    """True if the minion has a master."""
     return status(connected, flavour) is not None
 
 
@@ -105,13 +105,13 @@ def start(connected: Session, flavour: Flavour, name: str) -> None:
 
 
 def replication_status(minion: MySQLServer, accounts: Accounts) -> ReplicationStatus | None:
-    """None: never attached. Raises StorageUnavailable."""
+    """Returns the status, or None if the minion was never attached. Raises StorageUnavailable."""
     with session(minion.address(accounts)) as connected:
         return status(connected, minion.flavour)
 
 
 def status(connected: Session, flavour: Flavour) -> ReplicationStatus | None:
-    """As `replication_status`, by a connection that is open."""
+    """Returns the status over an open connection, or None if the minion was never attached."""
     return _status(connected, _DIALECTS[flavour])
 
 

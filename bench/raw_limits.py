@@ -1,4 +1,4 @@
-"""Raw limits of PyMySQL: batches written as multi-row INSERTs, and a log read and dropped. No HTTP, no promises."""
+"""Raw limits of the servers, without our code: PyMySQL reads and writes rows, librdkafka produces the same records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pymysql
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from bench import plain_tier
 from bench.servers import BenchStack
+from schemaless.batching import chunks
 from schemaless.storage.entity_table import ShardCell
 from schemaless.topology import Datastore
 
@@ -142,3 +145,36 @@ def _rows(stack: BenchStack, datastore: Datastore, shard: int) -> int:
 
 def _key(cell: ShardCell) -> tuple[bytes, str, int]:
     return cell.key.row_key, cell.key.column_name, cell.key.ref_key
+
+
+TRANSACTION_RECORDS = 2000
+HEADERS: list[tuple[str, str | bytes | None]] = [("v", b"1"), ("kind", b"cell"), ("column", b"BASE")]
+TIMEOUT_S = 30.0
+
+Record = tuple[int, bytes, bytes, int]
+"""Partition, key, value, timestamp in milliseconds."""
+
+
+def create_topic(bootstrap: str, name: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (created,) = admin.create_topics([NewTopic(name, partitions, 1)]).values()
+    created.result(TIMEOUT_S)
+
+
+def produce_rate(bootstrap: str, topic: str, records: Sequence[Record]) -> float:
+    """Records a second, in the order given."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": topic,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    producer.init_transactions(TIMEOUT_S)
+    started = time.perf_counter()
+    for part in chunks(records, count_max=TRANSACTION_RECORDS):
+        producer.begin_transaction()
+        for partition, key, value, timestamp in part:
+            producer.produce(topic, value, key, partition, timestamp=timestamp, headers=HEADERS)
+        producer.commit_transaction(TIMEOUT_S)
+    return len(records) / (time.perf_counter() - started)
