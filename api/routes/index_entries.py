@@ -1,4 +1,4 @@
-"""/indexes/{name}/entries: asking an index. The query's language is in api/index/query.py."""
+"""/indexes/{name}/entries: queries of an index. Their language is in api/index/query.py."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ CELLS_MAX = 5000  # entries times included columns
 
 
 async def get_entries(request: Request) -> Response:
-    """Entries of an index: FIELD=v, FIELD.gte=v and so on; the shard field by equality is required.
+    """Entries of an index by FIELD=v, FIELD.gte=v and so on. The shard field by equality is required.
 
-    `order`, `desc`, `limit`, `cursor`, `fields`, `include`; `after` (a put's location) and `wait` read your writes.
+    The options are `order`, `desc`, `limit`, `cursor`, `fields` and `include`. With `after`, a put's location, the
+    answer includes that put.
     """
     datastore = await request.datastore()
     pairs = parse_pairs(request.raw_query) if request.raw_query else []
     read_from = READ_FROM.of(dict(pairs))
     index = await request.state.index_catalogue.find(datastore, request.path["name"])
     if index.state is not IndexState.ACTIVE:
-        return await _not_ready(request, datastore, index)
+        error = NotReady(f"index {index.definition.name} is {index.state}")
+        return document_response({**problem_of(error), "progress": await progress_view(request, datastore, index)})
     query = parse_query(index.definition, datastore.shards, pairs)
     page, served = await _read(request, datastore, index, query, read_from)
     form = request.response_format()
@@ -60,16 +62,12 @@ async def _read(
                 cluster, find_entries, datastore, index.definition, query, read_from=read_from
             )
         except Behind as behind:
-            await _reached(request, place, query, deadline, behind)
-
-
-async def _reached(request: Request, place: CheckpointsAt, query: IndexQuery, deadline: float, behind: Behind) -> None:
-    assert query.after is not None, "only a query with `after` can come too early"
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            await request.state.checkpoint_waiter.reached(place, query.after)
-    except TimeoutError:
-        raise behind from None
+            assert query.after is not None, "only a query with `after` can come too early"
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await request.state.checkpoint_waiter.reached(place, query.after)
+            except TimeoutError:
+                raise behind from None
 
 
 async def _include(
@@ -93,13 +91,8 @@ async def _include(
     return served
 
 
-async def _not_ready(request: Request, datastore: Datastore, index: DefinedIndex) -> Response:
-    error = NotReady(f"index {index.definition.name} is {index.state}")
-    return document_response({**problem_of(error), "progress": await progress_view(request, datastore, index)})
-
-
 def _option(name: str, description: str) -> Parameter[str]:
-    """As the documentation has it: api/index/query.py parses it, by the index's definition."""
+    """Documents an option, which api/index/query.py parses by the index's definition."""
     return Parameter(name, lambda text, field: text, "", description)
 
 
