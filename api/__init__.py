@@ -1,1 +1,1 @@
-"""The write/read tier: HTTP in, cells out. It keeps no state; what the calls are is in docs/http.md."""
+"""The write/read tier: HTTP in, cells out. It keeps no state. docs/http.md lists its routes."""

@@ -1,6 +1,44 @@
-"""`python -m schemaless`: the command line where its script is not on the path."""
+"""The command `schemaless`: the list of its parts, and how an error ends it, with one line and exit code 1."""
 
-from schemaless.cli.main import main
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+import typer
+from pydantic import ValidationError
+
+from schemaless.cli import audit, cells, datastores, indexes, stack, tail, tailer, triggers
+from schemaless.demo import command as demo
+from schemaless.errors import SchemalessError
+
+PARTS = [stack, cells, datastores, indexes, triggers, audit, tail, tailer, demo]
+"""Modules that add their commands with `register(app)`."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for part in PARTS:
+    part.register(app)
+
+
+def main() -> None:
+    # Standard output belongs to the result, and a retry that succeeded is no news.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        app()
+    except SchemalessError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"error: {error}{hint}", file=sys.stderr)
+        sys.exit(1)
+    except ValidationError as error:  # of a setting; Typer has refused wrong arguments before
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        print(f"error: SCHEMALESS_{name}: {first['msg']} (correct the environment)", file=sys.stderr)
+        sys.exit(1)
+
 
 if __name__ == "__main__":
     main()

@@ -65,7 +65,7 @@ _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`lanes`: flushes under way at once. `queued_bytes_max`: of what waits; more is turned away."""
+    """`lanes` flushes run at once. At most `queued_bytes_max` bytes wait, and more are turned away."""
 
     lanes: int = 1
     items_max: int = 1000
@@ -147,7 +147,7 @@ class Batcher(Generic[Item, Outcome]):
                     unit.fail(_NO_OUTCOME)
 
     def _take(self) -> list[_Unit[Item, Outcome]]:
-        """The oldest units that fit into one flush; a unit above the limits goes alone."""
+        """Returns the oldest units that fit into one flush. A unit above the limits goes alone."""
         batch: list[_Unit[Item, Outcome]] = []
         items = size_bytes = 0
         while self._queue:

@@ -186,7 +186,7 @@ class ClientSettings(Settings):
 
 
 class OperatorSettings(Settings):
-    """Where an operator's commands find the servers; what isn't set is the embedded stack's."""
+    """Where an operator's commands find the servers. The embedded stack's are the default."""
 
     topology: Path | None = None  # The path of the topology file. By default, the embedded stack's.
     kafka: str | None = None  # Bootstrap servers of Kafka. By default, the embedded stack's.

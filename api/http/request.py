@@ -60,7 +60,7 @@ class Request:
         return await self.state.catalogue.datastore(self.path["datastore"])
 
     def header(self, name: bytes) -> bytes:
-        """Its value, or nothing; `name` in lower case. The first one counts."""
+        """Returns the first value of a header, or nothing. `name` is in lower case."""
         headers = self._headers
         if headers is None:
             headers = self._headers = dict(reversed(self._scope["headers"]))

@@ -30,7 +30,7 @@ ASK_AGAIN = (b"cache-control", b"no-cache")
 
 
 async def put_cell(request: Request) -> Response:
-    """Stores a cell under its key. The same body again changes nothing; another body is a conflict."""
+    """Stores a cell under its key. The same body again changes nothing. Another body is a conflict."""
     datastore = await request.datastore()
     request.query()
     key = CellKey(*_column_of(request), parse_ref_key(request.path["ref_key"]))

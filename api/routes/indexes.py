@@ -50,7 +50,7 @@ async def get_indexes(request: Request) -> Response:
 
 
 async def delete_index(request: Request) -> Response:
-    """Dropping an index; not built yet."""
+    """Dropping an index (not built yet)."""
     raise NotBuilt("dropping an index")
 
 

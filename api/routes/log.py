@@ -88,7 +88,7 @@ async def list_shards(request: Request) -> Response:
 
 
 async def get_shard_cells(request: Request) -> Response:
-    """Cells of a shard after a location, in added_id order; `next` is the `after` of the next page.
+    """Cells of a shard after a location, in added_id order. `next` is the `after` of the next page.
 
     With `follow` it waits for cells: it is a stream of server-sent events, or a page that waits for its first cell.
     """

@@ -18,7 +18,7 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """The catalogue can be read from at least one cluster; 503 otherwise."""
+    """200 if the catalogue can be read from at least one cluster, else 503."""
     try:
         datastores = await request.state.catalogue.all()
     except SchemalessError as error:  # also a server whose tables aren't made yet
@@ -32,7 +32,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def dashboard(request: Request) -> Response:
-    """The dashboard; not built yet."""
+    """The dashboard (not built yet)."""
     raise NotBuilt("the dashboard; /v1/DATASTORE/status has what it will show")
 
 

@@ -32,7 +32,7 @@ async def get_trigger(request: Request) -> Response:
 
 
 async def parked_cells(request: Request) -> Response:
-    """Parked cells; not built yet."""
+    """Parked cells (not built yet)."""
     raise NotBuilt("parked cells: after the last attempt the shard stops, and the program's state says why")
 
 

@@ -1,11 +1,10 @@
-"""`schemaless up`, `down`, `status` and `demo`: the embedded stack, shown to people and with --json to programs."""
+"""`schemaless up`, `down` and `status`: the embedded stack, shown to people and with --json to programs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from schemaless.cli.output import print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption
@@ -15,16 +14,12 @@ from schemaless.stack.plan import home_folder
 from schemaless.stack.processes import checkout_folder
 
 RUNNING_TIMEOUT_S = 60.0
-LOG_WIDTH = 140  # rich takes 80 where there is no terminal, too narrow for a report
 
 ProcessName = Annotated[str | None, typer.Argument(help="name of one supervised process; default: the whole stack")]
-RunningOption = Annotated[
-    bool, typer.Option("--running", help="run on the stack of the environment, whose operator runs the programs")
-]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (up, down, status, demo):
+    for command in (up, down, status):
         app.command()(command)
 
 
@@ -89,18 +84,6 @@ def status(as_json: JsonOption = False) -> None:
         rows.append((process.name, process.role, state, process.pid, uptime))
     print_table(("process", "role", "state", "pid", "up"), rows)
     _print_endpoints(refresh_endpoints(home))
-
-
-def demo(running: RunningOption = False) -> None:
-    """Load 336,776 real flights, wait until index and triggers have caught up, audit, and show some queries."""
-    checkout_folder()  # before anything is loaded: the wheel alone has no services
-    from schemaless.demo.run import embedded_site, run_demo, running_site
-
-    site = running_site if running else embedded_site
-    console = Console()
-    if not console.is_terminal:
-        console.width = LOG_WIDTH
-    raise typer.Exit(0 if run_demo(StackSettings(), console, site) else 1)
 
 
 def _print_endpoints(endpoints: dict[str, Any]) -> None:

@@ -6,5 +6,6 @@ programs  index and trigger programs of the demo
 progress  progress on the terminal, and the wait for topic, index and triggers
 queries   sample queries and their results
 report    what is asserted, line by line
+command   the command line's part
 run       all of it, on the embedded stack or on one that is already running
 """

@@ -8,13 +8,13 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner
 
+from schemaless.__main__ import app
 from schemaless.audit.index_audit import IndexAudit
 from schemaless.audit.report import FindingKind, Findings
 from schemaless.audit.run import audit
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey, row_key_text
-from schemaless.cli.main import app
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import NotFound
 from schemaless.index.definition import parse_definition

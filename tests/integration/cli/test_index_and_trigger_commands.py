@@ -21,7 +21,7 @@ from tests.log_harness import running_tailers
 
 pytestmark = pytest.mark.storage
 
-MAIN = "from schemaless.cli.main import main; main()"
+MAIN = "from schemaless.__main__ import main; main()"
 CARRIERS = ("HA", "UA")
 DEFINITION = {
     "name": "by_tail",

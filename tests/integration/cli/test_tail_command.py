@@ -10,7 +10,7 @@ import msgpack
 import pytest
 from typer.testing import CliRunner
 
-from schemaless.cli.main import app
+from schemaless.__main__ import app
 from schemaless.errors import Invalid, NotFound
 from schemaless.location import GenerationStart
 from tests.topic_harness import announce, delete_before, new_topic, produce_foreign, publish, stored_cell

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from schemaless import AsyncClient, Client, Location, NewCell
+from schemaless.__main__ import app
 from schemaless.cell import PutStatus
-from schemaless.cli.main import app
 from schemaless.client.answers import LogPage, PutFailure
 from schemaless.errors import Conflict, Invalid, LocationGone, Malformed, NotFound
 from schemaless.sharding import shard_of

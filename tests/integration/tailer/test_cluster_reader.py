@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from schemaless.__main__ import app
 from schemaless.audit.run import audit
 from schemaless.bus.partition_log import PartitionLog
-from schemaless.cli.main import app
 from schemaless.config import TailerSettings
 from schemaless.location import Location
 from schemaless.storage import shard_head

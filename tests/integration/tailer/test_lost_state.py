@@ -8,8 +8,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
+from schemaless.__main__ import app
 from schemaless.audit.run import audit
-from schemaless.cli.main import app
 from schemaless.codec import decode_cell
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records

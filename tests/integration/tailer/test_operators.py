@@ -7,8 +7,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from schemaless.__main__ import app
 from schemaless.audit.run import audit
-from schemaless.cli.main import app
 from tests.log_harness import new_cell, put, records, run_sql, running_tailers, until, wait_for_cells
 
 pytestmark = pytest.mark.storage

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from typer.testing import CliRunner
 
+from schemaless.__main__ import app
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
-from schemaless.cli.main import app
 from schemaless.errors import Invalid
 from schemaless.location import BEGINNING, Location
 from tests.log_harness import new_cell, put, wait_for_records

@@ -14,7 +14,7 @@ from schemaless.extras import Extra, needs, require
 HEAVY = {"aiokafka", "asyncmy", "confluent_kafka", "faust", "mode", "pymysql", "stamina", "uvloop"}
 
 
-@pytest.mark.parametrize("module", ["schemaless", "schemaless.cli.main", "schemaless.client.client"])
+@pytest.mark.parametrize("module", ["schemaless", "schemaless.__main__", "schemaless.client.client"])
 def test_what_needs_no_extra_loads_none(module):
     """The client and the command line start without Kafka, Faust and MySQL drivers, also where these are installed."""
     code = f"import sys, {module}; print(' '.join(sys.modules))"

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from schemaless import Client, Limits
+from schemaless.__main__ import app
 from schemaless.cli import cells, targets
-from schemaless.cli.main import app
 from schemaless.cli.targets import open_client, servers
 from schemaless.errors import CellMissing, Invalid, Malformed, Misconfigured
 
