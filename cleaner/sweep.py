@@ -195,7 +195,7 @@ class BufferSweep:
         return await self._run(self._secondary, buffer_table.delete_confirmed, rows) if rows else 0
 
     async def _digests(self, node: AsyncNode, rows: Sequence[Buffered]) -> dict[int, bytes | None]:
-        """Returns digests by buffer_id, without rows of a datastore that this node or the catalogue doesn't know yet."""
+        """Returns digests by buffer_id, without rows of a datastore that is not known yet."""
         digests: dict[int, bytes | None] = {}
         for name, group in _by_datastore(rows).items():
             keys = [(row.shard, row.key) for row in group]
