@@ -99,7 +99,7 @@ class MemoryEntityTable:
         return [cell for cell in self._logs[shard][after:until] if not wanted or cell.column_name in wanted][:limit]
 
     def first_since(self, shard: int, created_at: int, head: int) -> int:
-        """Returns the lowest added_id up to `head` whose created_at is not earlier; head + 1 if none is."""
+        """Returns the lowest added_id up to `head` whose created_at is not earlier, or head + 1."""
         return bisect_left([cell.created_at for cell in self._logs[shard][:head]], created_at) + 1
 
     def heads(self) -> list[Head]:

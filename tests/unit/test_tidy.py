@@ -32,6 +32,8 @@ BROAD_EXCEPTS = {
     "schemaless/bus/faust_transport.py": "re-raised: what failed must not be acknowledged while Faust shuts down",
     "schemaless/bus/partition_log.py": "re-raised: the log's state follows from what interrupted it",
     "schemaless/ops/datastores.py": "re-raised: Ctrl-C ends the threads that make shards, too",
+    "schemaless/storage/pymysql_driver.py": "re-raised: as in the other driver",
+    "schemaless/lifecycle.py": "the end of a service: whatever ends it is logged and becomes its exit status",
     "schemaless/storage/asyncmy_driver.py": "re-raised: a connection that was cut off within a statement is closed",
     "schemaless/consume/delivery.py": "nothing that a handler raises ends delivery: the shard is tried again",
     "schemaless/consume/trigger_handler.py": "a user's function may raise anything, which means: again later",
