@@ -51,7 +51,7 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
 
 
 def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[StoredCell | None]]:
-    """Returns the cells under (shard, key), in order, None where there is none; at least one key."""
+    """Returns the cells under (shard, key), in order, None where there is none. There is at least one."""
     results = yield ";".join(
         _select(datastore, shard, "WHERE row_key = %s AND column_name = %s AND ref_key = %s", *_key(key))
         for shard, key in keys
@@ -75,7 +75,7 @@ def digests(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operat
 def newest(
     datastore: Datastore, columns: Sequence[tuple[int, RowKey, ColumnName]]
 ) -> Operation[list[StoredCell | None]]:
-    """Returns the cell with the highest ref_key of each (shard, row key, column), in order; at least one."""
+    """Returns the cell with the highest ref_key of each (shard, row key, column), in order. There is at least one."""
     tail = "WHERE row_key = %s AND column_name = %s ORDER BY ref_key DESC LIMIT 1"
     results = yield ";".join(
         _select(datastore, shard, tail, row_key, column_name.encode()) for shard, row_key, column_name in columns
@@ -152,7 +152,7 @@ def read_after(
 
 
 def first_since(datastore: Datastore, shard: int, created_at: int, head: int) -> Operation[int]:
-    """Returns the lowest added_id up to `head` whose created_at (microseconds) is not earlier; head + 1 if none is.
+    """Returns the lowest added_id up to `head` whose created_at (microseconds) is not earlier, or head + 1.
 
     A binary search: created_at never decreases along added_id (I4), and added_ids are dense (I3).
     """
