@@ -12,8 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from typing import NoReturn, TypeVar
@@ -25,6 +23,7 @@ from schemaless.config import FollowerSettings, ServiceSettings, read_settings
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
+from schemaless.watchdog import Watchdog
 
 log = structlog.get_logger()
 
@@ -34,11 +33,6 @@ Serve = Callable[[S, AsyncStorage, asyncio.Event], Awaitable[None]]
 """Works until the event is set, then finishes and returns."""
 
 FINISH_TIMEOUT_S = 10.0
-
-HANGS = 70
-"""The exit status of a process whose event loop hangs."""
-
-_TICK_S = 1.0
 
 
 def run_service(name: str, kind: type[S], serve: Serve[S], *, finish_timeout_s: float = FINISH_TIMEOUT_S) -> NoReturn:
@@ -130,36 +124,3 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
-
-
-class Watchdog:
-    """A thread that ends the process when the event loop hangs for `limit_s`.
-
-    Kafka would not find out, because heartbeats have a thread of their own.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._ticked_at = time.monotonic()
-        self._over = threading.Event()
-        self._ticking: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> None:
-        self._ticking = asyncio.create_task(self._tick())
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._over.set()
-        if self._ticking is not None:
-            self._ticking.cancel()
-
-    async def _tick(self) -> None:
-        while True:
-            self._ticked_at = time.monotonic()
-            await asyncio.sleep(_TICK_S)
-
-    def _watch(self) -> None:
-        while not self._over.wait(_TICK_S):
-            if time.monotonic() - self._ticked_at > self._limit_s:
-                log.error("the event loop hangs; the process ends", limit_s=self._limit_s)
-                os._exit(HANGS)

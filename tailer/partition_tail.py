@@ -15,7 +15,7 @@ from typing import TypeVar, TypeVarTuple
 import structlog
 
 from schemaless.bus.partition_log import LogState, PartitionLog
-from schemaless.bus.progress import Progress
+from schemaless.bus.published_progress import Progress
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
 from schemaless.errors import Corrupt, Misconfigured, StorageUnavailable

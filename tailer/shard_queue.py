@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from schemaless.bus.progress import Progress
+from schemaless.bus.published_progress import Progress
 from schemaless.errors import Misconfigured
 from schemaless.location import BEGINNING, Location
 from schemaless.topology import Datastore

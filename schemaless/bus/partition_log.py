@@ -21,7 +21,7 @@ from confluent_kafka import KafkaException, Producer
 
 from schemaless.bus.client import client_settings, translate, translated
 from schemaless.bus.hanging_transactions import hanging_transactions
-from schemaless.bus.progress import (
+from schemaless.bus.published_progress import (
     Progress,
     committed_progress,
     counts_unseen_cells,

@@ -8,7 +8,7 @@ import msgspec
 from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.client import client_settings, translated
-from schemaless.bus.progress import committed_progress
+from schemaless.bus.published_progress import committed_progress
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import topic_ids
 from schemaless.location import Location

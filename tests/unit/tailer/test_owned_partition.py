@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from schemaless.bus.partition_log import LogState
-from schemaless.bus.progress import Progress
+from schemaless.bus.published_progress import Progress
 from schemaless.errors import BusUnavailable, Fenced
 from schemaless.topology import Datastore
 from tailer import owned_partition

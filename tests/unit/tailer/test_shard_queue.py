@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from schemaless.bus.progress import Progress
+from schemaless.bus.published_progress import Progress
 from schemaless.location import Location
 from schemaless.topology import Datastore
 from tailer.shard_progress import MasterAnswer, TailState
