@@ -9,6 +9,7 @@ What is missing fails the tests that need it; nothing is skipped.
 
 import os
 import random
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -36,6 +37,9 @@ MakeDatastore = Callable[..., Datastore]
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-seed", None) is None:
         hypothesis.core.global_force_seed = SEED  # what --hypothesis-seed sets
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's `&` does that, processes inherit it, and the commands that tests interrupt would run for ever.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

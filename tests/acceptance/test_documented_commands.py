@@ -96,11 +96,12 @@ def await_program(folder: Path, status: list[str]) -> None:
         assert time.monotonic() < deadline, output
 
 
-def test_every_documented_command_does_what_it_is_shown_for(home: Path) -> None:
+def test_every_documented_command_does_what_it_is_shown_for(home: Path, request: pytest.FixtureRequest) -> None:
     """STYLE: what a page shows runs, and ends with 0; what follows the log ends with 0 when it is interrupted."""
     commands = documented()
     assert len(commands) > 25, commands
     following = [(arguments, begin(home, arguments)) for arguments in commands if follows(arguments)]
+    request.addfinalizer(lambda: [process.kill() for _, process in following])
     once = [arguments for arguments in commands if not follows(arguments)]
     first, last = ([found for found in once if " ".join(found).startswith(words)] for words in (FIRST, LAST))
     for arguments in first:
