@@ -172,7 +172,11 @@ class BufferSweep:
         equal: list[Buffered] = []
         conflicts = 0
         for row in rows:
-            stored, buffered = await self._both_bodies(nodes, row)
+            try:
+                stored, buffered = await self._both_bodies(nodes, row)
+            except StorageUnavailable as error:  # the other rows go on, and a later pass finds this one again
+                log.info("a buffer row can't be compared now", key=str(row.key), error=str(error))
+                continue
             if stored is None or buffered is None:
                 continue
             if same_body(stored, buffered):

@@ -215,8 +215,9 @@ def variable_of(kind: type[Settings], field: str) -> str:
 
 def refuse_old_names(environment: Mapping[str, str]) -> None:
     """Raises Misconfigured for a variable that has another name now: a bound that an operator set must not vanish."""
-    for name in environment.keys() & RENAMED.keys():
-        raise Misconfigured(f"{name} has another name now: {RENAMED[name]}")
+    for name in environment:
+        if name.upper() in RENAMED:  # settings are read without regard to case
+            raise Misconfigured(f"{name} has another name now: {RENAMED[name.upper()]}")
 
 
 RENAMED = {

@@ -9,6 +9,9 @@ from schemaless.lifecycle import run_service
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tailer.service import TailerService
 
+FINISH_TIMEOUT_S = 25.0
+"""Opening a log against a slow broker takes up to 20 s. The supervisors wait for longer than this."""
+
 
 async def serve(settings: TailerSettings, storage: AsyncStorage, stop: asyncio.Event) -> None:
     service = TailerService(settings, storage)
@@ -24,7 +27,7 @@ async def serve(settings: TailerSettings, storage: AsyncStorage, stop: asyncio.E
 
 
 def main() -> None:
-    run_service("tailer", TailerSettings, serve)
+    run_service("tailer", TailerSettings, serve, finish_timeout_s=FINISH_TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class TailerService:
 
     async def run(self) -> None:
         """Runs until `stop`. At log level debug it logs every event of `schemaless/events.py`."""
-        logged = observing(log_event) if self._settings.log_level == "debug" else nullcontext()
+        logged = observing(log_event) if self._settings.log_level.lower() == "debug" else nullcontext()
         with logged:
             async with asyncio.TaskGroup() as tasks:
                 for reader in self._readers:

@@ -46,7 +46,7 @@ from schemaless.storage import entity_table, post_version
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.failover import first_answer
-from schemaless.storage.node_core import AGAIN_ON
+from schemaless.storage.operation import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
 from schemaless.topology import Datastore
 

@@ -70,7 +70,7 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
         spans = {each: stream.span(each) for each in _chosen(partitions, partition or (), wanted.shards)}
         starts = {each: span.low if start == BEGINNING else span.high for each, span in spans.items()}
         ends = {each: span.high for each, span in spans.items()}
-        if since:
+        if start not in (BEGINNING, END):
             starts |= stream.offsets_at(list(spans), since // 1000)
         for each, to in offsets.items():
             if each not in spans:

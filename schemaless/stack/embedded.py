@@ -32,7 +32,15 @@ from schemaless.stack.plan import (
     write_private_json,
 )
 from schemaless.stack.ports import PortInUse, require_free
-from schemaless.stack.processes import ProcessRole, SupervisedProgram, save_program, server_programs, service_programs
+from schemaless.stack.processes import (
+    ProcessRole,
+    SupervisedProgram,
+    load_programs,
+    save_program,
+    server_programs,
+    service_programs,
+    with_present_settings,
+)
 from schemaless.stack.replication import attach
 from schemaless.stack.supervision import (
     ProcessState,
@@ -121,7 +129,10 @@ def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -
         raise DiskFull(f"the disk under {plan.home} is full: {free >> 20} MiB free, {needed >> 20} MiB needed to start")
     _await_ports(plan)
     plan.programs_folder.mkdir(parents=True, exist_ok=True)
-    for program in [*server_programs(plan), *services]:
+    own = {program.name: program for program in [*server_programs(plan), *services]}
+    stored = load_programs(plan.programs_folder)
+    added = [with_present_settings(program, plan) for name, program in stored.items() if name not in own]
+    for program in [*own.values(), *added]:
         save_program(plan.programs_folder, program, log=plan.log(program.name))
     if new:
         say(f"initialising {len(new)} {plan.flavour} servers")

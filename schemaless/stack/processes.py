@@ -11,10 +11,11 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from schemaless.config import RENAMED
 from schemaless.errors import Misconfigured
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, api_names, write_private_json
 
@@ -22,6 +23,11 @@ RESTARTS_MAX = 10**9  # a supervisor must not give up at night
 STARTED_AFTER_S = 1  # a process that ends sooner is started again, a second later each time
 
 _BEGINS_COMMENT = re.compile(r"[\r\n]|\s[;#]")
+
+STOP_TIMEOUT_S = 15
+MYSQL_STOP_TIMEOUT_S = 60
+TAILER_STOP_TIMEOUT_S = 30
+"""Longer than a tailer takes for its last transactions (tailer/__main__.py)."""
 
 
 class ProcessRole(StrEnum):
@@ -43,7 +49,7 @@ class SupervisedProgram:
     argv: Sequence[str]
     directory: str
     env: Mapping[str, str] = field(default_factory=dict)
-    stop_timeout_s: int = 15
+    stop_timeout_s: int = STOP_TIMEOUT_S
 
 
 def save_program(folder: Path, program: SupervisedProgram, *, log: Path) -> None:
@@ -104,7 +110,6 @@ def _escaped(word: str) -> str:
     return word.replace("%", "%%")  # supervisord expands %(name)s
 
 
-MYSQL_STOP_TIMEOUT_S = 60
 DEFAULT_CONSUMER = "examples.census"
 
 
@@ -143,7 +148,7 @@ def service_programs(plan: StackPlan) -> list[SupervisedProgram]:
     consume = ["consumers", DEFAULT_CONSUMER, "--datastore", DEFAULT_DATASTORE]
     return [
         *apis,
-        _python("tailer-0", ProcessRole.TAILER, ["tailer"], shared),
+        _python("tailer-0", ProcessRole.TAILER, ["tailer"], shared, stop_timeout_s=TAILER_STOP_TIMEOUT_S),
         _python("indexer-0", ProcessRole.INDEXER, ["indexer"], shared),
         _python("consumers-0", ProcessRole.CONSUMERS, consume, {**shared, "CENSUS_DIR": str(plan.home / "census")}),
         _python("cleaner-0", ProcessRole.CLEANER, ["cleaner"], shared),
@@ -161,5 +166,14 @@ def service_environment(plan: StackPlan) -> dict[str, str]:
     }
 
 
-def _python(name: str, role: ProcessRole, arguments: list[str], env: Mapping[str, str]) -> SupervisedProgram:
-    return SupervisedProgram(name, role, [sys.executable, "-m", *arguments], str(checkout_folder()), env)
+def _python(
+    name: str, role: ProcessRole, arguments: list[str], env: Mapping[str, str], *, stop_timeout_s: int = STOP_TIMEOUT_S
+) -> SupervisedProgram:
+    argv = [sys.executable, "-m", *arguments]
+    return SupervisedProgram(name, role, argv, str(checkout_folder()), env, stop_timeout_s)
+
+
+def with_present_settings(program: SupervisedProgram, plan: StackPlan) -> SupervisedProgram:
+    """Returns a stored program with the settings that services have now, and none under an old name."""
+    env = {name: value for name, value in program.env.items() if name not in RENAMED}
+    return replace(program, env={**env, **service_environment(plan)})

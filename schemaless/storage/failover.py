@@ -62,21 +62,17 @@ async def answers_of_all(
 ) -> Answers[T]:
     """Asks all servers concurrently, by name. Answers are in the order of the questions.
 
-    Raises an error that is not `tolerated`.
+    Raises an error that is not `tolerated`, once all servers were asked.
     """
-
-    async def ask(question: Awaitable[T]) -> tuple[T] | SchemalessError:
-        try:
-            return (await question,)
-        except tolerated as error:
-            return error
-
     answers: Answers[T] = Answers()
-    for name, answer in zip(questions, await asyncio.gather(*map(ask, questions.values())), strict=True):
-        if isinstance(answer, SchemalessError):
-            answers.failures[name] = answer
+    results = await asyncio.gather(*questions.values(), return_exceptions=True)
+    for name, result in zip(questions, results, strict=True):
+        if isinstance(result, tolerated):
+            answers.failures[name] = result
+        elif isinstance(result, BaseException):
+            raise result
         else:
-            (answers.found[name],) = answer
+            answers.found[name] = result
     return answers
 
 

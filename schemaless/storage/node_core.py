@@ -1,7 +1,7 @@
 """What both drivers share of a node: everything but the I/O.
 
-It decides how a session is set up, which errors are tried again and how often, how an operation learns that its script
-failed, and what becomes of the connection. A driver connects, executes scripts and waits.
+It decides how a session is set up, how an operation learns that its script failed, and what becomes of the connection.
+A driver connects, executes scripts and waits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import stamina
 from pymysql.constants import CLIENT
 
-from schemaless.errors import Busy, SchemalessError, StorageUnavailable
+from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.operation import Operation
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node, Topology
@@ -35,12 +34,6 @@ client that vanished or hangs (I14): MySQL's default is eight hours, here it is 
 idle transactions of its own, and there it is seconds.
 """
 
-AGAIN_ON: tuple[type[SchemalessError], ...] = (Busy, StorageUnavailable)
-"""The errors after which an idempotent operation is run again."""
-
-ATTEMPTS_MAX = 4
-"""How often an operation is run in all, whatever the errors were."""
-
 IDLE_MAX_S = 30.0
 """Half of the session's wait_timeout: a connection that was idle for longer is closed before the server closes it."""
 
@@ -57,13 +50,6 @@ def connect_options(node: Node) -> dict[str, Any]:
         "autocommit": True,
         "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
     }
-
-
-def retries(again_on: tuple[type[SchemalessError], ...], timeout_s: float) -> Any:
-    """Returns the attempts after a first one that failed, for `for` or `async for`. They begin within `timeout_s`."""
-    return stamina.retry_context(
-        on=again_on, attempts=ATTEMPTS_MAX - 1, timeout=timeout_s, wait_initial=0.01, wait_max=0.2
-    )
 
 
 def on_node(operation: Operation[T], node: str) -> Operation[T]:

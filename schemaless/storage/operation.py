@@ -14,7 +14,9 @@ from collections.abc import Generator, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
+import stamina
 
+from schemaless.errors import Busy, SchemalessError, StorageUnavailable
 from schemaless.storage.sql import Script
 
 T = TypeVar("T")
@@ -37,3 +39,17 @@ def query(script: Script) -> Operation[Sequence[Row]]:
     """Returns the rows of a script of one statement."""
     (result,) = yield script
     return result.rows
+
+
+AGAIN_ON: tuple[type[SchemalessError], ...] = (Busy, StorageUnavailable)
+"""The errors after which an idempotent operation is run again."""
+
+ATTEMPTS_MAX = 4
+"""How often an operation is run in all, whatever the errors were."""
+
+
+def retries(again_on: tuple[type[SchemalessError], ...], timeout_s: float) -> Any:
+    """Returns the attempts after a first one that failed, for `for` or `async for`. They begin within `timeout_s`."""
+    return stamina.retry_context(
+        on=again_on, attempts=ATTEMPTS_MAX - 1, timeout=timeout_s, wait_initial=0.01, wait_max=0.2
+    )

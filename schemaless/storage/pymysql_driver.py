@@ -15,8 +15,8 @@ import pymysql
 from pymysql.constants import SERVER_STATUS
 
 from schemaless.errors import SchemalessError, StorageUnavailable
-from schemaless.storage.node_core import AGAIN_ON, SESSION, ConnectionPool, Storage, connect_options, on_node, retries
-from schemaless.storage.operation import Args, Operation, Result
+from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
+from schemaless.storage.operation import AGAIN_ON, Args, Operation, Result, retries
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node, Topology

@@ -27,10 +27,10 @@ STEPS = {
     "commit answered": Event.COMMITTED,
     "between two transactions": Event.PASS_FINISHED,
     "revocation begun": Event.PARTITIONS_REVOKED,
-    "revoked, not yet told": Event.PARTITIONS_RELEASED,
+    "revoked, not yet notified": Event.PARTITIONS_RELEASED,
 }
 WHILE_OPENING = ("assigned, not yet fenced", "fenced, progress not read", "progress read")
-WHILE_REVOKED = ("revocation begun", "revoked, not yet told")
+WHILE_REVOKED = ("revocation begun", "revoked, not yet notified")
 IN_A_TRANSACTION = ("transaction begun", "cells produced", "progress produced", "flushed")
 
 

@@ -241,7 +241,7 @@ def test_stack_is_found_again_after_its_supervisor_was_killed(settings: StackSet
 def test_of_two_first_starts_one_waits_for_the_other(first_starts: tuple[StackSettings, list[str]]) -> None:
     """And one that was killed half-way is finished by the next, though a data folder was half-made."""
     _, said = first_starts
-    assert sum("waiting for it" in output for output in said) == 1
+    assert sum("waiting for another command" in output for output in said) == 1
 
 
 def test_folder_of_an_unknown_format_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Server:
         self.node = SimpleNamespace(name=name)
         self.cells = {}
         self.asked = []
-        self.error = None
+        self.error = self.bodies_error = None
 
     async def run(self, operation, datastore, keys, timeout_s):
         self.asked.append(operation.__name__)
@@ -44,6 +44,8 @@ class Server:
         if operation is entity_table.digests:
             return [cell and hashlib.sha256(cell).digest() for cell in found]
         assert operation is entity_table.get
+        if self.bodies_error is not None:
+            raise self.bodies_error
         return [cell and SimpleNamespace(body=cell) for cell in found]
 
 
@@ -168,3 +170,15 @@ async def test_a_buffer_whose_rows_are_all_confirmed_is_read_once(world, sweep):
     await sweep.step()
     assert world.secondary.pages == 2
     assert world.master.asked == []
+
+
+async def test_a_row_that_no_node_can_show_holds_up_no_other(world, sweep):
+    """The minion fails to show one body. The other rows are confirmed and rescued all the same."""
+    differing, equal = world.secondary.add(1), world.secondary.add(2)
+    missing = world.secondary.add(3)
+    world.minion.cells = {differing: body(7), equal: body(2)}
+    world.master.cells = dict(world.minion.cells)
+    world.minion.bodies_error = StorageUnavailable("slow")
+    swept = await sweep.step()
+    assert (swept.confirmed, swept.rewritten, swept.conflicts) == (1, 1, 1)  # the master shows the difference, too
+    assert missing in world.master.cells

@@ -58,6 +58,10 @@ def test_an_old_name_ends_the_process_with_the_new_one(old: str, environment):
     known = {variable_of(kind, field) for kind in SERVICES for field in kind.model_fields}
     assert set(RENAMED[old].split(" or ")) <= known
     assert old not in known
+    environment.delenv(old)
+    environment.setenv(old.lower(), "1")
+    with pytest.raises(Misconfigured):
+        read_settings(TailerSettings)
 
 
 def test_what_is_missing_or_malformed_is_told_by_its_variable(environment):

@@ -119,6 +119,14 @@ def test_program_survives_its_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_stored_program_gets_the_settings_of_today(tmp_path: Path) -> None:
+    """A variable under an old name would end it at the next start of the stack. Its own variables stay."""
+    plan = load_or_make_plan(settings(tmp_path / "home"))
+    stored = SupervisedProgram("x-0", ProcessRole.CONSUMERS, ["python"], "/", {"SCHEMALESS_HOST": "::", "OWN": "1"})
+    env = processes.with_present_settings(stored, plan).env
+    assert env == processes.service_environment(plan) | {"OWN": "1"}
+
+
 def test_supervisor_reads_the_words_that_were_written(tmp_path: Path) -> None:
     """Blanks, quotes, percent signs and backslashes reach the program as they are."""
     argv = ("python", "a b", 'c"%"', "\\d", "it's")
