@@ -121,7 +121,7 @@ def test_program_survives_its_file(tmp_path: Path) -> None:
 
 def test_stored_program_gets_the_settings_of_today(tmp_path: Path) -> None:
     """A variable under an old name would end it at the next start of the stack. Its own variables stay."""
-    plan = load_or_make_plan(settings(tmp_path / "home"))
+    plan = load_or_make_plan(settings(tmp_path))
     stored = SupervisedProgram("x-0", ProcessRole.CONSUMERS, ["python"], "/", {"SCHEMALESS_HOST": "::", "OWN": "1"})
     env = processes.with_present_settings(stored, plan).env
     assert env == processes.service_environment(plan) | {"OWN": "1"}
