@@ -46,7 +46,9 @@ def run_service(name: str, kind: type[S], serve: Serve[S], *, finish_timeout_s: 
     try:
         settings = read_settings(kind)
         configure_logging(settings.log_level)
-        asyncio.run(_serve_until_signalled(name, settings, serve, finish_timeout_s))
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_serve_until_signalled(name, settings, serve, finish_timeout_s))
         status = 0
     except Exception as error:
         failures = list(_leaves(error))
@@ -55,7 +57,9 @@ def run_service(name: str, kind: type[S], serve: Serve[S], *, finish_timeout_s: 
         else:
             log.exception("the service ends by a defect; its supervisor starts it again", service=name)
     sys.stdout.flush()
-    os._exit(status)  # a call that hangs in a worker thread would keep the interpreter from ending
+    # A call that hangs in a worker thread would keep the interpreter from ending. The loop isn't closed either: Faust's
+    # thread may still wake it, and the process would crash.
+    os._exit(status)
 
 
 def configure_logging(level: str) -> None:
