@@ -29,7 +29,7 @@ class Cleaner:
         catalogue = Catalogue(storage)
         clusters = sorted(storage.topology.clusters)
         self._settings = settings
-        self._masters = storage.masters
+        self._masters = {cluster: storage.master(cluster) for cluster in clusters}
         self._sweeps = [
             BufferSweep(storage, catalogue, settings, secondary, home)
             for secondary in clusters
@@ -45,7 +45,8 @@ class Cleaner:
     async def tidy(self) -> int:
         """Deletes a bounded number of old Idempotency-Keys on each master that can be reached. Returns how many."""
         deletions = {
-            master.node.name: master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX) for master in self._masters
+            cluster: master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX)
+            for cluster, master in self._masters.items()
         }
         return sum((await answers_of_all(deletions)).found.values())
 
