@@ -42,7 +42,8 @@ from schemaless.record import (
     Seek as Seek,
     decode_record as decode_record,
 )
-from schemaless.subscriber.position import Batch as Batch, GenerationChange as GenerationChange, Position as Position
+from schemaless.position import Position as Position
+from schemaless.subscriber.batch import Batch as Batch, GenerationChange as GenerationChange
 from schemaless.trigger import (
     Context as Context,
     Park as Park,

@@ -7,6 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from schemaless.cell import StoredCell
+from schemaless.errors import LocationGone, Misconfigured
+from schemaless.location import Location
+from schemaless.position import BEGINNING_DIGEST, Position, insertion_digest, verify_position
+from schemaless.shard_cursor import ProvenPage
+from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation, Result, Row
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
@@ -48,6 +53,88 @@ def read(datastore: Datastore, wanted: Sequence[LogRange], bytes_max: int) -> Op
     return LogBatch(cells, cut, lost)
 
 
+class Following(msgspec.Struct, frozen=True, gc=False):
+    """At most `limit` cells of a shard, after a position."""
+
+    position: Position
+    limit: int
+
+
+def follow(
+    datastore: Datastore, wanted: Sequence[Following], bytes_max: int
+) -> Operation[dict[int, ProvenPage | LocationGone]]:
+    """Returns the next page of each shard whose log still has the cell of its position, else why it hasn't (I16).
+
+    Each shard is at most once in `wanted`. The bodies of all pages have at most `bytes_max` together, or there is one
+    cell. A shard for which no bytes were left is not in the answer.
+    """
+    numbers = [part.position.shard for part in wanted]
+    share = max(1, bytes_max // sum(part.limit for part in wanted))
+    found, *results = yield ";".join(
+        [
+            sql("SELECT shard, generation, head FROM schemaless.shard_head WHERE datastore = %s", datastore.name)
+            + f" AND shard IN ({commas([str(number) for number in numbers])})",
+            *(_select_with_first(datastore, part, share) for part in wanted),
+        ]
+    )
+    heads = {shard: Location(generation, head) for shard, generation, head in found.rows}
+    firsts: dict[int, Row | None] = {}
+    rest: list[Result] = []
+    for part, result in zip(wanted, results, strict=True):
+        at = part.position.added_id
+        first = result.rows[0] if at and result.rows and result.rows[0][_ADDED_ID] == at else None
+        firsts[part.position.shard] = first
+        rest.append(msgspec.structs.replace(result, rows=result.rows[1:]) if first is not None else result)
+    answers: dict[int, ProvenPage | LocationGone] = {}
+    for part in wanted:
+        number = part.position.shard
+        gone = yield from _verified(datastore, part.position, firsts[number], heads.get(number))
+        if gone is not None:
+            answers[number] = gone
+    proven = [(number, result) for number, result in zip(numbers, rest, strict=True) if number not in answers]
+    kept = _within([result for _, result in proven], bytes_max)
+    rows = {number: found for (number, _), found in zip(proven, kept, strict=True)}
+    bodies = yield from _large_bodies(datastore, rows)
+    for number, result in proven:
+        if rows[number] or not result.rows:
+            answers[number] = ProvenPage(_cells(number, rows[number], bodies.get(number, {})), heads[number])
+    return answers
+
+
+def _verified(
+    datastore: Datastore, position: Position, first: Row | None, head: Location | None
+) -> Operation[LocationGone | None]:
+    """Compares what a log has at a position. Asks for the generations only where that doesn't prove enough."""
+    if head is None:
+        raise Misconfigured(f"datastore {datastore.name}: shard {position.shard} does not live on this cluster")
+    digest = BEGINNING_DIGEST if position.added_id == 0 else None if first is None else _digest(first)
+    if digest is not None and digest == position.digest:
+        return None
+    starts = yield from shard_head.generations(datastore.name, position.shard)
+    try:
+        verify_position(position, digest, starts, head)
+    except LocationGone as gone:
+        return gone
+    return None
+
+
+def _digest(row: Row) -> int:
+    row_key, column_name, ref_key, generation, added_id, created_at, *_ = row
+    return insertion_digest(generation, added_id, created_at, row_key, column_name, ref_key)
+
+
+def digests(datastore: Datastore, shards: Mapping[int, int]) -> Operation[dict[int, int | None]]:
+    """Returns by shard the digest of the cell at an added_id, None where there is none (I16)."""
+    results = yield ";".join(
+        sql(_INSERTION + " FROM %s.entity WHERE added_id = %s", Name(datastore.database(shard)), added_id)
+        for shard, added_id in shards.items()
+    )
+    return {
+        shard: BEGINNING_DIGEST if added_id == 0 else _digest(result.rows[0]) if result.rows else None
+        for (shard, added_id), result in zip(shards.items(), results, strict=True)
+    }
+
+
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
     """Returns the highest added_id of the cells, and the head. The head is read later, so it is never lower (I3)."""
     cells, heads = yield (
@@ -86,11 +173,29 @@ _BODY = -2
 _ADDED_ID = 4
 
 
+_INSERTION = f"SELECT row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}"
+"""Selects StoredCell's fields but shard and body, in their order."""
+
+
+def _select_with_first(datastore: Datastore, part: Following, share: int) -> Script:
+    """Selects what `_select` does, and before it the cell at the position itself, without its body."""
+    at = part.position.added_id
+    return sql(
+        f"{_INSERTION}, IF(added_id > %s AND LENGTH(body) <= %s, body, NULL), IF(added_id > %s, LENGTH(body), 0)"
+        " FROM %s.entity WHERE added_id >= %s ORDER BY added_id LIMIT %s",
+        at,
+        share,
+        at,
+        Name(datastore.database(part.position.shard)),
+        at,
+        part.limit + (at > 0),
+    )
+
+
 def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
     """Selects StoredCell's fields but the shard, in their order, and then the body's length."""
     return sql(
-        f"SELECT row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')},"
-        " IF(LENGTH(body) <= %s, body, NULL), LENGTH(body)"
+        f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body)"
         " FROM %s.entity WHERE added_id > %s ORDER BY added_id LIMIT %s",
         share,
         Name(datastore.database(part.shard)),

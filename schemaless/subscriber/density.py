@@ -1,6 +1,7 @@
 """Density: whether the topic brings each cell of a shard once, in order, without a hole (I7, I9).
 
-This is pure. `judge` is the rule for one cell. `DensityCheck` watches all shards of some partitions and names faults.
+This is pure. `DensityCheck` watches all shards of some partitions and names faults. The rule for one cell is `judge`
+(schemaless/shard_cursor.py).
 """
 
 from __future__ import annotations
@@ -12,29 +13,9 @@ import msgspec
 from schemaless.cell import StoredCell
 from schemaless.location import BEGINNING, Location
 from schemaless.record import Announcement
+from schemaless.shard_cursor import CellPlace, judge
 
 _HOLES_KEPT_MAX = 100  # of a shard, to distinguish a cell that comes late from one that comes again
-
-
-class CellPlace(StrEnum):
-    """A cell of the topic beside the location that its shard has reached."""
-
-    NEXT = "next"
-    REPEATED = "repeated"
-    AHEAD = "ahead"  # cells between are missing
-    SUPERSEDED = "superseded"  # of a generation that is over (I13)
-    UNANNOUNCED = "unannounced"  # of a generation that the topic has not announced
-
-
-def judge(at: Location, cell: StoredCell) -> CellPlace:
-    """Returns where a cell is for a shard that has reached `at`."""
-    if cell.generation < at.generation:
-        return CellPlace.SUPERSEDED if cell.added_id > at.added_id else CellPlace.REPEATED
-    if cell.generation > at.generation:
-        return CellPlace.UNANNOUNCED
-    if cell.added_id <= at.added_id:
-        return CellPlace.REPEATED
-    return CellPlace.NEXT if cell.added_id == at.added_id + 1 else CellPlace.AHEAD
 
 
 class Fault(StrEnum):

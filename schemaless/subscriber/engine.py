@@ -18,9 +18,10 @@ import msgspec
 from schemaless.cell import StoredCell, is_dense
 from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import Location
+from schemaless.position import Position
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
-from schemaless.subscriber.density import CellPlace, judge
-from schemaless.subscriber.position import Batch, GenerationChange, Position
+from schemaless.shard_cursor import CellPlace, judge
+from schemaless.subscriber.batch import Batch, GenerationChange
 
 PAGE_CELLS_MAX = 1000
 _FOREIGN_KEPT_MAX = 100

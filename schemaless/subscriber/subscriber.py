@@ -19,10 +19,11 @@ from schemaless.client.client import Client
 from schemaless.errors import Invalid, Misconfigured, Unavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.names import cells_topic_name
+from schemaless.position import Position
 from schemaless.record import ForeignRecord
+from schemaless.subscriber.batch import Batch
 from schemaless.subscriber.engine import FollowedShards, LogAnswer, ReadLog, Steps, SubscriberCounts
 from schemaless.subscriber.http_log import ShardHistory
-from schemaless.subscriber.position import Batch, Position
 
 Known = Mapping[int, Position | Location]
 """By shard, where to continue."""

@@ -11,8 +11,8 @@ from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import BEGINNING, Location, verify_location
 from schemaless.record import Announcement, Record
 from schemaless.storage.entity_table import ShardCell
+from schemaless.subscriber.batch import GenerationChange
 from schemaless.subscriber.engine import FollowedShards, HistoryPage, ReadLog
-from schemaless.subscriber.position import GenerationChange
 from schemaless.testing import MemoryEntityTable
 from schemaless.topology import Datastore
 

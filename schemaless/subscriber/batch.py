@@ -1,4 +1,4 @@
-"""The values that a subscriber gets and stores: batches of cells, and the position of each shard."""
+"""The values that a subscriber gets: batches of cells, each with the position to store."""
 
 from __future__ import annotations
 
@@ -8,23 +8,7 @@ import msgspec
 
 from schemaless.cell import StoredCell
 from schemaless.location import Location
-
-
-class Position(msgspec.Struct, frozen=True):
-    """How far a shard is finished. Every field is a number, to be stored as it is.
-
-    `offset` is where reading the shard's partition of the topic should begin. It is a hint that saves time. What it
-    would miss is found, because added_ids are dense (I3, I9).
-    """
-
-    shard: int
-    generation: int
-    added_id: int
-    offset: int | None = None
-
-    @property
-    def location(self) -> Location:
-        return Location(self.generation, self.added_id)
+from schemaless.position import Position
 
 
 class GenerationChange(msgspec.Struct, frozen=True):

@@ -1,0 +1,348 @@
+"""What comes next in a shard: every cell of the present history, in order, whatever topic and log do (I9, I13)."""
+
+import copy
+from collections import deque
+
+import pytest
+
+from schemaless.cell import StoredCell
+from schemaless.errors import LocationGone
+from schemaless.location import GenerationStart, Location, generation_at
+from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_position
+from schemaless.shard_cursor import CursorState, ProvenPage, ShardCursor
+
+
+def cell(added_id, generation=1, ref_key=0):
+    return StoredCell(b"r" * 16, "BASE", ref_key, 0, generation, added_id, created_at=0, body=b"")
+
+
+def position(added_id, generation=1):
+    if not added_id:
+        return Position(0, generation, 0, digest=BEGINNING_DIGEST)
+    return Position(0, generation, added_id, digest=cell_digest(cell(added_id, generation)))
+
+
+FIRST = GenerationStart(1, 1)
+
+
+class Log:
+    """The log of one shard, as a master has it. A value: each change makes a new one."""
+
+    def __init__(self, cells=(), starts=(FIRST,)):
+        self.cells = tuple(cells)
+        self.starts = tuple(starts)
+
+    @property
+    def head(self):
+        return Location(self.starts[-1].generation, len(self.cells))
+
+    def grown(self, ref_key=0):
+        return Log((*self.cells, cell(len(self.cells) + 1, self.head.generation, ref_key)), self.starts)
+
+    def promoted(self, starts_at):
+        start = GenerationStart(self.head.generation + 1, starts_at)
+        return Log(self.cells[: starts_at - 1], (*self.starts, start))
+
+    def restored(self, kept):
+        return Log(self.cells[:kept], self.starts)
+
+    def generation_opened(self, starts_at):
+        """As after a restore: the cells that were written since get the new generation."""
+        new = self.head.generation + 1
+        cells = [found if found.added_id < starts_at else cell(found.added_id, new, 7) for found in self.cells]
+        return Log(cells, (*self.starts, GenerationStart(new, starts_at)))
+
+    def read(self, at, limit=10):
+        there = self.cells[at.added_id - 1 : at.added_id] if at.added_id else ()
+        digest = cell_digest(there[0]) if there else None if at.added_id else BEGINNING_DIGEST
+        try:
+            verify_position(at, digest, self.starts, self.head)
+        except LocationGone as gone:
+            return gone
+        return ProvenPage(self.cells[at.added_id : at.added_id + limit], self.head)
+
+
+def log_of(count):
+    log = Log()
+    for _ in range(count):
+        log = log.grown()
+    return log
+
+
+def read(cursor, log, limit=10):
+    """Reads the log until the cursor doesn't ask for it. Returns what was handed over and finished."""
+    found = []
+    for _ in range(20):
+        if cursor.state is not CursorState.BEHIND:
+            return found
+        answer = log.read(cursor.at, limit)
+        if isinstance(answer, LocationGone):
+            cursor.gone(answer)
+        else:
+            found += cursor.page(answer)
+            cursor.finish(cursor.at)
+    raise AssertionError(f"no end: {cursor.state} {cursor.at}")
+
+
+def live(log, at=None):
+    cursor = ShardCursor(0)
+    cursor.begin(at or position(0))
+    read(cursor, log)
+    assert cursor.state is CursorState.LIVE
+    return cursor
+
+
+def locations(cells):
+    return [(found.generation, found.added_id) for found in cells]
+
+
+def test_it_takes_the_next_cells_of_the_topic_and_no_others():
+    cursor = live(log_of(3))
+    assert locations(cursor.take([cell(2), cell(3), cell(4), cell(5)])) == [(1, 4), (1, 5)]
+    assert cursor.counts.duplicates == 2
+    assert not cursor.take([cell(7)])
+    assert cursor.state is CursorState.BEHIND
+    assert locations(read(cursor, log_of(8))) == [(1, 6), (1, 7), (1, 8)]
+    assert cursor.state is CursorState.LIVE
+
+
+def test_superseded_records_of_the_topic_are_never_next():
+    log = log_of(8).promoted(5).grown().grown()
+    cursor = live(log, position(3))
+    assert cursor.at.location == Location(2, 6)
+    assert not cursor.take([cell(n) for n in range(4, 9)])
+    assert cursor.state is CursorState.LIVE
+    assert locations(cursor.take([cell(n, 2) for n in range(5, 10)])) == [(2, 7), (2, 8), (2, 9)]
+
+
+def test_of_two_generations_the_later_one_may_start_lower():
+    log = log_of(10).promoted(9).grown().promoted(7).grown().grown()
+    cursor = ShardCursor(0)
+    cursor.begin(position(10))
+    assert locations(read(cursor, log)) == [(3, 7), (3, 8)]
+
+
+def test_another_history_under_the_same_numbers_is_refused_until_a_generation_is_opened():
+    old = log_of(10)
+    restored = old.restored(6)
+    for _ in range(6):
+        restored = restored.grown(ref_key=7)
+    cursor = live(old)
+    cursor.look(restored.head)
+    cursor.look(restored.head)
+    assert not read(cursor, restored)
+    assert cursor.state is CursorState.REFUSED
+    assert "another cell is at 1:10" in cursor.reason
+    cursor.look(restored.head)
+    assert not read(cursor, restored)
+    opened = restored.generation_opened(7)
+    cursor.look(opened.head)
+    assert locations(read(cursor, opened)) == [(2, n) for n in range(7, 13)]
+    assert cursor.state is CursorState.LIVE
+
+
+def test_a_head_that_the_topic_never_brought_is_read_from_the_log_at_the_second_look():
+    cursor = live(log_of(3))
+    cursor.look(Location(1, 5))
+    assert cursor.state is CursorState.LIVE
+    cursor.look(Location(1, 5))
+    assert locations(read(cursor, log_of(5))) == [(1, 4), (1, 5)]
+
+
+def test_cells_that_only_the_topic_has_wait_for_the_next_look():
+    cursor = live(log_of(3))
+    cursor.take([cell(9)])
+    assert not read(cursor, log_of(3))
+    assert cursor.state is CursorState.REFUSED
+    assert not cursor.take([cell(4)])
+    cursor.look(Location(1, 4))
+    assert locations(read(cursor, log_of(4))) == [(1, 4)]
+    assert cursor.state is CursorState.LIVE
+
+
+@pytest.mark.parametrize("page", [[cell(5)], [cell(4), cell(6)], [cell(4, 2), cell(5, 1)]])
+def test_a_log_that_is_not_dense_is_refused(page):
+    cursor = ShardCursor(0)
+    cursor.begin(position(3))
+    assert not cursor.page(ProvenPage(page, Location(1, 9)))
+    assert cursor.state is CursorState.REFUSED
+    assert "not dense" in cursor.reason
+
+
+def test_a_head_without_its_cell_is_refused():
+    cursor = ShardCursor(0)
+    cursor.begin(position(3))
+    cursor.page(ProvenPage([], Location(1, 9)))
+    assert cursor.state is CursorState.REFUSED
+    assert "no cell follows 1:3" in cursor.reason
+
+
+def test_what_was_not_finished_comes_again_from_the_log():
+    cursor = live(log_of(3))
+    cursor.take([cell(4), cell(5)])
+    cursor.finish(position(4))
+    cursor.give_back()
+    assert cursor.state is CursorState.BEHIND
+    assert cursor.at == position(4)
+    assert locations(read(cursor, log_of(5))) == [(1, 5)]
+    assert cursor.state is CursorState.LIVE
+
+
+def test_whoever_lost_a_checkpoint_hands_over_nothing_until_it_begins_anew():
+    cursor = live(log_of(3))
+    cursor.lose()
+    assert not cursor.take([cell(4)])
+    cursor.look(Location(1, 5))
+    cursor.look(Location(1, 5))
+    assert cursor.state is CursorState.UNCONFIRMED
+    assert not cursor.page(ProvenPage([cell(4)], Location(1, 4)))
+    cursor.forget()
+    assert cursor.state is CursorState.LOCATING
+    cursor.begin(position(4))
+    assert locations(read(cursor, log_of(5))) == [(1, 5)]
+
+
+class World:
+    """A log that loses continuity twice, the topic that a tailer makes of it, and one follower with restarts."""
+
+    CHANGES = (
+        Log.grown,  # (1,3)
+        lambda log: log.promoted(3),
+        Log.grown,  # (2,3)
+        lambda log: log.promoted(2),
+        Log.grown,  # (3,2)
+    )
+
+    def __init__(self):
+        self.log = log_of(2)
+        self.changed = 0
+        self.topic = ()
+        self.published = Location(1, 1)
+        self.offset = 0
+        self.cursor = ShardCursor(0)
+        self.cursor.begin(position(1))
+        self.finished = frozenset(self.log.cells[:1])
+
+    def key(self):
+        cursor = self.cursor
+        return (
+            self.changed, self.topic, self.published, self.offset, self.finished,
+            cursor.state, cursor.at, cursor.done, cursor._seen, cursor._last_head, cursor._to_end,
+        )  # fmt: skip
+
+    def copied(self):
+        other = copy.copy(self)
+        other.cursor = copy.copy(self.cursor)
+        return other
+
+    def change(self):
+        if self.changed < len(self.CHANGES):
+            self.log = self.CHANGES[self.changed](self.log)
+            self.changed += 1
+
+    def publish(self):
+        """Does what the tailer does: cells of the published generation, then the next generation that is met."""
+        at = self.published
+        later = [start.starts_at for start in self.log.starts if start.generation > at.generation]
+        if later and at.added_id >= min(later) - 1:
+            generation = generation_at(min(later), self.log.starts)
+            self.topic += (GenerationStart(generation, min(later)),)
+            self.published = Location(generation, min(later) - 1)
+        elif at.added_id < len(self.log.cells):
+            found = self.log.cells[at.added_id]
+            self.topic += (found,)
+            self.published = found.location
+
+    def deliver(self, count=1):
+        for record in self.topic[self.offset : self.offset + count]:
+            if isinstance(record, GenerationStart):
+                self.cursor.announce(record.generation, record.starts_at)
+            else:
+                self._handle(self.cursor.at, self.cursor.take([record]))
+        self.offset = min(len(self.topic), self.offset + count)
+
+    def skip(self):
+        """The topic's next record is never brought."""
+        self.offset = min(len(self.topic), self.offset + 1)
+
+    def read(self, limit=1):
+        if self.cursor.state is CursorState.BEHIND:
+            answer = self.log.read(self.cursor.at, limit)
+            if isinstance(answer, LocationGone):
+                self.cursor.gone(answer)
+            else:
+                self._handle(self.cursor.at, self.cursor.page(answer))
+
+    def fail(self):
+        """Reads a page, and the handler fails."""
+        if self.cursor.state is CursorState.BEHIND and isinstance(page := self.log.read(self.cursor.at, 1), ProvenPage):
+            self.cursor.page(page)
+            self.cursor.give_back()
+
+    def look(self):
+        self.cursor.look(self.log.head)
+
+    def restart(self):
+        self.offset = 0
+        done = self.cursor.done
+        self.cursor = ShardCursor(0)
+        self.cursor.begin(done)
+
+    def _handle(self, at, cells):
+        for found in cells:
+            assert found.added_id == at.added_id + 1
+            assert found.generation >= at.generation
+            at = found
+            self.finished |= {found}
+        self.cursor.finish(self.cursor.at)
+
+    @property
+    def topic_is_read(self):
+        before = self.copied()
+        before.publish()
+        return before.topic == self.topic and self.offset == len(self.topic)
+
+    def drained(self):
+        """The heads are looked at until nothing more happens."""
+        for _ in range(3):
+            self.look()
+            for _ in range(10):
+                self.read(10)
+        return self
+
+    def check(self):
+        """Whatever happened, the topic is read to its end at some time. The cursor must then find what it lacks."""
+        if not self.topic_is_read:
+            return
+        end = self.copied().drained()
+        assert end.cursor.state is CursorState.LIVE, end.key()
+        assert end.cursor.at.location == end.log.head, end.key()
+        assert end.finished >= frozenset(end.log.cells), end.key()
+
+
+EVENTS = (
+    World.change,
+    World.publish,
+    World.deliver,
+    World.skip,
+    World.read,
+    World.look,
+    World.fail,
+    World.restart,
+)
+
+
+def test_every_interleaving_of_topic_log_restarts_and_two_generations_ends_with_the_whole_log():
+    start = World()
+    known = {start.key()}
+    waiting = deque([start])
+    while waiting:
+        world = waiting.popleft()
+        world.check()
+        for event in EVENTS:
+            after = world.copied()
+            event(after)
+            if (key := after.key()) not in known:
+                known.add(key)
+                waiting.append(after)
+    assert len(known) > 1000
