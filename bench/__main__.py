@@ -24,7 +24,7 @@ def main() -> int:
     for name in options.only or SUITES:
         print(f"measuring {name} …", file=sys.stderr)
         with tempfile.TemporaryDirectory(prefix="schemaless-bench-") as folder:
-            measured = SUITES[name](Path(folder), QUICK if options.quick else FULL)
+            measured = SUITES[name](Path(folder), QUICK if options.quick else FULL, options.beside)
         for section in measured:
             page.add(section.text())
         sections += measured
@@ -50,6 +50,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="about 10 minutes, noisier figures")
     parser.add_argument("--only", action="append", choices=SUITES, metavar="NAME", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report there too")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FOLDER", help="a checkout: `stack` measures it in turns with this one"
+    )
     parser.add_argument("--strict", action="store_true", help="exit 1 when a floor was not met")
     return parser
 

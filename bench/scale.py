@@ -10,7 +10,7 @@ class Scale:
     """`rounds` of `round_s` each, for ours and for the comparator in turn.
 
     `warm_up_s` of paced load before latencies count: a broker that was just started compiles its hot paths meanwhile,
-    on the cores that all share.
+    on the cores that all share. `stack_warm_up_s` is the same for the whole stack under all the load that it takes.
     """
 
     rounds: int
@@ -21,6 +21,7 @@ class Scale:
     peer_cells: int
     latency_s: float
     warm_up_s: float
+    stack_warm_up_s: float
     idle_s: float
     awakenings: int
     cost_cells_few: int
@@ -36,6 +37,7 @@ QUICK = Scale(
     peer_cells=60_000,
     latency_s=4.0,
     warm_up_s=3.0,
+    stack_warm_up_s=5.0,
     idle_s=10.0,
     awakenings=5,
     cost_cells_few=20_000,
@@ -50,6 +52,7 @@ FULL = Scale(
     peer_cells=1_000_000,
     latency_s=15.0,
     warm_up_s=90.0,
+    stack_warm_up_s=45.0,
     idle_s=30.0,
     awakenings=15,
     cost_cells_few=100_000,

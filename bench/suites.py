@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads
+from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads, whole_stack
 from bench.report import Section
 from bench.scale import MANY_SHARDS, PARTITIONS, PARTITIONS_AT_500, PEER_SHARDS, Scale
 from bench.servers import service, storage_stack
 from schemaless.stack.local import running_broker
 
-Suite = Callable[[Path, Scale], list[Section]]
+Suite = Callable[[Path, Scale, Path | None], list[Section]]
+"""Gets a folder of its own, the scale, and another checkout to measure beside this one, which only `stack` does."""
 
 BOTH = ("a", "b")
 _PUTS = (
@@ -21,7 +22,7 @@ _PUTS = (
 )
 
 
-def one_copy(folder: Path, scale: Scale) -> list[Section]:
+def one_copy(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with storage_stack(folder, ("a",)) as stack:
         rows = [*puts.measure(stack, scale, floors=True), *batches.measure(stack, scale, floors=True)]
         read = reads.measure(stack, scale, floors=True)
@@ -31,13 +32,13 @@ def one_copy(folder: Path, scale: Scale) -> list[Section]:
     ]
 
 
-def two_copies(folder: Path, scale: Scale) -> list[Section]:
+def two_copies(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with storage_stack(folder, BOTH) as stack:
         rows = [*puts.measure(stack, scale, floors=True), *batches.measure(stack, scale, floors=True)]
     return [Section("Writes with one secondary", f"Two masters, both sides write durably to both. {_PUTS}", rows)]
 
 
-def with_minions(folder: Path, scale: Scale) -> list[Section]:
+def with_minions(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with storage_stack(folder, BOTH, minions=1) as stack, service(stack, "cleaner", ["cleaner"]):
         rows = [
             *puts.measure(stack, scale, floors=False),
@@ -48,7 +49,7 @@ def with_minions(folder: Path, scale: Scale) -> list[Section]:
     return [Section("With minions", notes, rows)]
 
 
-def tail_drain(folder: Path, scale: Scale) -> list[Section]:
+def tail_drain(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         drained = drain.measure(stack, scale)
     notes = (
@@ -58,7 +59,7 @@ def tail_drain(folder: Path, scale: Scale) -> list[Section]:
     return [Section("Tail drain", notes, drained)]
 
 
-def beside_debezium(folder: Path, scale: Scale) -> list[Section]:
+def beside_debezium(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with (
         running_broker(folder / "kafka") as kafka,
         storage_stack(folder, ("a",), shards=PEER_SHARDS, kafka=kafka) as stack,
@@ -73,7 +74,7 @@ def beside_debezium(folder: Path, scale: Scale) -> list[Section]:
     return [Section("Beside Debezium", notes, rows)]
 
 
-def log_beside_debezium(folder: Path, scale: Scale) -> list[Section]:
+def log_beside_debezium(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with (
         running_broker(folder / "kafka") as kafka,
         storage_stack(folder, ("a",), shards=PEER_SHARDS, partitions=PARTITIONS_AT_500, kafka=kafka) as stack,
@@ -88,7 +89,7 @@ def log_beside_debezium(folder: Path, scale: Scale) -> list[Section]:
     return [Section("From a put to its record", notes, rows)]
 
 
-def effects(folder: Path, scale: Scale) -> list[Section]:
+def effects(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = latency.measure(stack, scale)
     notes = (
@@ -99,7 +100,19 @@ def effects(folder: Path, scale: Scale) -> list[Section]:
     return [Section("From a put to its effects", notes, rows)]
 
 
-def idle_tailer(folder: Path, scale: Scale) -> list[Section]:
+def stack(folder: Path, scale: Scale, beside: Path | None) -> list[Section]:
+    rows = whole_stack.measure(folder, scale, beside)
+    notes = (
+        f"The embedded stack: two clusters with two minions each, both API processes, one index, two trigger programs. "
+        f"{whole_stack.CONNECTIONS} connections for {scale.latency_s:.0f} s, after {scale.stack_warm_up_s:.0f} s of "
+        "the same. CPU counts until every consumer has caught up."
+    )
+    if beside:
+        notes += f" Beside it: the stack of {beside}, in turns. Both are up, and one has load."
+    return [Section("The whole stack", notes, rows)]
+
+
+def idle_tailer(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     few, many = folder / "few", folder / "many"
     with running_broker(few / "kafka") as kafka, storage_stack(few, BOTH, kafka=kafka) as stack:
         beside = idle.measure_idle(stack, scale)
@@ -112,7 +125,7 @@ def idle_tailer(folder: Path, scale: Scale) -> list[Section]:
     return [Section("A tailer at rest", notes, rows)]
 
 
-def cost_of_a_cell(folder: Path, scale: Scale) -> list[Section]:
+def cost_of_a_cell(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = cell_cost.measure(stack, scale)
     return [Section("Cost of a published cell", "One tailer process, from its first transaction to its last.", rows)]
@@ -125,6 +138,7 @@ SUITES: Mapping[str, Suite] = {
     "idle": idle_tailer,
     "cell-cost": cost_of_a_cell,
     "latency": effects,
+    "stack": stack,
     "debezium": beside_debezium,
     "log": log_beside_debezium,
     "with-minions": with_minions,
