@@ -133,7 +133,10 @@ class TailerSettings(ServiceSettings):
     lag_max_s: float = 5.0  # A minion that lags more is read only while nothing better answers.
     transaction_cells_max: int = 5000  # Cells of one Kafka transaction. 2000 drain a fifth slower, 8000 no faster.
     transaction_bytes_max: int = 8 << 20  # Bytes of one Kafka transaction, which bounds memory when bodies are large.
-    transactions_max: int = 4  # Transactions in flight, whatever the number of partitions, which bounds memory.
+    # Transactions in flight, whatever the number of partitions. Three times as many more may wait for hanging servers.
+    transactions_max: int = 4
+    # The longest pause between two transactions of a partition. Slow transactions lengthen the pause, up to this.
+    pause_max_s: float = Field(default=0.5, ge=0.0)
     # Time for one step of a transaction. The next owner ends the one of a killed tailer.
     transaction_timeout_s: float = 5.0
     # How long the partitions of a killed tailer wait for another one. Kafka allows no less by default.

@@ -22,12 +22,14 @@ from schemaless.errors import Corrupt, Misconfigured, StorageUnavailable
 from schemaless.events import Event, emit
 from schemaless.lifecycle import pause
 from schemaless.location import BEGINNING, Location
+from schemaless.pace import Pace
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import LogRange
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
 from tailer.shard_progress import MasterAnswer, ShardProgress, TailState
 from tailer.shard_queue import ShardQueue, fair_shares
+from tailer.transaction_slots import TransactionSlots
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -36,6 +38,7 @@ log = structlog.get_logger()
 RETRY_S = 1.0  # after a failure that may pass
 CORRUPT_RETRY_S = 10.0  # an operator has to repair the shard first
 NEWER_CELLS_MAX = 16  # of a shard: beyond its head as last seen
+USUAL_MIN_S = 0.004  # a transaction on an idle machine: what a quicker one saves is no reason to wait
 NOT_THERE_YET_S = 0.05  # a minion that lags is asked again; its own heads, read soon, end that
 
 
@@ -50,7 +53,7 @@ class TailerContext:
     """Returns the heads of a datastore as last seen, by shard."""
     paused: Callable[[str], bool]
     """Returns whether an operator has paused a datastore."""
-    slots: asyncio.Semaphore
+    slots: TransactionSlots
     """Bounds how many tails hold a batch at once."""
     publishing: Executor
     opening: Executor
@@ -72,6 +75,8 @@ class PartitionTail:
         self._cells_max = context.settings.transaction_cells_max
         self._shards = ShardQueue(datastore, progress)
         self._stopping = asyncio.Event()
+        self._pace = Pace(usual_min_s=USUAL_MIN_S, pause_min_s=0.0, pause_max_s=context.settings.pause_max_s)
+        self._left_of_round = 0
 
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
         """Takes note of heads of this partition's shards."""
@@ -87,15 +92,9 @@ class PartitionTail:
                 self._shards.news.clear()
                 await self._shards.news.wait()
                 continue
-            try:
-                async with self._context.slots:
-                    await self.step()
-                await pause(self._stopping, self._log.settling_s)
-            except (StorageUnavailable, Misconfigured) as error:
-                if self._log.state is not LogState.OPEN:
-                    raise
-                log.warning("tailing pauses", datastore=self._datastore.name, error=str(error))
-                await pause(self._stopping, RETRY_S)
+            async with self._context.slots.taken():
+                await self.step()
+            await pause(self._stopping, self._pause_s())
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in flight."""
@@ -109,22 +108,59 @@ class PartitionTail:
     async def step(self) -> int:
         """Publishes the next cells of some shards of one cluster in one transaction. Returns how many.
 
-        Raises StorageUnavailable, BusUnavailable, Fenced, or Misconfigured.
+        Where the cluster can't be read, its shards back off, and those of other clusters go on. Raises BusUnavailable,
+        Fenced, or Misconfigured.
         """
         with self._shards.taken(TailState.DOUBTFUL) as doubtful:
             if doubtful:
                 await self._judge(doubtful)
+        if self._left_of_round <= 0:
+            self._left_of_round = self._shards.behind
+        cells: list[StoredCell] = []
         with self._shards.taken(TailState.BEHIND) as behind:
-            for shard in behind:
-                await self._cross_generation(shard)
-            readable = [shard for shard in behind if shard.state is TailState.WORKING and shard.waiting]
-            cells = await self._read(readable) if readable else []
+            self._left_of_round = self._left_of_round - len(behind) if behind else 0
+            try:
+                for shard in behind:
+                    await self._cross_generation(shard)
+                readable = [shard for shard in behind if shard.state is TailState.WORKING and shard.waiting]
+                if readable:
+                    cells = await self._read(readable)
+            except (StorageUnavailable, Misconfigured) as error:
+                if self._log.state is not LogState.OPEN:
+                    raise
+                self._set_aside(behind, error)
             if cells:
+                began = asyncio.get_running_loop().time()
                 published = await in_thread(self._context.publishing, self._log.publish, cells)
+                self._pace.took(asyncio.get_running_loop().time() - began)
                 for number, location in published.items():
                     self._shards[number].published_up_to(location)
         emit(Event.PASS_FINISHED, datastore=self._datastore.name, cells=len(cells))
         return len(cells)
+
+    def _pause_s(self) -> float:
+        """Returns how long to wait after a pass, in seconds.
+
+        Under load it lets cells gather. It doesn't while a shard waits for its turn in this round, or when the cells of
+        a whole transaction wait.
+        """
+        if self._left_of_round > 0 or self._shards.cells_waiting >= self._cells_max:
+            return self._log.settling_s
+        return max(self._log.settling_s, self._pace.pause_s)
+
+    def _set_aside(self, shards: Sequence[ShardProgress], error: Exception) -> None:
+        """Lets the shards of a cluster that can't be read back off."""
+        log.warning(
+            "a cluster's shards are not tailed for a while",
+            datastore=self._datastore.name,
+            cluster=self._datastore.home(shards[0].shard),
+            shards=len(shards),
+            error=str(error),
+            retry_s=RETRY_S,
+        )
+        for shard in shards:
+            if shard.state is TailState.WORKING:
+                self._shards.back_off(shard, RETRY_S)
 
     async def _judge(self, doubtful: Sequence[ShardProgress]) -> None:
         """Asks the master whether the topic is ahead of MySQL, or only a lagging minion showed an old head.
@@ -134,9 +170,8 @@ class PartitionTail:
         name, numbers = self._datastore.name, [shard.shard for shard in doubtful]
         try:
             held = await self._reader(numbers[0]).ask_master(shard_head.heads_of, name, numbers)
-        except StorageUnavailable:
-            for shard in doubtful:
-                self._shards.back_off(shard, RETRY_S)
+        except (StorageUnavailable, Misconfigured) as error:
+            self._set_aside(doubtful, error)
             return
         heads = {head.shard: head.location for head in held}
         for shard in doubtful:

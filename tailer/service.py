@@ -24,6 +24,7 @@ from tailer.cluster_reader import ClusterReader
 from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import ClusterHeads
 from tailer.partition_tail import TailerContext
+from tailer.transaction_slots import TransactionSlots
 
 log = structlog.get_logger()
 
@@ -55,8 +56,10 @@ class TailerService:
             readers=readers,
             heads=self._heads,
             paused=lambda name: self._commands.get(name, NO_COMMAND).paused,
-            slots=asyncio.Semaphore(settings.transactions_max),
-            publishing=ThreadPoolExecutor(settings.transactions_max, thread_name_prefix="publish"),
+            slots=TransactionSlots(settings.transactions_max),
+            publishing=ThreadPoolExecutor(
+                TransactionSlots.threads_max(settings.transactions_max), thread_name_prefix="publish"
+            ),
             opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
         )
 

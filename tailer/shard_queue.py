@@ -56,6 +56,16 @@ class ShardQueue:
     def idle(self) -> bool:
         return not any(self._queues[state] for state in _WAITING)
 
+    @property
+    def behind(self) -> int:
+        """The number of shards that wait for a pass."""
+        return len(self._queues[TailState.BEHIND])
+
+    @property
+    def cells_waiting(self) -> int:
+        """The number of cells in the shards that wait for a pass."""
+        return sum(shard.waiting for shard in self._queues[TailState.BEHIND].values())
+
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
         """Takes note of the heads of shards of this partition."""
         for number, head in heads.items():

@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 
 import msgspec
 from confluent_kafka import KafkaException, Producer
@@ -55,11 +56,17 @@ _SETTLING_S = 0.004
 """After Kafka acknowledged a commit, it still writes the markers. A transaction that begins meanwhile is delayed by
 20 ms, librdkafka's fixed pause after CONCURRENT_TRANSACTIONS."""
 
+_COLUMNS_MAX = 1000  # whose headers are kept: callers choose the names of columns
 _QUEUE_KBYTES = 64 << 10  # far above a batch: our own bounds hold first
 Headers = list[tuple[str, str | bytes | None]]
 _VERSION = (VERSION_HEADER, RECORD_VERSION)
 _GENERATION_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_GENERATION)]
 _SEEK_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_SEEK)]
+
+
+@lru_cache(_COLUMNS_MAX)
+def _cell_headers(column_name: str) -> Headers:
+    return [_VERSION, (KIND_HEADER, KIND_CELL), (COLUMN_HEADER, column_name.encode())]
 
 
 class LogState(Enum):
@@ -100,7 +107,6 @@ class PartitionLog:
         self._timeout_s = transaction_timeout_s
         self._topic_id = ""
         self._settled_at = 0.0
-        self._headers: dict[str, Headers] = {}
         self._name = f"{datastore.topic} [{partition}]"
         self._producer = Producer(
             {
@@ -140,21 +146,18 @@ class PartitionLog:
 
         Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic refuses.
         """
-        produce, topic, headers = self._producer.produce, self._datastore.topic, self._headers
+        produce, topic = self._producer.produce, self._datastore.topic
         last = {cell.shard: cell for cell in cells}
         reached = {shard: cell.location for shard, cell in last.items()}
         with self._transaction():
             for cell in cells:
-                name = cell.column_name
-                if name not in headers:
-                    headers[name] = [_VERSION, (KIND_HEADER, KIND_CELL), (COLUMN_HEADER, name.encode())]
                 produce(
                     topic,
                     encode_record(cell),
                     row_key_text(cell.row_key),
                     self._partition,
                     timestamp=cell.created_at // 1000,
-                    headers=headers[name],
+                    headers=_cell_headers(cell.column_name),
                 )
             emit(Event.CELLS_PRODUCED, log=self._name, cells=len(cells))
             self._produce_progress(reached)

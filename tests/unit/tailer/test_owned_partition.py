@@ -51,7 +51,9 @@ def logs(monkeypatch):
 @pytest.fixture
 def owned(logs):
     context = SimpleNamespace(
-        settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10),
+        settings=SimpleNamespace(
+            kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10, pause_max_s=0.5
+        ),
         opening=AtOnce(),
         publishing=AtOnce(),
         heads=lambda name: {},

@@ -1,0 +1,47 @@
+"""Pace: how long to wait between two batches, from what the last ones cost.
+
+A batch costs nearly the same whatever is in it. So a busy machine does more with few large batches, and an idle one
+should not wait at all. How long the last batches took tells which of the two it is.
+"""
+
+from __future__ import annotations
+
+_WEIGHT = 0.2  # of the last batch in the moving average
+_STEEPNESS = 10.0  # pauses of the usual time, after batches that took twice the usual time
+
+
+def pause_between(took_s: float, usual_s: float, *, pause_min_s: float, pause_max_s: float) -> float:
+    """Returns the pause in seconds after batches that took `took_s`, where `usual_s` is the time on an idle machine.
+
+    It grows with the square of what they took more than usual: twice the usual time makes a pause of ten times the
+    usual time, and one and a half times the usual time makes a quarter of that. A pause in simple proportion would be
+    too long for a machine that is half busy, or too short for one that is saturated.
+    """
+    excess = max(0.0, took_s / usual_s - 1)
+    return min(pause_max_s, max(pause_min_s, _STEEPNESS * usual_s * excess**2))
+
+
+class Pace:
+    """The pause after a series of batches. It keeps no clock of its own.
+
+    The usual time is that of the quickest batch so far, and at least `usual_min_s`.
+    """
+
+    def __init__(self, *, usual_min_s: float, pause_min_s: float, pause_max_s: float) -> None:
+        self._usual_min_s = usual_min_s
+        self._pause_min_s = pause_min_s
+        self._pause_max_s = pause_max_s
+        self._quickest_s = float("inf")
+        self._average_s = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Notes how long a batch took."""
+        first = self._quickest_s == float("inf")
+        self._quickest_s = min(self._quickest_s, seconds)
+        self._average_s = seconds if first else (1 - _WEIGHT) * self._average_s + _WEIGHT * seconds
+
+    @property
+    def pause_s(self) -> float:
+        """Returns how long to wait after the last batch, in seconds."""
+        usual_s = self._usual_min_s if self._average_s == 0 else max(self._usual_min_s, self._quickest_s)
+        return pause_between(self._average_s, usual_s, pause_min_s=self._pause_min_s, pause_max_s=self._pause_max_s)

@@ -1,0 +1,183 @@
+"""What a tail does when one cluster is away, and how long it waits between two transactions."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from schemaless.bus.partition_log import LogState
+from schemaless.bus.published_progress import Progress
+from schemaless.cell import StoredCell
+from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.location import BEGINNING, Location
+from schemaless.storage.shard_log import LogBatch
+from schemaless.topology import Datastore
+from tailer import partition_tail
+from tailer.partition_tail import PartitionTail, TailerContext
+from tailer.transaction_slots import TransactionSlots
+from tests.unit.tailer.test_owned_partition import AtOnce, until
+
+DATASTORE = Datastore("trips", 2, 1, ("a", "b"))  # shard 0 lies in cluster a, shard 1 in cluster b
+HOUR_S = 3600.0
+
+
+class FakeLog:
+    """Publishes at once. Each transaction takes `took_s` of the loop's clock."""
+
+    state = LogState.OPEN
+    settling_s = 0.0
+
+    def __init__(self):
+        self.published = []
+
+    def publish(self, cells):
+        self.published.append([(cell.shard, cell.added_id) for cell in cells])
+        return {cell.shard: cell.location for cell in cells}
+
+
+class Cluster:
+    """A cluster that answers with as many cells as are asked for, up to its shards' heads, or with an error."""
+
+    def __init__(self, heads, failure=None):
+        self.heads = heads
+        self.failure = failure
+        self.asked = 0
+
+    async def run(self, operation, datastore, wanted, bytes_max, *, timeout_s):
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        ends = {part.shard: min(self.heads[part.shard], part.after + part.limit) for part in wanted}
+        cells = [[cell(part.shard, n) for n in range(part.after + 1, ends[part.shard] + 1)] for part in wanted]
+        return LogBatch(cells, False, frozenset())
+
+    async def ask_master(self, operation, datastore, shards):
+        raise self.failure
+
+
+def cell(shard, added_id):
+    return StoredCell(bytes(16), "BASE", added_id, shard, 1, added_id, 0, b"")
+
+
+def tail_of(clusters, progress, *, pause_max_s=0.0, cells_max=10):
+    settings = SimpleNamespace(
+        transaction_cells_max=cells_max, transaction_bytes_max=1 << 20, statement_timeout_s=1.0, pause_max_s=pause_max_s
+    )
+    context = TailerContext(
+        settings, clusters, lambda name: {}, lambda name: False, TransactionSlots(1), AtOnce(), AtOnce()
+    )
+    log = FakeLog()
+    return PartitionTail(DATASTORE, log, Progress(progress, {}, {}, set()), context), log
+
+
+@pytest.fixture
+def retries_never(monkeypatch):
+    """Whoever waits for a retry waits for longer than the test."""
+    monkeypatch.setattr(partition_tail, "RETRY_S", HOUR_S)
+
+
+@pytest.mark.parametrize("failure", [StorageUnavailable("no node answers"), Misconfigured("its tables are missing")])
+async def test_a_cluster_that_is_away_delays_no_other_clusters_cells(retries_never, failure):
+    """The shards of one cluster back off, and twenty cells of the other one are published one by one."""
+    away, here = Cluster({0: 3}, failure), Cluster({1: 0})
+    tail, log = tail_of({"a": away, "b": here}, {0: BEGINNING, 1: BEGINNING})
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(tail.run())
+        tail.heads_moved({0: Location(1, 3)})
+        for number in range(1, 21):
+            here.heads[1] = number
+            tail.heads_moved({1: Location(1, number)})
+            await until(lambda: len(log.published) == number)  # noqa: B023
+        tail.stop()
+    assert log.published == [[(1, number)] for number in range(1, 21)]
+    assert away.asked == 1
+
+
+async def test_a_master_that_is_away_when_it_is_asked_delays_no_other_clusters_cells(retries_never):
+    """A shard whose head is in doubt backs off, too."""
+    away, here = Cluster({}, Misconfigured("its tables are missing")), Cluster({1: 1})
+    tail, log = tail_of({"a": away, "b": here}, {0: Location(1, 7), 1: BEGINNING})
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(tail.run())
+        tail.heads_moved({0: Location(1, 3), 1: Location(1, 1)})
+        await until(lambda: log.published)
+        tail.stop()
+
+
+async def test_after_its_retry_a_cluster_is_read_again(monkeypatch):
+    """Backing off ends by itself, without news of a head."""
+    monkeypatch.setattr(partition_tail, "RETRY_S", 0.0)
+    away = Cluster({0: 3}, StorageUnavailable("no node answers"))
+    tail, log = tail_of({"a": away}, {0: BEGINNING})
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(tail.run())
+        tail.heads_moved({0: Location(1, 3)})
+        await until(lambda: away.asked)
+        away.failure = None
+        await until(lambda: log.published)
+        tail.stop()
+    assert log.published == [[(0, 1), (0, 2), (0, 3)]]
+
+
+class SlowPace:
+    """Says that transactions are dear, so that every pause is longer than the test."""
+
+    pause_s = HOUR_S
+
+    def __init__(self, **bounds):
+        pass
+
+    def took(self, seconds):
+        pass
+
+
+@pytest.fixture
+def busy_machine(monkeypatch):
+    monkeypatch.setattr(partition_tail, "Pace", SlowPace)
+
+
+async def turns():
+    """Many more turns of the loop than a pass takes."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+async def published_before_a_pause(tail, log, heads):
+    """Returns what is published until the tail pauses."""
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(tail.run())
+        tail.heads_moved(heads)
+        await until(lambda: log.published)
+        await turns()
+        tail.stop()
+    return log.published
+
+
+async def test_under_load_cells_gather_for_the_next_transaction(busy_machine):
+    """Cells that come after a transaction wait for the pause to end."""
+    cluster = Cluster({1: 3})
+    tail, log = tail_of({"b": cluster}, {1: BEGINNING})
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(tail.run())
+        tail.heads_moved({1: Location(1, 3)})
+        await until(lambda: log.published)
+        cluster.heads[1] = 4
+        tail.heads_moved({1: Location(1, 4)})
+        await turns()
+        tail.stop()
+    assert len(log.published) == 1
+
+
+async def test_a_backlog_does_not_wait(busy_machine):
+    """While the cells of a whole transaction wait, there is no pause."""
+    tail, log = tail_of({"b": Cluster({1: 45})}, {1: BEGINNING}, cells_max=10)
+    published = await published_before_a_pause(tail, log, {1: Location(1, 45)})
+    assert [len(cells) for cells in published] == [10, 10, 10, 10, 5][: len(published)]
+    assert len(published) >= 4
+
+
+async def test_every_cluster_gets_its_pass_before_a_pause(busy_machine):
+    """A pass is of one cluster, so shards of the other one would else wait for a whole pause."""
+    tail, log = tail_of({"a": Cluster({0: 1}), "b": Cluster({1: 1})}, {0: BEGINNING, 1: BEGINNING})
+    published = await published_before_a_pause(tail, log, {0: Location(1, 1), 1: Location(1, 1)})
+    assert published == [[(0, 1)], [(1, 1)]]
