@@ -86,6 +86,17 @@ def visible_starts(starts: Sequence[GenerationStart]) -> list[GenerationStart]:
     return sorted(visible, key=lambda start: start.starts_at)
 
 
+def next_start(location: Location, starts: Sequence[GenerationStart]) -> GenerationStart | None:
+    """Returns the next generation that a reader at a location meets, if there is a later one (I13).
+
+    It may begin at or before the location. Then cells that the reader has seen are superseded.
+    """
+    later = [start.starts_at for start in starts if start.generation > location.generation]
+    if not later:
+        return None
+    return GenerationStart(generation_at(min(later), starts), min(later))
+
+
 def is_superseded(location: Location, gone: LocationGone) -> bool:
     """True if a newer generation replaced this location (I13). False means the node is only lagging.
 

@@ -23,7 +23,7 @@ from enum import StrEnum
 import msgspec
 
 from schemaless.cell import StoredCell
-from schemaless.errors import LocationGone
+from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import Location
 from schemaless.position import Position, cell_digest
 
@@ -70,6 +70,17 @@ class ProvenPage(msgspec.Struct, frozen=True, gc=False):
 
     cells: Sequence[StoredCell]
     head: Location
+
+
+def verify_page(at: Position, page: ProvenPage) -> None:
+    """Raises Corrupt where the cells of a page aren't the next ones after a position, or the head promises one."""
+    generation = at.generation
+    for expected, cell in enumerate(page.cells, at.added_id + 1):
+        if cell.added_id != expected or cell.generation < generation:
+            raise Corrupt(f"the log is not dense: {cell.location} follows {Location(generation, expected - 1)}")
+        generation = cell.generation
+    if not page.cells and page.head.added_id > at.added_id:
+        raise Corrupt(f"the head is {page.head}, but no cell follows {at.location}")
 
 
 class CursorCounts(msgspec.Struct):
@@ -143,20 +154,17 @@ class ShardCursor:
         """Takes the page of the log after `at`. Returns the cells to hand over."""
         if self.state is not CursorState.BEHIND:
             return ()
-        at, cells = self.at, page.cells
-        generation = at.generation
-        for expected, cell in enumerate(cells, at.added_id + 1):
-            if cell.added_id != expected or cell.generation < generation:
-                self._refuse(f"the log is not dense: {cell.location} follows {Location(generation, expected - 1)}")
-                return ()
-            generation = cell.generation
+        cells = page.cells
+        try:
+            verify_page(self.at, page)
+        except Corrupt as error:
+            self._refuse(str(error))
+            return ()
         if cells:
             self.counts.from_log += len(cells)
             self._hand_over(cells[-1])
         if self.at.added_id >= page.head.added_id:
             self._end_of_log(page.head)
-        elif not cells:
-            self._refuse(f"the head is {page.head}, but no cell follows {at.location}")
         elif not self._to_end and self.at.location >= self._seen:
             self.state = CursorState.LIVE
         return cells

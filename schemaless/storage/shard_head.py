@@ -13,7 +13,8 @@ import msgspec
 from schemaless.errors import Misconfigured
 from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Script, commas, sql, time_literal
+from schemaless.storage.sql import Name, Script, commas, sql, time_literal
+from schemaless.topology import Datastore
 
 MICROSECONDS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {})"
 """SQL for a DATETIME(6) as an integer: drivers read it several times faster than a datetime."""
@@ -140,6 +141,62 @@ def generations(datastore: str, shard: int) -> Operation[list[GenerationStart]]:
         )
     )
     return [GenerationStart(*row) for row in rows]
+
+
+def generations_of_all(datastore: str) -> Operation[dict[int, list[GenerationStart]]]:
+    """Returns by shard where its generations begin, of all shards whose home is this server's cluster."""
+    rows = yield from query(
+        sql(
+            "SELECT shard, generation, starts_at FROM schemaless.shard_generation WHERE datastore = %s"
+            " ORDER BY shard, generation",
+            datastore,
+        )
+    )
+    found: dict[int, list[GenerationStart]] = {}
+    for shard, generation, starts_at in rows:
+        found.setdefault(shard, []).append(GenerationStart(generation, starts_at))
+    return found
+
+
+def open_generation(datastore: Datastore, shard: int, start: GenerationStart) -> Operation[None]:
+    """Begins a generation of a shard, and gives it to the cells that were written since its start (I13).
+
+    No other field of a cell changes. Generations below it that this server doesn't know are superseded by it from
+    their first cell. Run again after its answer was lost, it changes nothing. Raises Misconfigured when another
+    generation was opened meanwhile, or when the start isn't the next added_id or an earlier one.
+    """
+    locked, _ = yield from lock(datastore.name, [shard])
+    head = locked[shard]
+    starts = yield from generations(datastore.name, shard)
+    if start in starts and head.generation == start.generation:
+        yield "COMMIT"
+        return
+    if head.generation >= start.generation or not 1 <= start.starts_at <= head.added_id + 1:
+        raise Misconfigured(f"shard {shard}: generation {start.generation} can't begin at {start.starts_at}: {head}")
+    known = {known.generation for known in starts}
+    rows = [
+        sql("(%s, %s, %s, %s, UTC_TIMESTAMP(6))", datastore.name, shard, generation, start.starts_at)
+        for generation in range(1, start.generation + 1)
+        if generation not in known
+    ]
+    yield ";".join(
+        [
+            sql(
+                "UPDATE %s.entity SET generation = %s WHERE added_id >= %s",
+                Name(datastore.database(shard)),
+                start.generation,
+                start.starts_at,
+            ),
+            sql(
+                "UPDATE schemaless.shard_head SET generation = %s WHERE datastore = %s AND shard = %s",
+                start.generation,
+                datastore.name,
+                shard,
+            ),
+            f"INSERT INTO schemaless.shard_generation VALUES {commas(rows)}",
+            "COMMIT",
+        ]
+    )
 
 
 def history(datastore: str, shard: int) -> Operation[tuple[Head, list[GenerationStart]]]:
