@@ -18,16 +18,17 @@ from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.bus.published_progress import Progress
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
-from schemaless.errors import Corrupt, Misconfigured, StorageUnavailable
+from schemaless.errors import Corrupt, LocationGone, Misconfigured, StorageUnavailable
 from schemaless.events import Event, emit
 from schemaless.lifecycle import pause
-from schemaless.location import BEGINNING, Location
+from schemaless.location import Location, next_start
 from schemaless.pace import Pace
+from schemaless.shard_cursor import ProvenPage, verify_page
 from schemaless.storage import shard_head, shard_log
-from schemaless.storage.shard_log import LogRange
+from schemaless.storage.shard_log import Following
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
-from tailer.shard_progress import MasterAnswer, ShardProgress, TailState
+from tailer.shard_progress import ShardProgress, TailState
 from tailer.shard_queue import ShardQueue, fair_shares
 from tailer.transaction_slots import TransactionSlots
 
@@ -120,11 +121,8 @@ class PartitionTail:
         with self._shards.taken(TailState.BEHIND) as behind:
             self._left_of_round = self._left_of_round - len(behind) if behind else 0
             try:
-                for shard in behind:
-                    await self._cross_generation(shard)
-                readable = [shard for shard in behind if shard.state is TailState.WORKING and shard.waiting]
-                if readable:
-                    cells = await self._read(readable)
+                if behind:
+                    cells = await self._read(behind)
             except (StorageUnavailable, Misconfigured) as error:
                 if self._log.state is not LogState.OPEN:
                     raise
@@ -133,8 +131,8 @@ class PartitionTail:
                 began = asyncio.get_running_loop().time()
                 published = await in_thread(self._context.publishing, self._log.publish, cells)
                 self._pace.took(asyncio.get_running_loop().time() - began)
-                for number, location in published.items():
-                    self._shards[number].published_up_to(location)
+                for number, position in published.items():
+                    self._shards[number].published_up_to(position)
         emit(Event.PASS_FINISHED, datastore=self._datastore.name, cells=len(cells))
         return len(cells)
 
@@ -163,73 +161,108 @@ class PartitionTail:
                 self._shards.back_off(shard, RETRY_S)
 
     async def _judge(self, doubtful: Sequence[ShardProgress]) -> None:
-        """Asks the master whether the topic is ahead of MySQL, or only a lagging minion showed an old head.
+        """Asks the master whether it holds what was published. Else only a lagging minion showed less (I16).
 
         The master held whatever was published, because the log was opened before it is asked.
         """
-        name, numbers = self._datastore.name, [shard.shard for shard in doubtful]
+        wanted = [Following(shard.published, 0) for shard in doubtful]
         try:
-            held = await self._reader(numbers[0]).ask_master(shard_head.heads_of, name, numbers)
+            answers = await self._reader(doubtful[0].shard).ask_master(shard_log.follow, self._datastore, wanted, 1)
         except (StorageUnavailable, Misconfigured) as error:
             self._set_aside(doubtful, error)
             return
-        heads = {head.shard: head.location for head in held}
         for shard in doubtful:
-            head = heads.get(shard.shard, BEGINNING)
-            if head >= shard.published:
-                shard.answer = MasterAnswer.HELD
+            answer = answers[shard.shard]
+            if not isinstance(answer, LocationGone):
+                shard.held = True
+            elif answer.generation > shard.published.generation:
+                shard.head = max(shard.head, Location(answer.generation, answer.head))
             else:
-                self._shards.refuse(shard, head)
-                await in_thread(self._context.publishing, self._log.refuse, shard.shard, shard.published, head)
-
-    async def _cross_generation(self, shard: ShardProgress) -> None:
-        """Announces the next generation of a shard once all cells before it are published (I13)."""
-        if shard.head.generation > shard.published.generation and shard.following is None:
-            reader = self._reader(shard.shard)
-            head, starts = await reader.run(shard_head.history, self._datastore.name, shard.shard)
-            later = [start for start in starts if start.generation > shard.published.generation]
-            if later:
-                shard.following = later[0]
-            elif head.generation > shard.published.generation:
-                self._report(shard, f"MySQL doesn't say where generation {head.generation} begins")
-            else:
-                self._shards.back_off(shard, NOT_THERE_YET_S)
-        if shard.following is not None and shard.waiting == 0:
-            announced = await in_thread(self._context.publishing, self._log.announce, shard.shard, shard.following)
-            shard.published_up_to(announced)
+                self._shards.refuse(shard, str(answer), CORRUPT_RETRY_S)
 
     async def _read(self, shards: Sequence[ShardProgress]) -> list[StoredCell]:
-        """Reads the next cells of the shards, and proves that they are the next ones."""
-        # Cells that came since the heads were read are taken along, up to a generation that must be announced.
-        shares = fair_shares(
-            {shard.shard: shard.waiting if shard.following else shard.waiting + NEWER_CELLS_MAX for shard in shards},
-            self._cells_max,
-        )
+        """Reads the next cells of the shards, and proves that they are the next ones, of the history in the topic."""
+        # Cells that came since the heads were read are taken along.
+        shares = fair_shares({shard.shard: shard.waiting + NEWER_CELLS_MAX for shard in shards}, self._cells_max)
         settings = self._context.settings
-        batch = await self._reader(shards[0].shard).run(
-            shard_log.read,
+        pages = await self._reader(shards[0].shard).run(
+            shard_log.follow,
             self._datastore,
-            [LogRange(shard.shard, shard.published.added_id, shares[shard.shard]) for shard in shards],
+            [Following(shard.published, shares[shard.shard]) for shard in shards],
             settings.transaction_bytes_max,
             timeout_s=settings.statement_timeout_s,
         )
-        cells: list[StoredCell] = []
         emit(Event.CELLS_READ, datastore=self._datastore.name, shards=len(shards))
-        for shard, found in zip(shards, batch.cells, strict=True):
-            if shard.shard in batch.lost:
-                self._report(shard, f"the head is {shard.head}, but no cell follows {shard.published.added_id}")
-            elif found:
-                try:
-                    cells += shard.proven(found)
-                except Corrupt as error:
-                    self._report(shard, str(error))
-            elif not batch.cut:  # the head was another server's, and a minion lags behind it
-                self._shards.back_off(shard, NOT_THERE_YET_S)
-        if batch.cut:  # large bodies come in smaller batches, so that none are read in vain
+        cells: list[StoredCell] = []
+        cut = False
+        doubtful: dict[int, LocationGone] = {}
+        for shard in shards:
+            page = pages.get(shard.shard)
+            if page is None:  # no bytes were left
+                cut = True
+            elif isinstance(page, ProvenPage):
+                found = await self._next_cells(shard, page)
+                cells += found
+                cut |= bool(found) and len(page.cells) < shares[shard.shard] and found[-1].added_id < page.head.added_id
+            elif page.generation > shard.published.generation:
+                await self._cross_generation(shard)
+            else:
+                doubtful[shard.shard] = page
+        if doubtful:
+            await self._judge_reading(doubtful)
+        if cut:  # large bodies come in smaller batches, so that none are read in vain
             self._cells_max = max(1, len(cells) // 2)
         elif len(cells) >= self._cells_max:
             self._cells_max = min(settings.transaction_cells_max, self._cells_max * 2)
         return cells
+
+    async def _next_cells(self, shard: ShardProgress, page: ProvenPage) -> Sequence[StoredCell]:
+        """Returns the cells of a page that can be published now: those of the published generation."""
+        generation = shard.published.generation
+        try:
+            verify_page(shard.published, page)
+        except Corrupt as error:
+            self._report(shard, str(error))
+            return ()
+        cells = [cell for cell in page.cells if cell.generation == generation]
+        if not cells:
+            if page.cells or page.head.generation > generation:
+                await self._cross_generation(shard)
+            elif shard.waiting:  # the head was another server's, and a minion lags behind it
+                self._shards.back_off(shard, NOT_THERE_YET_S)
+        return cells
+
+    async def _cross_generation(self, shard: ShardProgress) -> None:
+        """Announces the next generation that a reader of the shard meets. All cells before it are published (I13)."""
+        reader, published = self._reader(shard.shard), shard.published
+        head, starts = await reader.run(shard_head.history, self._datastore.name, shard.shard)
+        start = next_start(published.location, starts)
+        if start is None and head.generation <= published.generation:  # a minion lags
+            self._shards.back_off(shard, NOT_THERE_YET_S)
+            return
+        if start is None or start.starts_at > published.added_id + 1:
+            self._report(shard, f"MySQL doesn't say where generation {head.generation} begins")
+            return
+        kept = {shard.shard: start.starts_at - 1}
+        digest = (await reader.run(shard_log.digests, self._datastore, kept))[shard.shard]
+        if digest is None:
+            self._report(shard, f"cell {start.starts_at - 1} is missing, and generation {start.generation} follows it")
+            return
+        announce = self._log.announce
+        shard.published_up_to(await in_thread(self._context.publishing, announce, shard.shard, start, digest))
+
+    async def _judge_reading(self, doubtful: Mapping[int, LocationGone]) -> None:
+        """Asks the master about shards of which a node doesn't have what was published."""
+        await self._judge([self._shards[number] for number in doubtful])
+        for number, gone in doubtful.items():
+            shard = self._shards[number]
+            if shard.state is not TailState.WORKING:
+                continue
+            lags = gone.head < shard.published.added_id or gone.generation < shard.published.generation
+            if lags or not shard.held:
+                self._shards.back_off(shard, NOT_THERE_YET_S)
+            else:
+                self._report(shard, f"a minion has another history than its master: {gone}")
 
     def _report(self, shard: ShardProgress, error: str) -> None:
         log.error(

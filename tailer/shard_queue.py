@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import structlog
 
-from schemaless.bus.published_progress import Progress
+from schemaless.bus.published_progress import Progress, beginning
 from schemaless.errors import Misconfigured
-from schemaless.location import BEGINNING, Location
+from schemaless.location import Location
 from schemaless.topology import Datastore
-from tailer.shard_progress import MasterAnswer, ShardProgress, TailState
+from tailer.shard_progress import ShardProgress, TailState
 
 log = structlog.get_logger()
 
@@ -74,6 +74,8 @@ class ShardQueue:
                 self._begin(number, head)
                 continue
             shard.head = head
+            if shard.state is TailState.REFUSED and head.generation <= shard.published.generation:
+                continue  # what was written in the places of lost cells is another history
             if shard.state not in _AT_WORK:
                 self._move(shard, shard.due())
 
@@ -101,25 +103,38 @@ class ShardQueue:
         self._move(shard, TailState.BACKING_OFF)
         asyncio.get_running_loop().call_later(retry_s, lambda: self._move(shard, shard.due()))
 
-    def refuse(self, shard: ShardProgress, head: Location) -> None:
-        """Refuses a shard of which the topic has more than MySQL, until a new generation or a seek."""
-        shard.answer = MasterAnswer.LOST
+    def refuse(self, shard: ShardProgress, why: str, retry_s: float) -> None:
+        """Refuses a shard of which the master has another history than the topic. After `retry_s` it is asked again.
+
+        A new generation ends the refusal at once.
+        """
         self._move(shard, TailState.REFUSED)
-        self._log_refusal(shard, head)
+        asyncio.get_running_loop().call_later(retry_s, self._doubt_again, shard)
+        log.error(
+            "shard is not tailed: MySQL has another history than the topic",
+            datastore=self._datastore.name,
+            shard=shard.shard,
+            published=str(shard.published.location),
+            why=why,
+            what_to_do="the master lost cells that are in the topic: it was restored, or its datastore made anew. Bring"
+            f" the cells back, or run `schemaless tailer new-generation {self._datastore.name} --shard {shard.shard}`",
+        )
+
+    def _doubt_again(self, shard: ShardProgress) -> None:
+        if shard.state is TailState.REFUSED:
+            self._move(shard, TailState.DOUBTFUL)
 
     def _begin(self, number: int, head: Location) -> None:
         try:
-            published = self._progress.location(number, head.added_id)
+            published = self._progress.position(number, head.added_id)
         except Misconfigured as error:
             log.error("shard is not tailed", datastore=self._datastore.name, shard=number, error=str(error))
-            shard = ShardProgress(number, BEGINNING, head, state=TailState.PROGRESS_LOST)
+            shard = ShardProgress(number, beginning(number), head, state=TailState.PROGRESS_LOST)
         else:
             shard = ShardProgress(number, published, head)
-            if number in self._progress.refused:
-                shard.answer = MasterAnswer.LOST
             shard.state = shard.due()
-            if shard.state is TailState.REFUSED:
-                self._log_refusal(shard, self._progress.refused[number])
+            if shard.state is TailState.CAUGHT_UP and published.added_id:  # a restored master may show the same number
+                shard.state = TailState.BEHIND
         self._shards[number] = self._queues[shard.state][number] = shard
         if shard.state in _WAITING:
             self.news.set()
@@ -132,15 +147,3 @@ class ShardQueue:
         self._queues[state][shard.shard] = shard
         if state in _WAITING:
             self.news.set()
-
-    def _log_refusal(self, shard: ShardProgress, head: Location) -> None:
-        log.error(
-            "shard is not tailed: the topic is ahead of MySQL",
-            datastore=self._datastore.name,
-            shard=shard.shard,
-            published=str(shard.published),
-            head=str(head),
-            why="the master lost cells that are in the topic: it was restored, or its datastore made anew",
-            what_to_do="bring the cells back, open a new generation, or accept what MySQL has now as published: run"
-            f" `schemaless tailer seek {self._datastore.name} {head} --shard {shard.shard}`",
-        )

@@ -137,6 +137,15 @@ def run_sql(node, script: str) -> None:
     node.run(operation)
 
 
+def restore(master, datastore: Datastore, shard: int, kept: int) -> None:
+    """What a restore from an older state does to a shard: cells behind `kept` are gone, in the same generation."""
+    run_sql(
+        master,
+        f"BEGIN;DELETE FROM {datastore.database(shard)}.entity WHERE added_id > {kept};UPDATE schemaless.shard_head"
+        f" SET head = {kept} WHERE datastore = '{datastore.name}' AND shard = {shard};COMMIT",
+    )
+
+
 async def write_for(storage: AsyncStorage, datastore: Datastore, seconds: float, writers: int = 6) -> int:
     """Writers at once, batches of several sizes with pauses, some cells sent twice; how many cells there are."""
     end = time.monotonic() + seconds

@@ -74,8 +74,8 @@ class StoredCells:
 
     def _page(self, after: int) -> list[StoredCell]:
         wanted = [LogRange(self._report.shard, after, min(self._page_cells, self._report.head - after))]
-        batch = self._node.run(shard_log.read, self._datastore, wanted, PAGE_BYTES)
-        return [cell for cell in batch.cells[0] if cell.added_id <= self._report.head]
+        (cells,) = self._node.run(shard_log.read, self._datastore, wanted, PAGE_BYTES)
+        return [cell for cell in cells if cell.added_id <= self._report.head]
 
     def _check(self, cell: StoredCell, after: int) -> None:
         self._report.mysql += 1

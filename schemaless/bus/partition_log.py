@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 
@@ -39,7 +39,7 @@ from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.events import Event, emit
-from schemaless.location import GenerationStart, Location
+from schemaless.location import GenerationStart
 from schemaless.names import (
     COLUMN_HEADER,
     KIND_CELL,
@@ -50,6 +50,7 @@ from schemaless.names import (
     VERSION_HEADER,
     publisher_id,
 )
+from schemaless.position import Position, cell_digest
 from schemaless.topology import Datastore
 
 _SETTLING_S = 0.004
@@ -137,18 +138,21 @@ class PartitionLog:
             with PartitionReader(self._bootstrap) as reader:
                 progress = read_progress(reader, self._datastore, self._partition, self._topic_id)
             emit(Event.PROGRESS_READ, log=self._name)
-            self._record(progress.unrecorded)
+            self._record(progress.unrecorded.values())
             self._enter(LogState.OPEN)
         return progress
 
-    def publish(self, cells: Sequence[StoredCell]) -> dict[int, Location]:
-        """Publishes all of the cells, or none, with the progress they make. Returns it: the last location by shard.
+    def publish(self, cells: Sequence[StoredCell]) -> dict[int, Position]:
+        """Publishes all of the cells, or none, with the progress they make. Returns it: the last position by shard.
 
         Raises BusUnavailable, Fenced, or Misconfigured for a record that the topic refuses.
         """
         produce, topic = self._producer.produce, self._datastore.topic
         last = {cell.shard: cell for cell in cells}
-        reached = {shard: cell.location for shard, cell in last.items()}
+        reached = {
+            shard: Position(shard, cell.generation, cell.added_id, digest=cell_digest(cell))
+            for shard, cell in last.items()
+        }
         with self._transaction():
             for cell in cells:
                 produce(
@@ -160,29 +164,22 @@ class PartitionLog:
                     headers=_cell_headers(cell.column_name),
                 )
             emit(Event.CELLS_PRODUCED, log=self._name, cells=len(cells))
-            self._produce_progress(reached)
+            self._produce_progress(reached.values())
         return reached
 
-    def announce(self, shard: int, start: GenerationStart) -> Location:
-        """Announces that a generation of a shard begins (I13). Progress moves with it, so it is announced once."""
-        reached = Location(start.generation, start.starts_at - 1)
+    def announce(self, shard: int, start: GenerationStart, digest: int | None) -> Position:
+        """Announces that a generation of a shard begins (I13). Progress moves with it, so it is announced once.
+
+        `digest` is that of the cell before its first one. Returns the progress.
+        """
+        reached = Position(shard, start.generation, start.starts_at - 1, digest=digest)
         opening = {"shard": shard, "generation": start.generation, "starts_at": start.starts_at}
         with self._transaction():
             self._produce_notice(msgspec.msgpack.encode(opening), _GENERATION_HEADERS)
-            self._produce_progress({shard: reached})
+            self._produce_progress([reached])
         return reached
 
-    def refuse(self, shard: int, published: Location, head: Location) -> None:
-        """Records for the next owner that the master's head is below what was published.
-
-        Raises BusUnavailable or Fenced.
-        """
-        self._require_no_hanging_transaction()  # the end of progress alone would tear it from the cells before it
-        with self._transaction():
-            value = progress_value(shard, published, self._topic_id, refused_at=head)
-            self._producer.produce(self._datastore.progress_topic, value, progress_key(shard), self._partition)
-
-    def seek(self, locations: Mapping[int, Location]) -> None:
+    def seek(self, positions: Collection[Position]) -> None:
         """Sets progress by hand, instead of `open`. It fences the tailer of the partition, which then reads it.
 
         A record of kind `seek` in the cells topic keeps the trace. Raises BusUnavailable, Fenced, or Misconfigured
@@ -192,11 +189,12 @@ class PartitionLog:
             self._fence()
             self._end_hanging_transactions()
             with self._transaction():
-                for shard, location in locations.items():
-                    self._produce_notice(seek_value(shard, location), _SEEK_HEADERS)
-                self._produce_progress(locations)
+                for position in positions:
+                    self._produce_notice(seek_value(position), _SEEK_HEADERS)
+                self._produce_progress(positions)
             self._enter(LogState.OPEN)
-        self._require_no_hanging_transaction()  # it would be aborted later, and nobody would seek again
+            if hanging := self._hanging_transactions():  # it would be aborted later, and nobody would seek again
+                raise BusUnavailable(self._hangs(hanging, "which only the next owner of the log may end"))
 
     def close(self) -> None:
         """Frees the client. An open transaction is left to the next owner, who ends it."""
@@ -245,7 +243,7 @@ class PartitionLog:
         if first is not None and counts_unseen_cells(self._bootstrap, self._datastore, self._partition, first, seen):
             raise Misconfigured(self._hangs(hanging, "and progress counts cells behind it as published"))
         if beyond:
-            self._record(beyond)
+            self._record(beyond.values())
         else:
             self._abort_over(hanging)
         if hanging := self._hanging_transactions():
@@ -263,12 +261,6 @@ class PartitionLog:
                     self._flush()
             self._producer.abort_transaction(self._timeout_s)
 
-    def _require_no_hanging_transaction(self) -> None:
-        """Raises BusUnavailable when a transaction hangs, or the broker can't say."""
-        with self._failing():
-            if hanging := self._hanging_transactions():
-                raise BusUnavailable(self._hangs(hanging, "which only the next owner of the log may end"))
-
     def _hanging_transactions(self) -> dict[str, int]:
         """Returns the topics with a hanging transaction in this partition, and its first offset."""
         places = [(self._datastore.topic, self._partition), (self._datastore.progress_topic, self._partition)]
@@ -281,10 +273,10 @@ class PartitionLog:
             " docs/exactly-once.md"
         )
 
-    def _record(self, locations: Mapping[int, Location]) -> None:
-        if locations:
+    def _record(self, positions: Collection[Position]) -> None:
+        if positions:
             with self._transaction():
-                self._produce_progress(locations)
+                self._produce_progress(positions)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -333,12 +325,12 @@ class PartitionLog:
     def _produce_notice(self, value: bytes, headers: Headers) -> None:
         self._producer.produce(self._datastore.topic, value, partition=self._partition, headers=headers)
 
-    def _produce_progress(self, locations: Mapping[int, Location]) -> None:
-        for shard, location in locations.items():
+    def _produce_progress(self, positions: Collection[Position]) -> None:
+        for position in positions:
             self._producer.produce(
                 self._datastore.progress_topic,
-                progress_value(shard, location, self._topic_id),
-                progress_key(shard),
+                progress_value(position, self._topic_id),
+                progress_key(position.shard),
                 self._partition,
             )
-        emit(Event.PROGRESS_PRODUCED, log=self._name, shards=len(locations))
+        emit(Event.PROGRESS_PRODUCED, log=self._name, shards=len(positions))

@@ -13,6 +13,7 @@ from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import topic_ids
 from schemaless.location import Location
 from schemaless.names import tailer_group
+from schemaless.position import Position
 from schemaless.topology import Datastore
 
 
@@ -24,14 +25,16 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class PublishStatus(msgspec.Struct, frozen=True):
-    locations: Mapping[int, Location]
-    """The last published location, by shard."""
-    refused: Mapping[int, Location]
-    """The master's head of each shard whose head was below what was published."""
+    positions: Mapping[int, Position]
+    """How far each shard was published, by shard."""
     emptied: frozenset[int]
     """Partitions of a topic that was made anew after cells were published to them."""
     owners: Mapping[int, Owner]
     """The process that tails a partition, by partition."""
+
+    @property
+    def locations(self) -> dict[int, Location]:
+        return {shard: position.location for shard, position in self.positions.items()}
 
 
 def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> PublishStatus:
@@ -49,16 +52,14 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
         for assigned in member.assignment.topic_partitions
     }
     if not {datastore.topic, datastore.progress_topic} <= topics.keys():
-        return PublishStatus({}, {}, frozenset(), owners)
+        return PublishStatus({}, frozenset(), owners)
     (topic_id,) = topic_ids(admin, [datastore.topic], timeout_s=timeout_s)
-    locations: dict[int, Location] = {}
-    refused: dict[int, Location] = {}
+    positions: dict[int, Position] = {}
     emptied: set[int] = set()
     with PartitionReader(bootstrap, timeout_s=timeout_s) as reader:
         for partition in range(datastore.partitions):
             progress = committed_progress(reader, datastore, partition, topic_id)
-            locations.update(progress.locations)
-            refused.update(progress.refused)
+            positions.update(progress.positions)
             if progress.elsewhere:
                 emptied.add(partition)
-    return PublishStatus(locations, refused, frozenset(emptied), owners)
+    return PublishStatus(positions, frozenset(emptied), owners)

@@ -2,6 +2,7 @@
 
 Every shard has a record from the first time that its partition is opened, so a missing record means that progress was
 lost. Then the shard's last record in the cells topic is its progress. If that is gone, too, an operator has to seek.
+A record carries the digest of the cell that it stands on, so nobody continues on another history (I16).
 """
 
 from __future__ import annotations
@@ -12,33 +13,35 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from schemaless.bus.reader import PartitionReader, Span
+from schemaless.cell import StoredCell
 from schemaless.errors import Corrupt, Misconfigured
-from schemaless.location import BEGINNING, Location
-from schemaless.record import Announcement, DecodedRecord, ForeignRecord, Seek, decoded
+from schemaless.location import BEGINNING
+from schemaless.position import BEGINNING_DIGEST, Position, cell_digest
+from schemaless.record import Announcement, DecodedRecord, Seek, decoded
 from schemaless.topology import Datastore
 
+PROGRESS_FORMAT = 2
+"""The version of progress records. Those of version 1 have no digest."""
 _FIRST_WINDOW = 100_000
 
 
 class Progress(msgspec.Struct, frozen=True):
     """Progress of the shards of one partition. A shard that is in none of the mappings is unknown."""
 
-    locations: Mapping[int, Location]
-    """The last published location, by shard."""
-    unrecorded: Mapping[int, Location]
-    """Those of `locations` that the progress topic lacked, found in the cells topic."""
-    refused: Mapping[int, Location]
-    """The master's head of each shard whose head was below what was published."""
+    positions: Mapping[int, Position]
+    """How far each shard was published, by shard. A position without a digest is taken by its number, once."""
+    unrecorded: Mapping[int, Position]
+    """Those of `positions` that the progress topic lacked, found in the cells topic."""
     elsewhere: AbstractSet[int]
     """Shards that were published to a former topic of the same name, which was deleted."""
 
-    def location(self, shard: int, head: int) -> Location:
+    def position(self, shard: int, head: int) -> Position:
         """Returns how far a shard is published. Raises Misconfigured when that is lost and the shard has cells."""
-        found = self.locations.get(shard)
+        found = self.positions.get(shard)
         if found is not None:
             return found
         if head == 0:
-            return BEGINNING
+            return beginning(shard)
         raise Misconfigured(
             f"shard {shard} has {head} cells, but neither the progress topic nor what is left of the cells topic shows"
             f" how many of them were published: run `schemaless tailer seek DATASTORE LOCATION --shard {shard}`"
@@ -51,12 +54,13 @@ class _Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     shard: int
     generation: int
     added_id: int
-    refused_at: tuple[int, int] | None = None
     topic: str = ""
+    digest: int | None = None
+    format: int = 1
 
     @property
-    def location(self) -> Location:
-        return Location(self.generation, self.added_id)
+    def position(self) -> Position:
+        return Position(self.shard, self.generation, self.added_id, digest=self.digest)
 
 
 _decode_entry = msgspec.msgpack.Decoder(_Entry).decode
@@ -67,20 +71,27 @@ def progress_key(shard: int) -> bytes:
     return str(shard).encode()
 
 
-def progress_value(shard: int, location: Location, topic_id: str, refused_at: Location | None = None) -> bytes:
-    """Encodes a progress record. `refused_at` is the master's head, if that is below what was published."""
-    head = None if refused_at is None else (refused_at.generation, refused_at.added_id)
-    return _encode(_Entry(shard, location.generation, location.added_id, head, topic_id))
+def progress_value(position: Position, topic_id: str) -> bytes:
+    at = position.location
+    return _encode(
+        _Entry(position.shard, at.generation, at.added_id, topic_id, position.digest, format=PROGRESS_FORMAT)
+    )
 
 
-def seek_value(shard: int, location: Location) -> bytes:
-    return _encode(Seek(shard, location.generation, location.added_id))
+def seek_value(position: Position) -> bytes:
+    return _encode(Seek(position.shard, position.generation, position.added_id))
+
+
+def beginning(shard: int) -> Position:
+    """Returns the position of a shard of which nothing is published."""
+    return Position(shard, BEGINNING.generation, BEGINNING.added_id, digest=BEGINNING_DIGEST)
 
 
 def read_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
     """Reads progress up to the high watermark. Nobody may be publishing: the log of the partition was just fenced.
 
-    Raises Misconfigured when the cells topic was created again since something was published.
+    Raises Misconfigured when the cells topic was created again since something was published, or when the progress has
+    another format.
     """
     recorded = _recorded(reader, datastore, partition, reader.span(datastore.progress_topic, partition), topic_id)
     if recorded.elsewhere:  # going on in the new topic would silently leave out what the former one held
@@ -91,13 +102,16 @@ def read_progress(reader: PartitionReader, datastore: Datastore, partition: int,
             " behind which to publish again. 0 is the beginning"
         )
     cells = reader.span(datastore.topic, partition)
-    missing = set(datastore.shards_of_partition(partition)) - recorded.locations.keys()
+    missing = set(datastore.shards_of_partition(partition)) - recorded.positions.keys()
     unrecorded = _from_cells(reader, datastore, partition, cells, missing) if missing else {}
-    return msgspec.structs.replace(recorded, locations={**recorded.locations, **unrecorded}, unrecorded=unrecorded)
+    return msgspec.structs.replace(recorded, positions={**recorded.positions, **unrecorded}, unrecorded=unrecorded)
 
 
 def committed_progress(reader: PartitionReader, datastore: Datastore, partition: int, topic_id: str) -> Progress:
-    """Reads the progress that committed readers see now. While somebody publishes, it is behind what was published."""
+    """Reads the progress that committed readers see now. While somebody publishes, it is behind what was published.
+
+    Raises Misconfigured when it has another format.
+    """
     span = reader.committed_span(datastore.progress_topic, partition)
     return _recorded(reader, datastore, partition, span, topic_id)
 
@@ -113,42 +127,43 @@ def counts_unseen_cells(
         span = Span(unseen_from, reader.span(datastore.topic, partition).high)
         for records in reader.read(datastore.topic, partition, span):
             for found in map(decoded, records):
-                for shard, location in _locations([found]):
-                    counted = progress.locations.get(shard, BEGINNING)
-                    if location == counted or (location < counted and not isinstance(found, Seek)):
+                for position in _positions([found]):
+                    counted = progress.positions.get(position.shard, beginning(position.shard)).location
+                    reached = position.location
+                    if reached == counted or (reached < counted and not isinstance(found, Seek)):
                         return True
     return False
 
 
 def published_beyond(
     reader: PartitionReader, datastore: Datastore, partition: int, progress: Progress
-) -> dict[int, Location]:
-    """Returns the last location of each shard of which the end of the cells topic has more than progress counts."""
+) -> dict[int, Position]:
+    """Returns the last position of each shard of which the end of the cells topic has more than progress counts."""
     cells = reader.committed_span(datastore.topic, partition)
-    found: dict[int, Location] = {}
+    found: dict[int, Position] = {}
     for records in reader.read(
         datastore.topic, partition, Span(max(cells.low, cells.high - _FIRST_WINDOW), cells.high)
     ):
-        found.update(_locations(map(decoded, records)))
-    return {shard: at for shard, at in found.items() if at > progress.locations.get(shard, at)}
+        found.update({position.shard: position for position in _positions(map(decoded, records))})
+    return {shard: at for shard, at in found.items() if at.location > progress.positions.get(shard, at).location}
 
 
 def _from_cells(
     reader: PartitionReader, datastore: Datastore, partition: int, cells: Span, missing: AbstractSet[int]
-) -> dict[int, Location]:
+) -> dict[int, Position]:
     """Searches the cells topic backwards until every missing shard was seen or the beginning is reached."""
-    found: dict[int, Location] = {}
+    found: dict[int, Position] = {}
     stop, window = cells.high, _FIRST_WINDOW
     while stop > cells.low and missing - found.keys():
         start = max(cells.low, stop - window)
-        earlier: dict[int, Location] = {}
+        earlier: dict[int, Position] = {}
         for records in reader.read(datastore.topic, partition, Span(start, stop)):
-            earlier.update(_locations(map(decoded, records)))
+            earlier.update({position.shard: position for position in _positions(map(decoded, records))})
         found = earlier | found
         stop, window = start, window * 2
     if cells.low == 0:
-        found = dict.fromkeys(missing, BEGINNING) | found  # the whole topic is there: no record means not published
-    return {shard: location for shard, location in found.items() if shard in missing}
+        found = {shard: beginning(shard) for shard in missing} | found  # the topic is whole: not published
+    return {shard: position for shard, position in found.items() if shard in missing}
 
 
 def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, span: Span, topic_id: str) -> Progress:
@@ -161,18 +176,30 @@ def _recorded(reader: PartitionReader, datastore: Datastore, partition: int, spa
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise Corrupt(f"record at offset {record.offset} is not ours: {error}") from error
             last[entry.shard] = entry
+    for entry in last.values():
+        if entry.format != PROGRESS_FORMAT:
+            raise Misconfigured(
+                f"{datastore.progress_topic} has a record of format {entry.format}, of shard {entry.shard}, and this"
+                f" program knows format {PROGRESS_FORMAT}: "
+                + (
+                    "delete that topic. Tailers make it again, and rebuild progress from the cells topic"
+                    if entry.format < PROGRESS_FORMAT
+                    else "run the newer program that wrote it"
+                )
+            )
     return Progress(
-        locations={shard: entry.location for shard, entry in last.items()},
+        positions={shard: entry.position for shard, entry in last.items()},
         unrecorded={},
-        refused={shard: Location(*entry.refused_at) for shard, entry in last.items() if entry.refused_at},
         elsewhere={shard for shard, entry in last.items() if entry.added_id and entry.topic not in ("", topic_id)},
     )
 
 
-def _locations(records: Iterable[DecodedRecord]) -> Iterator[tuple[int, Location]]:
-    """Yields the shard of each record of the cells topic and the location that it brings the shard to."""
+def _positions(records: Iterable[DecodedRecord]) -> Iterator[Position]:
+    """Yields the position to which each record of the cells topic brings its shard."""
     for found in records:
-        if isinstance(found, Announcement):
-            yield found.shard, Location(found.generation, found.starts_at - 1)
-        elif not isinstance(found, ForeignRecord):
-            yield found.shard, Location(found.generation, found.added_id)
+        if isinstance(found, StoredCell):
+            yield Position(found.shard, found.generation, found.added_id, digest=cell_digest(found))
+        elif isinstance(found, Announcement):
+            yield Position(found.shard, found.generation, found.starts_at - 1)
+        elif isinstance(found, Seek):
+            yield Position(found.shard, found.generation, found.added_id)

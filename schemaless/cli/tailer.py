@@ -1,4 +1,4 @@
-"""`schemaless tailer status|pause|resume|seek`: an operator's view of the tailers, and commands to them (I7)."""
+"""`schemaless tailer …`: an operator's view of the tailers, and commands to them (I7, I13)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.extras import Extra, needs
-from schemaless.location import BEGINNING, FIRST_GENERATION, Location, parse_location
+from schemaless.location import parse_location
 
 if TYPE_CHECKING:
     from schemaless.ops.tailer_status import ShardStatus, TailerStatus
+    from schemaless.topology import Datastore
 
 NO_OWNER = "nobody"
 _SEEK_TIMEOUT_S = 20.0  # a person waits for the result: late is better than failed
@@ -84,38 +85,30 @@ def seek(
 ) -> None:
     """Publish again after a location. Skipped cells stay missing in the topic, others are published twice."""
     from schemaless.bus.partition_log import PartitionLog
-    from schemaless.bus.publish_status import read_publish_status
     from schemaless.bus.topics import ensure_topics
     from schemaless.ops.tailer_control import announce_seek
-    from schemaless.ops.tailer_status import read_heads
+    from schemaless.ops.tailer_seek import plan_seek
     from schemaless.storage.pymysql_driver import SyncStorage
 
     reached = servers()
     found = reached.datastore(datastore)
-    if shard is not None and not 0 <= shard < found.shards:
-        raise Invalid("shard", f"must be from 0 to {found.shards - 1}")
+    shards = list(range(found.shards)) if shard is None else [_verified(found, shard)]
     generation, added_id = parse_location(location, "location")
-    to = Location(FIRST_GENERATION if generation is None else generation, added_id)
-    shards = list(range(found.shards)) if shard is None else [shard]
     with SyncStorage(reached.topology) as storage:
-        heads = read_heads(storage, found)
-    for each in shards:
-        head = heads.get(each)
-        if head is not None and to > head:  # a tailer would refuse the shard from then on
-            raise Invalid("location", f"{to} is past the head of shard {each}, {head}")
-    before = read_publish_status(reached.kafka, found).locations
-    for each in shards:
-        head, start = heads.get(each), before.get(each) or BEGINNING
-        again = max(0, (start if head is None else min(start, head)).added_id - to.added_id)
-        never = max(0, to.added_id - start.added_id)
-        print(f"shard {each}: {before.get(each) or 'no progress'} → {to}: {again} cells come again, {never} never come")
+        moves = plan_seek(storage, reached.kafka, found, shards, generation, added_id)
+    for move in moves:
+        print(
+            f"shard {move.to.shard}: {move.before or 'no progress'} → {move.to.location}:"
+            f" {move.again} cells come again, {move.never} never come"
+            + (f", {move.announced_again} generations are announced again" if move.announced_again else "")
+        )
     if dry_run:
         return
     ensure_topics(reached.kafka, found)
     for partition in sorted({found.partition(each) for each in shards}):
         log = PartitionLog(reached.kafka, found, partition, transaction_timeout_s=_SEEK_TIMEOUT_S)
         try:  # all shards of a partition move in one transaction
-            log.seek({each: to for each in shards if found.partition(each) == partition})
+            log.seek([move.to for move in moves if found.partition(move.to.shard) == partition])
         finally:
             log.close()
     try:  # the next tailer that publishes notices by itself, an idle one has to be notified
@@ -123,6 +116,12 @@ def seek(
             announce_seek(storage, found.name)
     except StorageUnavailable as error:
         print(f"tailers notice the seek when they publish next: {error}")
+
+
+def _verified(datastore: Datastore, shard: int) -> int:
+    if not 0 <= shard < datastore.shards:
+        raise Invalid("shard", f"must be from 0 to {datastore.shards - 1}")
+    return shard
 
 
 def _set_paused(datastore: str, *, paused: bool) -> None:

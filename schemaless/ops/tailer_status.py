@@ -6,23 +6,25 @@ seconds is the age of the oldest cell that is not published yet.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from schemaless.batching import chunks
 from schemaless.bus.publish_status import Owner, PublishStatus, read_publish_status
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.ops.tailer_control import read_commands
+from schemaless.position import Position
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.failover import run_on_all
-from schemaless.storage.pymysql_driver import SyncStorage
-from schemaless.storage.shard_log import Oldest
+from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
+from schemaless.storage.shard_log import Following, Oldest
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore
 
-_SHARDS_PER_QUERY = 200
+SHARDS_PER_QUERY = 200
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -
     publish_status = read_publish_status(kafka, datastore)
     heads = read_heads(storage, datastore)
     oldest = _read_oldest(storage, datastore, publish_status.locations, heads)
+    lost = _read_lost(storage, datastore, publish_status, heads)
     shards = []
     for shard in range(datastore.shards):
         first = oldest.get(shard)
@@ -64,7 +67,7 @@ def read_tailer_status(storage: SyncStorage, kafka: str, datastore: Datastore) -
             publish_status.locations.get(shard),
             heads.get(shard),
             lag_s=0.0 if first is None else max(0.0, first.age_us / 1e6),
-            problem=_problem(datastore, shard, publish_status, heads.get(shard), oldest),
+            problem=_problem(datastore, shard, publish_status, heads.get(shard), oldest, lost),
         )
         shards.append(status)
     command = read_commands(storage).get(datastore.name, NO_COMMAND)
@@ -75,6 +78,36 @@ def read_heads(storage: SyncStorage, datastore: Datastore) -> dict[int, Location
     """Returns the head of each shard whose master can be reached."""
     answers = run_on_all(map(storage.master, datastore.clusters), shard_head.heads, datastore.name)
     return {head.shard: head.location for heads in answers.found.values() for head in heads}
+
+
+def lost_positions(master: SyncNode, datastore: Datastore, positions: Sequence[Position]) -> dict[int, LocationGone]:
+    """Returns the shards of which a master doesn't have what was published, and why (I16).
+
+    A shard with a generation that is still to be announced isn't among them. Raises StorageUnavailable.
+    """
+    found: dict[int, LocationGone] = {}
+    for part in chunks(positions, count_max=SHARDS_PER_QUERY):
+        answers = master.run(shard_log.follow, datastore, [Following(position, 0) for position in part], 1)
+        for position in part:
+            answer = answers[position.shard]
+            if isinstance(answer, LocationGone) and answer.generation <= position.generation:
+                found[position.shard] = answer
+    return found
+
+
+def _read_lost(
+    storage: SyncStorage, datastore: Datastore, publish_status: PublishStatus, heads: Mapping[int, Location]
+) -> dict[int, LocationGone]:
+    found: dict[int, LocationGone] = {}
+    for cluster in datastore.clusters:
+        positions = [
+            position
+            for shard, position in publish_status.positions.items()
+            if shard in heads and datastore.home(shard) == cluster
+        ]
+        with contextlib.suppress(StorageUnavailable):
+            found |= lost_positions(storage.master(cluster), datastore, positions)
+    return found
 
 
 def _read_oldest(
@@ -88,7 +121,7 @@ def _read_oldest(
             for shard, head in heads.items()
             if datastore.home(shard) == cluster and head.added_id > published.get(shard, BEGINNING).added_id
         }
-        for shards in chunks(list(behind), count_max=_SHARDS_PER_QUERY):
+        for shards in chunks(list(behind), count_max=SHARDS_PER_QUERY):
             positions = {shard: behind[shard] for shard in shards}
             try:
                 found.update(storage.master(cluster).run(shard_log.oldest_after, datastore, positions))
@@ -103,6 +136,7 @@ def _problem(
     publish_status: PublishStatus,
     head: Location | None,
     oldest: Mapping[int, Oldest | None],
+    lost: Mapping[int, LocationGone],
 ) -> str | None:
     """Returns why a shard is blocked, as far as it can be seen from outside."""
     published = publish_status.locations.get(shard)
@@ -114,9 +148,8 @@ def _problem(
         return "no progress record yet" if head.added_id else None
     if head.generation > published.generation:
         return None
-    if head < published or shard in publish_status.refused:
-        lost = publish_status.refused.get(shard, head)
-        return f"the topic is ahead of MySQL: {published} was published, but the master's head was {lost}"
+    if shard in lost:
+        return f"MySQL has another history than the topic: {published} was published, and {lost[shard]}"
     if shard in oldest:
         first, following = oldest[shard], published.added_id + 1
         if first is None or first.added_id != following:

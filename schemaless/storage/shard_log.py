@@ -1,4 +1,4 @@
-"""Shards' logs as the tailer and the audit read them: from a position on, bounded in cells and in bytes (I14)."""
+"""Shards' logs as their followers and the audit read them: from a position on, bounded in cells and bytes (I14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, insertion_digest, verify_position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage import shard_head
-from schemaless.storage.operation import Operation, Result, Row
+from schemaless.storage.operation import Operation, Result, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
@@ -26,35 +26,21 @@ class LogRange(msgspec.Struct, frozen=True, gc=False):
     limit: int
 
 
-class LogBatch(msgspec.Struct, frozen=True):
-    """For each part that was wanted, its cells in added_id order. `cut`: there was more than the bytes allowed.
+def read(datastore: Datastore, wanted: Sequence[LogRange], bytes_max: int) -> Operation[list[list[StoredCell]]]:
+    """Returns, for each part that is wanted, its cells in added_id order. Each shard is at most once in `wanted`.
 
-    `lost`: shards without any cell behind `after`, although the same server shows a head behind it.
-    """
-
-    cells: list[list[StoredCell]]
-    cut: bool
-    lost: frozenset[int]
-
-
-def read(datastore: Datastore, wanted: Sequence[LogRange], bytes_max: int) -> Operation[LogBatch]:
-    """Returns cells with at most `bytes_max` of bodies in all, or one cell. Each shard is at most once in `wanted`.
-
-    It never holds more than twice that: a body above its even share of the bytes is read only once its length is known
-    to fit.
+    The bodies have at most `bytes_max` in all, or there is one cell. It never holds more than twice that: a body above
+    its even share of the bytes is read only once its length is known to fit.
     """
     share = max(1, bytes_max // sum(part.limit for part in wanted))
     results = yield ";".join(_select(datastore, part, share) for part in wanted)
     rows = dict(zip([part.shard for part in wanted], _within(results, bytes_max), strict=True))
     bodies = yield from _large_bodies(datastore, rows)
-    cells = [_cells(shard, found, bodies.get(shard, {})) for shard, found in rows.items()]
-    lost = yield from _lost(datastore, [part for part, result in zip(wanted, results, strict=True) if not result.rows])
-    cut = any(len(kept) < len(result.rows) for result, kept in zip(results, rows.values(), strict=True))
-    return LogBatch(cells, cut, lost)
+    return [_cells(shard, found, bodies.get(shard, {})) for shard, found in rows.items()]
 
 
 class Following(msgspec.Struct, frozen=True, gc=False):
-    """At most `limit` cells of a shard, after a position."""
+    """At most `limit` cells of a shard, after a position. A limit of 0 only proves the position."""
 
     position: Position
     limit: int
@@ -69,7 +55,7 @@ def follow(
     cell. A shard for which no bytes were left is not in the answer.
     """
     numbers = [part.position.shard for part in wanted]
-    share = max(1, bytes_max // sum(part.limit for part in wanted))
+    share = max(1, bytes_max // max(1, sum(part.limit for part in wanted)))
     found, *results = yield ";".join(
         [
             sql("SELECT shard, generation, head FROM schemaless.shard_head WHERE datastore = %s", datastore.name)
@@ -133,6 +119,15 @@ def digests(datastore: Datastore, shards: Mapping[int, int]) -> Operation[dict[i
         shard: BEGINNING_DIGEST if added_id == 0 else _digest(result.rows[0]) if result.rows else None
         for (shard, added_id), result in zip(shards.items(), results, strict=True)
     }
+
+
+def digests_at(datastore: Datastore, shard: int, added_ids: Sequence[int]) -> Operation[dict[int, int]]:
+    """Returns the digests of a shard's cells at these added_ids, at least one, by added_id. Reads no bodies."""
+    rows = yield from query(
+        sql(_INSERTION + " FROM %s.entity WHERE added_id IN ", Name(datastore.database(shard)))
+        + f"({commas([str(added_id) for added_id in added_ids])})"
+    )
+    return {row[_ADDED_ID]: _digest(row) for row in rows}
 
 
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
@@ -202,25 +197,6 @@ def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
         part.after,
         part.limit,
     )
-
-
-def _lost(datastore: Datastore, empty: Sequence[LogRange]) -> Operation[frozenset[int]]:
-    """Asks the server that had no cells for head and cells in one snapshot: on one that lags both are missing."""
-    if not empty:
-        return frozenset()
-    results = yield ";".join(
-        sql(
-            "SELECT shard FROM schemaless.shard_head WHERE datastore = %s AND shard = %s AND head > %s"
-            " AND NOT EXISTS (SELECT * FROM %s.entity WHERE added_id > %s)",
-            datastore.name,
-            part.shard,
-            part.after,
-            Name(datastore.database(part.shard)),
-            part.after,
-        )
-        for part in empty
-    )
-    return frozenset(shard for result in results for (shard,) in result.rows)
 
 
 def _within(results: Sequence[Result], bytes_max: int) -> Iterator[Sequence[Row]]:

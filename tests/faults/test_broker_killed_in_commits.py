@@ -41,7 +41,7 @@ class Writer(threading.Thread):
         self.log = PartitionLog(kafka, datastore, datastore.partition(shard), transaction_timeout_s=TIMEOUT_S)
 
     def open(self) -> None:
-        self.next_added_id = self.log.open().locations[self.shard].added_id + 1
+        self.next_added_id = self.log.open().positions[self.shard].added_id + 1
 
     def run(self) -> None:
         try:

@@ -48,7 +48,7 @@ def stored(storage, datastore):
 
     def read(shard):
         node = storage.master(datastore.home(shard))
-        return node.run(shard_log.read, datastore, [LogRange(shard, 0, 100)], 1 << 20).cells[0]
+        return node.run(shard_log.read, datastore, [LogRange(shard, 0, 100)], 1 << 20)[0]
 
     return read
 

@@ -9,12 +9,14 @@ from confluent_kafka.admin import AdminClient
 
 from schemaless.bus import hanging_transactions, partition_log
 from schemaless.bus.partition_log import LogState, PartitionLog
+from schemaless.bus.published_progress import beginning
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
 from schemaless.codec import decode_cell, encode_body, encode_record
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.events import Event, observing
-from schemaless.location import BEGINNING, GenerationStart, Location
+from schemaless.location import GenerationStart, Location
+from schemaless.position import Position, cell_digest
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells, wait_for_records
 
@@ -63,6 +65,10 @@ def cells(first, last, shard=SHARD, generation=1):
     ]
 
 
+def position_of(cell):
+    return Position(cell.shard, cell.generation, cell.added_id, digest=cell_digest(cell))
+
+
 def added_ids(kafka, datastore, count):
     """Of all cells in the topic, once there are so many: a commit is seen a moment after it was taken."""
     return [decode_cell(record.value).added_id for record in wait_for_records(kafka, datastore, count)]
@@ -98,18 +104,21 @@ def test_cells_stand_in_the_topic_as_the_contract_says(kafka, datastore, opened)
 def test_a_new_log_has_published_nothing(opened):
     """Every shard begins at the beginning, and that is written down: a record that is missing later was lost."""
     _, progress = opened()
-    assert progress.unrecorded == progress.locations == {SHARD: BEGINNING, NEIGHBOUR: BEGINNING}
+    nothing = {SHARD: beginning(SHARD), NEIGHBOUR: beginning(NEIGHBOUR)}
+    assert progress.unrecorded == progress.positions == nothing
     _, progress = opened()
-    assert (progress.unrecorded, progress.locations) == ({}, {SHARD: BEGINNING, NEIGHBOUR: BEGINNING})
+    assert (progress.unrecorded, progress.positions) == ({}, nothing)
 
 
 def test_who_opens_the_log_knows_what_was_published(opened):
-    """Progress comes with the cells, shard by shard."""
+    """Progress comes with the cells, shard by shard, and names the cell that it stands on."""
     log, _ = opened()
-    assert log.publish([*cells(1, 5), *cells(1, 2, NEIGHBOUR)]) == {SHARD: Location(1, 5), NEIGHBOUR: Location(1, 2)}
-    log.publish(cells(6, 7))
+    first, second, neighbours = cells(1, 5), cells(6, 7), cells(1, 2, NEIGHBOUR)
+    reached = log.publish([*first, *neighbours])
+    assert reached == {SHARD: position_of(first[-1]), NEIGHBOUR: position_of(neighbours[-1])}
+    log.publish(second)
     _, progress = opened()
-    assert progress.locations == {SHARD: Location(1, 7), NEIGHBOUR: Location(1, 2)}
+    assert progress.positions == {SHARD: position_of(second[-1]), NEIGHBOUR: position_of(neighbours[-1])}
 
 
 def test_a_stale_owner_is_refused(kafka, datastore, opened):
@@ -134,14 +143,14 @@ def test_a_transaction_in_flight_dies_with_its_owner(kafka, datastore, opened, m
         if not taken_over:  # the new owner's own transactions pass the same moment
             taken_over.append(event)
             fresh, progress = opened()
-            assert progress.location(SHARD, head=3) == BEGINNING
+            assert progress.position(SHARD, head=3) == beginning(SHARD)
             fresh.publish(cells(1, 2))
 
     with observing(take_over, moment), pytest.raises(Fenced):
         stale.publish(cells(1, 3))
     assert taken_over == [moment]
     assert added_ids(kafka, datastore, 2) == [1, 2]
-    assert opened()[1].location(SHARD, head=2) == Location(1, 2)
+    assert opened()[1].position(SHARD, head=2).location == Location(1, 2)
 
 
 def test_a_failed_batch_leaves_nothing_and_the_log_is_opened_anew(kafka, datastore, opened):
@@ -168,14 +177,11 @@ def test_a_transaction_of_others_without_an_end_waits_for_a_person(kafka, datast
     foreign.begin_transaction()
     foreign.produce(getattr(datastore, topic), b"", b"foreign", 1)
     foreign.flush(10)
-    with pytest.raises(BusUnavailable, match="which only the next owner of the log may end"):
-        log.refuse(SHARD, Location(1, 1), BEGINNING)
-    assert log.state is LogState.UNKNOWN
     with pytest.raises(Misconfigured, match=rf"{getattr(datastore, topic)} \[1\] has a hanging.*docs/exactly-once.md"):
         opened()
     foreign.abort_transaction(10)
     fresh, progress = opened()
-    assert (progress.locations[SHARD], progress.refused) == (Location(1, 1), {})
+    assert progress.positions[SHARD].location == Location(1, 1)
     fresh.publish(cells(2, 2))
     assert added_ids(kafka, datastore, 2) == [1, 2]
 
@@ -193,7 +199,7 @@ def test_hidden_cells_that_progress_counts_wait_for_a_person(kafka, datastore, o
     with pytest.raises(Misconfigured, match="progress counts cells behind it as published"):
         opened()
     foreign.abort_transaction(10)
-    assert opened()[1].locations[SHARD] == Location(1, 1)
+    assert opened()[1].positions[SHARD].location == Location(1, 1)
 
 
 def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, datastore, opened, monkeypatch):
@@ -206,10 +212,10 @@ def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, d
     producer.flush(10)
     answers = iter([{(datastore.progress_topic, 1): 1}, {}])
     monkeypatch.setattr(partition_log, "hanging_transactions", lambda *arguments, **settings: next(answers))
-    assert opened()[1].locations[SHARD] == Location(1, 2)
+    assert opened()[1].positions[SHARD].location == Location(1, 2)
     monkeypatch.undo()
     fresh, progress = opened()
-    assert progress.locations[SHARD] == Location(1, 2)
+    assert progress.positions[SHARD] == position_of(second)
     fresh.publish(cells(3, 3))
     assert added_ids(kafka, datastore, 3) == [1, 2, 3]
 
@@ -217,26 +223,29 @@ def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, d
 def test_a_generation_is_announced_once(kafka, datastore, opened):
     """The record carries no key; progress moves with it, so whoever opens the log next doesn't announce it again."""
     log, _ = opened()
-    log.publish(cells(1, 5))
-    assert log.announce(SHARD, GenerationStart(2, 4)) == Location(2, 3)
+    kept = cells(1, 5)
+    log.publish(kept)
+    third = cell_digest(kept[2])
+    assert log.announce(SHARD, GenerationStart(2, 4), third) == Position(SHARD, 2, 3, digest=third)
     log.publish(cells(4, 4, generation=2))
     announcement = wait_for_records(kafka, datastore, 7)[5]
     assert (announcement.key, announcement.kind) == (None, b"generation")
-    assert opened()[1].location(SHARD, head=4) == Location(2, 4)
+    assert opened()[1].position(SHARD, head=4).location == Location(2, 4)
 
 
 def test_lost_progress_is_rebuilt_from_the_topic(kafka, datastore, opened):
     """The progress topic was deleted: the last records of each shard tell, and are written down again."""
     log, _ = opened()
-    log.publish([*cells(1, 5), *cells(1, 2, NEIGHBOUR)])
-    log.announce(NEIGHBOUR, GenerationStart(2, 3))
+    published = cells(1, 5)
+    log.publish([*published, *cells(1, 2, NEIGHBOUR)])
+    log.announce(NEIGHBOUR, GenerationStart(2, 3), digest=None)
     delete_topic(kafka, datastore.progress_topic)
     ensure_topics(kafka, datastore)
-    expected = {SHARD: Location(1, 5), NEIGHBOUR: Location(2, 2)}
+    expected = {SHARD: position_of(published[-1]), NEIGHBOUR: Position(NEIGHBOUR, 2, 2)}
     _, rebuilt = opened()
-    assert rebuilt.unrecorded == rebuilt.locations == expected
+    assert rebuilt.unrecorded == rebuilt.positions == expected
     _, read = opened()
-    assert (read.unrecorded, read.locations) == ({}, expected)
+    assert (read.unrecorded, read.positions) == ({}, expected)
 
 
 def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
@@ -249,14 +258,14 @@ def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
     ensure_topics(kafka, datastore)
     for _ in range(2):  # what was found is written down, what wasn't stays unknown
         log, progress = opened()
-        assert progress.location(SHARD, head=5) == Location(1, 5)
-        assert progress.location(NEIGHBOUR, head=0) == BEGINNING
+        assert progress.position(SHARD, head=5).location == Location(1, 5)
+        assert progress.position(NEIGHBOUR, head=0) == beginning(NEIGHBOUR)
         with pytest.raises(Misconfigured, match="tailer seek DATASTORE LOCATION --shard 3"):
-            progress.location(NEIGHBOUR, head=5)
-    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: Location(1, 4)})
+            progress.position(NEIGHBOUR, head=5)
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek([Position(NEIGHBOUR, 1, 4, digest=7)])
     with pytest.raises(Fenced):
         log.publish(cells(6, 6))
-    assert opened()[1].location(NEIGHBOUR, head=5) == Location(1, 4)
+    assert opened()[1].position(NEIGHBOUR, head=5) == Position(NEIGHBOUR, 1, 4, digest=7)
 
 
 def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
@@ -272,9 +281,9 @@ def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
     for shards in ("2 shards of this partition, 1", "1 shards of this partition, 3"):
         with pytest.raises(Misconfigured, match=f"created again, and {shards} is the first.*seek"):
             opened()
-        PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({SHARD: Location(1, 6)})
-    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek({NEIGHBOUR: BEGINNING})
-    assert opened()[1].locations == {SHARD: Location(1, 6), NEIGHBOUR: BEGINNING}
+        PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek([Position(SHARD, 1, 6)])
+    PartitionLog(kafka, datastore, 1, transaction_timeout_s=20).seek([beginning(NEIGHBOUR)])
+    assert opened()[1].positions == {SHARD: Position(SHARD, 1, 6), NEIGHBOUR: beginning(NEIGHBOUR)}
 
 
 def test_topics_with_other_counts_are_refused(kafka, datastore):

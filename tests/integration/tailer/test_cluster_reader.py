@@ -1,5 +1,5 @@
 """Where the tailer reads: the master or a minion, changing over by itself; nothing skipped, nothing called a hole that
-is only replication's lag; and a topic that is ahead of MySQL is never passed over in silence (I3, I7).
+is only replication's lag (I3, I7).
 """
 
 import asyncio
@@ -9,9 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
-from schemaless.__main__ import app
 from schemaless.audit.run import audit
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.config import TailerSettings
@@ -26,10 +24,8 @@ from tests.log_harness import (
     new_cell,
     put,
     replication_stopped,
-    run_sql,
     until,
     wait_for_cells,
-    wait_for_records,
     write_for,
 )
 
@@ -172,65 +168,3 @@ async def publish_from_a_minion_that_lags(tail, datastore, storage):
         while published < 5:
             await asyncio.sleep(0.06)
             published += await tail.step()
-
-
-def restore(master, datastore, head):
-    """What a restore does to shard 0: cells behind `head` are gone, in the same generation."""
-    run_sql(
-        master,
-        f"BEGIN;DELETE FROM {datastore.database(0)}.entity WHERE added_id > {head};UPDATE schemaless.shard_head"
-        f" SET head = {head} WHERE datastore = '{datastore.name}' AND shard = 0;COMMIT",
-    )
-
-
-async def test_a_topic_ahead_of_its_master_is_reported_and_not_passed(
-    running, kafka, new_datastore, storage, tailing, monkeypatch
-):
-    """A master comes back with fewer cells: shard, both locations and the remedy are told, by the next tailer too;
-    what is written in the places of the lost cells is not published, other shards are, and a seek ends it.
-    """
-    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
-    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
-    datastore = new_datastore(shards=2, partitions=1)
-    put(storage, datastore, cells_of_shard_0(datastore, 5))
-    with capture_logs() as told:
-        service = tailing(datastore)
-        await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
-        await asyncio.to_thread(restore, storage.master("a"), datastore, 3)
-        await until(lambda: errors(told))
-        put(storage, datastore, cells_of_shard_0(datastore, 4))  # 4 to 7: past what was published
-        put(storage, datastore, [new_cell(datastore, shard=1)])
-        await asyncio.to_thread(wait_for_cells, kafka, datastore, 6)
-        service.stop()
-        tailing(datastore)
-        await until(lambda: len(errors(told)) == 2)
-        put(storage, datastore, [new_cell(datastore, shard=1)])
-        cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 7)
-    assert [(entry["shard"], entry["published"], entry["head"]) for entry in errors(told)] == [(0, "1:5", "1:3")] * 2
-    assert f"tailer seek {datastore.name} 1:3 --shard 0" in errors(told)[0]["what_to_do"]
-    assert [cell.added_id for cell in cells if cell.shard == 0] == [1, 2, 3, 4, 5]
-    sought = await asyncio.to_thread(CliRunner().invoke, app, ["tailer", "seek", datastore.name, "1:3", "--shard", "0"])
-    assert sought.exit_code == 0
-    found = await asyncio.to_thread(wait_for_cells, kafka, datastore, 12)  # one of these records is the seek's
-    assert [cell.added_id for cell in found if cell.shard == 0] == [1, 2, 3, 4, 5, 4, 5, 6, 7]
-
-
-async def test_a_new_generation_ends_the_refusal(running, kafka, new_datastore, storage, tailing):
-    """The topic was ahead of its master; a new generation begins where the master ended: announced, then its cells."""
-    datastore = new_datastore(shards=2, partitions=1)
-    put(storage, datastore, cells_of_shard_0(datastore, 5))
-    with capture_logs() as told:
-        tailing(datastore)
-        await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
-        await asyncio.to_thread(restore, storage.master("a"), datastore, 3)
-        await until(lambda: errors(told))
-    run_sql(
-        storage.master("a"),
-        f"BEGIN;UPDATE schemaless.shard_head SET generation = 2 WHERE datastore = '{datastore.name}' AND shard = 0;"
-        f"INSERT INTO schemaless.shard_generation VALUES ('{datastore.name}', 0, 2, 4, UTC_TIMESTAMP(6));COMMIT",
-    )
-    put(storage, datastore, cells_of_shard_0(datastore, 3))
-    found = await asyncio.to_thread(wait_for_records, kafka, datastore, 9)
-    assert [record.kind for record in found] == [b"cell"] * 5 + [b"generation"] + [b"cell"] * 3
-    report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)
-    assert (report.findings.named, report.cells()["superseded"], report.cells()["matched"]) == ([], 2, 6)

@@ -84,7 +84,7 @@ async def test_an_order_counts_where_one_cluster_was_away(tailer, running, new_d
 
 
 async def test_the_status_names_what_holds_a_shard_up(tailer, running, kafka, new_datastore, storage):
-    """A partition that nobody tails, its owner, a cell that is missing, a topic ahead of its master."""
+    """A partition that nobody tails, its owner, a cell that is missing, a master that lost one."""
     datastore = new_datastore(shards=2, partitions=1)
     put_in_both(storage, datastore, 2)
     (told,) = tailer("status", datastore.name, "--json")
@@ -97,7 +97,7 @@ async def test_the_status_names_what_holds_a_shard_up(tailer, running, kafka, ne
         (told,) = await asyncio.to_thread(tailer, "status", datastore.name, "--json")
         assert told["partitions"][0]["owner"]["client"].endswith(f"-{process.process.pid}")
     assert {problem["shard"]: problem["why"] for problem in told["problems"]} == {
-        0: "the topic is ahead of MySQL: 1:2 was published, but the master's head was 1:1",
+        0: "MySQL has another history than the topic: 1:2 was published, and 2 is past the head, 1",
         1: "cell 3 is missing in MySQL",
     }
 

@@ -29,7 +29,7 @@ def locations(kafka):
             PartitionLog(kafka, datastore, partition, transaction_timeout_s=20)
             for partition in range(datastore.partitions)
         ]
-        found = {shard: location for log in logs for shard, location in log.open().locations.items()}
+        found = {shard: position.location for log in logs for shard, position in log.open().positions.items()}
         for log in logs:
             log.close()
         return found

@@ -28,7 +28,7 @@ class FakeLog:
         failure, self.state = self._script.pop(0)
         if failure is not None:
             raise failure
-        return Progress({}, {}, {}, set())
+        return Progress({}, {}, set())
 
     def close(self):
         self.closed = True

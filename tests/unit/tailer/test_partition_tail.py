@@ -9,8 +9,9 @@ from schemaless.bus.partition_log import LogState
 from schemaless.bus.published_progress import Progress
 from schemaless.cell import StoredCell
 from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.location import BEGINNING, Location
-from schemaless.storage.shard_log import LogBatch
+from schemaless.location import Location
+from schemaless.position import Position
+from schemaless.shard_cursor import ProvenPage
 from schemaless.topology import Datastore
 from tailer import partition_tail
 from tailer.partition_tail import PartitionTail, TailerContext
@@ -32,7 +33,7 @@ class FakeLog:
 
     def publish(self, cells):
         self.published.append([(cell.shard, cell.added_id) for cell in cells])
-        return {cell.shard: cell.location for cell in cells}
+        return {cell.shard: Position(cell.shard, cell.generation, cell.added_id) for cell in cells}
 
 
 class Cluster:
@@ -47,11 +48,14 @@ class Cluster:
         self.asked += 1
         if self.failure is not None:
             raise self.failure
-        ends = {part.shard: min(self.heads[part.shard], part.after + part.limit) for part in wanted}
-        cells = [[cell(part.shard, n) for n in range(part.after + 1, ends[part.shard] + 1)] for part in wanted]
-        return LogBatch(cells, False, frozenset())
+        return {part.position.shard: self._page(part.position, part.limit) for part in wanted}
 
-    async def ask_master(self, operation, datastore, shards):
+    def _page(self, at, limit):
+        head = self.heads[at.shard]
+        cells = [cell(at.shard, n) for n in range(at.added_id + 1, min(head, at.added_id + limit) + 1)]
+        return ProvenPage(cells, Location(1, head))
+
+    async def ask_master(self, operation, datastore, wanted, bytes_max):
         raise self.failure
 
 
@@ -59,7 +63,7 @@ def cell(shard, added_id):
     return StoredCell(bytes(16), "BASE", added_id, shard, 1, added_id, 0, b"")
 
 
-def tail_of(clusters, progress, *, pause_max_s=0.0, cells_max=10):
+def tail_of(clusters, published, *, pause_max_s=0.0, cells_max=10):
     settings = SimpleNamespace(
         transaction_cells_max=cells_max, transaction_bytes_max=1 << 20, statement_timeout_s=1.0, pause_max_s=pause_max_s
     )
@@ -67,7 +71,8 @@ def tail_of(clusters, progress, *, pause_max_s=0.0, cells_max=10):
         settings, clusters, lambda name: {}, lambda name: False, TransactionSlots(1), AtOnce(), AtOnce()
     )
     log = FakeLog()
-    return PartitionTail(DATASTORE, log, Progress(progress, {}, {}, set()), context), log
+    progress = {shard: Position(shard, 1, added_id) for shard, added_id in published.items()}
+    return PartitionTail(DATASTORE, log, Progress(progress, {}, set()), context), log
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def retries_never(monkeypatch):
 async def test_a_cluster_that_is_away_delays_no_other_clusters_cells(retries_never, failure):
     """The shards of one cluster back off, and twenty cells of the other one are published one by one."""
     away, here = Cluster({0: 3}, failure), Cluster({1: 0})
-    tail, log = tail_of({"a": away, "b": here}, {0: BEGINNING, 1: BEGINNING})
+    tail, log = tail_of({"a": away, "b": here}, {0: 0, 1: 0})
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({0: Location(1, 3)})
@@ -96,7 +101,7 @@ async def test_a_cluster_that_is_away_delays_no_other_clusters_cells(retries_nev
 async def test_a_master_that_is_away_when_it_is_asked_delays_no_other_clusters_cells(retries_never):
     """A shard whose head is in doubt backs off, too."""
     away, here = Cluster({}, Misconfigured("its tables are missing")), Cluster({1: 1})
-    tail, log = tail_of({"a": away, "b": here}, {0: Location(1, 7), 1: BEGINNING})
+    tail, log = tail_of({"a": away, "b": here}, {0: 7, 1: 0})
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({0: Location(1, 3), 1: Location(1, 1)})
@@ -108,7 +113,7 @@ async def test_after_its_retry_a_cluster_is_read_again(monkeypatch):
     """Backing off ends by itself, without news of a head."""
     monkeypatch.setattr(partition_tail, "RETRY_S", 0.0)
     away = Cluster({0: 3}, StorageUnavailable("no node answers"))
-    tail, log = tail_of({"a": away}, {0: BEGINNING})
+    tail, log = tail_of({"a": away}, {0: 0})
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({0: Location(1, 3)})
@@ -156,7 +161,7 @@ async def published_before_a_pause(tail, log, heads):
 async def test_under_load_cells_gather_for_the_next_transaction(busy_machine):
     """Cells that come after a transaction wait for the pause to end."""
     cluster = Cluster({1: 3})
-    tail, log = tail_of({"b": cluster}, {1: BEGINNING})
+    tail, log = tail_of({"b": cluster}, {1: 0})
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({1: Location(1, 3)})
@@ -170,7 +175,7 @@ async def test_under_load_cells_gather_for_the_next_transaction(busy_machine):
 
 async def test_a_backlog_does_not_wait(busy_machine):
     """While the cells of a whole transaction wait, there is no pause."""
-    tail, log = tail_of({"b": Cluster({1: 45})}, {1: BEGINNING}, cells_max=10)
+    tail, log = tail_of({"b": Cluster({1: 45})}, {1: 0}, cells_max=10)
     published = await published_before_a_pause(tail, log, {1: Location(1, 45)})
     assert [len(cells) for cells in published] == [10, 10, 10, 10, 5][: len(published)]
     assert len(published) >= 4
@@ -178,6 +183,6 @@ async def test_a_backlog_does_not_wait(busy_machine):
 
 async def test_every_cluster_gets_its_pass_before_a_pause(busy_machine):
     """A pass is of one cluster, so shards of the other one would else wait for a whole pause."""
-    tail, log = tail_of({"a": Cluster({0: 1}), "b": Cluster({1: 1})}, {0: BEGINNING, 1: BEGINNING})
+    tail, log = tail_of({"a": Cluster({0: 1}), "b": Cluster({1: 1})}, {0: 0, 1: 0})
     published = await published_before_a_pause(tail, log, {0: Location(1, 1), 1: Location(1, 1)})
     assert published == [[(0, 1)], [(1, 1)]]

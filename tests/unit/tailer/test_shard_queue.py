@@ -9,8 +9,9 @@ from structlog.testing import capture_logs
 
 from schemaless.bus.published_progress import Progress
 from schemaless.location import Location
+from schemaless.position import Position
 from schemaless.topology import Datastore
-from tailer.shard_progress import MasterAnswer, TailState
+from tailer.shard_progress import TailState
 from tailer.shard_queue import ShardQueue, fair_shares
 
 WAITING = st.dictionaries(st.integers(0, 4095), st.integers(1, 10**9), min_size=1, max_size=64)
@@ -43,10 +44,10 @@ def test_shares_waste_nothing(waiting, cells_max):
     assert shares == waiting or sum(shares.values()) >= cells_max - len(waiting)
 
 
-def queue(published=None, refused=None, placement=("a",)):
-    """A queue of four shards, of each of which two cells are published."""
-    known = dict.fromkeys(range(SHARDS), Location(1, 2)) if published is None else published
-    return ShardQueue(Datastore("trips", SHARDS, 1, placement), Progress(known, {}, refused or {}, set()))
+def queue(published=range(SHARDS), placement=("a",)):
+    """A queue of four shards. Of those that are named two cells are published, of the others nothing is known."""
+    known = {shard: Position(shard, 1, 2) for shard in published}
+    return ShardQueue(Datastore("trips", SHARDS, 1, placement), Progress(known, {}, set()))
 
 
 def heads(*shards, head=5):
@@ -69,7 +70,7 @@ async def test_shards_wait_in_the_order_in_which_they_fell_behind():
     shards.heads_moved(heads(3))
     assert taken(shards) == [2, 0, 1, 3]
     with shards.taken(TailState.BEHIND) as found:
-        shards[2].published_up_to(Location(1, 9))
+        shards[2].published_up_to(Position(2, 1, 9))
         assert [shard.state for shard in found] == [TailState.WORKING] * SHARDS
     assert taken(shards) == [0, 1, 3]
 
@@ -111,28 +112,37 @@ async def test_a_refused_shard_waits_for_a_generation():
     shards = queue()
     shards.heads_moved(heads(0, head=1))
     with capture_logs() as logged, shards.taken(TailState.DOUBTFUL) as (shard,):
-        shards.refuse(shard, Location(1, 1))
-    assert "run `schemaless tailer seek trips 1:1 --shard 0`" in logged[0]["what_to_do"]
+        shards.refuse(shard, "1:2 is past the head, 1", 60.0)
+    assert "run `schemaless tailer new-generation trips --shard 0`" in logged[0]["what_to_do"]
     shards.heads_moved(heads(0, head=9))
     assert (shards.idle, shard.state) == (True, TailState.REFUSED)
     shards.heads_moved({0: Location(2, 9)})
     assert taken(shards) == [0]
-    shards.heads_moved(heads(0, head=9))  # a node that lags
-    assert shard.state is TailState.REFUSED
 
 
-async def test_a_recorded_refusal_outlives_the_tailer():
-    """The next owner of the partition reads it with its progress."""
-    shards = queue(refused={0: Location(1, 1)})
-    with capture_logs() as logged:
-        shards.heads_moved(heads(0, 1))
-    assert (taken(shards), shards[0].answer, shards[0].state) == ([1], MasterAnswer.LOST, TailState.REFUSED)
-    assert [entry["shard"] for entry in logged] == [0]
+async def test_the_master_is_asked_again_about_a_refused_shard():
+    """The lost cells may have been brought back."""
+    shards = queue()
+    shards.heads_moved(heads(0, head=1))
+    with shards.taken(TailState.DOUBTFUL) as (shard,):
+        shards.refuse(shard, "", 0.0)
+    shards.news.clear()
+    async with asyncio.timeout(10):
+        await shards.news.wait()
+    assert taken(shards, TailState.DOUBTFUL) == [0]
+
+
+async def test_a_shard_whose_head_is_what_was_published_is_read_once():
+    """A restored master that has grown again may show the same number."""
+    shards = queue()
+    shards.heads_moved(heads(0, head=2))
+    assert taken(shards) == [0]
+    assert shards[0].state is TailState.CAUGHT_UP
 
 
 async def test_a_shard_without_progress_is_logged_once_and_never_tailed():
     """Neither how much was published is known, nor may it be guessed."""
-    shards = queue(published={1: Location(1, 2)})
+    shards = queue(published=[1])
     with capture_logs() as logged:
         shards.heads_moved(heads(0, 1))
         shards.heads_moved(heads(0, 1, head=9))
