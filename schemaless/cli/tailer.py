@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NO_OWNER = "nobody"
 _SEEK_TIMEOUT_S = 20.0  # a person waits for the result: late is better than failed
+_REWRITE_TIMEOUT_S = 600.0  # of the cells of a generation, in one statement
 
 _EXTRAS = (Extra.KAFKA, Extra.MYSQL)
 
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
         app,
         "tailer",
         "Show and control the processes that publish the log to Kafka.",
-        {"status": status, "pause": pause, "resume": resume, "seek": seek},
+        {"status": status, "pause": pause, "resume": resume, "seek": seek, "new-generation": new_generation},
     )
 
 
@@ -116,6 +117,41 @@ def seek(
             announce_seek(storage, found.name)
     except StorageUnavailable as error:
         print(f"tailers notice the seek when they publish next: {error}")
+
+
+@needs("tailer new-generation", *_EXTRAS)
+def new_generation(
+    datastore: Name,
+    shard: Annotated[int, typer.Option(help="number of the shard")],
+    starts_at: Annotated[
+        int | None, typer.Option("--from", help="first added_id that the master lost, if the topic can't tell any more")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only print what would change")] = False,
+) -> None:
+    """Open a new generation of a shard whose master lost published cells. The topic's lost cells are superseded."""
+    from schemaless.ops.tailer_generation import plan_generation
+    from schemaless.storage import shard_head
+    from schemaless.storage.pymysql_driver import SyncStorage
+
+    reached = servers()
+    found = reached.datastore(datastore)
+    _verified(found, shard)
+    with SyncStorage(reached.topology, timeout_s=_REWRITE_TIMEOUT_S) as storage:
+        plan = plan_generation(storage, reached.kafka, found, shard, starts_at)
+        kept = plan.start.starts_at - 1
+        print(f"shard {shard}: generation {plan.start.generation} begins at {plan.start.starts_at}")
+        print(
+            f"  topic and MySQL agree up to {kept}"
+            if plan.proven
+            else f"  nothing proves that topic and MySQL agree up to {kept}: the topic no longer reaches back"
+        )
+        for lost in plan.superseded:
+            print(f"  superseded in the topic: {lost}, {lost.cells} cells")
+        print(f"  published again with generation {plan.start.generation}: {plan.again} cells")
+        if dry_run:
+            return
+        storage.master(found.home(shard)).run(shard_head.open_generation, found, shard, plan.start)
+    print("opened: tailers announce it by themselves")
 
 
 def _verified(datastore: Datastore, shard: int) -> int:
