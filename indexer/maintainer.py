@@ -20,6 +20,9 @@ class Maintainer:
     together = True
     """Entries of several shards go to the same tables: one transaction for each cluster takes them all."""
 
+    record_within_s = 0.0
+    """A checkpoint moves in the transaction of its entries."""
+
     def __init__(self, storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> None:
         self._storage = storage
         self._datastore = datastore
@@ -38,6 +41,9 @@ class Maintainer:
             for cluster, here in self._datastore.by_home(writes, lambda write: write.shard).items()
         }
         return Effect([Outcome(len(run.cells)) for run in runs], scripts)
+
+    async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
+        return Effect([])
 
     async def _rows_before(self, runs: Sequence[Run]) -> dict[int, Rows]:
         """Returns by shard the rows of the run's cells, as the log makes them just before its first cell."""

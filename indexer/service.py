@@ -67,6 +67,7 @@ class DatastoreIndexer:
             self._host,
             session_timeout_s=settings.session_timeout_s,
         )
+        self._host.join(self._transport)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -83,7 +84,7 @@ class DatastoreIndexer:
             if has_tables and consumer not in self._host.consumers:
                 maintainer = Maintainer(self._storage, self._datastore, index.definition)
                 placement = CheckpointPlacement.EVERYWHERE
-                checkpoints = Checkpoints(self._storage, self._datastore, consumer, placement)
+                checkpoints = Checkpoints(self._host.lanes, consumer, placement)
                 await self._host.add(Consumer(maintainer, checkpoints))
 
     async def _follow_definitions(self) -> None:

@@ -61,6 +61,11 @@ def insertion_digest(  # what it is made of
     return int.from_bytes(hashlib.sha256(fixed + column_name.encode()).digest()[:8]) >> 1
 
 
+def position_of(cell: StoredCell) -> Position:
+    """Returns the position of a shard that is finished up to a cell."""
+    return Position(cell.shard, cell.generation, cell.added_id, digest=cell_digest(cell))
+
+
 def digest_text(digest: int) -> str:
     """Returns a digest as 16 hexadecimal digits: JSON's numbers lose digits above 2^53."""
     return f"{digest:016x}"

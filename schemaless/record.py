@@ -82,10 +82,19 @@ class ForeignRecord(msgspec.Struct, frozen=True, gc=False):
 DecodedRecord = StoredCell | Announcement | Seek | ForeignRecord
 
 
-def decode_record(
-    value: bytes | None, headers: Headers, *, topic: str = "", partition: int = -1, offset: int = -1
+def decode_record(  # the last ones have defaults
+    value: bytes | None,
+    headers: Headers,
+    *,
+    topic: str = "",
+    partition: int = -1,
+    offset: int = -1,
+    check_body: bool = True,
 ) -> DecodedRecord:
-    """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord."""
+    """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord.
+
+    A body is decoded only to check it. `check_body=False` leaves that to whoever needs the body.
+    """
     try:
         found = dict(headers or ())
         version, kind = found.get(VERSION_HEADER), found.get(KIND_HEADER)
@@ -94,15 +103,22 @@ def decode_record(
         decode = _KINDS.get(kind)
         if decode is None:
             raise Corrupt(f"kind {_shown(kind)} is not known")
+        if kind == KIND_CELL and not check_body:
+            return decode_cell(value or b"")
         return decode(value or b"")
     except Corrupt as error:
         return ForeignRecord(topic, partition, offset, str(error))
 
 
-def decoded(record: Record) -> DecodedRecord:
+def decoded(record: Record, *, check_body: bool = True) -> DecodedRecord:
     """Decodes a record that one of our readers read."""
     return decode_record(
-        record.value, record.headers, topic=record.topic, partition=record.partition, offset=record.offset
+        record.value,
+        record.headers,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        check_body=check_body,
     )
 
 

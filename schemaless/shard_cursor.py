@@ -25,7 +25,7 @@ import msgspec
 from schemaless.cell import StoredCell
 from schemaless.errors import Corrupt, LocationGone
 from schemaless.location import Location
-from schemaless.position import Position, cell_digest
+from schemaless.position import Position, position_of
 
 _NOTHING_SEEN = Location(0, 0)
 
@@ -112,12 +112,15 @@ class ShardCursor:
         self._last_head = 0  # its added_id, at the last look
         self._to_end = True  # the topic may have brought cells before we listened, so the log is read to its end
 
-    def begin(self, position: Position) -> None:
-        """Continues after a stored position. The caller hears the topic from now on."""
+    def begin(self, position: Position, head: Location | None = None) -> None:
+        """Continues after a stored position. The caller hears the topic from now on, and read `head` after that.
+
+        A shard at its head has nothing to read.
+        """
         self.at = self.done = position
         self.reason = None
-        self._to_end = True
-        self.state = CursorState.BEHIND
+        self._to_end = head != position.location
+        self.state = CursorState.BEHIND if self._to_end or self._seen > position.location else CursorState.LIVE
 
     def take(self, cells: Sequence[StoredCell]) -> Sequence[StoredCell]:
         """Takes cells of the topic, in its order. Returns those to hand over."""
@@ -129,7 +132,7 @@ class ShardCursor:
             cells = self._proven(cells)
         if cells:
             self.counts.from_topic += len(cells)
-            self._hand_over(cells[-1])
+            self.at = position_of(cells[-1])
         return cells
 
     def announce(self, generation: int, starts_at: int) -> None:
@@ -162,7 +165,7 @@ class ShardCursor:
             return ()
         if cells:
             self.counts.from_log += len(cells)
-            self._hand_over(cells[-1])
+            self.at = position_of(cells[-1])
         if self.at.added_id >= page.head.added_id:
             self._end_of_log(page.head)
         elif not self._to_end and self.at.location >= self._seen:
@@ -191,9 +194,13 @@ class ShardCursor:
 
     def give_back(self) -> None:
         """Notes that cells were handed over and not finished. They come again, from the log."""
-        if self.at is not self.done:
+        self.rewind(self.done)
+
+    def rewind(self, position: Position) -> None:
+        """Notes that the cells after a position were handed over and are not wanted now. They come from the log."""
+        if self.at is not position:
             self._expect(self.at.location)
-            self.at = self.done
+            self.at = position
 
     def stop(self, reason: str) -> None:
         """Notes that the handler gave up. A person has to let the shard run again."""
@@ -230,9 +237,6 @@ class ShardCursor:
                 self._expect(cells[-1].location)
                 break
         return found
-
-    def _hand_over(self, last: StoredCell) -> None:
-        self.at = Position(self.at.shard, last.generation, last.added_id, digest=cell_digest(last))
 
     def _expect(self, location: Location) -> None:
         """Falls behind: the log has to be read at least this far."""

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import faust
+from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
@@ -31,6 +32,8 @@ FETCH_PAUSE_S = 0.012  # else 200 records/s are 200 fetches, and as many rounds 
 
 
 class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types for mypy
+    heartbeats: Heartbeats | None = None
+
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = "read_committed"
@@ -38,7 +41,52 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
 
     async def on_start(self) -> None:
         await super().on_start()
-        keep_fetches_apart(self._ensure_consumer()._fetcher)
+        consumer = self._ensure_consumer()
+        keep_fetches_apart(consumer._fetcher)
+        self.heartbeats = Heartbeats(consumer._coordinator)
+
+    async def confirm(self, partitions: Iterable[TP]) -> None:
+        """Commits where reading is. The coordinator answers only a member of the present generation of the group.
+
+        Raises what aiokafka raises.
+        """
+        await self.call_thread(self._confirm, list(partitions))
+
+    async def _confirm(self, partitions: Sequence[TP]) -> None:
+        consumer = self._ensure_consumer()
+        found = {driver.ensure_aiokafka_TP(tp): await consumer.position(tp) for tp in partitions}
+        await consumer.commit({tp: OffsetAndMetadata(offset, "") for tp, offset in found.items()})
+
+
+class Heartbeats:
+    """When the coordinator last answered a heartbeat of aiokafka's `coordinator`: it is still our group then.
+
+    aiokafka tells nobody when the answers stop.
+    """
+
+    def __init__(self, coordinator: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._coordinator = coordinator
+        self._beat = coordinator._do_heartbeat
+        self._answered_at = clock()
+        coordinator._do_heartbeat = self._beat_and_note
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last heartbeat that was answered was sent, or since the last rebalance."""
+        return self._clock() - self._answered_at
+
+    def joined(self) -> tuple[str, int]:
+        """Takes a rebalance as an answer. Returns the member's id and the group's generation."""
+        self._answered_at = self._clock()
+        return self._coordinator.member_id, self._coordinator.generation
+
+    async def _beat_and_note(self) -> Any:
+        sent_at = self._clock()
+        answered = await self._beat()
+        if answered:
+            self._answered_at = sent_at
+        return answered
 
 
 def keep_fetches_apart(

@@ -1,17 +1,18 @@
 """FaustTransport: a member of a group receives the raw records of its partitions, in order.
 
 `schemaless/bus/faust_app.py` corrects Faust's own reading and acknowledging. Here, the records of a partition that one
-fetch brought are one event. The agent only puts events into the partition's lane, which processes those that arrived
-meanwhile in one batch. No exception leaves the agent: CrashingSupervisor ends the process.
+fetch brought are one event. The agent gives each to the receiver, which takes it at once. No exception leaves the
+agent: CrashingSupervisor ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
+from aiokafka.errors import KafkaError
 from faust.transport.utils import DefaultSchedulingStrategy
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
@@ -29,10 +30,7 @@ from schemaless.record import Record
 
 log = structlog.get_logger()
 
-_LANE_BATCHES_MAX = 4  # of a partition in flight at once: a batch waits only for those that share a shard with it
-_LANE_EVENTS_MAX = 4  # fetched events of a partition that wait; then the agent waits
-_LANE_RECORDS_MAX = 1000  # of several fetches in one batch; a single fetch may bring more
-_BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with the one above and a fetch's size, what bounds memory
+_BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with a fetch's size, what bounds memory
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
 
@@ -40,12 +38,13 @@ _STOP_TIMEOUT_S = 5.0
 class Receiver(Protocol):
     """`schemaless.consume.host.ConsumerHost`."""
 
-    async def assigned(self, partitions: Iterable[int]) -> None: ...
+    async def assigned(self, partitions: Iterable[int], kept: Collection[int] = ()) -> None:
+        """Takes these partitions and no others. Nobody else had those of `kept` since they were revoked here."""
 
     async def revoked(self, partitions: Iterable[int]) -> None: ...
 
-    async def take(self, partition: int, records: Sequence[Record]) -> None:
-        """Processes records. Calls begin in the order of the records. The next may begin before one returns."""
+    def take(self, partition: int, records: Sequence[Record]) -> None:
+        """Takes records, in order. What comes of them is its own affair: nothing rests on acknowledgements."""
 
 
 class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no types for mypy
@@ -76,37 +75,6 @@ class _App(CorrectedApp):
         """Makes no directories: they are for tables, and there are none."""
 
 
-class _PartitionLane:
-    """Processes the events of one partition in order, a few batches at a time. A slow batch delays others only when all
-    are in flight and the lane is full.
-    """
-
-    def __init__(self, partition: int, receiver: Receiver) -> None:
-        self._partition = partition
-        self._receiver = receiver
-        self._events: asyncio.Queue[Any] = asyncio.Queue(_LANE_EVENTS_MAX)
-        self.tasks = [asyncio.create_task(self._run()) for _ in range(_LANE_BATCHES_MAX)]
-
-    async def put(self, event: Any) -> None:
-        await self._events.put(event)
-
-    async def _run(self) -> None:
-        while True:
-            events = await self._next()
-            await self._receiver.take(self._partition, [record for event in events for record in event.value])
-            for event in events:  # nothing may follow: an acknowledged record is finished, or will be read from the log
-                event.ack()
-
-    async def _next(self) -> list[Any]:
-        """Returns the next event and those that arrived meanwhile, up to about _LANE_RECORDS_MAX records."""
-        events = [await self._events.get()]
-        records = len(events[0].value)
-        while not self._events.empty() and records < _LANE_RECORDS_MAX:
-            events.append(self._events.get_nowait())
-            records += len(events[-1].value)
-        return events
-
-
 class FaustTransport:
     """Connects one topic and one group with one receiver. `run` ends only by being cancelled or by raising."""
 
@@ -120,7 +88,9 @@ class FaustTransport:
         session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> None:
         self._receiver = receiver
-        self._lanes: dict[int, _PartitionLane] = {}
+        self._session_timeout_s = session_timeout_s
+        self._joined: tuple[str, int] | None = None
+        self._revoked_partitions: set[int] = set()
         self._topic = topic
         self._app = _app(bootstrap, group, session_timeout_s)
         channel = self._app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
@@ -152,37 +122,48 @@ class FaustTransport:
                 await self._app.stop()
         except TimeoutError:
             log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
-        for task in self._lane_tasks():
-            task.cancel()
 
     async def _watch(self) -> None:
+        """Returns never. A member that the group may have forgotten without saying so ends its process (I10)."""
         crashed = asyncio.ensure_future(self._app.wait_until_stopped())
         while not crashed.done():
-            watched = {crashed, *self._lane_tasks()}
-            await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-            for task in self._lane_tasks():
-                if task.done():
-                    task.result()
-        raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}")
+            await asyncio.wait({crashed}, timeout=1.0)
+        raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}") from self._app.crash_reason
 
-    def _lane_tasks(self) -> list[asyncio.Task[None]]:
-        return [task for lane in self._lanes.values() for task in lane.tasks]
+    def is_alive(self) -> bool:
+        heartbeats = self._thread.heartbeats
+        return heartbeats is not None and heartbeats.age_s < self._session_timeout_s
+
+    async def confirm(self, partitions: Iterable[int]) -> None:
+        try:
+            async with asyncio.timeout(self._session_timeout_s):
+                await self._thread.confirm([TP(self._topic, partition) for partition in partitions])
+        except (KafkaError, TimeoutError) as error:
+            raise BusUnavailable(f"group {self._app.conf.id}: {error!r}") from error
+
+    @property
+    def _thread(self) -> Any:
+        return self._app.consumer._thread
 
     async def _receive(self, stream: Any) -> None:
         async for event in stream.noack().events():
-            partition = event.message.partition
-            lane = self._lanes.get(partition)
-            if lane is None:
-                lane = self._lanes[partition] = _PartitionLane(partition, self._receiver)
-            await lane.put(event)
+            self._receiver.take(event.message.partition, event.value)
+            event.ack()  # nothing rests on it: what was not finished is read from the log
 
     async def _assigned(self, app: Any, assigned: Iterable[TP], **_: Any) -> None:
         partitions = sorted(tp.partition for tp in assigned if tp.topic == self._topic)
-        log.info("partitions assigned", group=self._app.conf.id, partitions=partitions)
-        await self._receiver.assigned(partitions)
+        before, self._joined = self._joined, self._thread.heartbeats.joined() if self._thread.heartbeats else None
+        # The next generation of the same member: between the two nobody else had the partition (eager assignment).
+        directly_after = before and self._joined == (before[0], before[1] + 1)
+        kept = sorted(self._revoked_partitions.intersection(partitions)) if directly_after else []
+        self._revoked_partitions = set()
+        log.info("partitions assigned", group=self._app.conf.id, partitions=partitions, kept=len(kept))
+        await self._receiver.assigned(partitions, kept)
 
     async def _revoked(self, app: Any, revoked: Iterable[TP], **_: Any) -> None:
-        await self._receiver.revoked([tp.partition for tp in revoked if tp.topic == self._topic])
+        partitions = {tp.partition for tp in revoked if tp.topic == self._topic}
+        self._revoked_partitions |= partitions
+        await self._receiver.revoked(partitions)
 
 
 def _app(bootstrap: str, group: str, session_timeout_s: float) -> _App:

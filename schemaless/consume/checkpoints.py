@@ -2,6 +2,8 @@
 
 A trigger program keeps the checkpoint of a shard on the shard's home. An index keeps it on every cluster, and moves
 each in the transaction that writes the entries of that cluster. What all clusters have reached is what counts.
+
+All consumers of a process share one CommitLane for each cluster, so what is busy together shares a transaction.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ import msgspec
 
 from schemaless.batching import Batcher, BatchLimits, all_or_first_error
 from schemaless.consume.ports import Advance, Script, ShardCheckpoint
-from schemaless.errors import Fenced
-from schemaless.location import BEGINNING, Location
-from schemaless.storage import checkpoint_table, shard_head
+from schemaless.position import BEGINNING_DIGEST, Position
+from schemaless.storage import checkpoint_table, shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, Move, State
 from schemaless.topology import Datastore
 
-_BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=1 << 20)
-_MOVE_BYTES = 100  # of a move as SQL, about
+_BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20)
+_MOVE_BYTES = 200  # of a move as SQL, about
 
 
 class CheckpointPlacement(Enum):
@@ -38,49 +39,97 @@ class StartAt(Enum):
     END = "end"
 
 
+class _Change(msgspec.Struct, frozen=True, gc=False):
+    moves: Sequence[Move]
+    effect: Script
+
+
+class CommitLane:
+    """Moves checkpoints on one cluster, with their effects, in as few transactions as it can (I10).
+
+    While one transaction is in flight the next moves collect. A move that meets no other goes at once. Belongs to one
+    event loop.
+    """
+
+    def __init__(self, master: AsyncNode, datastore: str) -> None:
+        self._master = master
+        self._datastore = datastore
+        self._batcher: Batcher[_Change, Sequence[Move]] = Batcher(self._flush, _BATCH_LIMITS)
+
+    async def move(self, moves: Sequence[Move], effect: Script = "") -> Sequence[Move]:
+        """Returns the moves that another process has overtaken, when the transaction is committed.
+
+        If there are any, nothing of the effect stays. The effect must be one that may be repeated and be late (I11).
+        Raises StorageUnavailable, or Unavailable when too much waits.
+        """
+        (lost,) = await self._batcher.submit([_Change(moves, effect)], len(effect) + _MOVE_BYTES * len(moves))
+        return lost
+
+    async def _flush(self, changes: list[_Change]) -> list[Sequence[Move]]:
+        """Commits all changes. One that lost a move is taken out, and the others are committed again."""
+        lost: dict[int, Sequence[Move]] = {}
+        left = list(range(len(changes)))
+        while left:
+            moves = [move for n in left for move in changes[n].moves]
+            effect = ";".join([changes[n].effect for n in left if changes[n].effect])
+            missed = await self._master.run(checkpoint_table.move, self._datastore, moves, effect)
+            gone = {n: found for n in left if (found := [move for move in changes[n].moves if move in missed])}
+            lost |= gone
+            if not effect or not gone:
+                break
+            left = [n for n in left if n not in gone]
+        return [lost.get(n, ()) for n in range(len(changes))]
+
+
+class CommitLanes:
+    """The lanes of one process and datastore, by cluster."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore) -> None:
+        self.storage = storage
+        self.datastore = datastore
+        self._lanes = {cluster: CommitLane(storage.master(cluster), datastore.name) for cluster in datastore.clusters}
+
+    def __getitem__(self, cluster: str) -> CommitLane:
+        return self._lanes[cluster]
+
+
 class Checkpoints:
-    """Reads and moves the checkpoints of one consumer. Belongs to one event loop."""
+    """The checkpoints of one consumer, as this process knows them."""
 
     def __init__(
         self,
-        storage: AsyncStorage,
-        datastore: Datastore,
+        lanes: CommitLanes,
         consumer: str,
         placement: CheckpointPlacement,
         start_at: StartAt = StartAt.BEGINNING,
     ) -> None:
         self.consumer = consumer
-        self._storage = storage
-        self._datastore = datastore
+        self._lanes = lanes
+        self._datastore = lanes.datastore
         self._placement = placement
         self._start_at = start_at
-        self._locations: dict[str, dict[int, Location]] = {cluster: {} for cluster in datastore.clusters}
-        self._batchers = {
-            cluster: CheckpointBatcher(storage.master(cluster), datastore.name, consumer)
-            for cluster in datastore.clusters
-        }
+        self._known: dict[str, dict[int, tuple[int, Position]]] = {cluster: {} for cluster in self._datastore.clusters}
 
     async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]:
-        """Returns the checkpoints of these shards, and makes those that are missing. Raises StorageUnavailable."""
         by_cluster = self._by_cluster(shards)
         answers = await all_or_first_error(self._read_on(cluster, numbers) for cluster, numbers in by_cluster.items())
         found: dict[int, ShardCheckpoint] = {}
-        for checkpoint in (checkpoint for answer in answers for checkpoint in answer):
-            others = found.get(checkpoint.shard, ShardCheckpoint(checkpoint.location))
-            found[checkpoint.shard] = ShardCheckpoint(
-                min(others.location, checkpoint.location), others.running and checkpoint.state is State.RUNNING
-            )
+        for row in (row for answer in answers for row in answer):
+            other = found.get(row.shard)
+            stopped = (row.reason or "no reason is known") if row.state is State.STOPPED else None
+            if other is None:
+                found[row.shard] = ShardCheckpoint(row.position, stopped)
+            else:  # what all clusters have reached counts
+                lower = min(other.position, row.position, key=lambda position: position.location)
+                found[row.shard] = ShardCheckpoint(lower, other.stop_reason or stopped)
         return found
 
-    async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> None:
-        """Moves checkpoints, on each cluster in one transaction with its effect.
-
-        Raises Fenced or StorageUnavailable. Some clusters may have moved by then, so read again before the next move.
-        """
-        await all_or_first_error(
+    async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
+        lost = await all_or_first_error(
             self._move_on(cluster, {shard: advances[shard] for shard in shards}, effects.get(cluster, ""))
             for cluster, shards in self._by_cluster(advances).items()
         )
+        return frozenset().union(*lost)
 
     def _by_cluster(self, shards: Iterable[int]) -> dict[str, list[int]]:
         numbers = list(shards)
@@ -89,72 +138,38 @@ class Checkpoints:
         return self._datastore.by_home(numbers, lambda shard: shard)
 
     async def _read_on(self, cluster: str, shards: Sequence[int]) -> list[Checkpoint]:
-        master = self._storage.master(cluster)
+        master = self._lanes.storage.master(cluster)
         name = self._datastore.name
         found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
-        missing = set(shards) - {checkpoint.shard for checkpoint in found}
+        missing = set(shards) - {row.shard for row in found}
         if missing:
-            starts = dict.fromkeys(missing, BEGINNING)
+            starts = [Position(shard, 1, 0, digest=BEGINNING_DIGEST) for shard in sorted(missing)]
             if self._start_at is StartAt.END:
-                heads = await master.run(shard_head.heads, name)
-                starts = {head.shard: head.location for head in heads if head.shard in missing}
-            await master.run(checkpoint_table.make, name, self.consumer, starts)
+                heads = {h.shard: h for h in await master.run(shard_head.heads_of, name, missing)}
+                digests = await master.run(
+                    shard_log.digests, self._datastore, {shard: head.added_id for shard, head in heads.items()}
+                )
+                starts = [
+                    Position(shard, head.generation, head.added_id, digest=digests[shard])
+                    for shard, head in sorted(heads.items())
+                ]
+            counts = self._placement is CheckpointPlacement.HOME
+            await master.run(lambda: checkpoint_table.make(name, self.consumer, starts, counts=counts))
             found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
-        self._locations[cluster].update({checkpoint.shard: checkpoint.location for checkpoint in found})
+        self._known[cluster].update({row.shard: (row.version, row.position) for row in found})
         return found
 
-    async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> None:
-        known = self._locations[cluster]
+    async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> frozenset[int]:
+        known = self._known[cluster]
         # A cluster may be ahead: a process ended between two clusters. Its effects are there, guarded by versions.
         moves = [
-            Move(shard, known[shard], advance.to, advance.stop_reason)
-            for shard, advance in sorted(advances.items())
-            if known[shard] < advance.to or advance.stop_reason is not None
+            Move(self.consumer, known[shard][0], to.to, to.finished, to.stop_reason, to.restart)
+            for shard, to in sorted(advances.items())
+            if known[shard][1].location < to.to.location or to.stop_reason is not None or to.restart
         ]
         if not moves:
-            return
-        await self._batchers[cluster].move(moves, effect)
-        known.update({move.shard: move.to for move in moves})
-
-
-class _Change(msgspec.Struct, frozen=True, gc=False):
-    moves: Sequence[Move]
-    effect: Script
-
-
-class CheckpointBatcher:
-    """Moves the checkpoints of one consumer on one cluster, with their effects, in as few transactions as it can (I10).
-
-    While one transaction is in flight the next moves collect, so shards that are busy together share a commit. A move
-    that meets no other goes at once. Each has an outcome of its own. Belongs to one event loop.
-    """
-
-    def __init__(self, master: AsyncNode, datastore: str, consumer: str) -> None:
-        self._master = master
-        self._datastore = datastore
-        self._consumer = consumer
-        self._batcher: Batcher[_Change, Fenced | None] = Batcher(self._flush, _BATCH_LIMITS)
-
-    async def move(self, moves: Sequence[Move], effect: Script = "") -> None:
-        """Returns when the transaction is committed. The effect must be one that may be repeated and be late (I11).
-
-        Raises Fenced when another process moved one of the checkpoints, StorageUnavailable, or Unavailable when too
-        much waits.
-        """
-        size_bytes = len(effect) + _MOVE_BYTES * len(moves)
-        (failure,) = await self._batcher.submit([_Change(moves, effect)], size_bytes)
-        if failure is not None:
-            raise failure
-
-    async def _flush(self, changes: list[_Change]) -> list[Fenced | None]:
-        moves = [move for change in changes for move in change.moves]
-        effect = ";".join([change.effect for change in changes if change.effect])
-        missed = await self._master.run(checkpoint_table.move, self._datastore, self._consumer, moves, effect)
-        failures: list[Fenced | None] = []
-        for change in changes:
-            lost = next((move.shard for move in change.moves if move in missed), None)
-            if lost is None:
-                failures.append(None)
-            else:
-                failures.append(Fenced(f"{self._consumer}: another process moved the checkpoint of shard {lost}"))
-        return failures
+            return frozenset()
+        lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, effect))
+        if not (lost and effect):
+            known.update({move.to.shard: (move.version + 1, move.to) for move in moves if move.to.shard not in lost})
+        return lost

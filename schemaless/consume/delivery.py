@@ -1,338 +1,449 @@
-"""Delivery: every cell of a shard reaches a consumer, in order, at least once (I9, I10). It knows nothing of Kafka.
+"""Delivery: every cell of some shards reaches one consumer, in order, at least once (I9, I10).
 
-What the topic brings is taken while it proves dense: the next added_id of a shard is its checkpoint + 1. A lower one
-is a duplicate. After anything else (a hole, a takeover of the shard, a call that must be repeated) the shard is
-*behind*: it reads its log in MySQL from its checkpoint on until it has met the topic, and then takes from there.
-So losslessness rests neither on Kafka's offsets nor on acknowledgements, and no shard waits for another.
+A ShardCursor says for each shard what comes next (schemaless/shard_cursor.py). Delivery does what it asks for. It reads
+checkpoints and pages of the log, lets the handler work on what was handed over, and moves the checkpoints. It knows
+nothing of Kafka: losslessness rests neither on offsets nor on acknowledgements, and no shard waits for another.
 
-No exception leaves this module: a failure puts its shards behind, and they are tried again later.
+All shards of a delivery have one home cluster, so a cluster that is unreachable holds up its own shards only. What is
+ready at the same time goes to the handler in one call. No exception leaves this module: a failure puts its shards
+behind, and they are tried again later, in smaller pages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-import msgspec
 import structlog
 
-from schemaless.cell import StoredCell, is_dense
+from schemaless.cell import StoredCell
 from schemaless.consume.ports import Advance, CheckpointStore, Handler, Log, Outcome, Run
-from schemaless.errors import Corrupt, SchemalessError
+from schemaless.consume.recorder import Recorder
+from schemaless.consume.shard_work import HANDING_OVER, READING, Assignment, ShardWork
+from schemaless.errors import Fenced, LocationGone, SchemalessError
 from schemaless.lifecycle import pause
-from schemaless.location import Location, resume_location
+from schemaless.location import Location
+from schemaless.position import Position
+from schemaless.shard_cursor import CursorCounts, CursorState
 from schemaless.storage.shard_head import Head
 
 log = structlog.get_logger()
 
-PATIENCE_S = 1.0
-"""How long the topic waits for a slow consumer. Its shards then fall behind, and the topic continues for the others."""
+IDLE_S = 1.0
+"""How long a delivery waits at most until it looks again whether something is due."""
 
-_SHARDS_PER_STEP = 32
-_PAGE_CELLS_MIN = 32
-_PAGE_BYTES = 4 << 20
+_SHARDS_PER_READ = 32
+_CALLS_MAX = 4  # of a handler that takes shards together
+_CAREFUL_CALLS = 16
 _FAILED_PAUSE_S = 0.1
 _FAILED_PAUSE_MAX_S = 5.0
 
 
-class DeliveryCounts(msgspec.Struct):
-    """Counts since the start. `delivered` cells were finished. `holes` is how often the topic was not dense."""
+class DeliveryCounts(CursorCounts):
+    """Counts since the start. `delivered` cells were finished."""
 
     delivered: int = 0
-    duplicates: int = 0
-    holes: int = 0
     failures: int = 0
 
 
-class ShardState:
-    """What one consumer knows of one shard while it runs. A run begins right after `location` (I9).
-
-    `location` None: it must be read. `live`: the shard takes from the topic. `busy`: the handler works on it.
-    `running`: nothing has stopped it. `seen`: the log goes at least as far. `to_end`: the log must be read to its end
-    before the topic is taken from, because the topic may have brought cells before we listened. `generation` is the
-    highest that was met, `checked` the highest for which the location was verified.
-    """
-
-    __slots__ = (
-        "busy", "checked", "failures", "generation", "live", "location",
-        "old_head", "running", "seen", "served_at", "to_end", "wait_until",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.location: Location | None = None
-        self.live = self.busy = False
-        self.running = self.to_end = True
-        self.seen = self.old_head = self.generation = self.checked = self.failures = 0
-        self.wait_until = self.served_at = 0.0
-
-    def forget(self) -> None:
-        """Makes the shard start over: it reads its checkpoint, then its log to the end."""
-        self.location, self.live, self.to_end = None, False, True
-
-    def meets(self, generation: int) -> bool:
-        """Returns whether this generation is new. The location may be superseded then, so it is forgotten (I13)."""
-        if generation <= self.checked:
-            return False
-        self.generation = max(self.generation, generation)
-        self.forget()
-        return True
-
-    def go_live_if_met(self) -> None:
-        """Takes from the topic from now on if the log was read as far as the topic, which was heard all the time."""
-        if not self.to_end and self.location is not None and self.location.added_id >= self.seen:
-            self.live = True
-
-
 class Delivery:
-    """Delivers some shards of one datastore to one consumer. Belongs to one event loop.
+    """Delivers shards of one home cluster to one consumer. Belongs to one event loop.
 
-    `clock` counts seconds, as time.monotonic does.
+    `may_call` says whether this process is surely still a member of its group. `clock` counts seconds, as
+    time.monotonic does.
     """
 
-    def __init__(  # the last three have defaults
+    def __init__(
         self,
-        shards: Iterable[int],
         handler: Handler,
         checkpoints: CheckpointStore,
-        shard_log: Log,
+        home_log: Log,
         *,
         batch_cells_max: int = 1000,
-        patience_s: float = PATIENCE_S,
+        may_call: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = DeliveryCounts()
-        self._shards = {shard: ShardState() for shard in shards}
         self._handler = handler
         self._checkpoints = checkpoints
-        self._log = shard_log
+        self._log = home_log
         self._batch_cells_max = batch_cells_max
-        self._patience_s = patience_s
+        self._recorder = Recorder(checkpoints, handler.record_within_s)
+        self._may_call = may_call
         self._clock = clock
-        self._page_cells = _PAGE_CELLS_MIN
-        self._last_calls: dict[int, asyncio.Event] = {}
-        self._work: set[asyncio.Task[None]] = set()
+        self._shards: dict[int, ShardWork] = {}
+        self._active: set[ShardWork] = set()  # not at rest. So a pass costs nothing for the others
+        self._halted: set[ShardWork] = set()  # stopped, refused or unconfirmed
+        self._moved: set[int] = set()  # shards whose head moved at the last look
+        self._heads: Mapping[int, Head] = {}
+        self._calls: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._closing = False
 
-    async def deliver(self, cells: Iterable[StoredCell]) -> None:
-        """Takes the partition's next cells, in topic order. Returns when they are finished or their shards are behind.
+    # What the group and the topic say
 
-        It may be called again meanwhile. That call waits for the earlier ones that share a shard with it.
+    def gain(self, shards: Iterable[int], *, kept: bool = False) -> None:
+        """Delivers these shards from now on. Their topic is heard from now on.
+
+        `kept`: nobody else had those that were suspended, so they continue where they are.
         """
-        by_shard: dict[int, list[StoredCell]] = {}
-        for cell in cells:
-            by_shard.setdefault(cell.shard, []).append(cell)
-        async with self._after_earlier_calls(by_shard):
-            if self._closing:
-                return
-            runs = [run for shard, found in by_shard.items() if (run := self._accept(shard, found)) is not None]
-            await self._handle_patiently(runs)
+        for shard in shards:
+            work = self._shards.get(shard)
+            if work is None:
+                work = self._shards[shard] = ShardWork(shard, self.counts)
+            elif work.assignment is Assignment.RELEASED or (work.assignment is Assignment.SUSPENDED and not kept):
+                work.drop()
+                work.cursor.forget()
+            work.assignment = Assignment.OURS
+            self._active.add(work)
+        self._wake.set()
 
-    async def step(self) -> float:
-        """Makes one pass over shards that are behind. Returns for how many seconds none will be due."""
-        now = self._clock()
-        behind = {n: state for n, state in self._shards.items() if state.running and not state.live and not state.busy}
-        due = [] if self._closing else [shard for shard, state in behind.items() if now >= state.wait_until]
-        if not due:
-            return max(0.001, min((state.wait_until - now for state in behind.values()), default=PATIENCE_S))
-        due.sort(key=lambda shard: behind[shard].served_at)
-        if behind[due[0]].failures:  # it goes alone: it may be what fails the others
-            due = due[:1]
-        else:
-            due = [shard for shard in due if not behind[shard].failures][:_SHARDS_PER_STEP]
-        await self._guarded(due, self._catch_up(due))
-        return 0.0
+    async def suspend(self, shards: Iterable[int], timeout_s: float) -> None:
+        """Begins nothing more for these shards. Waits for calls in flight, and stores the checkpoints."""
+        suspended = [work for shard in shards if (work := self._shards.get(shard)) is not None]
+        for work in suspended:
+            work.assignment = Assignment.SUSPENDED
+        deadline = self._clock() + timeout_s
+        while any(work.busy for work in suspended) and self._calls and (left_s := deadline - self._clock()) > 0:
+            await asyncio.wait(self._calls, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        await self._record(suspended)
+
+    def release(self, shards: Iterable[int]) -> None:
+        """Forgets these shards. One whose call still runs is forgotten after that, so that it has one call at a time.
+
+        If it is gained again before, it begins when that call has ended.
+        """
+        for shard in shards:
+            work = self._shards.get(shard)
+            if work is not None:
+                work.assignment = Assignment.RELEASED
+                work.drop()
+                if not work.busy:
+                    self._remove(work)
+
+    def _remove(self, work: ShardWork) -> None:
+        self._active.discard(work)
+        self._halted.discard(work)
+        self._shards.pop(work.shard, None)
+
+    def take(self, shard: int, cells: Sequence[StoredCell]) -> None:
+        """Takes a shard's next cells of the topic, in its order."""
+        work = self._shards.get(shard)
+        if work is None or work.assignment is not Assignment.OURS or self._closing:
+            return
+        work.queue(work.cursor.take(cells))
+        self._active.add(work)
+        if work.is_full:
+            self._leave_to_the_log(work)
+        self._wake.set()
+
+    def announce(self, shard: int, generation: int, starts_at: int) -> None:
+        """Takes the topic's announcement of a generation."""
+        if (work := self._shards.get(shard)) is not None:
+            work.cursor.announce(generation, starts_at)
+            self._active.add(work)
+            self._wake.set()
+
+    def look(self, heads: Mapping[int, Head], moved: Iterable[int] | None = None) -> None:
+        """Compares shards with their heads. Call it now and then: it finds what the topic never brought.
+
+        `moved` names the shards whose head moved since the last call, by default all. A shard that stopped is read
+        again, because an operator may have resumed it.
+        """
+        self._heads = heads
+        here = set(self._shards if moved is None else self._shards.keys() & set(moved))
+        for shard in here | (self._moved & self._shards.keys()):
+            work, head = self._shards[shard], heads.get(shard)
+            if head is not None and work not in self._halted:
+                work.cursor.look(head.location)
+                self._active.add(work)
+        self._moved = here
+        for work in tuple(self._halted):
+            if work.cursor.state is CursorState.STOPPED and not work.busy:
+                work.cursor.forget()
+            elif work.cursor.state is CursorState.REFUSED and (head := heads.get(work.shard)) is not None:
+                work.cursor.look(head.location)
+            if work.cursor.state in READING:
+                self._halted.discard(work)
+                self._active.add(work)
+        self._wake.set()
+
+    def confirmed(self, shards: Iterable[int]) -> None:
+        """Takes the group's word that these shards are ours. Those whose checkpoint was lost begin anew (I10)."""
+        for shard in shards:
+            work = self._shards.get(shard)
+            if work is not None and work.cursor.state is CursorState.UNCONFIRMED and not work.busy:
+                work.cursor.forget()
+                self._halted.discard(work)
+                self._active.add(work)
+        self._wake.set()
+
+    # What others may ask
+
+    def locations(self) -> dict[int, Location | None]:
+        """Returns how far each shard is finished, None where that is not known at the moment."""
+        return {
+            shard: None if work.cursor.state is CursorState.LOCATING else work.cursor.done.location
+            for shard, work in self._shards.items()
+        }
+
+    def states(self) -> dict[int, CursorState]:
+        """Returns what each shard waits for."""
+        return {shard: work.cursor.state for shard, work in self._shards.items()}
+
+    def unconfirmed(self) -> list[int]:
+        """Returns the shards whose checkpoint another process moved, until the group has confirmed them."""
+        return [work.shard for work in self._halted if work.cursor.state is CursorState.UNCONFIRMED]
+
+    # The loop
 
     async def run(self) -> None:
-        """Lets shards catch up until it is cancelled, after `close`."""
+        """Delivers until it is cancelled, after `close`."""
         while True:
             self._wake.clear()
             pause_s = await self.step()
             if pause_s:
-                await pause(self._wake, min(pause_s, PATIENCE_S))
+                await pause(self._wake, min(pause_s, IDLE_S))
 
-    def notice(self, heads: Mapping[int, Head]) -> None:
-        """Compares the shards with their heads. Call it now and then: it finds what the topic never brought.
+    async def step(self) -> float:
+        """Makes one pass. Returns for how many seconds nothing will be due unless something happens."""
+        if self._closing:
+            return IDLE_S
+        now = self._clock()
+        self._start_calls(now)
+        await self._record([work for work in self._active if self._recorder.is_due(work, now)])
+        idle = [work for work in self._active if work.assignment is Assignment.OURS and now >= work.wait_until]
+        unlocated = [work for work in idle if work.cursor.state is CursorState.LOCATING and not work.busy]
+        if unlocated:
+            await self._guarded(unlocated, self._locate(unlocated))
+            return 0.0
+        behind = [
+            work
+            for work in idle
+            if work.cursor.state is CursorState.BEHIND and not work.cells and not (work.busy and work.failures)
+        ]
+        if behind:
+            behind.sort(key=lambda work: work.served_at)
+            if behind[0].failures:  # it goes alone: it may be what fails the others
+                behind = behind[:1]
+            else:
+                behind = [work for work in behind if not work.failures][:_SHARDS_PER_READ]
+            await self._guarded(behind, self._read(behind))
+            self._start_calls(self._clock())
+            return 0.0
+        self._settle()
+        return self._next_due_in_s(now)
 
-        A shard that has not reached the head of the last call falls behind. A shard that stopped is read again,
-        because an operator may have resumed it.
-        """
-        for shard, state in self._shards.items():
-            if not state.running and not state.busy:
-                state.running = True
-                state.forget()
-            head = heads.get(shard)
-            if head is not None and state.location is not None and not state.busy:
-                if state.meets(head.generation) or state.location.added_id < state.old_head:
-                    self._fall_behind(state, head.added_id)
-                state.old_head = head.added_id
-        self._wake.set()
+    def _settle(self) -> None:
+        """Takes the shards at rest out of the passes."""
+        for work in [work for work in self._active if work.at_rest]:
+            self._active.discard(work)
+            if work.cursor.state is not CursorState.LIVE:
+                self._halted.add(work)
 
     async def close(self, timeout_s: float) -> None:
         """Takes nothing new and finishes what is in flight. What takes longer is cancelled, and comes again."""
         self._closing = True
-        if self._work:
-            await asyncio.wait(self._work, timeout=timeout_s)
-        for task in self._work:
-            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=timeout_s)
+        for call in self._calls:
+            call.cancel()
+        await self._record(list(self._active))
 
-    def locations(self) -> dict[int, Location | None]:
-        """Returns how far each shard is finished, None where that is not known at the moment."""
-        return {shard: state.location for shard, state in self._shards.items()}
+    def _next_due_in_s(self, now: float) -> float:
+        waits = [
+            work.wait_until - now
+            for work in self._active
+            if now < work.wait_until and (work.cells or work.cursor.state in READING)
+        ]
+        waits += [self._recorder.due_at(work) - now for work in self._active if work.unrecorded and not work.busy]
+        return max(0.001, min(waits, default=IDLE_S))
 
-    @asynccontextmanager
-    async def _after_earlier_calls(self, shards: Collection[int]) -> AsyncIterator[None]:
-        """Is entered by one `deliver` after the other as far as they share a shard, in the order of their calls."""
-        mine = asyncio.Event()
-        earlier = [self._last_calls[shard] for shard in shards if shard in self._last_calls]
-        self._last_calls.update(dict.fromkeys(shards, mine))
-        try:
-            for call in earlier:
-                await call.wait()
-            yield
-        finally:
-            mine.set()
-            for shard in shards:
-                if self._last_calls.get(shard) is mine:
-                    del self._last_calls[shard]
+    # Reading
 
-    def _accept(self, shard: int, cells: Sequence[StoredCell]) -> Run | None:
-        """Returns the run that these cells of the topic are, or None: nothing is new, or the shard is behind."""
-        state = self._shards[shard]
-        last = cells[-1]
-        if not state.live or state.busy or state.location is None or state.meets(last.generation):
-            self._fall_behind(state, last.added_id)
-            return None
-        after = state.location
-        fresh = [cell for cell in cells if cell.added_id > after.added_id]
-        self.counts.duplicates += len(cells) - len(fresh)
-        if not is_dense(after, fresh):
-            self.counts.holes += 1
-            self._fall_behind(state, last.added_id)
-            return None
-        return Run(shard, after, fresh) if fresh else None
+    async def _locate(self, works: Sequence[ShardWork]) -> None:
+        """Reads checkpoints. A shard that stopped stays so until somebody resumes it."""
+        found = await self._checkpoints.read([work.shard for work in works])
+        for work in works:
+            checkpoint = found[work.shard]
+            head = self._heads.get(work.shard)
+            work.cursor.begin(checkpoint.position, None if head is None else head.location)
+            if checkpoint.stop_reason is not None:
+                work.cursor.stop(checkpoint.stop_reason)
 
-    def _fall_behind(self, state: ShardState, seen: int) -> None:
-        state.live = False
-        state.seen = max(state.seen, seen)
-        self._wake.set()
-
-    async def _catch_up(self, shards: Sequence[int]) -> None:
-        """Reads and handles one page of each shard's log."""
-        await self._locate([shard for shard in shards if self._shards[shard].location is None])
-        positions = {}
-        for shard in shards:
-            state = self._shards[shard]
-            state.served_at = self._clock()
-            if state.running and state.location is not None:
-                positions[shard] = state.location.added_id
-        limit = max(1, min(self._page_cells, self._batch_cells_max // max(1, len(positions))))
-        seen = {shard: self._shards[shard].seen for shard in positions}
-        pages = await self._log.read_after(positions, limit)
-        # Small bodies make larger pages, large ones smaller pages: memory stays bounded.
-        if max((sum(len(cell.body) for cell in page) for page in pages.values()), default=0) > _PAGE_BYTES:
-            self._page_cells = max(1, self._page_cells // 4)
-        else:
-            self._page_cells = min(self._batch_cells_max, self._page_cells * 2)
-        runs = [self._run_of_page(shard, page, seen[shard], limit) for shard, page in pages.items()]
-        await self._handle_patiently([run for run in runs if run is not None])
-
-    async def _locate(self, shards: Sequence[int]) -> None:
-        """Reads the checkpoints. A shard whose location was superseded goes back to where that happened (I13)."""
-        if not shards:
-            return
-        for shard, checkpoint in (await self._checkpoints.read(shards)).items():
-            state = self._shards[shard]
-            location, met = checkpoint.location, max(state.generation, checkpoint.location.generation)
-            if met > location.generation and checkpoint.running:
-                location = resume_location(location, await self._log.generations(shard))
-            if location != checkpoint.location:
-                await self._checkpoints.move({shard: Advance(location)}, {})
-            state.location, state.running, state.checked = location, checkpoint.running, met
-
-    def _run_of_page(self, shard: int, page: Sequence[StoredCell], seen: int, limit: int) -> Run | None:
-        """Returns the run that a page of the log is. `seen`: how far the log was known to go when it was read."""
-        state = self._shards[shard]
-        location = state.location
-        if location is None or (page and state.meets(page[-1].generation)):
-            return None
-        if not is_dense(location, page):
-            raise Corrupt(f"the log of shard {shard} is not dense after {location}")
-        state.to_end = state.to_end and len(page) == limit
-        if page:
-            return Run(shard, location, page)
-        state.failures = 0
-        if seen > location.added_id:
-            log.warning("the topic has records that the log does not have", shard=shard, after=str(location))
-            state.seen = location.added_id
-        state.go_live_if_met()
-        return None
-
-    async def _handle_patiently(self, runs: Sequence[Run]) -> None:
-        """Lets the handler work on the runs. What takes longer than our patience continues by itself."""
-        groups = [runs] if self._handler.together and runs else [[run] for run in runs]
-        for run in runs:
-            self._shards[run.shard].busy = True
-        tasks = [asyncio.create_task(self._handle(group)) for group in groups]
-        for task in tasks:
-            self._work.add(task)
-            task.add_done_callback(self._work.discard)
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._patience_s)
-
-    async def _handle(self, runs: Sequence[Run]) -> None:
-        shards = [run.shard for run in runs]
-        try:
-            await self._guarded(shards, self._advance(runs))
-        finally:
-            for state in (self._shards[shard] for shard in shards):
-                state.busy = False
-                if not state.live:
-                    self._wake.set()
-
-    async def _advance(self, runs: Sequence[Run]) -> None:
-        """Makes the effect first, then moves the checkpoints (I10)."""
-        effect = await self._handler.handle(runs)
-        outcomes = list(zip(runs, effect.outcomes, strict=True))
-        advances = {
-            run.shard: Advance(_finished(run, outcome), outcome.stop_reason)
-            for run, outcome in outcomes
-            if outcome.finished or outcome.stop_reason is not None
-        }
-        if advances:
-            await self._checkpoints.move(advances, effect.scripts)
-        for run, outcome in outcomes:
-            state = self._shards[run.shard]
-            state.location = _finished(run, outcome)
-            state.failures = 0
-            state.running = outcome.stop_reason is None
-            state.wait_until = self._clock() + outcome.retry_in_s
-            self.counts.delivered += outcome.finished
-            if outcome.finished < len(run.cells):
-                self._fall_behind(state, run.cells[-1].added_id)
+    async def _read(self, works: Sequence[ShardWork]) -> None:
+        """Reads one page of each shard's log."""
+        wanted = {work.shard: work.cursor.at for work in works}
+        share = max(1, self._batch_cells_max // len(works))
+        now = self._clock()
+        for work in works:
+            work.served_at = now
+        answers = await self._log.read(wanted, min(share, *(work.page_cells for work in works)))
+        for work in works:
+            cursor = work.cursor
+            answer = answers.get(work.shard)
+            if answer is None or cursor.at is not wanted[work.shard] or work.assignment is not Assignment.OURS:
+                continue
+            if isinstance(answer, LocationGone):
+                if work.busy:
+                    work.wait_until = self._clock() + _FAILED_PAUSE_S
+                else:
+                    await self._step_back(work, answer)
             else:
-                state.go_live_if_met()
+                work.queue(cursor.page(answer))
+                if not work.cells:
+                    work.failures = 0
+            refusal = cursor.reason if cursor.state is CursorState.REFUSED else None
+            if refusal is not None and refusal != work.reported:
+                log.warning(
+                    "a shard waits: its log contradicts what is known",
+                    consumer=self._checkpoints.consumer, shard=work.shard, why=refusal,
+                )  # fmt: skip
+            work.reported = refusal
 
-    async def _guarded(self, shards: Sequence[int], work: Awaitable[None]) -> None:
-        """Awaits work on some shards. If it fails, their checkpoints are read again, after a pause that grows."""
+    async def _step_back(self, work: ShardWork, gone: LocationGone) -> None:
+        """Continues before the generation that superseded the shard's position, if there is one (I13)."""
+        cursor = work.cursor
+        await self._record([work])
+        superseded = cursor.gone(gone)
+        if superseded is None:
+            return
+        shard, starts_at = work.shard, gone.resume_at + 1
+        log.warning(
+            "cells are superseded", consumer=self._checkpoints.consumer, shard=shard, starts_at=starts_at,
+            generation=gone.generation, cells=superseded,
+        )  # fmt: skip
+        effect = await self._handler.supersede(shard, starts_at, gone.generation)
+        if await self._checkpoints.move({shard: Advance(cursor.at, restart=True)}, effect.scripts):
+            cursor.lose()
+
+    def _leave_to_the_log(self, work: ShardWork) -> None:
+        """Forgets what waits: the log has it, too. So a slow consumer costs no memory."""
+        first = work.cells[0]
+        work.drop()
+        work.cursor.rewind(Position(work.shard, first.generation, first.added_id - 1))
+
+    # Calls
+
+    def _start_calls(self, now: float) -> None:
+        if not self._may_call():
+            return
+        ready = [
+            work
+            for work in self._active
+            if work.cells
+            and not work.busy
+            and now >= work.wait_until
+            and work.assignment is Assignment.OURS
+            and work.cursor.state in HANDING_OVER
+        ]
+        if not self._handler.together:
+            for work in ready:
+                self._start_call([work])
+        elif ready and len(self._calls) < _CALLS_MAX:
+            failed = [work for work in ready if work.failures]
+            self._start_call(failed[:1] or ready)
+
+    def _start_call(self, works: Sequence[ShardWork]) -> None:
+        left = self._batch_cells_max
+        chosen, runs = [], []
+        for work in works:
+            if left <= 0:
+                break
+            cells = work.next_cells(min(left, work.page_cells))
+            left -= len(cells)
+            runs.append(Run(cells[0].shard, Location(cells[0].generation, cells[0].added_id - 1), cells))
+            work.busy = True
+            chosen.append(work)
+        call = asyncio.create_task(self._call(chosen, runs))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _call(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         try:
-            await work
+            await self._guarded(works, self._advance(works, runs))
+        finally:
+            for work in works:
+                work.busy = False
+                self._active.add(work)
+            released = [work for work in works if work.assignment is Assignment.RELEASED]
+            await self._record(released)
+            for work in released:
+                self._remove(work)
+            self._wake.set()
+
+    async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
+        """Makes the effect first. Then the checkpoints move, at once or a little later (I10)."""
+        effect = await self._handler.handle(runs)
+        outcomes = list(zip(works, runs, effect.outcomes, strict=True))
+        within_s = self._handler.record_within_s
+        at_once = {
+            run.shard: Advance(
+                work.position_after(run.cells, outcome.finished),
+                work.unrecorded + outcome.finished,
+                outcome.stop_reason,
+            )
+            for work, run, outcome in outcomes
+            if outcome.stop_reason is not None or (outcome.finished and not within_s)
+        }
+        if at_once and (lost := await self._checkpoints.move(at_once, effect.scripts)):
+            self._lose(work for work in works if work.shard in lost)
+            if effect.scripts:
+                raise Fenced("nothing of a transaction stays whose compare-and-set is lost")
+        for work, run, outcome in outcomes:
+            if work.cursor.state is CursorState.UNCONFIRMED:
+                continue
+            self._note(work, run, outcome, recorded=run.shard in at_once)
+
+    def _note(self, work: ShardWork, run: Run, outcome: Outcome, *, recorded: bool) -> None:
+        now = self._clock()
+        if outcome.finished:
+            work.cursor.finish(work.position_after(run.cells, outcome.finished))
+            work.failures = 0
+            work.careful -= 1
+            if work.careful <= 0:
+                work.page_cells = min(self._batch_cells_max, work.page_cells * 2)
+        if recorded:
+            work.unrecorded = 0
+        else:
+            self._recorder.note(work, outcome.finished, now)
+        self.counts.delivered += outcome.finished
+        work.wait_until = now + outcome.retry_in_s
+        rest = run.cells[outcome.finished :]
+        if outcome.stop_reason is not None:
+            work.drop()
+            work.cursor.stop(outcome.stop_reason)
+        elif rest:
+            work.cells.extendleft(reversed(rest))
+            work.cells_bytes += sum([len(cell.body) for cell in rest])
+
+    async def _record(self, works: Sequence[ShardWork]) -> None:
+        self._lose(await self._recorder.record(works, self._clock()))
+
+    def _lose(self, lost: Iterable[ShardWork]) -> None:
+        for work in lost:
+            work.drop()
+            work.unrecorded = 0
+            work.cursor.lose()
+            log.warning("another process moved a checkpoint", consumer=self._checkpoints.consumer, shard=work.shard)
+
+    async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None]) -> None:
+        """Awaits an action on some shards. If it fails, they are read again, after a pause that grows."""
+        try:
+            await action
         except Exception as error:
             self.counts.failures += 1
-            states = [self._shards[shard] for shard in shards]
-            failures = max(state.failures for state in states) + 1
+            failures = max(work.failures for work in works) + 1
             pause_s = min(_FAILED_PAUSE_MAX_S, _FAILED_PAUSE_S * 2 ** min(failures, 10))
-            for state in states:
-                state.forget()
-                state.failures, state.wait_until = failures, self._clock() + pause_s
+            for work in works:
+                work.drop()
+                work.failures, work.wait_until = failures, self._clock() + pause_s
+                work.page_cells, work.careful = max(1, work.page_cells // 2), _CAREFUL_CALLS
+                if work.cursor.state not in (CursorState.UNCONFIRMED, CursorState.STOPPED):
+                    work.cursor.give_back()
             consumer = self._checkpoints.consumer
             if isinstance(error, SchemalessError):
                 log.warning("delivery waits", consumer=consumer, why=str(error), again_in_s=pause_s)
             else:
                 log.error("delivery failed", consumer=consumer, again_in_s=pause_s, exc_info=error)
-
-
-def _finished(run: Run, outcome: Outcome) -> Location:
-    return run.cells[outcome.finished - 1].location if outcome.finished else run.after

@@ -1,25 +1,27 @@
 """The host of all consumers of one datastore in one process: it runs their deliveries for the assigned partitions.
 
-It knows nothing of Kafka clients. There is one delivery for each consumer, partition and home cluster, so a cluster
-that is unreachable holds up its own shards only.
+It knows nothing of Kafka clients. There is one delivery for each consumer and home cluster, so a cluster that is
+unreachable holds up its own shards only. A record is decoded once, whatever the number of consumers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 import structlog
 
-from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
 from schemaless.config import FollowerSettings
+from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.mysql_log import ShardHeads, ShardLogs
+from schemaless.consume.mysql_log import HomeLog, ShardHeads
 from schemaless.consume.ports import CheckpointStore, Handler
-from schemaless.record import ForeignRecord, Record, decoded, misplaced
+from schemaless.errors import BusUnavailable
+from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
 
@@ -27,6 +29,16 @@ log = structlog.get_logger()
 
 _LOOK_PAUSE_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
+
+
+class ConsumerGroup(Protocol):
+    """What a transport knows of this process in its group."""
+
+    def is_alive(self) -> bool:
+        """Whether the group can't have given our partitions away: a heartbeat was answered in time."""
+
+    async def confirm(self, partitions: Collection[int]) -> None:
+        """Returns when the group has said that these partitions are still ours. Raises BusUnavailable, Fenced."""
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -41,7 +53,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
 
 class _RunningDelivery:
-    """A delivery and the task that lets its shards catch up."""
+    """A delivery and the task that runs it."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
@@ -58,57 +70,100 @@ class ConsumerHost:
     """Feeds any number of consumers with the partitions that the group assigned to this process."""
 
     def __init__(self, storage: AsyncStorage, datastore: Datastore, settings: FollowerSettings) -> None:
+        self.lanes = CommitLanes(storage, datastore)
+        self._storage = storage
         self._datastore = datastore
         self._settings = settings
-        self._logs = ShardLogs(storage, datastore)
         self._heads = ShardHeads(storage, datastore)
-        self._consumers: dict[str, Consumer] = {}
-        self._running: dict[tuple[str, int, str], _RunningDelivery] = {}
+        self._group: ConsumerGroup | None = None
+        self._running: dict[tuple[str, str], _RunningDelivery] = {}
         self._partitions: set[int] = set()
+        self._suspended: set[int] = set()
         self._changing = asyncio.Lock()
 
     @property
-    def consumers(self) -> Iterable[str]:
-        return tuple(self._consumers)
+    def consumers(self) -> Collection[str]:
+        return {name for name, _ in self._running}
+
+    def join(self, group: ConsumerGroup) -> None:
+        """Calls nothing from now on while this process may have lost its partitions without being told."""
+        self._group = group
 
     async def add(self, consumer: Consumer) -> None:
         """Runs a consumer from now on, also for partitions that are assigned already."""
         async with self._changing:
-            self._consumers[consumer.name] = consumer
-            self._start_missing()
+            for home in self._datastore.clusters:
+                delivery = Delivery(
+                    consumer.handler,
+                    consumer.checkpoints,
+                    HomeLog(self._storage, self._datastore, home),
+                    batch_cells_max=self._settings.batch_cells_max,
+                    may_call=self._may_call,
+                )
+                delivery.gain(self._shards(home, self._partitions))
+                self._running[consumer.name, home] = _RunningDelivery(delivery)
 
-    async def assigned(self, partitions: Iterable[int]) -> None:
-        """Takes these partitions, and no others, as assigned to this process."""
+    async def assigned(self, partitions: Iterable[int], kept: Collection[int] = ()) -> None:
+        """Takes these partitions, and no others, as assigned to this process.
+
+        `kept` are those that nobody else had since they were revoked here: their shards continue where they are.
+        """
         async with self._changing:
             self._partitions = set(partitions)
-            await self._stop(lambda partition: partition not in self._partitions)
-            self._start_missing()
+            released, self._suspended = self._suspended - self._partitions, set()
+            await self._heads.look()
+            for (_, home), running in self._running.items():
+                running.delivery.release(self._shards(home, released))
+                running.delivery.gain(self._shards(home, self._partitions & set(kept)), kept=True)
+                running.delivery.gain(self._shards(home, self._partitions - set(kept)))
+                running.delivery.look(self._heads.known)
 
     async def revoked(self, partitions: Iterable[int]) -> None:
-        """Ends the deliveries of these partitions."""
+        """Suspends the shards of these partitions: their calls in flight end, and their checkpoints are stored."""
         async with self._changing:
-            gone = set(partitions)
+            gone = self._partitions & set(partitions)
             self._partitions -= gone
-            await self._stop(lambda partition: partition in gone)
+            self._suspended |= gone
+            await asyncio.gather(
+                *(
+                    running.delivery.suspend(self._shards(home, gone), _CLOSE_TIMEOUT_S)
+                    for (_, home), running in self._running.items()
+                )
+            )
 
-    async def take(self, partition: int, records: Sequence[Record]) -> None:
-        """Takes the partition's next records, in topic order. Returns when they are finished or their shards behind."""
-        if not self._consumers:
-            return
-        by_home = self._datastore.by_home(self._cells(partition, records), lambda cell: cell.shard)
-        await all_or_first_error(
-            [
-                asyncio.ensure_future(running.delivery.deliver(by_home[home]))  # so that calls begin in order
-                for (_, number, home), running in self._running.items()
-                if number == partition and home in by_home
-            ]
-        )
+    def take(self, partition: int, records: Sequence[Record]) -> None:
+        """Takes the partition's next records, in topic order."""
+        by_shard: dict[int, list[StoredCell]] = {}
+        for record in records:
+            found = decoded(record, check_body=False)
+            if isinstance(found, ForeignRecord):
+                log.warning("a record that is not ours was skipped", record=str(found))
+            elif found.shard >= self._datastore.shards or self._datastore.partition(found.shard) != partition:
+                log.warning("a record that is not ours was skipped", record=str(misplaced(record, found.shard)))
+            elif isinstance(found, StoredCell):
+                by_shard.setdefault(found.shard, []).append(found)
+            elif isinstance(found, Announcement):
+                self._give(by_shard)  # what came before it comes first
+                by_shard.clear()
+                home = self._datastore.home(found.shard)
+                for running in self._of_home(home):
+                    running.delivery.announce(found.shard, found.generation, found.starts_at)
+        self._give(by_shard)
 
     async def step(self) -> None:
-        """Compares every delivery with the heads: this finds what the topic never brought."""
-        heads = await self._heads.look()
+        """Compares every delivery with the heads, and asks the group about shards whose checkpoint was lost."""
+        moved = await self._heads.look()
         for running in self._running.values():
-            running.delivery.notice(heads)
+            running.delivery.look(self._heads.known, moved)
+        unconfirmed = {shard for running in self._running.values() for shard in running.delivery.unconfirmed()}
+        if unconfirmed and self._group is not None:
+            try:
+                await self._group.confirm({self._datastore.partition(shard) for shard in unconfirmed})
+            except BusUnavailable as error:
+                log.warning("the group doesn't confirm our partitions", shards=len(unconfirmed), why=str(error))
+                return
+        for running in self._running.values():
+            running.delivery.confirmed(unconfirmed)
 
     async def run(self) -> None:
         """Looks at the heads again and again until it is cancelled. Raises what ended a delivery."""
@@ -120,38 +175,23 @@ class ConsumerHost:
                         running.task.result()
                 await asyncio.sleep(_LOOK_PAUSE_S)
         finally:
-            await self.revoked(list(self._partitions))
+            await asyncio.gather(*(running.stop() for running in self._running.values()))
 
-    def _cells(self, partition: int, records: Iterable[Record]) -> list[StoredCell]:
-        """Returns the cells among the records. Other kinds, and what others wrote there, are skipped."""
-        cells = []
-        for record in records:
-            found = decoded(record)
-            if isinstance(found, StoredCell):
-                if found.shard < self._datastore.shards and self._datastore.partition(found.shard) == partition:
-                    cells.append(found)
-                    continue
-                found = misplaced(record, found.shard)
-            if isinstance(found, ForeignRecord):
-                log.warning("a record that is not ours was skipped", record=str(found))
-        return cells
+    def _may_call(self) -> bool:
+        return self._group is None or self._group.is_alive()
 
-    def _start_missing(self) -> None:
-        for name, consumer in self._consumers.items():
-            for partition in self._partitions:
-                shards_of_partition = self._datastore.shards_of_partition(partition)
-                for home, shards in self._datastore.by_home(shards_of_partition, lambda shard: shard).items():
-                    key = (name, partition, home)
-                    if key not in self._running:
-                        delivery = Delivery(
-                            shards,
-                            consumer.handler,
-                            consumer.checkpoints,
-                            self._logs,
-                            batch_cells_max=self._settings.batch_cells_max,
-                        )
-                        self._running[key] = _RunningDelivery(delivery)
+    def _give(self, by_shard: dict[int, list[StoredCell]]) -> None:
+        for shard, cells in by_shard.items():
+            for running in self._of_home(self._datastore.home(shard)):
+                running.delivery.take(shard, cells)
 
-    async def _stop(self, concerns: Callable[[int], bool]) -> None:
-        gone = [key for key in self._running if concerns(key[1])]
-        await asyncio.gather(*(self._running.pop(key).stop() for key in gone))
+    def _of_home(self, home: str) -> list[_RunningDelivery]:
+        return [running for (_, cluster), running in self._running.items() if cluster == home]
+
+    def _shards(self, home: str, partitions: Collection[int]) -> list[int]:
+        return [
+            shard
+            for partition in partitions
+            for shard in self._datastore.shards_of_partition(partition)
+            if self._datastore.home(shard) == home
+        ]

@@ -5,37 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from schemaless.batching import all_or_first_error
-from schemaless.cell import StoredCell
-from schemaless.errors import StorageUnavailable
-from schemaless.location import GenerationStart
-from schemaless.storage import entity_table, shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.errors import LocationGone, StorageUnavailable
+from schemaless.position import Position
+from schemaless.shard_cursor import ProvenPage
+from schemaless.storage import shard_head, shard_log
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.shard_head import Head, Movement
+from schemaless.storage.shard_log import Following
 from schemaless.topology import Datastore
 
+READ_BYTES_MAX = 4 << 20
+"""Bodies of one read, all its shards together. One larger cell is read alone (I14)."""
 
-class ShardLogs:
-    """Reads the logs of a datastore's shards from the masters of their homes."""
 
-    def __init__(self, storage: AsyncStorage, datastore: Datastore) -> None:
-        self._storage = storage
+class HomeLog:
+    """Reads the logs of the shards whose home is one cluster, from its master."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, cluster: str) -> None:
+        self._master = storage.master(cluster)
         self._datastore = datastore
 
-    async def read_after(self, positions: Mapping[int, int], limit: int) -> dict[int, list[StoredCell]]:
-        """Returns by shard at most `limit` cells after an added_id. Raises StorageUnavailable."""
-        pages = await all_or_first_error(
-            self._master(shard).run(entity_table.read_after, self._datastore, shard, after, limit)
-            for shard, after in positions.items()
-        )
-        return dict(zip(positions, pages, strict=True))
-
-    async def generations(self, shard: int) -> list[GenerationStart]:
-        """Returns the starts of a shard's generations. Raises StorageUnavailable."""
-        return await self._master(shard).run(shard_head.generations, self._datastore.name, shard)
-
-    def _master(self, shard: int) -> AsyncNode:
-        return self._storage.master(self._datastore.home(shard))
+    async def read(self, wanted: Mapping[int, Position], limit: int) -> Mapping[int, ProvenPage | LocationGone]:
+        pages = [Following(position, limit) for position in wanted.values()]
+        return await self._master.run(shard_log.follow, self._datastore, pages, READ_BYTES_MAX)
 
 
 class ShardHeads:
@@ -46,21 +38,33 @@ class ShardHeads:
         self._datastore = datastore
         self._timeout_s = timeout_s
         self._movements: dict[str, Movement] = {}
-        self._heads: dict[int, Head] = {}
+        self._blocks: dict[str, Mapping[int, Movement]] = {}
+        self.known: dict[int, Head] = {}
+        """The heads by shard, as far as known: a cluster that is unreachable keeps its last heads."""
 
-    async def look(self) -> Mapping[int, Head]:
-        """Returns the heads by shard, as far as known: a cluster that is unreachable keeps its last heads."""
-        await asyncio.gather(*(self._look_at(cluster) for cluster in self._datastore.clusters))
-        return self._heads
+    async def look(self) -> set[int]:
+        """Reads the heads that moved. Returns their shards."""
+        moved = await asyncio.gather(*(self._look_at(cluster) for cluster in self._datastore.clusters))
+        return set().union(*moved)
 
-    async def _look_at(self, cluster: str) -> None:
+    async def _look_at(self, cluster: str) -> set[int]:
+        """Asks for the sum of the heads, then for the sums of blocks, then for the heads of blocks that moved."""
         master = self._storage.master(cluster)
         name = self._datastore.name
         try:
             movement = await master.run(shard_head.movement, name, timeout_s=self._timeout_s)
-            if movement != self._movements.get(cluster):
-                heads = await master.run(shard_head.heads, name, timeout_s=self._timeout_s)
-                self._heads.update({head.shard: head for head in heads})
-                self._movements[cluster] = movement
+            if movement == self._movements.get(cluster):
+                return set()
+            blocks = await master.run(shard_head.block_movements, name, timeout_s=self._timeout_s)
+            known = self._blocks.get(cluster, {})
+            moved = [block for block, sums in blocks.items() if sums != known.get(block)]
+            heads = (
+                await master.run(shard_head.heads_in_blocks, name, moved, timeout_s=self._timeout_s) if moved else []
+            )
+            changed = {head.shard: head for head in heads if self.known.get(head.shard) != head}
+            self.known.update(changed)
+            self._blocks[cluster] = blocks
+            self._movements[cluster] = movement
+            return set(changed)
         except StorageUnavailable:
-            return
+            return set()

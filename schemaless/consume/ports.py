@@ -6,13 +6,15 @@ These are values and protocols, without I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from schemaless.cell import StoredCell
-from schemaless.location import GenerationStart, Location
+from schemaless.errors import LocationGone
+from schemaless.location import Location
+from schemaless.position import Position
+from schemaless.shard_cursor import ProvenPage
 
 Script = str
 """SQL that only storage writes and runs."""
@@ -48,35 +50,56 @@ class Handler(Protocol):
     def together(self) -> bool:
         """Whether runs of several shards share one call. Otherwise each shard has a call of its own."""
 
+    @property
+    def record_within_s(self) -> float:
+        """How long a finished cell may wait until its checkpoint is stored. 0: it is stored at once, with its effect.
+
+        What was not stored comes again after a crash.
+        """
+
     async def handle(self, runs: Sequence[Run]) -> Effect: ...
 
-
-@dataclass(frozen=True, slots=True)
-class ShardCheckpoint:
-    """How far a shard is finished. `running` is False for a shard that stopped."""
-
-    location: Location
-    running: bool = True
+    async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
+        """A new generation superseded the shard's cells from `starts_at` on (I13). Returns scripts and no outcomes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """Where a shard's checkpoint moves to. With a reason the shard stops there."""
+class ShardCheckpoint(msgspec.Struct, frozen=True, gc=False):
+    """How far a shard is finished. With a reason the shard stopped there."""
 
-    to: Location
+    position: Position
     stop_reason: str | None = None
+
+
+class Advance(msgspec.Struct, frozen=True, gc=False):
+    """Where a shard's checkpoint moves to, by how many cells. With a reason the shard stops there.
+
+    `restart`: it moves back, because a generation superseded what was finished.
+    """
+
+    to: Position
+    finished: int = 0
+    stop_reason: str | None = None
+    restart: bool = False
 
 
 class CheckpointStore(Protocol):
     @property
     def consumer(self) -> str: ...
 
-    async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]: ...
+    async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]:
+        """Returns the checkpoints of these shards, and makes those that are missing. Raises StorageUnavailable."""
 
-    async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> None: ...
+    async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
+        """Moves checkpoints. Returns the shards of which another process moved the checkpoint.
+
+        If there are any, nothing of the effects stays. Without effects the other shards have moved. Raises
+        StorageUnavailable.
+        """
 
 
 class Log(Protocol):
-    async def read_after(self, positions: Mapping[int, int], limit: int) -> dict[int, list[StoredCell]]: ...
+    async def read(self, wanted: Mapping[int, Position], limit: int) -> Mapping[int, ProvenPage | LocationGone]:
+        """Returns the pages after these positions, of at most `limit` cells each, bounded in bytes together.
 
-    async def generations(self, shard: int) -> list[GenerationStart]: ...
+        A shard for which no bytes were left isn't in the answer. Raises StorageUnavailable.
+        """

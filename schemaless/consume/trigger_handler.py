@@ -8,8 +8,9 @@ hop; async ones run in the event loop.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,6 +58,9 @@ class TriggerHandler:
     together = False
     """A slow or failing shard must not hold up others."""
 
+    record_within_s = 0.25
+    """A kill repeats no more calls of a shard than those of this time."""
+
     def __init__(
         self,
         program: TriggerProgram,
@@ -80,13 +84,19 @@ class TriggerHandler:
             return Outcome(len(run.cells))
         plan = self._plan(run)
         if not self._has_async:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, _drive, plan)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, _drive, plan, loop)
         try:
             call = next(plan)
             while True:
                 call = plan.send(await self._error_in_loop(call))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+
+    async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
+        """Calls that were made can't be taken back. The cells of the new generation come as any others."""
+        self._attempts.pop(shard, None)
+        return Effect([])
 
     def _plan(self, run: Run) -> _Plan:
         until = self._clock() + _RUN_S
@@ -147,7 +157,9 @@ class TriggerHandler:
                 async with asyncio.timeout(self._settings.attempt_timeout_s):
                     await call.bound()()
             else:
-                await asyncio.get_running_loop().run_in_executor(self._threads, call.bound())
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, call.bound())
+                if inspect.isawaitable(result):
+                    await result
         except Exception as error:
             return error
         except asyncio.CancelledError:
@@ -157,14 +169,19 @@ class TriggerHandler:
         return None
 
 
-def _drive(plan: _Plan) -> Outcome:
-    """Makes the calls of a plan in this thread."""
+def _drive(plan: _Plan, loop: asyncio.AbstractEventLoop) -> Outcome:
+    """Makes the calls of a plan in this thread.
+
+    What an async function behind a plain decorator returns is awaited in the event loop: it is the call.
+    """
     try:
         call = next(plan)
         while True:
             error: Exception | None = None
             try:
-                call.bound()()
+                result = call.bound()()
+                if inspect.isawaitable(result):
+                    asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
             except Exception as raised:
                 error = raised
             except asyncio.CancelledError:
@@ -172,6 +189,10 @@ def _drive(plan: _Plan) -> Outcome:
             call = plan.send(error)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+async def _awaited(result: Awaitable[Any]) -> None:
+    await result
 
 
 def _cancelled() -> Exception:

@@ -40,12 +40,13 @@ async def run_program(
         except NotFound:
             await asyncio.sleep(_LOOK_PAUSE_S)
     host = ConsumerHost(storage, datastore, settings)
-    checkpoints = Checkpoints(storage, datastore, program.consumer, CheckpointPlacement.HOME, start_at)
+    checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
     await host.add(Consumer(TriggerHandler(program, datastore.name, settings), checkpoints))
     group = trigger_group(datastore.name, program.name)
     transport = FaustTransport(
         settings.kafka, group, datastore.topic, host, session_timeout_s=settings.session_timeout_s
     )
+    host.join(transport)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(transport.run())
         tasks.create_task(host.run())

@@ -1,17 +1,20 @@
 """checkpoint: how far a consumer has finished a shard. Owns the compare-and-set that I10 asks for.
 
 MySQL is not fenced by Kafka: two processes may believe that a shard is theirs. A process that moves a checkpoint names
-the location that it read. If the checkpoint has another one, it doesn't move, and the process is told so.
+the version of the row that it read. If the row has another one, nothing of the transaction stays, and the process is
+told so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
 
+from schemaless.errors import NeedsLockedHeads
 from schemaless.location import Location
+from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Script, commas, sql
@@ -26,39 +29,64 @@ class State(StrEnum):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
-    """`location` is the last one finished. `reason` says why a shard stopped. `updated_at` is in microseconds."""
+    """`position` is the last one finished. `reason` says why a shard stopped. `updated_at` is in microseconds.
+
+    `finished` cells were finished since `counted_from`, an added_id. It is None for an index, which doesn't count.
+    """
 
     consumer: str
-    shard: int
-    location: Location
+    position: Position
+    counted_from: int
+    finished: int | None
+    version: int
     state: State
     reason: str | None
     updated_at: int
 
+    @property
+    def shard(self) -> int:
+        return self.position.shard
+
+    @property
+    def location(self) -> Location:
+        return self.position.location
+
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """From the location that was read, forward. With a reason the shard stops there."""
+    """From the version of the row that was read to a position. With a reason the shard stops there.
 
-    shard: int
-    read: Location
-    to: Location
+    `finished` cells are added to the count. `restart`: the move goes back, and counting begins there.
+    """
+
+    consumer: str
+    version: int
+    to: Position
+    finished: int = 0
     stop_reason: str | None = None
+    restart: bool = False
 
 
-def make(datastore: str, consumer: str, starts: Mapping[int, Location]) -> Operation[None]:
-    """Makes checkpoints for shards that have none yet. The others stay as they are."""
+def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool = True) -> Operation[None]:
+    """Makes checkpoints for shards that have none yet, at least one. The others stay as they are."""
     rows = [
         sql(
-            "(%s, %s, %s, %s, %s, 'running', NULL, UTC_TIMESTAMP(6))",
+            "(%s, %s, %s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
             datastore,
             consumer,
-            shard,
+            start.shard,
             start.generation,
             start.added_id,
+            start.digest if start.added_id else BEGINNING_DIGEST,
+            start.added_id,
+            0 if counts else None,
         )
-        for shard, start in starts.items()
+        for start in starts
     ]
-    yield f"INSERT IGNORE INTO {_TABLE} VALUES {commas(rows)}"
+    yield (
+        f"INSERT IGNORE INTO {_TABLE}"
+        " (datastore, consumer, shard, generation, added_id, digest, counted_from, finished, updated_at)"
+        f" VALUES {commas(rows)}"
+    )
 
 
 def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[list[Checkpoint]]:
@@ -84,21 +112,38 @@ def reached(datastore: str, consumer: str, shard: int) -> Script:
     )
 
 
-def move(datastore: str, consumer: str, moves: Sequence[Move], effect: Script = "") -> Operation[list[Move]]:
-    """Moves checkpoints, at least one and each for itself, in one transaction with `effect`. Returns the moves that
-    failed, because another process moved the checkpoint meanwhile.
+def move(datastore: str, moves: Sequence[Move], effect: Script = "") -> Operation[list[Move]]:
+    """Moves checkpoints of any consumers, at least one, in one transaction with `effect`. Returns the lost moves.
 
-    The effect stays also then, which saves a round trip. So it must be one that may be repeated and come late (I11).
+    A move is lost when another process moved the row meanwhile, or when the shard is stopped. With an effect, one lost
+    move undoes the whole transaction. Without one, each move is for itself.
     """
-    compare_and_set = _compare_and_set(datastore, consumer, moves)
-    results = yield f"BEGIN;{effect};{compare_and_set};COMMIT" if effect else compare_and_set
-    moved = results[-2 if effect else -1].affected
-    if moved == len(moves):
-        return []
+    update = _compare_and_set(datastore, moves)
+    try:
+        if not effect:
+            (result,) = yield update
+            if result.affected == len(moves):
+                return []
+        else:
+            yield f"BEGIN;{update};SET @moved = ROW_COUNT();{_UNDO.format(len(moves))};{effect};COMMIT"
+            return []
+    except NeedsLockedHeads:  # a NULL where none may be: the transaction is undone
+        pass
     # Our own COMMIT may have succeeded before its answer was lost: a checkpoint that is at its goal has moved.
-    found = yield from of_consumer(datastore, consumer, [move.shard for move in moves])
-    locations = {checkpoint.shard: checkpoint.location for checkpoint in found}
-    return [move for move in moves if locations.get(move.shard) != move.to]
+    found: dict[tuple[str, int], Checkpoint] = {}
+    for consumer in {move.consumer for move in moves}:
+        shards = [move.to.shard for move in moves if move.consumer == consumer]
+        found |= {(consumer, row.shard): row for row in (yield from of_consumer(datastore, consumer, shards))}
+    lost = []
+    for move in moves:
+        row = found.get((move.consumer, move.to.shard))
+        if row is None or row.version != move.version + 1 or row.location != move.to.location:
+            lost.append(move)
+    return lost
+
+
+_UNDO = "INSERT INTO schemaless.format SELECT NULL FROM DUAL WHERE @moved <> {}"
+"""Fails, and so undoes its transaction, where another number of rows was moved: that column takes no NULL."""
 
 
 def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[int]:
@@ -106,7 +151,7 @@ def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operati
     numbers = commas([str(shard) for shard in shards])
     only = f" AND shard IN ({numbers})" if numbers else ""
     (result,) = yield sql(
-        f"UPDATE {_TABLE} SET state = 'running', reason = NULL, updated_at = UTC_TIMESTAMP(6)"
+        f"UPDATE {_TABLE} SET state = 'running', reason = NULL, updated_at = UTC_TIMESTAMP(6), version = version + 1"
         f" WHERE datastore = %s AND consumer = %s AND state = 'stopped'{only}",
         datastore,
         consumer,
@@ -114,38 +159,47 @@ def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operati
     return result.affected
 
 
-def _compare_and_set(datastore: str, consumer: str, moves: Sequence[Move]) -> Script:
-    """Returns one statement, whatever the number of shards. A shard that is stopped doesn't move."""
-    shards = commas([str(move.shard) for move in moves])
-    read = commas([f"({move.shard},{move.read.generation},{move.read.added_id})" for move in moves])
-    sets = [
-        f"generation = {_by_shard({m.shard: str(m.to.generation) for m in moves})}",
-        f"added_id = {_by_shard({m.shard: str(m.to.added_id) for m in moves})}",
-        "updated_at = UTC_TIMESTAMP(6)",
-    ]
-    if any(move.stop_reason is not None for move in moves):
-        states = {m.shard: "'running'" if m.stop_reason is None else "'stopped'" for m in moves}
-        reasons = {m.shard: sql("%s", m.stop_reason and m.stop_reason[:REASON_CHARACTERS_MAX]) for m in moves}
-        sets += [f"state = {_by_shard(states)}", f"reason = {_by_shard(reasons)}"]
-    where = sql("WHERE datastore = %s AND consumer = %s AND state = 'running'", datastore, consumer)
+def _compare_and_set(datastore: str, moves: Sequence[Move]) -> Script:
+    """Returns one statement, whatever the number of consumers and shards. A shard that is stopped doesn't move."""
+    rows = []
+    for move in sorted(moves, key=lambda move: (move.consumer, move.to.shard)):
+        to, reason = move.to, move.stop_reason and move.stop_reason[:REASON_CHARACTERS_MAX]
+        values: tuple[object, ...] = (
+            to.shard,
+            move.version,
+            to.generation,
+            to.added_id,
+            BEGINNING_DIGEST if to.added_id == 0 else to.digest,
+            move.finished,
+            int(move.restart),
+            reason,
+        )
+        consumer = f"_ascii x'{move.consumer.encode().hex()}' COLLATE ascii_bin"  # so that rows are found by their keys
+        rendered = [consumer, *(sql("%s", value) for value in values)]
+        rows.append("SELECT " + commas([f"{text} AS {name}" for name, text in zip(_MOVED, rendered, strict=True)]))
     return (
-        f"UPDATE {_TABLE} SET {commas(sets)} {where}"
-        f" AND shard IN ({shards}) AND (shard, generation, added_id) IN ({read})"
+        f"UPDATE ({' UNION ALL '.join(rows)}) AS moved STRAIGHT_JOIN {_TABLE} AS rows_"
+        + sql(" ON rows_.datastore = %s", datastore.encode())
+        + " AND rows_.consumer = moved.consumer AND rows_.shard = moved.shard SET"
+        " rows_.counted_from = IF(moved.restarted, moved.added_id, rows_.counted_from),"
+        " rows_.finished = IF(moved.restarted, rows_.finished * 0, rows_.finished + moved.cells),"
+        " rows_.generation = moved.generation, rows_.added_id = moved.added_id, rows_.digest = moved.digest,"
+        " rows_.state = IF(moved.reason IS NULL, 'running', 'stopped'), rows_.reason = moved.reason,"
+        " rows_.updated_at = UTC_TIMESTAMP(6), rows_.version = rows_.version + 1"
+        " WHERE rows_.version = moved.read_version AND rows_.state = 'running'"
     )
 
 
-def _by_shard(rendered: Mapping[int, str]) -> Script:
-    if len(set(rendered.values())) == 1:
-        return next(iter(rendered.values()))
-    return "CASE shard " + " ".join(f"WHEN {shard} THEN {text}" for shard, text in rendered.items()) + " END"
+_MOVED = ("consumer", "shard", "read_version", "generation", "added_id", "digest", "cells", "restarted", "reason")
 
 
 def _select(where: Script) -> Operation[list[Checkpoint]]:
     rows = yield from query(
-        f"SELECT consumer, shard, generation, added_id, state, reason, {MICROSECONDS.format('updated_at')}"
-        f" FROM {_TABLE} {where}"
+        "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
+        f" {MICROSECONDS.format('updated_at')} FROM {_TABLE} {where}"
     )
-    return [
-        Checkpoint(consumer, shard, Location(generation, added_id), State(state), reason, updated_at)
-        for consumer, shard, generation, added_id, state, reason, updated_at in rows
-    ]
+    found = []
+    for consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason, moved_at in rows:
+        position = Position(shard, generation, added_id, digest=digest)
+        found.append(Checkpoint(consumer, position, counted_from, finished, version, State(state), reason, moved_at))
+    return found

@@ -10,7 +10,7 @@ from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Name, Script, literal
 from schemaless.topology import Datastore
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the server's database and of every shard database: a shard is made only where the server's is known."""
 
 _SECTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -31,7 +31,8 @@ def check_format() -> Operation[None]:
     rows = yield from query("SELECT version FROM schemaless.format")
     if [tuple(row) for row in rows] != [(FORMAT_VERSION,)]:
         raise Misconfigured(
-            f"the databases have format {[row[0] for row in rows]}, this program knows {FORMAT_VERSION}"
+            f"the databases have format {[row[0] for row in rows]}, this program knows {FORMAT_VERSION}:"
+            " start with empty servers, or use the release that made these databases"
         )
 
 

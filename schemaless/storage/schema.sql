@@ -78,14 +78,19 @@ CREATE TABLE IF NOT EXISTS schemaless.idempotency (
     KEY created_at (created_at)
 ) ENGINE=InnoDB;
 
--- How far a consumer has finished a shard: added_id is the last one finished (I9, I10).
--- A trigger program keeps it on the shard's home; an index on every cluster, in its entries' own transactions.
+-- How far a consumer has finished a shard: added_id is the last one finished (I9, I10). Whoever moves a row names the
+-- version that it read, and adds one. A trigger program keeps its rows on the shard's home; an index on every cluster,
+-- in its entries' own transactions.
 CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     shard INT UNSIGNED NOT NULL,
     generation INT UNSIGNED NOT NULL,
     added_id BIGINT UNSIGNED NOT NULL,
+    digest BIGINT UNSIGNED NULL COMMENT 'of the cell at added_id (I16), NULL: not known',
+    counted_from BIGINT UNSIGNED NOT NULL COMMENT 'the added_id after which finished counts',
+    finished BIGINT UNSIGNED NULL COMMENT 'cells finished since then, NULL for an index',
+    version BIGINT UNSIGNED NOT NULL DEFAULT 0,
     state VARCHAR(16) CHARACTER SET ascii NOT NULL DEFAULT 'running',
     reason TEXT NULL COMMENT 'why the shard stopped',
     updated_at DATETIME(6) NOT NULL,

@@ -12,10 +12,11 @@ import pytest
 
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
-from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.index.catalogue import find_index
 from schemaless.names import index_consumer
+from schemaless.position import position_of
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tests.integration.api.api_harness import assert_problem
@@ -51,17 +52,17 @@ class ByHand:
                 await build_step(storage, self.datastore, await find_index(storage, self.datastore, NAME))
 
     async def _pass(self, storage, definition):
-        checkpoints = Checkpoints(storage, self.datastore, index_consumer(NAME), CheckpointPlacement.EVERYWHERE)
+        lanes = CommitLanes(storage, self.datastore)
+        checkpoints = Checkpoints(lanes, index_consumer(NAME), CheckpointPlacement.EVERYWHERE)
         standing = await checkpoints.read(range(self.datastore.shards))
         maintainer = Maintainer(storage, self.datastore, definition)
         for shard, stand in standing.items():
-            after = stand.location
+            after = stand.position.location
             read = partial(entity_table.read_after, self.datastore, shard, after.added_id, 1000)
             cells = await storage.master(self.datastore.home(shard)).run(read)
             if cells:
                 effect = await maintainer.handle([Run(shard, after, cells)])
-                last = cells[-1].location
-                await checkpoints.move({shard: Advance(last)}, effect.scripts)
+                await checkpoints.move({shard: Advance(position_of(cells[-1]))}, effect.scripts)
 
 
 @pytest.fixture

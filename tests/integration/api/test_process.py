@@ -12,7 +12,7 @@ import uuid
 import httpx
 import pytest
 
-from schemaless.location import Location
+from schemaless.position import Position
 from schemaless.storage import checkpoint_table
 from schemaless.storage.pymysql_driver import SyncStorage
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in
@@ -138,10 +138,10 @@ def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: 
     cells = [caller.put(uuid.uuid4(), 1, {"v": 1}).json() for _ in range(8)]
     in_shard_0 = sum(cell["shard"] == 0 for cell in cells)
     master, name, consumer = storage.master("a"), datastore.name, "trigger:billing"
-    start = Location(1, 0)
-    master.run(checkpoint_table.make, name, consumer, {0: start, 1: start})
-    stop = checkpoint_table.Move(0, start, start, "card processor is down")
-    master.run(checkpoint_table.move, name, consumer, [stop])
+    starts = [Position(shard, 1, 0) for shard in (0, 1)]
+    master.run(checkpoint_table.make, name, consumer, starts)
+    stop = checkpoint_table.Move(consumer, 0, starts[0], stop_reason="card processor is down")
+    master.run(checkpoint_table.move, name, [stop])
     program = caller.get("/triggers/billing").json()
     assert (program["state"], program["lag"]) == ("stopped", 8)
     assert program["stopped"] == [{"shard": 0, "reason": "card processor is down"}]

@@ -19,7 +19,8 @@ from schemaless.codec import encode_body, encode_record
 from schemaless.errors import NotFound
 from schemaless.index.definition import parse_definition
 from schemaless.index.transition import IndexWrite, index_writes
-from schemaless.location import BEGINNING, Location
+from schemaless.location import Location
+from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage import buffer_table, checkpoint_table, index_definition_table, index_table, shard_log
 from schemaless.storage.buffer_table import BufferRow
@@ -188,11 +189,11 @@ def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
     publish()
     for shard in (0, 1):
         node = storage.master(datastore.home(shard))
-        node.run(lambda shard=shard: checkpoint_table.make(datastore.name, "billing", {shard: BEGINNING}))
-    move = Move(0, BEGINNING, Location(1, 6))
-    storage.master("a").run(checkpoint_table.move, datastore.name, "billing", [move])
-    stop = Move(1, BEGINNING, Location(1, 2), stop_reason="card refused")
-    storage.master("b").run(checkpoint_table.move, datastore.name, "billing", [stop])
+        node.run(checkpoint_table.make, datastore.name, "billing", [Position(shard, 1, 0)])
+    move = Move("billing", 0, Position(0, 1, 6), finished=6)
+    storage.master("a").run(checkpoint_table.move, datastore.name, [move])
+    stop = Move("billing", 0, Position(1, 1, 2), finished=2, stop_reason="card refused")
+    storage.master("b").run(checkpoint_table.move, datastore.name, [stop])
     report = audited()
     assert found(report) == [
         (FindingKind.CHECKPOINT_BEHIND, 1, "billing has finished 2 of 6 on b, stopped: card refused")
@@ -223,7 +224,7 @@ INDEX = parse_definition(
 def indexed(storage, datastore, stored):
     """An index over all cells, as its maintainer leaves it."""
     cells = {shard: stored(shard) for shard in (0, 1)}
-    heads = {shard: Location(1, CELLS) for shard in (0, 1)}
+    heads = [Position(shard, 1, CELLS) for shard in (0, 1)]
     for cluster in ("a", "b"):
         node = storage.master(cluster)
         node.run(index_definition_table.insert, datastore.name, INDEX)

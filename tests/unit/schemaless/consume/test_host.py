@@ -9,11 +9,13 @@ from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
 from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint
-from schemaless.errors import StorageUnavailable
-from schemaless.location import BEGINNING
+from schemaless.errors import BusUnavailable, StorageUnavailable
+from schemaless.location import Location
+from schemaless.position import Position
 from schemaless.record import Record
-from schemaless.storage import entity_table, shard_head
-from schemaless.storage.shard_head import Head
+from schemaless.shard_cursor import ProvenPage
+from schemaless.storage import shard_head, shard_log
+from schemaless.storage.shard_head import Head, Movement
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 2, ("a", "b"))  # shards 0 and 2 are partition 0, with their homes a; 1 and 3 the others
@@ -38,34 +40,46 @@ class MemoryMasters:
             await asyncio.sleep(0)
             if cluster in self.unreachable:
                 raise StorageUnavailable(f"{cluster} is unreachable")
-            if operation is entity_table.read_after:
-                _, shard, after, limit = args
-                last = min(self.heads[shard], after + limit)
-                return [StoredCell(bytes(16), "BASE", n, shard, 1, n, 0, b"") for n in range(after + 1, last + 1)]
+            if operation is shard_log.follow:
+                _, wanted, _ = args
+                return {part.position.shard: self._page(part) for part in wanted}
+            here = [Head(n, 1, last, 0) for n, last in self.heads.items() if DATASTORE.home(n) == cluster]
+            total = Movement(sum(head.added_id for head in here), len(here))
             if operation is shard_head.movement:
-                return sum(self.heads.values())
-            assert operation is shard_head.heads
-            return [Head(n, 1, last, 0) for n, last in self.heads.items() if DATASTORE.home(n) == cluster]
+                return total
+            if operation is shard_head.block_movements:
+                return {0: total}
+            assert operation is shard_head.heads_in_blocks
+            return here
 
         return types.SimpleNamespace(run=run)
+
+    def _page(self, part):
+        shard, after = part.position.shard, part.position.added_id
+        last = min(self.heads[shard], after + part.limit)
+        cells = [StoredCell(bytes(16), "BASE", n, shard, 1, n, 0, b"") for n in range(after + 1, last + 1)]
+        return ProvenPage(cells, Location(1, self.heads[shard]))
 
 
 class MemoryConsumer:
     """A consumer that keeps its checkpoints and what it was given."""
 
     together = True
+    record_within_s = 0.0
 
     def __init__(self, name):
         self.consumer = name
         self.finished = {}
         self.seen = []
+        self.lost = set()
         self.news = asyncio.Event()
 
     async def read(self, shards):
-        return {shard: ShardCheckpoint(self.finished.get(shard, BEGINNING)) for shard in shards}
+        return {shard: ShardCheckpoint(self.finished.get(shard, Position(shard, 1, 0, digest=0))) for shard in shards}
 
     async def move(self, advances, effects):
-        self.finished.update({shard: advance.to for shard, advance in advances.items()})
+        self.finished.update({shard: advance.to for shard, advance in advances.items() if shard not in self.lost})
+        return frozenset(self.lost & advances.keys())
 
     async def handle(self, runs):
         self.seen += [(run.shard, cell.added_id) for run in runs for cell in run.cells]
@@ -102,7 +116,7 @@ async def test_every_consumer_gets_the_cells_of_assigned_partitions_once(host, m
     first = await added(host, "index:one")
     await host.assigned([0])
     masters.heads.update({0: 2, 1: 1, 2: 1})
-    await host.take(0, [record(0, 1), record(1, 1, partition=0), record(0, 2), record(0, 2), record(2, 1)])
+    host.take(0, [record(0, 1), record(1, 1, partition=0), record(0, 2), record(0, 2), record(2, 1)])
     await first.until_seen((0, 1), (0, 2), (2, 1))
     second = await added(host, "index:two")
     await second.until_seen((0, 1), (0, 2), (2, 1))
@@ -115,8 +129,8 @@ async def test_a_revoked_partition_is_not_delivered(host, masters):
     await host.assigned([0, 1])
     await host.revoked([0])
     masters.heads.update({0: 1, 1: 1})
-    await host.take(0, [record(0, 1)])
-    await host.take(1, [record(1, 1)])
+    host.take(0, [record(0, 1)])
+    host.take(1, [record(1, 1)])
     await consumer.until_seen((1, 1))
     assert consumer.seen == [(1, 1)]
 
@@ -126,7 +140,7 @@ async def test_what_the_topic_never_brought_is_found_by_the_heads(host, masters)
     consumer = await added(host, "trigger:p")
     await host.assigned([0])
     masters.heads[0] = 1
-    await host.take(0, [record(0, 1)])
+    host.take(0, [record(0, 1)])
     await consumer.until_seen((0, 1))
     masters.heads[0] = 3
     await host.step()
@@ -140,9 +154,54 @@ async def test_an_unreachable_cluster_holds_up_its_own_shards_only(host, masters
     masters.unreachable.add("a")
     await host.assigned([0, 1])
     masters.heads.update({0: 1, 1: 1})
-    await host.take(0, [record(0, 1)])
-    await host.take(1, [record(1, 1)])
+    host.take(0, [record(0, 1)])
+    host.take(1, [record(1, 1)])
     await consumer.until_seen((1, 1))
     assert consumer.seen == [(1, 1)]
     masters.unreachable.clear()
     await consumer.until_seen((0, 1))
+
+
+class Group:
+    """A group that confirms nothing until it is told to."""
+
+    def __init__(self):
+        self.confirms = False
+        self.asked = []
+
+    def is_alive(self):
+        return True
+
+    async def confirm(self, partitions):
+        self.asked.append(set(partitions))
+        if not self.confirms:
+            raise BusUnavailable("no answer")
+
+
+async def test_a_lost_shard_begins_anew_when_the_group_has_confirmed_its_partition(host, masters):
+    """I10: until then nothing is called for it."""
+    consumer = await added(host, "trigger:p")
+    group = Group()
+    host.join(group)
+    await host.assigned([0, 1])
+    masters.heads[0] = 1
+    host.take(0, [record(0, 1)])
+    await consumer.until_seen((0, 1))
+    consumer.lost = {0}
+    masters.heads[0] = 2
+    host.take(0, [record(0, 2)])
+    await consumer.until_seen((0, 2))
+    await host.step()
+    while not group.asked:
+        await host.step()
+    consumer.lost, consumer.seen = set(), []
+    masters.heads.update({0: 3, 1: 1})
+    host.take(0, [record(0, 3)])
+    await host.step()
+    host.take(1, [record(1, 1)])
+    await consumer.until_seen((1, 1))
+    assert consumer.seen == [(1, 1)]
+    group.confirms = True
+    await host.step()
+    await consumer.until_seen((0, 2), (0, 3))
+    assert group.asked[-1] == {0}

@@ -1,0 +1,86 @@
+"""The work of one consumer on one shard: what was handed over, what is in flight, and what isn't recorded yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from schemaless.cell import StoredCell
+from schemaless.position import Position, position_of
+from schemaless.shard_cursor import CursorCounts, CursorState, ShardCursor
+
+PAGE_CELLS_MIN = 32
+READING = (CursorState.LOCATING, CursorState.BEHIND)
+"""States in which delivery has something to read."""
+HANDING_OVER = (CursorState.BEHIND, CursorState.LIVE, CursorState.REFUSED)
+"""States in which cells that were handed over may be worked on."""
+
+_QUEUE_CELLS_MAX = 1000  # what the topic brings beyond that is read from the log later
+_QUEUE_BYTES_MAX = 1 << 20
+
+
+class Assignment(Enum):
+    """Whether a shard is ours, by the group's word."""
+
+    OURS = "ours"
+    SUSPENDED = "suspended"  # in a rebalance: nothing is begun, and nothing forgotten
+    RELEASED = "released"  # somebody else's: its last call still runs
+
+
+class ShardWork:
+    """One shard: its cursor, and the cells that were handed over and that no call has begun yet.
+
+    `busy`: a call works on it. `page_cells` bounds a page and a call, and is halved by a failure. It then grows only
+    after `careful` more calls. Finished cells whose checkpoint isn't stored yet are `unrecorded`, since
+    `unrecorded_at`. `reported` is the refusal that was logged last.
+    """
+
+    __slots__ = (
+        "assignment", "busy", "careful", "cells", "cells_bytes", "cursor", "failures", "page_cells",
+        "reported", "served_at", "unrecorded", "unrecorded_at", "wait_until",
+    )  # fmt: skip
+
+    def __init__(self, shard: int, counts: CursorCounts) -> None:
+        self.cursor = ShardCursor(shard, counts)
+        self.cells: deque[StoredCell] = deque()
+        self.cells_bytes = 0
+        self.busy = False
+        self.assignment = Assignment.OURS
+        self.failures = 0
+        self.page_cells = PAGE_CELLS_MIN
+        self.careful = 0
+        self.served_at = self.wait_until = 0.0
+        self.unrecorded = 0
+        self.unrecorded_at = 0.0
+        self.reported: str | None = None
+
+    @property
+    def shard(self) -> int:
+        return self.cursor.at.shard
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing has to be done until something happens."""
+        return not (self.busy or self.cells or self.unrecorded or self.cursor.state in READING)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.cells) > _QUEUE_CELLS_MAX or self.cells_bytes > _QUEUE_BYTES_MAX
+
+    def position_after(self, cells: Sequence[StoredCell], finished: int) -> Position:
+        """Returns how far the shard is finished when so many of these cells are."""
+        return position_of(cells[finished - 1]) if finished else self.cursor.done
+
+    def queue(self, cells: Sequence[StoredCell]) -> None:
+        self.cells.extend(cells)
+        self.cells_bytes += sum([len(cell.body) for cell in cells])
+
+    def next_cells(self, count_max: int) -> list[StoredCell]:
+        cells = [self.cells.popleft() for _ in range(min(count_max, len(self.cells)))]
+        self.cells_bytes -= sum([len(cell.body) for cell in cells])
+        return cells
+
+    def drop(self) -> None:
+        self.cells.clear()
+        self.cells_bytes = 0
