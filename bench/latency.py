@@ -1,4 +1,4 @@
-"""Latency from a put's acknowledgement to its effects in the topic, in an index and at a trigger, at 200 puts a second.
+"""Latency from a put's acknowledgement to its effects in the topic, in an index and at a trigger, and the CPU of a put.
 
 All moments are of the machine's monotonic clock, taken by whoever saw the effect. The index is asked right after
 every fourth acknowledgement with `after` = the put's location, so its figure is the time until that query answers;
@@ -11,21 +11,23 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cells_log import SETTLE_TIMEOUT_S, settled, visible_records
+from bench.cpu import cpu_a_put, cpu_by_kind, own_children
 from bench.figures import Figure, Floor, Values, at_most, percentile
 from bench.paced import Put, put_paced
 from bench.rounds import stolen_during
 from bench.scale import Scale
 from bench.servers import DATASTORE, BenchStack, our_api, service
-from bench.trips import Trip, TripMaker
+from bench.trips import TripMaker
 
-PUTS_PER_S = 200
+PUTS_PER_S = (200, 500)
+PARTITIONS = (8, 2)
 P50_FLOOR = at_most(50.0)
 INDEX = "by_driver"
 DEFINITION = {
@@ -40,39 +42,62 @@ DEFINITION = {
 
 @dataclass(frozen=True, slots=True)
 class _LatencyRound:
-    """Seconds from a put, or from its acknowledgement, to what followed. `stolen`: percent of the CPU time."""
+    """Seconds from a put, or from its acknowledgement, to what followed.
+
+    `stolen` is a percentage of the CPU time. `cpu_ms` is milliseconds of CPU time a put, by kind of process.
+    """
 
     acknowledged: Sequence[float]
     visible: Sequence[float]
     indexed: Sequence[float]
     called: Sequence[float]
     stolen: float
+    cpu_ms: Mapping[str, float]
 
 
 def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
     trips = TripMaker(seed=5)
+    figures: list[Figure] = []
     with our_api(stack) as port, _effects(stack, port) as effects:
         _wait_for_index(port)
-        _round(port, effects, trips.make(round(scale.warm_up_s * PUTS_PER_S)))
-        rounds = [_round(port, effects, trips.make(round(scale.latency_s * PUTS_PER_S))) for _ in range(scale.rounds)]
+        _round(port, effects, trips, PUTS_PER_S[0], scale.warm_up_s)
+        for puts_per_s in PUTS_PER_S:
+            rounds = [_round(port, effects, trips, puts_per_s, scale.latency_s) for _ in range(scale.rounds)]
+            figures += _figures_of(rounds, f"{puts_per_s} puts/s, {stack.datastore.partitions} partitions: ")
+    return figures
+
+
+def _figures_of(rounds: Sequence[_LatencyRound], load: str) -> list[Figure]:
+    def cpu(what: str, of: Callable[[_LatencyRound], float]) -> Figure:
+        return Figure(load + what, "ms", Values(tuple(map(of, rounds))))
+
+    kinds = sorted(rounds[0].cpu_ms)
     return [
-        *_figures("put → acknowledged", [r.acknowledged for r in rounds]),
-        *_figures("acknowledged → record visible", [r.visible for r in rounds], P50_FLOOR),
-        *_figures("acknowledged → index query answers", [r.indexed for r in rounds], P50_FLOOR),
-        *_figures("acknowledged → trigger called", [r.called for r in rounds], P50_FLOOR),
-        Figure("CPU time that the host gave to others", "%", Values(tuple(r.stolen for r in rounds))),
+        *_figures(f"{load}put → acknowledged", [r.acknowledged for r in rounds]),
+        *_figures(f"{load}acknowledged → record visible", [r.visible for r in rounds], P50_FLOOR),
+        *_figures(f"{load}acknowledged → index query answers", [r.indexed for r in rounds], P50_FLOOR),
+        *_figures(f"{load}acknowledged → trigger called", [r.called for r in rounds], P50_FLOOR),
+        cpu("CPU of a put", lambda r: sum(r.cpu_ms.values())),
+        *(cpu(f"CPU of a put: {kind}", lambda r, kind=kind: r.cpu_ms[kind]) for kind in kinds),  # type: ignore[misc]
+        Figure(f"{load}CPU time that the host gave to others", "%", Values(tuple(r.stolen for r in rounds))),
     ]
 
 
-def _round(port: int, effects: _Effects, trips: Sequence[Trip]) -> _LatencyRound:
-    puts, stolen = stolen_during(lambda: put_paced(port, trips, puts_per_s=PUTS_PER_S, index=INDEX))
+def _round(port: int, effects: _Effects, maker: TripMaker, puts_per_s: int, seconds: float) -> _LatencyRound:
+    trips = maker.make(round(seconds * puts_per_s))
+    processes = own_children()
+    before = cpu_by_kind(processes)
+    puts, stolen = stolen_during(lambda: put_paced(port, trips, puts_per_s=puts_per_s, index=INDEX))
     row_keys = [put.row_key for put in puts]
+    visible = _since_acknowledged(puts, settled(lambda: effects.records, row_keys))
+    called = _since_acknowledged(puts, settled(lambda: _calls(effects.trigger_log), row_keys))
     return _LatencyRound(
         acknowledged=[put.acknowledged - put.sent for put in puts],
-        visible=_since_acknowledged(puts, settled(lambda: effects.records, row_keys)),
+        visible=visible,
         indexed=[put.indexed - put.acknowledged for put in puts if put.indexed],
-        called=_since_acknowledged(puts, settled(lambda: _calls(effects.trigger_log), row_keys)),
+        called=called,
         stolen=stolen,
+        cpu_ms=cpu_a_put(before, cpu_by_kind(processes), len(puts)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads, whole_stack
+from bench.figures import Figure
 from bench.report import Section
 from bench.scale import MANY_SHARDS, PARTITIONS, PARTITIONS_AT_500, PEER_SHARDS, Scale
 from bench.servers import service, storage_stack
@@ -90,12 +91,19 @@ def log_beside_debezium(folder: Path, scale: Scale, _beside: Path | None) -> lis
 
 
 def effects(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
-    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
-        rows = latency.measure(stack, scale)
+    rows: list[Figure] = []
+    for partitions in latency.PARTITIONS:
+        own = folder / str(partitions)
+        with (
+            running_broker(own / "kafka") as kafka,
+            storage_stack(own, BOTH, partitions=partitions, kafka=kafka) as stack,
+        ):
+            rows += latency.measure(stack, scale)
+    rates = " and ".join(map(str, latency.PUTS_PER_S))
     notes = (
-        f"{latency.PUTS_PER_S} puts a second in rounds of {scale.latency_s:.0f} s, after {scale.warm_up_s:.0f} s of "
-        "the same; after every fourth the index is asked. API, tailer, indexer, one trigger program, broker and two "
-        "masters on this machine."
+        f"{rates} puts a second in rounds of {scale.latency_s:.0f} s, after {scale.warm_up_s:.0f} s of the first rate. "
+        "After every fourth put the index is asked. API, tailer, indexer, one trigger program, broker and both masters "
+        "on this machine."
     )
     return [Section("From a put to its effects", notes, rows)]
 

@@ -8,10 +8,9 @@ of a put counts until every consumer has caught up, so nobody saves by being lat
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from bench.cpu import cpu_a_put, cpu_by_kind
 from bench.figures import Comparison, Figure, Values
 from bench.latency import DEFINITION, INDEX
 from bench.load import Outcome, run_load
@@ -59,7 +59,7 @@ class CheckoutStack:
         count = round(seconds * PUTS_PER_S_MAX / len(self.api))
         prefix = f"/v1/{self.datastore}"
         plans = [(urlsplit(url).port, [put_request(trip, prefix) for trip in trips.make(count)]) for url in self.api]
-        before = self._cpu_s()
+        before = cpu_by_kind(self.pids)
         with ThreadPoolExecutor(len(plans)) as pool:
             loads = [
                 pool.submit(run_load, port, requests, connections=each, seconds=seconds)
@@ -69,7 +69,7 @@ class CheckoutStack:
             outcomes: list[Outcome] = [load.result().expect(201) for load in loads]
         self.wait_until_caught_up()
         puts = sum(len(outcome.latencies_ms) for outcome in outcomes)
-        spent = {kind: 1000 * (after - before[kind]) / puts for kind, after in self._cpu_s().items()}
+        spent = cpu_a_put(before, cpu_by_kind(self.pids), puts)
         return StackRound(sum(o.rate for o in outcomes), max(o.p50_ms for o in outcomes), spent)
 
     def wait_until_caught_up(self) -> None:
@@ -83,27 +83,6 @@ class CheckoutStack:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"behind after {CAUGHT_UP_TIMEOUT_S:.0f} s: {lags}, {status['buffered']} buffered")
             time.sleep(0.5)
-
-    def _cpu_s(self) -> dict[str, float]:
-        """Returns the CPU time of each kind of process so far. A process counts with its children."""
-        children: dict[int, list[int]] = defaultdict(list)
-        spent: dict[int, float] = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            pid = int(stat.parent.name)
-            children[int(fields[1])].append(pid)
-            spent[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        total: Counter[str] = Counter()
-        for kind, pids in self.pids.items():
-            left = list(pids)
-            while left:
-                pid = left.pop()
-                total[kind] += spent[pid]  # type: ignore[assignment]  # typeshed's Counter counts in integers
-                left += children[pid]
-        return dict(total)
 
 
 @contextmanager
