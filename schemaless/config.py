@@ -51,6 +51,8 @@ class StackSettings(Settings):
     # The kind of server of a new stack. It is mariadb by default, because Debian packages it.
     mysql_flavour: Literal["mariadb", "mysql"] | None = None
     first_port: int | None = None  # The first of ten ports of a new stack. By default, free ports are picked and kept.
+    # The longest that `up` warms a broker which it has just started. 0 leaves the broker cold, as tests do.
+    warm_up_s: float = Field(default=4.0, ge=0.0)
 
 
 class ContainerSettings(Settings):

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from schemaless.config import StackSettings
-from schemaless.errors import Misconfigured, Unavailable
+from schemaless.errors import Misconfigured, SchemalessError, Unavailable
 from schemaless.stack import kafka_broker, mysql_server
 from schemaless.stack.endpoints import refresh_endpoints, remove_endpoints
 from schemaless.stack.local import minions_with_masters
@@ -85,10 +85,13 @@ def up(
             _prepare(plan, services(plan), say)
             start_supervisor(plan)
         _start_storage(plan, say)
+        cold = not any(process.started for process in processes(home) if process.role is ProcessRole.KAFKA)
         if _start(plan, ["kafka"], "Kafka", say):
             kafka_broker.wait_ready(plan.broker())
         create_default_datastore(load_topology(plan.topology_file), plan.broker().bootstrap)
         _start_services(plan, say)
+        if cold and settings.warm_up_s:
+            _warm_broker(plan, settings.warm_up_s, say)
         return refresh_endpoints(home)
 
 
@@ -164,6 +167,16 @@ def _start_services(plan: StackPlan, say: Say) -> None:
     for process in processes(plan.home):
         if process.name in running and process.role is ProcessRole.API:
             _await_api(plan, process)
+
+
+def _warm_broker(plan: StackPlan, at_most_s: float, say: Say) -> None:
+    from schemaless.bus.warm_up import warm_up
+
+    say("warming the broker")
+    try:
+        warm_up(plan.broker().bootstrap, at_most_s=at_most_s)
+    except SchemalessError as error:  # a cold broker works, and is slow for a while
+        say(f"the broker stays cold: {error}")
 
 
 def _start(plan: StackPlan, names: Sequence[str], what: str, say: Say) -> set[str]:

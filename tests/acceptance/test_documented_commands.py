@@ -53,7 +53,7 @@ def follows(arguments: list[str]) -> bool:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A stack with all its services, in a folder with what the pages say is there."""
     folder = tmp_path_factory.mktemp("documented")
-    settings = StackSettings(home=folder / "home")
+    settings = StackSettings(home=folder / "home", warm_up_s=0)
     try:
         embedded.up(settings)
         shutil.copytree(ROOT / "examples", folder / "examples")
@@ -74,7 +74,7 @@ def hosts(folder: Path) -> list[str]:
 
 
 def begin(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
-    env = {**os.environ, "SCHEMALESS_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "SCHEMALESS_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "SCHEMALESS_WARM_UP_S": "0"}
     argv = [sys.executable, "-m", "schemaless", *arguments]
     return subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pymysql
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from schemaless.bus import warm_up
 from schemaless.config import StackSettings
 from schemaless.errors import NotFound
 from schemaless.ops.datastores import create_datastore
@@ -60,7 +62,7 @@ def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
     for half_made in ("mysql/.template.new", "mysql/a-master/data.new", "kafka/data.new"):
         (home / half_made).mkdir(parents=True)
     starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    made = StackSettings(home=home)
+    made = StackSettings(home=home, warm_up_s=0)
     try:
         said = [process.communicate(timeout=90)[0] for process in starts]
         assert [process.returncode for process in starts] == [0, 0]
@@ -101,6 +103,18 @@ def query(node: dict[str, Any], statement: str) -> Any:
     with connection, connection.cursor() as cursor:
         cursor.execute(statement)
         return cursor.fetchall()
+
+
+def test_only_a_first_start_warms_the_broker(first_starts: tuple[StackSettings, list[str]]) -> None:
+    """Of two starts at once one warms it, and a start of a running stack doesn't. The topic for it is gone."""
+    settings, said = first_starts
+    assert sorted(text.count("warming the broker") for text in said) == [0, 1]
+    assert "stays cold" not in "".join(said)
+    repeated: list[str] = []
+    start(settings.model_copy(update={"warm_up_s": 4.0}), repeated)
+    assert repeated == []
+    admin = AdminClient({"bootstrap.servers": endpoints(settings)["kafka"]})
+    assert eventually(lambda: warm_up.TOPIC not in admin.list_topics(timeout=10).topics)
 
 
 def test_endpoints_tell_where_everything_is(settings: StackSettings) -> None:
