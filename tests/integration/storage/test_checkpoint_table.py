@@ -110,7 +110,7 @@ def test_rows_are_found_by_their_keys(node, datastore):
     moved = checkpoint_table._compare_and_set(datastore, [to(3, 5), to(9, 5)])
 
     def plan():
-        return (yield from query(f"EXPLAIN {moved}"))
+        return (yield from query(f"EXPLAIN FORMAT=TRADITIONAL {moved}"))
 
     (row,) = [found for found in node.run(plan) if "rows_" in found]
     assert "eq_ref" in row
