@@ -15,13 +15,14 @@ import msgspec
 
 from schemaless.cell import StoredCell
 from schemaless.errors import Invalid, LocationGone
-from schemaless.location import GenerationStart, Location, verify_location
+from schemaless.location import ADDED_ID_MAX, GenerationStart, Location, verify_location
 
 BEGINNING_DIGEST = 0
 """The digest of a position before the first cell: there all histories agree."""
 
+_TEXT = re.compile(r"(?:([0-9]{1,10}):)?([0-9]{1,19})(?::([0-9a-fA-F]{16}))?")
 _FIXED = struct.Struct(">QQq16sq")
-_TEXT = re.compile(r"[0-9a-fA-F]{16}")
+_DIGEST_TEXT = re.compile(r"[0-9a-fA-F]{16}")
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -41,6 +42,10 @@ class Position(msgspec.Struct, frozen=True):
     @property
     def location(self) -> Location:
         return Location(self.generation, self.added_id)
+
+    def __str__(self) -> str:
+        """Returns GENERATION:ADDED_ID:DIGEST, as the log API takes it, or without the digest where there is none."""
+        return position_text(self.generation, self.added_id, self.digest)
 
 
 def cell_digest(cell: StoredCell) -> int:
@@ -73,9 +78,30 @@ def digest_text(digest: int) -> str:
 
 def parse_digest(text: str, field: str = "after") -> int:
     """Parses 16 hexadecimal digits. Raises Invalid."""
-    if not isinstance(text, str) or not _TEXT.fullmatch(text) or (digest := int(text, 16)) >> 63:
+    if not isinstance(text, str) or not _DIGEST_TEXT.fullmatch(text) or (digest := int(text, 16)) >> 63:
         raise Invalid(field, "a digest is 16 hexadecimal digits, of which the first is 0 to 7")
     return digest
+
+
+def position_text(generation: int, added_id: int, digest: int | None) -> str:
+    """Returns GENERATION:ADDED_ID, with :DIGEST where it is known."""
+    return f"{generation}:{added_id}" if digest is None else f"{generation}:{added_id}:{digest:016x}"
+
+
+def parse_position(text: str, field: str = "after") -> tuple[int | None, int, int | None]:
+    """Parses ADDED_ID or GENERATION:ADDED_ID[:DIGEST] into (generation or None, added_id, digest or None).
+
+    Raises Invalid.
+    """
+    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    generation, added_id, digest = match.groups() if match is not None else (None, None, None)
+    if added_id is None or int(added_id) > ADDED_ID_MAX or (digest is not None and generation is None):
+        raise Invalid(field, "must be ADDED_ID or GENERATION:ADDED_ID[:DIGEST], a digest of 16 hexadecimal digits")
+    return (
+        None if generation is None else int(generation),
+        int(added_id),
+        None if digest is None else parse_digest(digest, field),
+    )
 
 
 def verify_position(position: Position, found: int | None, starts: Sequence[GenerationStart], head: Location) -> None:

@@ -66,10 +66,12 @@ class ProvenPage(msgspec.Struct, frozen=True, gc=False):
     """The cells of a shard's log after a position that was verified by the log, in order, perhaps none.
 
     `head` is what the same node showed before it read the cells. So a page that ends at or above the head ends the log.
+    `digest` is that of the last cell that was examined, for a page without cells. None means that it was not read.
     """
 
     cells: Sequence[StoredCell]
     head: Location
+    digest: int | None = None
 
 
 def verify_page(at: Position, page: ProvenPage) -> None:
@@ -101,7 +103,7 @@ class ShardCursor:
     `counts` may be shared by the cursors of a follower.
     """
 
-    __slots__ = ("_last_head", "_seen", "_to_end", "at", "counts", "done", "reason", "state")
+    __slots__ = ("_generation", "_last_head", "_seen", "_to_end", "at", "counts", "done", "reason", "state")
 
     def __init__(self, shard: int, counts: CursorCounts | None = None) -> None:
         self.counts = counts or CursorCounts()
@@ -110,17 +112,28 @@ class ShardCursor:
         self.reason: str | None = None
         self._seen = _NOTHING_SEEN  # the log goes at least as far, by what the topic and the heads showed
         self._last_head = 0  # its added_id, at the last look
+        self._generation = 0  # that superseded `at` last: a node that doesn't know it yet lags
         self._to_end = True  # the topic may have brought cells before we listened, so the log is read to its end
 
-    def begin(self, position: Position, head: Location | None = None) -> None:
-        """Continues after a stored position. The caller hears the topic from now on, and read `head` after that.
+    @property
+    def missing(self) -> int | None:
+        """How many cells the log has to bring until it meets the topic. None means all of them, or not known."""
+        if self._to_end or self._seen.generation > self.at.generation:
+            return None
+        return max(1, self._seen.added_id - self.at.added_id)
 
-        A shard at its head has nothing to read.
+    def begin(self, position: Position, head: Location | None = None, *, to_end: bool = True) -> None:
+        """Continues after a stored position.
+
+        The log is read to its end where the caller hears the topic from now on, and read `head` after that. A shard at
+        its head has nothing to read. Without `to_end` the caller hears the topic from before the position, and one page
+        of the log proves that.
         """
         self.at = self.done = position
         self.reason = None
-        self._to_end = head != position.location
-        self.state = CursorState.BEHIND if self._to_end or self._seen > position.location else CursorState.LIVE
+        self._to_end = to_end and head != position.location
+        is_proven = head == position.location if to_end else position.added_id == 0
+        self.state = CursorState.LIVE if is_proven and self._seen <= position.location else CursorState.BEHIND
 
     def take(self, cells: Sequence[StoredCell]) -> Sequence[StoredCell]:
         """Takes cells of the topic, in its order. Returns those to hand over."""
@@ -157,15 +170,20 @@ class ShardCursor:
         """Takes the page of the log after `at`. Returns the cells to hand over."""
         if self.state is not CursorState.BEHIND:
             return ()
-        cells = page.cells
+        if page.head.generation < self._generation:
+            self._refuse(f"the node that was read does not know generation {self._generation}: it lags")
+            return ()
+        at, cells = self.at, page.cells
         try:
-            verify_page(self.at, page)
+            verify_page(at, page)
         except Corrupt as error:
             self._refuse(str(error))
             return ()
         if cells:
             self.counts.from_log += len(cells)
             self.at = position_of(cells[-1])
+        elif at.digest is None and page.digest is not None:
+            self.at = Position(at.shard, at.generation, at.added_id, digest=page.digest)
         if self.at.added_id >= page.head.added_id:
             self._end_of_log(page.head)
         elif not self._to_end and self.at.location >= self._seen:
@@ -183,8 +201,9 @@ class ShardCursor:
             return None
         superseded = self.at.added_id - error.resume_at
         self.at = self.done = Position(self.at.shard, self.at.generation, error.resume_at)
-        self._seen = _NOTHING_SEEN
         self._last_head = 0
+        self._generation = error.generation
+        self._to_end = True
         self.state = CursorState.BEHIND
         return superseded
 

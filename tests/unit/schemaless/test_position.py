@@ -6,7 +6,14 @@ import pytest
 from schemaless.cell import StoredCell
 from schemaless.errors import Invalid, LocationGone
 from schemaless.location import GenerationStart, Location
-from schemaless.position import Position, cell_digest, digest_text, parse_digest, verify_position
+from schemaless.position import (
+    Position,
+    cell_digest,
+    digest_text,
+    parse_digest,
+    parse_position,
+    verify_position,
+)
 
 CELL = StoredCell(b"r" * 16, "BASE", 1, 0, 1, 5, created_at=1_000_000, body=b"x")
 STARTS = [GenerationStart(1, 1)]
@@ -60,3 +67,34 @@ def test_a_generation_that_superseded_the_position_says_where_to_continue():
     with pytest.raises(LocationGone) as refused:
         verify_position(Position(0, 1, 5, digest=8), 7, [*STARTS, GenerationStart(2, 4)], HEAD)
     assert (refused.value.generation, refused.value.resume_at) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("0", (None, 0, None)),
+        ("1000", (None, 1000, None)),
+        ("2:1000", (2, 1000, None)),
+        ("1:5:00000000000000ff", (1, 5, 255)),
+        ("1:0:0000000000000000", (1, 0, 0)),
+    ],
+)
+def test_a_position_is_parsed_from_what_the_log_api_takes(text, parsed):
+    assert parse_position(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1:", ":1", "-1", "1:2:3", "1:2:", "5:00000000000000ff", "1:5:00000000000000f", "1:5:f0000000000000ff",
+        "1:5:000000000000000g", "1:9223372036854775808", "1:5:00000000000000ff:0", "१:5", None, 5,
+    ],
+)  # fmt: skip
+def test_what_is_no_position_is_refused(text):
+    with pytest.raises(Invalid):
+        parse_position(text)
+
+
+def test_a_position_as_text_can_be_parsed_again():
+    assert parse_position(str(Position(7, 2, 9, 100, 255))) == (2, 9, 255)
+    assert str(Position(7, 2, 9)) == "2:9"

@@ -7,6 +7,7 @@ import pytest
 
 from schemaless.errors import LocationGone
 from schemaless.location import GenerationStart, Location, next_start
+from schemaless.position import Position
 from schemaless.shard_cursor import CursorState, ProvenPage, ShardCursor
 from tests.shard_histories import Log, cell, log_of, position
 
@@ -111,6 +112,56 @@ def test_a_log_that_is_not_dense_is_refused(page):
     assert "not dense" in cursor.reason
 
 
+def test_one_page_proves_a_position_whose_topic_is_heard_from_before():
+    cursor = ShardCursor(0)
+    cursor.begin(position(0), to_end=False)
+    assert cursor.state is CursorState.LIVE, "before the first cell there is nothing to prove"
+    cursor.begin(position(3), to_end=False)
+    assert cursor.state is CursorState.BEHIND
+    assert locations(read(cursor, log_of(9), limit=1)) == [(1, 4)]
+    assert cursor.state is CursorState.LIVE
+    assert locations(cursor.take([cell(4), cell(5)])) == [(1, 5)]
+
+
+def test_a_position_without_a_digest_gets_that_of_the_log():
+    cursor = ShardCursor(0)
+    cursor.begin(Position(0, 1, 3))
+    cursor.page(ProvenPage((), Location(1, 3), digest=77))
+    assert cursor.at == Position(0, 1, 3, digest=77)
+    assert cursor.state is CursorState.LIVE
+
+
+def test_it_says_how_many_cells_the_log_has_to_bring():
+    cursor = live(log_of(3))
+    cursor.take([cell(6), cell(7)])
+    assert cursor.missing == 4
+    cursor.announce(2, 5)
+    assert cursor.missing is None, "nobody knows where the generations before it end"
+
+
+def test_a_node_that_does_not_know_the_generation_yet_brings_nothing_superseded_again():
+    old = log_of(8)
+    cursor = live(old)
+    cursor.announce(2, 5)
+    assert cursor.gone(old.promoted(5).read(cursor.at)) == 4
+    assert not read(cursor, old)
+    assert cursor.state is CursorState.REFUSED
+    assert "it lags" in cursor.reason
+    cursor.look(Location(2, 5))
+    assert locations(read(cursor, old.promoted(5).grown())) == [(2, 5)]
+    assert cursor.state is CursorState.LIVE
+
+
+def test_after_a_new_generation_the_log_is_read_to_its_end():
+    """The topic may have brought its cells before, when the shard was refused."""
+    old = log_of(8)
+    cursor = live(old)
+    promoted = old.promoted(5).grown().grown()
+    assert cursor.gone(promoted.read(cursor.at)) == 4
+    assert locations(read(cursor, promoted, limit=1)) == [(2, 5), (2, 6)]
+    assert cursor.state is CursorState.LIVE
+
+
 def test_a_head_without_its_cell_is_refused():
     cursor = ShardCursor(0)
     cursor.begin(position(3))
@@ -169,7 +220,7 @@ class World:
         cursor = self.cursor
         return (
             self.changed, self.topic, self.published, self.offset, self.finished,
-            cursor.state, cursor.at, cursor.done, cursor._seen, cursor._last_head, cursor._to_end,
+            cursor.state, cursor.at, cursor.done, cursor._seen, cursor._last_head, cursor._to_end, cursor._generation,
         )  # fmt: skip
 
     def copied(self):
@@ -229,6 +280,11 @@ class World:
         self.cursor = ShardCursor(0)
         self.cursor.begin(done)
 
+    def resume(self):
+        """Begins anew, with the topic from its beginning: only the position is proven by the log."""
+        self.restart()
+        self.cursor.begin(self.cursor.at, to_end=False)
+
     def _handle(self, at, cells):
         for found in cells:
             assert found.added_id == at.added_id + 1
@@ -270,6 +326,7 @@ EVENTS = (
     World.look,
     World.fail,
     World.restart,
+    World.resume,
 )
 
 
