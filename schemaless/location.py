@@ -97,12 +97,15 @@ def next_start(location: Location, starts: Sequence[GenerationStart]) -> Generat
     return GenerationStart(generation_at(min(later), starts), min(later))
 
 
-def is_superseded(location: Location, gone: LocationGone) -> bool:
-    """True if a newer generation replaced this location (I13). False means the node is only lagging.
+def is_lag(location: Location, gone: LocationGone) -> bool:
+    """Returns whether the node that refused a location may just be behind it (I13).
 
-    It is asked about a location that could be read from before.
+    False means that the location is superseded, or that another cell is there. It is asked about a location that could
+    be read from before.
     """
-    return gone.generation > location.generation
+    if gone.generation == location.generation:
+        return gone.head < location.added_id
+    return gone.generation < location.generation
 
 
 def resume_location(location: Location, starts: Sequence[GenerationStart]) -> Location:

@@ -1,7 +1,7 @@
 """A shard's log as server-sent events: what a reader is sent, and the stream that sends it (I13).
 
 Events are `cell`, `heartbeat`, `generation` (a new one begins) and `problem` (the last one of its stream). `id` is a
-location to resume from. A problem has none, so that the one before it stays.
+position to resume from. A problem has none, so that the one before it stays.
 
 The next page is read when the reader has taken the last one, so a slow reader holds one small page (I14). An
 unreachable home costs the stream nothing but time: it continues from any node that shows the next cell.
@@ -24,14 +24,15 @@ from api.http.request import Request
 from api.http.response import Send, problem_of, problem_response, send_response
 from api.read.reader import Served
 from schemaless.errors import LocationGone, SchemalessError
-from schemaless.location import GenerationStart, Location, generation_at, is_superseded, visible_starts
+from schemaless.location import GenerationStart, generation_at, is_lag, visible_starts
+from schemaless.position import Position, cell_digest
 from schemaless.topology import Datastore, Role
 
 
 class ShardEvents:
     """Writes events. `position` is where the last event left the reader, and `head` the last head that was read."""
 
-    def __init__(self, position: Location) -> None:
+    def __init__(self, position: Position) -> None:
         self.position = position
         self.head = position.added_id
 
@@ -39,8 +40,9 @@ class ShardEvents:
         """Returns the events of a page that was read after `position`. `views` are its cells as JSON."""
         starts = [start for start in visible_starts(page.starts) if start.generation > self.position.generation]
         events = b"".join(self._in_order(page, views, starts))
-        self.position = Location(self.position.generation, page.examined)
-        self.head = page.head
+        at = self.position
+        self.position = Position(at.shard, at.generation, page.examined, digest=page.digest)
+        self.head = page.head.added_id
         return events
 
     def heartbeat(self, head: int = 0) -> bytes:
@@ -57,14 +59,17 @@ class ShardEvents:
     ) -> Iterator[bytes]:
         for cell, view in zip(page.cells, views, strict=True):
             yield from self._begun_until(cell.added_id, starts)
-            yield b"event: cell\nid: %b\ndata: %b\n\n" % (str(cell.location).encode(), bytes(view))
+            self.position = Position(cell.shard, cell.generation, cell.added_id, digest=cell_digest(cell))
+            yield b"event: cell\nid: %b\ndata: %b\n\n" % (str(self.position).encode(), bytes(view))
         yield from self._begun_until(page.examined + 1, starts)
 
     def _begun_until(self, added_id: int, starts: list[GenerationStart]) -> Iterator[bytes]:
         """Yields, once, the generations in `starts` that have begun at an added_id."""
         while starts and starts[0].starts_at <= added_id:
             start = starts.pop(0)
-            self.position = Location(start.generation, start.starts_at - 1)
+            at, last = self.position, start.starts_at - 1
+            digest = at.digest if at.added_id == last else None  # with columns the cell before may not have been read
+            self.position = Position(at.shard, start.generation, last, digest=digest)
             data = {"generation": start.generation, "starts_at": start.starts_at}
             yield _event("generation", data, self.position)
 
@@ -73,8 +78,8 @@ def problem_event(error: SchemalessError) -> bytes:
     return _event("problem", problem_of(error))
 
 
-def _event(kind: str, data: dict[str, Any], location: Location | None = None) -> bytes:
-    named = b"" if location is None else b"id: %b\n" % str(location).encode()
+def _event(kind: str, data: dict[str, Any], position: Position | None = None) -> bytes:
+    named = b"" if position is None else b"id: %b\n" % str(position).encode()
     return b"event: %b\n%bdata: %b\n\n" % (kind.encode(), named, JSON.encode(data))
 
 
@@ -124,7 +129,7 @@ class EventStream:
         start = self._wanted.start
         given = start.generation if isinstance(start, AfterLocation) else None
         generation = generation_at(page.after, page.starts) if given is None else given
-        return ShardEvents(Location(generation, page.after)), served
+        return ShardEvents(Position(self._shard, generation, page.after, digest=page.digest)), served
 
     async def _continue(self, send: Send, follower: Follower, events: ShardEvents) -> None:
         try:
@@ -139,12 +144,12 @@ class EventStream:
     async def _next(self, events: ShardEvents, follower: Follower) -> bytes:
         """Returns the next events, or a heartbeat, or nothing when the process stops.
 
-        Raises LocationGone for a superseded location.
+        Raises LocationGone for a location that is superseded, or where another cell is now.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.heartbeat_s
         while not follower.is_released:
-            waiting = {self._shard: events.position}
+            waiting = {self._shard: events.position.location}
             if self._pending or await follower.moved(waiting, deadline - loop.time()):
                 page = await self._read_on(events.position)
                 chunk = self._events_of(events, page) if page is not None else b""
@@ -154,13 +159,13 @@ class EventStream:
                 return events.heartbeat(follower.head(self._shard))
         return b""
 
-    async def _read_on(self, position: Location) -> ShardLogPage | None:
+    async def _read_on(self, position: Position) -> ShardLogPage | None:
         """Returns the next page, or None while no node can show it."""
-        after = AfterLocation(position.generation, position.added_id)
+        after = AfterLocation(position.generation, position.added_id, position.digest)
         try:
             page, _ = await self._read(after, min(self._limit, self._wanted.limit))
         except LocationGone as gone:
-            if is_superseded(position, gone):
+            if not is_lag(position.location, gone):
                 raise
         except SchemalessError as error:
             if not error.retryable:

@@ -27,10 +27,10 @@ from schemaless.location import (
     GenerationStart,
     Location,
     generation_at,
-    is_superseded,
-    verify_location,
+    is_lag,
 )
-from schemaless.storage import entity_table, shard_head
+from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, digest_text, verify_position
+from schemaless.storage import entity_table, shard_head, shard_log
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore, Role
 
@@ -44,10 +44,14 @@ class Since(msgspec.Struct, frozen=True):
 
 
 class AfterLocation(msgspec.Struct, frozen=True):
-    """Starts after a location. Without a generation it is the present one."""
+    """Starts after a location. Without a generation it is the present one.
+
+    With a digest, the cell at the location has to be the one that the digest names (I16).
+    """
 
     generation: int | None
     added_id: int
+    digest: int | None = None
 
 
 class End(msgspec.Struct, frozen=True):
@@ -67,82 +71,110 @@ class PageRequest(msgspec.Struct, frozen=True):
 
 
 class ShardLogPage(msgspec.Struct, frozen=True):
-    """The cells after `after`. `examined` is the last added_id that was looked at, whether or not its cell matched."""
+    """The cells after `after`. `examined` is the last added_id that was looked at, whether or not its cell matched.
 
+    `digest` is that of the cell at `examined`, None where that was not read.
+    """
+
+    shard: int
     cells: Sequence[StoredCell]
     after: int
     examined: int
-    head: int
+    head: Location
     starts: Sequence[GenerationStart]
+    digest: int | None = None
 
     def cut(self, count: int) -> ShardLogPage:
-        """Returns the page with its first `count` cells, as if nothing after them had been examined."""
+        """Returns the page with its first `count` cells, at least one, as if nothing after them had been examined."""
         if count == len(self.cells):
             return self
-        examined = self.cells[count].added_id - 1
-        return msgspec.structs.replace(self, cells=self.cells[:count], examined=examined)
+        last = self.cells[count - 1]
+        return msgspec.structs.replace(self, cells=self.cells[:count], examined=last.added_id, digest=cell_digest(last))
 
     @property
-    def next(self) -> Location:
-        return Location(generation_at(self.examined, self.starts), self.examined)
+    def next(self) -> Position:
+        return self._at_examined(generation_at(self.examined, self.starts))
 
     @property
-    def position(self) -> Location:
-        """The location of a follower: as `next`, but in the generation of the cell after it."""
-        return Location(generation_at(self.examined + 1, self.starts), self.examined)
+    def position(self) -> Position:
+        """The position of a follower: as `next`, but in the generation of the cell after it."""
+        return self._at_examined(generation_at(self.examined + 1, self.starts))
+
+    def _at_examined(self, generation: int) -> Position:
+        return Position(self.shard, generation, self.examined, digest=self.digest)
 
     @property
     def pending(self) -> int:
-        return self.head - self.examined
+        return self.head.added_id - self.examined
 
 
 def read_page(
     datastore: Datastore, shard: int, wanted: PageRequest, examined_max: int, bytes_max: int
 ) -> Operation[ShardLogPage]:
-    """Reads a page as one node shows it. Raises LocationGone."""
+    """Reads a page as one node shows it. Raises LocationGone.
+
+    Beside the cells it reads one short row, the cell at the location, and with `columns` that at `examined`.
+    """
     head, starts = yield from shard_head.history(datastore.name, shard)
-    after = yield from _resolve(datastore, shard, wanted.start, starts, head.added_id)
+    after, digest = yield from _resolve(datastore, shard, wanted.start, starts, head.location)
     until = min(head.added_id, after + examined_max)
     cells: list[StoredCell] = []
+    examined = after
     for limit in map(len, chunks(range(wanted.limit), count_max=READ_CHUNK_CELLS)):
         reached = cells[-1].added_id if cells else after
         if reached >= until or sum(len(cell.body) for cell in cells) >= bytes_max:
             break
         chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
         cells += chunk
+        examined = until if len(chunk) < limit else cells[-1].added_id
         if len(chunk) < limit:
-            return ShardLogPage(cells, after, until, head.added_id, starts)
-    return ShardLogPage(cells, after, cells[-1].added_id if cells else after, head.added_id, starts)
+            break
+    if cells and cells[-1].added_id == examined:
+        digest = cell_digest(cells[-1])
+    elif examined != after:
+        digest = (yield from shard_log.digests(datastore, {shard: examined}))[shard]
+    return ShardLogPage(shard, cells, after, examined, head.location, starts, digest)
 
 
 def _resolve(
-    datastore: Datastore, shard: int, start: Start, starts: Sequence[GenerationStart], head: int
-) -> Operation[int]:
-    if isinstance(start, End):
-        return head
-    if isinstance(start, AfterLocation):
-        return verify_location(start.generation, start.added_id, starts, head)
-    first = yield from entity_table.first_since(datastore, shard, start.created_at, head)
-    return first - 1
+    datastore: Datastore, shard: int, start: Start, starts: Sequence[GenerationStart], head: Location
+) -> Operation[tuple[int, int | None]]:
+    """Returns the added_id to read after, and the digest of the cell there."""
+    if isinstance(start, Since):
+        first = yield from entity_table.first_since(datastore, shard, start.created_at, head.added_id)
+        after = AfterLocation(None, first - 1)
+    else:
+        after = AfterLocation(None, head.added_id) if isinstance(start, End) else start
+    generation = generation_at(after.added_id, starts) if after.generation is None else after.generation
+    found: int | None = BEGINNING_DIGEST
+    if after.added_id:
+        found = (yield from shard_log.digests(datastore, {shard: after.added_id}))[shard]
+    verify_position(Position(shard, generation, after.added_id, digest=after.digest), found, starts, head)
+    return after.added_id, found
 
 
 SHARDS_AT_ONCE = 4
+DIGESTS_AT_ONCE = 500
+HeadPosition = tuple[Position, Location]
+"""The position of a reader that is at the head of its shard, and the head."""
 
 
 class ShownPage(msgspec.Struct, frozen=True):
     """A page as it will be sent. `position` is where a follower continues."""
 
     views: list[msgspec.Raw]
-    next: Location
-    position: Location
-    head: int
+    next: Position
+    position: Position
+    head: Location
 
     def document(self) -> dict[str, Any]:
+        digest = None if self.next.digest is None else digest_text(self.next.digest)
         return {
             "cells": self.views,
-            "next": {"generation": self.next.generation, "added_id": self.next.added_id},
-            "head": self.head,
-            "pending": self.head - self.next.added_id,
+            "next": {"generation": self.next.generation, "added_id": self.next.added_id, "digest": digest},
+            "head": self.head.added_id,
+            "generation": self.head.generation,
+            "pending": self.head.added_id - self.next.added_id,
         }
 
 
@@ -202,9 +234,10 @@ class ShardPages:
         shown = self._shown[shard]
         return {"problem": problem_of(shown)} if isinstance(shown, SchemalessError) else shown.document()
 
-    async def read(self) -> None:
+    async def read(self, wait_s: float) -> None:
+        """Reads every page. `wait_s` is how long `wait` may take: a shard that waits at its head is proven later."""
         if len(self._wanted) > 1:
-            await self._show_heads()
+            await self._show_heads(waits=wait_s > 0)
         await self._read([shard for shard in self._wanted if shard not in self._shown])
 
     async def wait(self, wait_s: float) -> None:
@@ -220,7 +253,7 @@ class ShardPages:
         deadline = loop.time() + wait_s
         while not self._has_news():
             positions = {
-                shard: None if isinstance(shown, SchemalessError) else shown.position
+                shard: None if isinstance(shown, SchemalessError) else shown.position.location
                 for shard, shown in self._shown.items()
             }
             moved = await follower.moved(positions, deadline - loop.time())
@@ -234,23 +267,22 @@ class ShardPages:
             for shown in self._shown.values()
         )
 
-    async def _show_heads(self) -> None:
+    async def _show_heads(self, *, waits: bool) -> None:
         """Finds the shards whose location is their head with one question to each cluster. They need no page."""
         homes = self._datastore.by_home(self._wanted, lambda shard: shard)
-        await asyncio.gather(*(self._show_heads_of(cluster, shards) for cluster, shards in homes.items()))
+        await asyncio.gather(*(self._show_heads_of(cluster, shards, waits) for cluster, shards in homes.items()))
 
-    async def _show_heads_of(self, cluster: str, shards: Collection[int]) -> None:
+    async def _show_heads_of(self, cluster: str, shards: Collection[int], waits: bool) -> None:
+        starts = {shard: self._wanted[shard].start for shard in shards}
         try:
             heads, served = await self._request.state.reader.read(
-                cluster, shard_head.heads_of, self._datastore.name, shards, read_from=self._read_from
+                cluster, _positions_at_head, self._datastore, starts, waits, read_from=self._read_from
             )
         except StorageUnavailable:  # each shard's page will say so
             return
-        for head in heads:
-            location = head.location
-            if _is_at(self._wanted[head.shard].start, location):
-                self._shown[head.shard] = ShownPage([], location, location, head.added_id)
-                self._served[head.shard] = served
+        for position, head in heads:
+            self._shown[position.shard] = ShownPage([], position, position, head)
+            self._served[position.shard] = served
 
     async def _read(self, shards: Collection[int]) -> None:
         mixed = random.sample(list(shards), len(shards))  # so that a full answer leaves out other shards each time
@@ -270,7 +302,7 @@ class ShardPages:
         if shown is None or isinstance(shown, SchemalessError):
             return False
         if isinstance(error, LocationGone):
-            return not is_superseded(shown.position, error)
+            return is_lag(shown.position.location, error)
         return error.retryable
 
     async def _show(self, shard: int) -> ShownPage:
@@ -279,7 +311,8 @@ class ShardPages:
             wanted = msgspec.structs.replace(wanted, limit=0)
         known = self._shown.get(shard)
         if isinstance(known, ShownPage):
-            start = AfterLocation(known.position.generation, known.position.added_id)
+            at = known.position
+            start = AfterLocation(at.generation, at.added_id, at.digest)
             wanted = msgspec.structs.replace(wanted, start=start)
         bytes_max = self._request.state.settings.response_bytes_max
         page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
@@ -290,8 +323,36 @@ class ShardPages:
         return ShownPage(views, page.next, page.position, page.head)
 
 
+def _positions_at_head(datastore: Datastore, starts: Mapping[int, Start], waits: bool) -> Operation[list[HeadPosition]]:
+    """Returns the shards whose start names their head: the position and the head. Others need a page.
+
+    The cell there has to be the one that the digest names (I16). A caller that waits is spared that for a digest of its
+    own: it is compared when the next cell comes.
+    """
+    heads = {head.shard: head.location for head in (yield from shard_head.heads_of(datastore.name, starts))}
+    found: dict[int, tuple[int | None, Location]] = {}
+    for shard, start in starts.items():
+        head = heads.get(shard)
+        if head is not None and _is_at(start, head):
+            found[shard] = start.digest if isinstance(start, AfterLocation) else None, head
+    digests: dict[int, int | None] = {
+        shard: BEGINNING_DIGEST for shard, (_, head) in found.items() if not head.added_id
+    }
+    unread = [
+        shard for shard, (digest, _) in found.items() if shard not in digests and not (waits and digest is not None)
+    ]
+    for some in chunks(unread, count_max=DIGESTS_AT_ONCE):
+        digests |= yield from shard_log.digests(datastore, {shard: found[shard][1].added_id for shard in some})
+    return [
+        (Position(shard, head.generation, head.added_id, digest=digests.get(shard, digest)), head)
+        for shard, (digest, head) in found.items()
+        if digest is None or digest == digests.get(shard, digest)
+    ]
+
+
 def _is_at(start: Start, head: Location) -> bool:
-    """Returns whether a start is surely the head. That needs no look at the generations."""
-    if head.generation == FIRST_GENERATION:
-        return start in (End(), AfterLocation(None, head.added_id), AfterLocation(head.generation, head.added_id))
-    return start == AfterLocation(head.generation, head.added_id)
+    """Returns whether a start names the head. That needs no look at the generations."""
+    if isinstance(start, AfterLocation):
+        generations = (None, FIRST_GENERATION) if head.generation == FIRST_GENERATION else (head.generation,)
+        return start.added_id == head.added_id and start.generation in generations
+    return isinstance(start, End) and head.generation == FIRST_GENERATION

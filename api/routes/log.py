@@ -28,7 +28,7 @@ from api.http.route import Route
 from api.read.reader import served_together
 from schemaless.cell import parse_time
 from schemaless.errors import Invalid, NotFound, TooLarge
-from schemaless.location import parse_location
+from schemaless.position import parse_position
 from schemaless.storage import shard_head
 from schemaless.topology import Datastore
 
@@ -37,7 +37,7 @@ PAYLOAD_BYTES_MAX = 1 << 20
 
 
 def _after(text: str, field: str) -> Start:
-    return End() if text == "end" else AfterLocation(*parse_location(text, field))
+    return End() if text == "end" else AfterLocation(*parse_position(text, field))
 
 
 def _since(text: str, field: str) -> Since:
@@ -45,7 +45,11 @@ def _since(text: str, field: str) -> Since:
 
 
 AFTER: Parameter[Start | None] = Parameter(
-    "after", _after, None, "ADDED_ID, GENERATION:ADDED_ID, or end: the head as it is now. Default: 0."
+    "after",
+    _after,
+    None,
+    "ADDED_ID, GENERATION:ADDED_ID, GENERATION:ADDED_ID:DIGEST, or end: the head as it is now. Default: 0. A digest is"
+    " that of `next` or of a put, 16 hexadecimal digits. Another cell there: 409.",
 )
 SINCE: Parameter[Since | None] = Parameter("since", _since, None, "RFC 3339 time, instead of `after`.")
 FOLLOW: Parameter[bool] = Parameter(
@@ -104,9 +108,10 @@ async def get_shard_cells(request: Request) -> Response:
             raise Invalid("wait", "is for pages: a stream of events has no end")
         return stream_response(EventStream(request, datastore, shard, wanted, read_from).run)
     pages = ShardPages(request, datastore, {shard: wanted}, read_from, form)
-    await pages.read()
+    wait_s = (WAIT_DEFAULT_S if follow else 0.0) if wait_s is None else wait_s
+    await pages.read(wait_s)
     pages.page(shard)  # what is wrong now won't be right after a while
-    await pages.wait((WAIT_DEFAULT_S if follow else 0.0) if wait_s is None else wait_s)
+    await pages.wait(wait_s)
     return ok_response(form, pages.page(shard).document(), *pages.served.headers)
 
 
@@ -133,7 +138,7 @@ def _start(request: Request, query: Mapping[str, str], *, resumes: bool) -> Star
         raise Invalid("since", "is given together with after: one of them")
     last_event_id = request.header(b"last-event-id")
     if resumes and last_event_id:
-        return AfterLocation(*parse_location(last_event_id.decode("latin-1"), "last-event-id"))
+        return AfterLocation(*parse_position(last_event_id.decode("latin-1"), "last-event-id"))
     return after or since or BEGINNING
 
 
@@ -151,7 +156,7 @@ async def post_shards_cells(request: Request) -> Response:
     wait_s = parse_wait(asked.wait, "wait")
     form = request.response_format()
     pages = ShardPages(request, datastore, wanted, read_from, form)
-    await pages.read()
+    await pages.read(0.0 if problems else wait_s)
     if not problems:
         await pages.wait(wait_s)
     views = problems | {text: pages.document(shard) for text, shard in shards.items()}
@@ -185,7 +190,7 @@ def _shards_of(datastore: Datastore, asked: _Locations) -> tuple[dict[str, int],
 
 
 def _parse_start(start: Any, field: str) -> Start:
-    """Takes 1000, "1000", "1:1000", "end" or {"since": "2026-01-31T00:00:00Z"}. Raises Invalid."""
+    """Takes 1000, "1000", "1:1000[:DIGEST]", "end" or {"since": "2026-01-31T00:00:00Z"}. Raises Invalid."""
     if isinstance(start, dict) and set(start) == {"since"}:
         return _since(start["since"], field)
     if isinstance(start, int) and not isinstance(start, bool):
@@ -195,7 +200,8 @@ def _parse_start(start: Any, field: str) -> Start:
 
 _LOCATIONS = JSON.parse(
     b"""{"type": "object", "required": ["locations"], "properties": {
-    "locations": {"type": "object", "additionalProperties": {}, "example": {"0": 1000, "7": "1:1000", "8": "end"}},
+    "locations": {"type": "object", "additionalProperties": {},
+    "example": {"0": 1000, "7": "1:1000", "8": "1:1000:5f0c2a9d4be61378", "9": "end"}},
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
     "columns": {"type": "array", "items": {"type": "string"}},
     "wait": {"type": "number", "minimum": 0, "maximum": 30}}}"""

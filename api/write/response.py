@@ -10,6 +10,7 @@ from api.write.outcome import PutOutcome, PutResult
 from schemaless.cell import Placed, PutStatus, created_at_text, row_key_text
 from schemaless.errors import Conflict, SchemalessError
 from schemaless.location import shard_location_text
+from schemaless.position import digest_text, insertion_digest
 
 HTTP_STATUS = {PutStatus.STORED: 201, PutStatus.ALREADY_STORED: 200, PutStatus.BUFFERED: 202}
 REPLAYED = (b"idempotency-replayed", b"true")
@@ -41,6 +42,7 @@ def put_view(outcome: PutOutcome) -> dict[str, Any]:
         **_key_view(outcome),
         "shard": outcome.shard,
         **_place_view(outcome.placed),
+        "digest": _digest(outcome),
         "copies": outcome.copies,
     }
 
@@ -55,6 +57,18 @@ def conflict_problem(outcome: PutOutcome) -> dict[str, Any]:
 def _key_view(outcome: PutOutcome) -> dict[str, Any]:
     key = outcome.key
     return {"row_key": row_key_text(key.row_key), "column_name": key.column_name, "ref_key": key.ref_key}
+
+
+def _digest(outcome: PutOutcome) -> str | None:
+    """Returns the digest with which the log can be read after the cell, None while its place is not known (I16)."""
+    key, placed = outcome.key, outcome.placed
+    if placed is None:
+        return None
+    return digest_text(
+        insertion_digest(
+            placed.generation, placed.added_id, placed.created_at, key.row_key, key.column_name, key.ref_key
+        )
+    )
 
 
 def _place_view(placed: Placed | None) -> dict[str, Any]:

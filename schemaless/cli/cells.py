@@ -97,7 +97,9 @@ def log(
     client: Client,
     as_json: bool,
     shard: Annotated[int, typer.Argument(min=0, help="number of the shard")],
-    after: Annotated[str, typer.Option(help="ADDED_ID, GENERATION:ADDED_ID or end; default: the beginning")] = "0",
+    after: Annotated[
+        str, typer.Option(help="ADDED_ID, GENERATION:ADDED_ID[:DIGEST] or end; default: the beginning")
+    ] = "0",
     limit: Limit = 100,
     follow: Annotated[bool, typer.Option(help="wait for new cells at the end, until interrupted")] = False,
 ) -> None:
@@ -105,7 +107,7 @@ def log(
     if not follow:
         page = client.get_cells_for_shard(shard, after, limit)
         _print_cells(page, as_json)
-        print_notice(f"next {page.location}, {page.pending} pending")
+        print_notice(f"next {page.position}, {page.pending} pending")
         return
     tail = client.tail(shard, after, limit=limit)
     try:

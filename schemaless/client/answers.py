@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from schemaless.cell import PutStatus
+from schemaless.cell import PutStatus, microseconds_since_epoch
 from schemaless.errors import SchemalessError
 from schemaless.location import Location
+from schemaless.position import Position, insertion_digest, parse_digest
 
 
 class FoundCell(msgspec.Struct, frozen=True):
@@ -67,6 +68,8 @@ class PutAnswer(msgspec.Struct, frozen=True):
     added_id: int | None = None
     created_at: datetime | None = None
     location: str | None = None
+    digest: str | None = None
+    """With it the shard's log is read after this cell, and no other: `GENERATION:ADDED_ID:DIGEST`."""
     replayed: bool = False
     """The server had seen this Idempotency-Key, and repeats its first response."""
 
@@ -98,27 +101,52 @@ class VersionsPage(msgspec.Struct, frozen=True):
 
 
 class Next(msgspec.Struct, frozen=True):
-    """The last location that was examined, as HTTP writes it."""
+    """The last location that was examined, as HTTP writes it. `digest` is that of the cell there, where it was read."""
 
     generation: int
     added_id: int
+    digest: str | None = None
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """Cells of a shard in added_id order. `pending` = head - next."""
+    """Cells of a shard in added_id order. `pending` = head - next.
+
+    `generation` is the shard's present one, None where the server doesn't say it.
+    """
 
     cells: list[FoundCell]
     next: Next
     head: int
     pending: int
+    generation: int | None = None
+    shard: int = -1
 
     def __iter__(self) -> Iterator[FoundCell]:
         return iter(self.cells)
 
     @property
+    def position(self) -> Position:
+        """The position to continue after. It proves that the log is still the same one (I16)."""
+        digest = None if self.next.digest is None else parse_digest(self.next.digest, "next")
+        return Position(self.shard, self.next.generation, self.next.added_id, digest=digest)
+
+    @property
     def location(self) -> Location:
-        """The location to continue after."""
+        """The location of `position`."""
         return Location(self.next.generation, self.next.added_id)
+
+
+def position_after(cell: FoundCell) -> Position:
+    """Returns the position of a reader that has read a shard's log up to a cell."""
+    digest = insertion_digest(
+        cell.generation,
+        cell.added_id,
+        microseconds_since_epoch(cell.created_at),
+        cell.row_key.bytes,
+        cell.column_name,
+        cell.ref_key,
+    )
+    return Position(cell.shard, cell.generation, cell.added_id, digest=digest)
 
 
 class Entry(msgspec.Struct, frozen=True):

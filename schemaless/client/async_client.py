@@ -90,9 +90,10 @@ class AsyncClient:
     async def get_cells_for_shard(
         self, shard: int, location: LogLocation = None, limit: int = 100, **options: Unpack[LogOptions]
     ) -> LogPage:
-        """Returns a page of a shard's log after a location, or since a time.
+        """Returns a page of a shard's log after a location, or since a time. Continue after its `position`.
 
-        Raises LocationGone for a location past the head, or of a superseded or unknown generation.
+        Raises LocationGone for a location past the head, of a superseded or unknown generation, or where the log has
+        another cell than the digest says.
         """
         return await self._run(self._requests.get_cells_for_shard(shard, location, limit, options))
 
@@ -163,7 +164,7 @@ class AsyncTail(AsyncIterator[FoundCell]):
 
     @property
     def locations(self) -> Mapping[int, LogLocation]:
-        """The location of each shard after the cells that were given. `client.tail(locations)` continues there."""
+        """The position of each shard after the cells that were given. `client.tail(locations)` continues there."""
         return self._tail.locations
 
     async def __anext__(self) -> FoundCell:

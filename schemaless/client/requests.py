@@ -26,13 +26,14 @@ from schemaless.client.answers import (
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
 from schemaless.errors import Invalid, SchemalessError
 from schemaless.location import Location
+from schemaless.position import Position
 
 Key = uuid.UUID | str
 Body = Mapping[str, Any]
 ReadFrom = Literal["master", "minion"] | None
-LogLocation = int | str | Location | datetime | None
-"""An added_id, GENERATION:ADDED_ID, a Location, a time (cells created at or after it), "end" (the head at that moment),
-or None for the beginning.
+LogLocation = int | str | Location | Position | datetime | None
+"""An added_id, GENERATION:ADDED_ID[:DIGEST], a Location, a Position, a time (cells created at or after it), "end" (the
+head at that moment), or None for the beginning.
 """
 CellName = tuple[Key, str] | tuple[Key, str, int]
 """Row key and column, with a ref_key for one cell, without it for the newest."""
@@ -120,7 +121,7 @@ class Requests:
             start = {} if location is None else {"after": str(location)}
         params = _params(**start, limit=limit, **options)
         response = yield ClientRequest("GET", f"{self.base}/shards/{int(shard)}/cells", params)
-        return response.good().read(LogPage)
+        return msgspec.structs.replace(response.good().read(LogPage), shard=shard)
 
     def get_cells_for_shards(
         self, locations: Mapping[int, LogLocation], limit: int, read_from: ReadFrom
@@ -133,7 +134,10 @@ class Requests:
         pages: dict[int, LogPage | SchemalessError] = {}
         for shard, page in response.good().read(_Shards).shards.items():
             problem = page.get("problem")
-            pages[int(shard)] = msgspec.convert(page, LogPage) if problem is None else error_of_problem(problem)
+            if problem is None:
+                pages[int(shard)] = msgspec.convert({**page, "shard": int(shard)}, LogPage)
+            else:
+                pages[int(shard)] = error_of_problem(problem)
         return pages
 
     def get_json(self, path: str, params: Mapping[str, Any] | None = None) -> Flow[dict[str, Any]]:

@@ -13,11 +13,12 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from schemaless.client.answers import FoundCell, LogPage
+from schemaless.client.answers import FoundCell, LogPage, position_after
 from schemaless.client.exchange import MSGPACK, ClientRequest, Flow, error_of_problem
 from schemaless.client.requests import LogLocation, ReadFrom, encode, location_member
 from schemaless.errors import Corrupt, Invalid, LocationGone, SchemalessError
-from schemaless.location import Location, is_superseded, parse_location
+from schemaless.location import Location, is_lag
+from schemaless.position import Position, parse_position
 
 SHARDS_MAX = 4096
 LAGGING_PAUSE_S = 0.5
@@ -35,7 +36,11 @@ class TailOptions(TypedDict, total=False):
 
 
 class LogTail:
-    """A tail of some shards. `locations` are those after the cells that were taken: a new tail continues from there."""
+    """A tail of some shards. `locations` are those after the cells that were taken: a new tail continues from there.
+
+    They are positions with digests. So a log that has another cell there is an error, and nothing of it is returned
+    (I16).
+    """
 
     def __init__(self, base: str, shards: Shards, location: LogLocation, options: TailOptions) -> None:
         self._base = base
@@ -44,6 +49,7 @@ class LogTail:
         self._options = options
         self._read_to: dict[int, LogLocation] = _starts(shards, location)
         self._served: set[int] = set()
+        self._proven = False
         self._ready: deque[FoundCell] = deque()
         self._failure: SchemalessError | None = None
         self._delay_s = 0.0
@@ -54,7 +60,7 @@ class LogTail:
         if not self._ready:
             return None
         cell = self._ready.popleft()
-        self.locations[cell.shard] = Location(cell.generation, cell.added_id)
+        self.locations[cell.shard] = position_after(cell)
         if not self._ready:
             self.locations = dict(self._read_to)
         return cell
@@ -72,7 +78,8 @@ class LogTail:
             failure, self._failure = self._failure, None
             raise failure
         options = self._options
-        wait_s = options.get("wait_s", 5.0)
+        # A shard that waits at its head is not compared before its next cell comes. So the first request doesn't wait.
+        wait_s = options.get("wait_s", 5.0) if self._proven else 0.0
         wanted = {
             "locations": {str(shard): location_member(location) for shard, location in self._read_to.items()},
             "columns": list(options.get("columns", ())),
@@ -90,6 +97,7 @@ class LogTail:
             wait_s=wait_s,
         )
         pages = response.good().read(_Pages).shards
+        self._proven = True
         self._delay_s = 0.0
         for shard, page in pages.items():
             self._receive(int(shard), page)
@@ -101,7 +109,7 @@ class LogTail:
         try:
             if problem is not None:
                 raise error_of_problem(problem)
-            page = msgspec.convert(shown, LogPage)
+            page = msgspec.convert({**shown, "shard": shard}, LogPage)
             check_dense(shard, self._read_to[shard], page, some=bool(self._options.get("columns")))
         except SchemalessError as error:
             if not self._may_pass(shard, error):
@@ -109,27 +117,27 @@ class LogTail:
                 self._failure = error
             return
         self._ready.extend(page.cells)
-        self._read_to[shard] = page.location
+        self._read_to[shard] = page.position
         self._served.add(shard)
 
     def _may_pass(self, shard: int, error: SchemalessError) -> bool:
         """True if waiting helps: a server is unreachable, or a host reads from a node that is behind this tail."""
         position = self._read_to[shard]
-        if isinstance(error, LocationGone) and isinstance(position, Location) and shard in self._served:
+        if isinstance(error, LocationGone) and isinstance(position, Position) and shard in self._served:
             self._delay_s = LAGGING_PAUSE_S
-            return not is_superseded(position, error)
+            return is_lag(position.location, error)
         return error.retryable
 
 
 def check_dense(shard: int, start: LogLocation, page: LogPage, *, some: bool) -> None:
     """Raises Corrupt unless the page continues where the last one ended. `some`: the page has only some columns."""
     added_ids = [cell.added_id for cell in page.cells]
-    if isinstance(start, Location):
+    if isinstance(start, Location | Position):
         last = start.added_id
     elif start is None or isinstance(start, int):
         last = start or 0
     elif isinstance(start, str) and start != "end":
-        last = parse_location(start)[1]
+        last = parse_position(start)[1]
     else:  # a time, or the end: the first page says where it begins
         last = added_ids[0] - 1 if added_ids else page.next.added_id
     for added_id in added_ids:

@@ -20,6 +20,12 @@ class Event:
     id: str | None
     data: dict[str, Any]
 
+    @property
+    def location(self) -> str:
+        """The id without its digest."""
+        assert self.id is not None
+        return ":".join(self.id.split(":")[:2])
+
 
 class Stream:
     """An open stream. `next` raises httpx.ReadTimeout when nothing comes, StopIteration at its end."""

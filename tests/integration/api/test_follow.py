@@ -8,6 +8,7 @@ from schemaless.ops.tailer_control import set_paused
 from tests.integration.api.api_harness import api_process, assert_problem, row_in
 from tests.integration.api.follow_harness import EVENTS, following, wait_for_followers
 from tests.integration.api.test_log import open_generation
+from tests.log_harness import restore
 
 pytestmark = pytest.mark.storage
 
@@ -45,7 +46,8 @@ def test_a_stream_begins_at_the_beginning_and_goes_on_with_what_comes(call, data
         for expected in range(26, 30):
             (stored,) = put(call, datastore, 1)
             event = stream.next("cell")
-            assert event.id == "1:{added_id}".format(**stored) == f"1:{expected}"
+            assert event.id == "1:{added_id}:{digest}".format(**stored)
+            assert event.location == f"1:{expected}"
             (shown,) = call.get("/shards/0/cells", params={"after": expected - 1}).json()["cells"]
             assert event.data == shown
 
@@ -67,7 +69,10 @@ def test_a_stream_begins_where_it_is_told(call, datastore, kind):
     with following(call, **query) as stream:
         if not history:
             heartbeat = stream.next()
-            assert (heartbeat.kind, heartbeat.id) == ("heartbeat", "1:5")  # where it began, should it be cut off now
+            assert (heartbeat.kind, heartbeat.location) == (
+                "heartbeat",
+                "1:5",
+            )  # where it began, should it be cut off now
         assert stream.added_ids(len(history)) == history
         put(call, datastore, 1)
         assert stream.added_ids(1) == [6]
@@ -90,7 +95,7 @@ def test_an_idle_stream_has_heartbeats(call, datastore):
         began = time.monotonic()
         beats = [stream.next() for _ in range(2)]
         assert HEARTBEAT_S < time.monotonic() - began < 10 * HEARTBEAT_S
-        assert [(beat.kind, beat.id) for beat in beats] == [("heartbeat", "1:2")] * 2
+        assert [(beat.kind, beat.location) for beat in beats] == [("heartbeat", "1:2")] * 2
         assert beats[0].data == {"generation": 1, "added_id": 2, "head": 2}
 
 
@@ -102,24 +107,41 @@ def test_heartbeats_carry_on_the_position_of_a_reader_of_a_rare_column(call, dat
         put(call, datastore, 30)
         while (beat := stream.next("heartbeat")).data["added_id"] < 31:
             assert beat.data["head"] <= 31
-        assert (beat.id, beat.data["head"]) == ("1:31", 31)
+        assert (beat.location, beat.data["head"]) == ("1:31", 31)
         put(call, datastore, 1, column="OTHER")
-        assert stream.next("cell").id == "1:32"
+        assert stream.next("cell").location == "1:32"
+
+
+def test_a_stream_ends_where_another_cell_took_the_place(call, datastore, storage):
+    """A restored master grew again: nothing of it is sent after the cells that the reader has, nor later (I16)."""
+    put(call, datastore, 3)
+    with following(call) as stream:
+        stream.cells(2)
+        last = stream.next("cell")
+        restore(storage.master(datastore.home(0)), datastore, 0, 2)
+        put(call, datastore, 2)
+        problem = stream.next("problem")
+        assert (problem.data["status"], problem.data["head"], problem.data["resume_at"]) == (409, 4, 0)
+        assert "another cell is at 1:3" in problem.data["detail"]
+    gone = call.get("/shards/0/cells?follow=true", headers=EVENTS | {"last-event-id": last.id})
+    assert "another history" in assert_problem(gone, 409)["detail"]
+    with following(call, headers={"last-event-id": last.location}) as stream:
+        assert stream.added_ids(1) == [4], "without a digest nothing can be compared"
 
 
 def test_a_generation_that_goes_on_is_told_in_the_stream(call, datastore, storage):
     """At once, also before it has a cell, and once; its id is a location to resume from (I13)."""
     put(call, datastore, 3)
     with following(call, after=2) as stream:
-        assert stream.next("cell").id == "1:3"
+        assert stream.next("cell").location == "1:3"
         storage.master(datastore.home(0)).run(open_generation, datastore.name, 0)
         told = stream.next("generation")
-        assert (told.id, told.data) == ("2:3", {"generation": 2, "starts_at": 4})
-        assert stream.next().id == "2:3"
+        assert (told.location, told.data) == ("2:3", {"generation": 2, "starts_at": 4})
+        assert stream.next().location == "2:3"
         put(call, datastore, 1)
-        assert stream.next("cell").id == "2:4"
+        assert stream.next("cell").location == "2:4"
     with following(call, headers={"last-event-id": told.id}) as stream:
-        assert stream.next().id == "2:4"
+        assert stream.next().location == "2:4"
     with following(call, after="1:2") as stream:
         assert [stream.next().kind for _ in range(3)] == ["cell", "generation", "cell"]
 
@@ -142,7 +164,7 @@ def test_a_superseded_follower_is_told_and_sent_away(call, datastore, storage):
     assert assert_problem(gone, 409)["resume_at"] == 2
     with following(call, after=problem.data["resume_at"]) as stream:
         put(call, datastore, 1)
-        assert stream.next("cell").id == "2:3"
+        assert stream.next("cell").location == "2:3"
 
 
 def lose_after(datastore, kept):

@@ -65,7 +65,7 @@ def test_a_stream_goes_on_from_a_minion(quick, datastore, servers, harm):
         assert stream.added_ids(10) == list(range(1, 11))
         getattr(servers["a-master"], harm)()
         assert stream.added_ids(40) == list(range(11, 51))
-        assert stream.next("heartbeat").id == "1:50"
+        assert stream.next("heartbeat").location == "1:50"
         with following(call, after=45, timeout_s=15) as later:
             assert later.answer.headers["schemaless-served-by"] == "minion"
             assert later.added_ids(5) == list(range(46, 51))
@@ -86,10 +86,10 @@ def test_a_stream_waits_for_a_minion_that_lags(quick, datastore, servers, storag
         assert stream.added_ids(10) == list(range(1, 11))
         servers["a-master"].kill()
         beats = [stream.next() for _ in range(4)]
-        assert {(beat.kind, beat.id, beat.data["head"]) for beat in beats} == {("heartbeat", "1:10", 10)}
+        assert {(beat.kind, beat.location, beat.data["head"]) for beat in beats} == {("heartbeat", "1:10", 10)}
         run_sql(minion, "START REPLICA SQL_THREAD")
         wait_for_minion(call, 10)
-        assert stream.next().id == "1:10"
+        assert stream.next().location == "1:10"
         servers["a-master"].start()
         put(call, datastore, 2)
         assert stream.added_ids(2) == [11, 12]

@@ -1,10 +1,12 @@
 """A shard's log over HTTP: pages, locations, times, generations. Real servers, a real process."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from schemaless.storage.sql import sql
 from tests.integration.api.api_harness import api_process, assert_problem, row_in
-from tests.integration.api.follow_harness import following
+from tests.integration.api.follow_harness import following, wait_for_followers
 
 pytestmark = pytest.mark.storage
 
@@ -37,6 +39,15 @@ def page(call, shard=0, **query):
     return answer.json()
 
 
+def next_after(put):
+    """`next` of a page that ends with the cell of a put."""
+    return {name: put[name] for name in ("generation", "added_id", "digest")}
+
+
+AT_BEGINNING = {"generation": 1, "added_id": 0, "digest": "0" * 16}
+EMPTY = {"cells": [], "next": AT_BEGINNING, "head": 0, "generation": 1, "pending": 0}
+
+
 def added_ids(shown):
     return [cell["added_id"] for cell in shown["cells"]]
 
@@ -51,13 +62,14 @@ def test_heads_are_listed_by_shard(call, datastore):
     }
 
 
-def test_a_page_begins_after_its_location(call):
+def test_a_page_begins_after_its_location(call, log):
     """after=10&limit=10 gives 11 to 20 and 20 as the next location; head and pending go with it."""
     shown = page(call, after=10, limit=10)
     assert added_ids(shown) == list(range(11, 21))
-    assert shown["next"] == {"generation": 1, "added_id": 20}
+    assert shown["next"] == next_after(log[19])
     assert (shown["head"], shown["pending"]) == (CELLS, 5)
     assert page(call, after="1:10", limit=10) == shown
+    assert page(call, after="1:10:" + log[9]["digest"], limit=10) == shown
 
 
 def test_following_next_reads_everything_once(call):
@@ -66,7 +78,7 @@ def test_following_next_reads_everything_once(call):
     while True:
         shown = page(call, after=after, limit=7)
         seen += added_ids(shown)
-        after = "{generation}:{added_id}".format(**shown["next"])
+        after = "{generation}:{added_id}:{digest}".format(**shown["next"])
         if not shown["pending"]:
             break
     assert seen == list(range(1, CELLS + 1))
@@ -76,7 +88,7 @@ def test_following_next_reads_everything_once(call):
 
 def test_an_empty_shard_has_an_empty_page(call):
     """Its location is the beginning."""
-    assert page(call, shard=1) == {"cells": [], "next": {"generation": 1, "added_id": 0}, "head": 0, "pending": 0}
+    assert page(call, shard=1) == page(call, shard=1, after="1:0:" + "0" * 16) == EMPTY
 
 
 def test_columns_are_searched_up_to_the_limit_of_cells(call):
@@ -99,7 +111,7 @@ def test_a_search_for_columns_is_bounded_and_says_how_far_it_came(running, api, 
             assert shown["pending"] == CELLS - shown["next"]["added_id"]
             assert (shown["head"], len(shown["cells"]) <= 1) == (CELLS, True)
             seen += added_ids(shown)
-            after = "{generation}:{added_id}".format(**shown["next"])
+            after = "{generation}:{added_id}:{digest}".format(**shown["next"])
             pages += 1
             if not shown["pending"]:
                 break
@@ -107,16 +119,16 @@ def test_a_search_for_columns_is_bounded_and_says_how_far_it_came(running, api, 
         body = {"locations": {"0": 1, "1": "end"}, "columns": ["STATUS"], "wait": 30}
         shards = call.post("/shards/cells", json=body).json()["shards"]
         assert (added_ids(shards["0"]), shards["0"]["next"]["added_id"], shards["0"]["pending"]) == ([5], 5, 20)
-        assert shards["1"] == {"cells": [], "next": {"generation": 1, "added_id": 0}, "head": 0, "pending": 0}
+        assert shards["1"] == EMPTY
         with following(call, columns="STATUS") as stream:
             assert stream.added_ids(5) == seen
 
 
 @pytest.mark.parametrize("columns", ["", "STATUS"])
-def test_the_end_is_the_head_as_it_is_now(call, columns):
+def test_the_end_is_the_head_as_it_is_now(call, log, columns):
     """Nothing to read, nothing pending, and where to go on; of one shard and of several."""
     query = {"columns": columns} if columns else {}
-    end = {"cells": [], "next": {"generation": 1, "added_id": CELLS}, "head": CELLS, "pending": 0}
+    end = {"cells": [], "next": next_after(log[-1]), "head": CELLS, "generation": 1, "pending": 0}
     assert page(call, after="end", **query) == end
     for locations in ({"0": "end"}, {"0": "end", "1": 0}):
         assert call.post("/shards/cells", json={"locations": locations}).json()["shards"]["0"] == end
@@ -141,13 +153,39 @@ def test_a_location_that_cant_be_read_from_says_where_to_go_on(call):
     assert not problem["retryable"]
 
 
-def test_several_shards_in_one_call(call):
+def test_a_digest_has_to_be_that_of_the_cell(call, log):
+    """Of one shard and of several, also at the head: a 409 that says from where on all may differ (I16)."""
+    for added_id in (10, CELLS):
+        other = f"1:{added_id}:{log[0]['digest']}"
+        problem = assert_problem(call.get("/shards/0/cells", params={"after": other}), 409)
+        assert (problem["head"], problem["resume_at"], problem["generation"]) == (CELLS, 0, 1)
+        assert f"another cell is at 1:{added_id}" in problem["detail"]
+        shards = call.post("/shards/cells", json={"locations": {"0": other, "1": 0}}).json()["shards"]
+        assert (shards["0"]["problem"]["resume_at"], shards["1"]["pending"]) == (0, 0)
+    for text in ("1:10:", "1:10:12", "10:" + log[9]["digest"], "1:10:g" + "0" * 15, "1:10:f" + "0" * 15):
+        assert_problem(call.get("/shards/0/cells", params={"after": text}), 422, "after")
+
+
+def test_a_poll_at_a_head_with_another_cell_ends_with_the_next_one(api, make_datastore):
+    """A shard that waits at its head is compared when its next cell comes, and then at once (I16)."""
+    datastore = make_datastore(shards=2)
+    caller = api.at(datastore)
+    caller.put(row_in(datastore, 0), 1, {"v": 1})
+    wanted = {"locations": {"0": "1:1:" + "0" * 16, "1": 0}, "wait": 10}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(lambda: caller.post("/shards/cells", json=wanted).json()["shards"])
+        wait_for_followers(api, 1)
+        caller.put(row_in(datastore, 0), 1, {"v": 2})
+        assert "another cell is at 1:1" in asked.result()["0"]["problem"]["detail"]
+
+
+def test_several_shards_in_one_call(call, log):
     """Each after its own location, which has any of the forms; what is wrong with one doesn't harm the others."""
     wanted = {"0": 20, "1": {"since": "2020-01-01T00:00:00Z"}, "9": "0"}
     shards = call.post("/shards/cells", json={"locations": wanted, "limit": 3}).json()["shards"]
     assert list(shards) == ["0", "1", "9"]
     assert added_ids(shards["0"]) == [21, 22, 23]
-    assert shards["0"]["next"] == {"generation": 1, "added_id": 23}
+    assert shards["0"]["next"] == next_after(log[22])
     assert (shards["1"]["cells"], shards["1"]["pending"]) == ([], 0)
     assert shards["9"]["problem"]["status"] == 404
     shards = call.post("/shards/cells", json={"locations": {"0": "1:99", "1": "1:0"}}).json()["shards"]
@@ -210,11 +248,12 @@ def test_a_superseded_location_leads_to_the_last_kept_cell(api, make_datastore, 
     caller.put(row_in(datastore, 0), 1, {"v": 2})
     shown = page(caller, after="1:3")
     assert [(cell["generation"], cell["added_id"]) for cell in shown["cells"]] == [(2, 4)]
-    assert shown["next"] == {"generation": 2, "added_id": 4}
+    assert (shown["next"]["generation"], shown["next"]["added_id"], shown["generation"]) == (2, 4, 2)
     problem = assert_problem(caller.get("/shards/0/cells", params={"after": "1:4"}), 409)
     assert (problem["head"], problem["resume_at"], problem["generation"]) == (4, 3, 2)
     assert page(caller, after="2:4")["pending"] == 0
-    assert page(caller, after="1:2", limit=1)["next"] == {"generation": 1, "added_id": 3}
+    shown = page(caller, after="1:2", limit=1)
+    assert (shown["next"]["generation"], shown["next"]["added_id"], shown["generation"]) == (1, 3, 2)
 
 
 def open_generation(datastore, shard):

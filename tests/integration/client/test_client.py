@@ -120,9 +120,9 @@ def test_a_log_is_paged_to_its_end(make_datastore, hosts):
         seen, location = [], None
         while (page := client.get_cells_for_shard(1, location, 10)).cells:
             seen += [cell.added_id for cell in page]
-            location = page.location
+            location = page.position
         assert seen == list(range(1, 26))
-        assert (location, page.pending) == (Location(1, 25), 0)
+        assert (location.location, page.location, page.pending) == (Location(1, 25), Location(1, 25), 0)
         now = datetime.now(UTC)
         assert len(client.get_cells_for_shard(1, now - timedelta(hours=1)).cells) == 25
         assert client.get_cells_for_shard(1, now + timedelta(hours=1)).cells == []

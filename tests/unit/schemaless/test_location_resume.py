@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.errors import LocationGone
-from schemaless.location import GenerationStart, Location, generation_at, is_superseded, verify_location, visible_starts
+from schemaless.location import GenerationStart, Location, generation_at, is_lag, verify_location, visible_starts
 
 ONE = [GenerationStart(1, 1)]
 PROMOTED = [GenerationStart(1, 1), GenerationStart(2, 11)]
@@ -89,19 +89,25 @@ def test_a_hidden_generation_is_never_met(starts, met):
 
 
 @pytest.mark.parametrize(
-    ("position", "starts", "head", "superseded"),
+    ("position", "starts", "head", "lags"),
     [
-        (Location(1, 11), PROMOTED, 30, True),
-        (Location(2, 9), TWICE, 30, True),
-        (Location(1, 9), ONE, 8, False),  # a minion that doesn't have the cell yet
-        (Location(2, 10), ONE, 10, False),  # nor the generation
+        (Location(1, 11), PROMOTED, 30, False),
+        (Location(2, 9), TWICE, 30, False),
+        (Location(1, 9), ONE, 8, True),  # a minion that doesn't have the cell yet
+        (Location(2, 10), ONE, 10, True),  # nor the generation
     ],
 )
-def test_a_follower_tells_a_lost_place_from_a_node_that_lags(position, starts, head, superseded):
+def test_a_follower_tells_a_lost_place_from_a_node_that_lags(position, starts, head, lags):
     """Only a newer generation takes a place away."""
     with pytest.raises(LocationGone) as refused:
         verify_location(position.generation, position.added_id, starts, head)
-    assert is_superseded(position, refused.value) is superseded
+    assert is_lag(position, refused.value) is lags
+
+
+def test_a_node_that_has_another_cell_does_not_lag():
+    """It has the added_id, in the same generation: waiting doesn't help (I16)."""
+    other = LocationGone("another cell is there", head=9, resume_at=0, generation=1)
+    assert not is_lag(Location(1, 9), other)
 
 
 def resume_or_be_sent(generation, added_id, starts, head):

@@ -11,11 +11,16 @@ from api.http.content import JSON
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body
 from schemaless.errors import LocationGone
-from schemaless.location import GenerationStart, Location
+from schemaless.location import GenerationStart, Location, generation_at
+from schemaless.position import Position, cell_digest, parse_position
 
 ONE = [GenerationStart(1, 1)]
 PROMOTED = [GenerationStart(1, 1), GenerationStart(2, 11)]
 TWICE = [*PROMOTED, GenerationStart(3, 8)]  # the second promotion lost more than the first one kept
+
+
+EXAMINED = 255
+"""The digest of the cell that was examined last."""
 
 
 def cell(generation, added_id):
@@ -23,7 +28,8 @@ def cell(generation, added_id):
 
 
 def page(cells, after, examined, starts, head=30):
-    return ShardLogPage([cell(*where) for where in cells], after, examined, head, starts)
+    at_head = Location(generation_at(head, starts), head)
+    return ShardLogPage(0, [cell(*where) for where in cells], after, examined, at_head, starts, EXAMINED)
 
 
 def told(events, shown):
@@ -40,12 +46,23 @@ def read(event):
     return fields["event"], fields["id"]
 
 
-def test_cells_are_told_with_their_locations_as_ids():
+def places(shown):
+    """The events with ids as locations: without their digests."""
+    return [(kind, str(Location(*parse_position(id)[:2]))) for kind, id in shown]
+
+
+def test_cells_are_told_with_their_positions_as_ids():
     """One event each, on lines of its own whatever its body; the position is the last added_id examined."""
-    events = ShardEvents(Location(1, 4))
-    assert told(events, page([(1, 5), (1, 7)], 4, 9, ONE)) == [("cell", "1:5"), ("cell", "1:7")]
-    assert events.position == Location(1, 9)
-    assert json.loads(events.heartbeat().split(b"data: ")[1]) == {"generation": 1, "added_id": 9, "head": 30}
+    events = ShardEvents(Position(0, 1, 4))
+    digests = [cell_digest(cell(1, added_id)) for added_id in (5, 7)]
+    assert told(events, page([(1, 5), (1, 7)], 4, 9, ONE)) == [
+        ("cell", f"1:5:{digests[0]:016x}"),
+        ("cell", f"1:7:{digests[1]:016x}"),
+    ]
+    assert events.position == Position(0, 1, 9, digest=EXAMINED)
+    heartbeat = events.heartbeat().decode()
+    assert "id: 1:9:00000000000000ff\n" in heartbeat
+    assert json.loads(heartbeat.split("data: ")[1]) == {"generation": 1, "added_id": 9, "head": 30}
     assert told(events, page([], 9, 9, ONE)) == []
 
 
@@ -65,12 +82,21 @@ def test_cells_are_told_with_their_locations_as_ids():
 )
 def test_a_generation_is_told_once_before_its_first_cell(position, cells, examined, starts, expected):
     """As soon as the reader has all before it; one that a later generation hides is never told."""
-    events = ShardEvents(position)
-    seen = [" ".join(event) for event in told(events, page(cells, position.added_id, examined, starts))]
+    events = ShardEvents(Position(0, position.generation, position.added_id))
+    seen = [" ".join(event) for event in places(told(events, page(cells, position.added_id, examined, starts)))]
     assert seen == expected
     again = page([], examined, examined, starts)
     assert told(events, again) == []
     assert events.position == again.position
+
+
+def test_a_generation_that_begins_after_the_last_cell_has_its_digest():
+    """So a reader that resumes there is still compared with the log (I16). Elsewhere the cell before was not read."""
+    events = ShardEvents(Position(0, 1, 9))
+    (_, last), (_, begun) = told(events, page([(1, 10)], 9, 10, PROMOTED))
+    assert (last[:5], begun[:5], last[5:]) == ("1:10:", "2:10:", begun[5:])
+    events = ShardEvents(Position(0, 1, 5))
+    assert told(events, page([(2, 15)], 5, 15, PROMOTED))[0] == ("generation", "2:10")
 
 
 def test_a_problem_has_no_id():

@@ -118,10 +118,15 @@ def test_versions_are_listed_newest_first(run: Run, answers: dict, asked: list):
 
 def test_a_log_is_read_after_a_location(run: Run, answers: dict, asked: list):
     """The cells on standard output, where to go on on standard error."""
-    page = {"cells": [CELL], "next": {"generation": 1, "added_id": 42}, "head": 50, "pending": 8}
+    page = {
+        "cells": [CELL],
+        "next": {"generation": 1, "added_id": 42, "digest": "00000000000000ff"},
+        "head": 50,
+        "pending": 8,
+    }
     answers["GET /shards/7/cells"] = httpx.Response(200, json=page)
     result = run("log", "7", "--after", "1:41", "--limit", "1")
-    assert (result.stdout, result.stderr) == (LINE, "next 1:42, 8 pending\n")
+    assert (result.stdout, result.stderr) == (LINE, "next 1:42:00000000000000ff, 8 pending\n")
     assert dict(asked[0].url.params) == {"after": "1:41", "limit": "1"}
 
 

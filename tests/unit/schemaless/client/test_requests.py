@@ -26,6 +26,7 @@ from schemaless.errors import (
     Unavailable,
 )
 from schemaless.location import Location
+from schemaless.position import Position
 
 ROW = uuid.UUID("5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11")
 REQUESTS = Requests("mezzanine")
@@ -176,16 +177,18 @@ def test_versions_ask_with_bounds():
         (1000, {"after": "1000"}),
         ("1:1000", {"after": "1:1000"}),
         (Location(2, 7), {"after": "2:7"}),
+        (Position(7, 2, 7, offset=9, digest=255), {"after": "2:7:00000000000000ff"}),
         (datetime(2026, 1, 31, tzinfo=UTC), {"since": "2026-01-31T00:00:00.000000Z"}),
     ],
 )
 def test_a_log_is_read_after_any_kind_of_location(location: Any, params: dict[str, str]):
     """Added_id, text, Location or a time; the page says where to go on."""
     flow = REQUESTS.get_cells_for_shard(7, location, 10, {"columns": ["A", "B"]})
-    log = {"cells": [CELL], "next": {"generation": 1, "added_id": 42}, "head": 50, "pending": 8}
-    (call,), page = drive(flow, ok(log))
+    log = {"cells": [CELL], "next": {"generation": 1, "added_id": 42, "digest": "00000000000000ff"}}
+    (call,), page = drive(flow, ok(log | {"head": 50, "pending": 8, "generation": 2}))
     assert call.params == params | {"limit": "10", "columns": "A,B"}
-    assert (page.location, page.pending) == (Location(1, 42), 8)
+    assert (page.location, page.pending, page.generation) == (Location(1, 42), 8, 2)
+    assert page.position == Position(7, 1, 42, digest=255)
 
 
 def test_a_time_without_a_zone_is_refused():
@@ -198,9 +201,9 @@ def test_of_several_shards_one_may_fail():
     """A shard that can't be read has its error in its place."""
     page = {"cells": [], "next": {"generation": 1, "added_id": 0}, "head": 0, "pending": 0}
     gone = {"problem": {"status": 409, "detail": "past the head", "head": 5, "resume_at": 5, "generation": 2}}
-    flow = REQUESTS.get_cells_for_shards({0: None, 7: Location(1, 9)}, 10, None)
+    flow = REQUESTS.get_cells_for_shards({0: None, 7: Position(7, 1, 9, digest=255)}, 10, None)
     (call,), pages = drive(flow, ok({"shards": {"0": page, "7": gone}}))
-    assert msgspec.msgpack.decode(call.content) == {"locations": {"0": 0, "7": "1:9"}, "limit": 10}
+    assert msgspec.msgpack.decode(call.content) == {"locations": {"0": 0, "7": "1:9:00000000000000ff"}, "limit": 10}
     assert isinstance(pages[0], LogPage)
     assert isinstance(pages[7], LocationGone)
     assert (pages[7].resume_at, pages[7].generation) == (5, 2)

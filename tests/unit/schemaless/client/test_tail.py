@@ -1,6 +1,7 @@
 """The client's tail over a transport in memory: every cell once, in order, whatever hosts do; no hole is passed."""
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -8,13 +9,16 @@ import httpx
 import msgspec
 import pytest
 
-from schemaless import AsyncClient, Client, Limits, Location
-from schemaless.client.answers import FoundCell
+from schemaless import AsyncClient, Client, Limits, Location, Position
+from schemaless.cell import StoredCell
+from schemaless.client.answers import FoundCell, position_after
 from schemaless.errors import Corrupt, Invalid, LocationGone, NotFound, SchemalessError, Unavailable
+from schemaless.position import cell_digest
 
 HOSTS = ["http://one", "http://two"]
 QUICK = Limits(attempts_max=4, total_timeout_s=2.0, pause_s=0.001)
 ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
+DIGEST = "00000000000000ff"
 GONE = {"status": 409, "detail": "past the head", "retryable": False, "head": 1, "resume_at": 1}
 
 
@@ -31,12 +35,15 @@ def cell(shard: int, added_id: int, generation: int = 1) -> dict[str, Any]:
     }
 
 
-def page(shard: int, *added_ids: int, to: int | None = None, generation: int = 1) -> dict[str, Any]:
+def page(
+    shard: int, *added_ids: int, to: int | None = None, generation: int = 1, digest: str | None = None
+) -> dict[str, Any]:
     end = to if to is not None else added_ids[-1]
     return {
         "cells": [cell(shard, added_id, generation) for added_id in added_ids],
-        "next": {"generation": generation, "added_id": end},
+        "next": {"generation": generation, "added_id": end, "digest": digest},
         "head": end,
+        "generation": generation,
         "pending": 0,
     }
 
@@ -89,13 +96,15 @@ def places(cells: list[FoundCell]) -> list[tuple[int, int]]:
 
 @both
 def test_each_request_goes_on_where_the_last_page_ended(take: Take):
-    """Empty pages are asked again; `next` is the next location of every shard."""
+    """Empty pages are asked again; `next` is the next position of every shard. The first request doesn't wait."""
     api = Api(
-        {0: page(0, 1, 2), 1: page(1, to=0)}, {0: page(0, to=2), 1: page(1, to=0)}, {1: page(1, 1), 0: page(0, 3)}
+        {0: page(0, 1, 2, digest=DIGEST), 1: page(1, to=0)},
+        {0: page(0, to=2, digest=DIGEST), 1: page(1, to=0)},
+        {1: page(1, 1), 0: page(0, 3)},
     )
     assert places(take(api, 4, [0, 1], limit=7, wait_s=2)) == [(0, 1), (0, 2), (1, 1), (0, 3)]
-    assert [asked["locations"] for asked in api.asked] == [{"0": 0, "1": 0}, *[{"0": "1:2", "1": "1:0"}] * 2]
-    assert {(asked["limit"], asked["wait"]) for asked in api.asked} == {(7, 2)}
+    assert [asked["locations"] for asked in api.asked] == [{"0": 0, "1": 0}, *[{"0": f"1:2:{DIGEST}", "1": "1:0"}] * 2]
+    assert [(asked["limit"], asked["wait"]) for asked in api.asked] == [(7, 0), (7, 2), (7, 2)]
 
 
 @both
@@ -104,6 +113,7 @@ def test_a_dead_host_costs_no_cell_and_repeats_none(take: Take):
     api = Api({0: page(0, 1)}, httpx.ReadError("reset"), httpx.Response(503), {0: page(0, 2)})
     assert places(take(api, 2, 0)) == [(0, 1), (0, 2)]
     assert api.asked[1] == api.asked[2] == api.asked[3]
+    assert api.asked[1]["locations"] == {"0": "1:1"}
     assert len(set(api.hosts[1:3])) == 2
 
 
@@ -164,10 +174,12 @@ def test_locations_are_those_of_the_cells_that_were_given():
     with Client(HOSTS, datastore="m", transport=httpx.MockTransport(api)) as client:
         tail = client.tail({0: None, 1: "end"})
         assert tail.locations == {0: None, 1: "end"}
+        first = next(tail)
+        assert tail.locations == {0: position_after(first), 1: "end"}
+        stored = StoredCell(uuid.UUID(ROW).bytes, "BASE", 1, 0, 1, 1, 1769817600000001, b"")
+        assert position_after(first).digest == cell_digest(stored), "the one that the server computes"
         next(tail)
-        assert tail.locations == {0: Location(1, 1), 1: "end"}
-        next(tail)
-        assert tail.locations == {0: Location(1, 2), 1: Location(1, 0)}
+        assert tail.locations == {0: Position(0, 1, 2), 1: Position(1, 1, 0)}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +215,20 @@ def test_a_host_that_reads_from_a_lagging_node_is_waited_for(monkeypatch: pytest
     assert gone.value.resume_at == 1
 
 
+@pytest.mark.parametrize("head", [2, 9])
+def test_a_log_that_has_another_cell_there_is_told_and_none_of_it_is_given(head: int):
+    """A restored master may have grown again: the digest shows it, and no pause helps (I16)."""
+    other = GONE | {"detail": "another cell is at 1:2", "generation": 1, "head": head, "resume_at": 0}
+    api = Api({0: page(0, 1, 2, digest=DIGEST)}, {0: {"problem": other}}, {0: page(0, 3)})
+    with Client(HOSTS, datastore="m", transport=httpx.MockTransport(api)) as client:
+        tail = client.tail(0)
+        assert places([next(tail), next(tail)]) == [(0, 1), (0, 2)]
+        with pytest.raises(LocationGone, match="another cell is at 1:2") as gone:
+            next(tail)
+    assert gone.value.resume_at == 0
+    assert api.asked[1]["locations"] == {"0": f"1:2:{DIGEST}"}
+
+
 def test_a_tail_that_nobody_answers_may_be_asked_again():
     """Unavailable after the client's limits; the next try goes on at the same place."""
     api = Api({0: page(0, 1)}, *[httpx.ConnectError("refused")] * 4, {0: page(0, 2)})
@@ -225,8 +251,10 @@ def test_waiting_says_nothing_against_a_host():
     with Client(HOSTS[:1], datastore="m", limits=QUICK, transport=httpx.MockTransport(handler)) as client:
         tail = client.tail(0, wait_s=20)
         next(tail)
-        assert timeouts[0] == pytest.approx(22, abs=0.1)
-        assert client._hosts._hosts[HOSTS[0]].response_s is None
+        seen = client._hosts._hosts[HOSTS[0]].response_s
+        next(tail)
+        assert timeouts[1] == pytest.approx(22, abs=0.1)
+        assert client._hosts._hosts[HOSTS[0]].response_s == seen
 
 
 @pytest.mark.parametrize("shards", [[], {}, range(5000)])
