@@ -22,14 +22,16 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS counts (
     shard INTEGER, column_name TEXT, cells INTEGER NOT NULL, PRIMARY KEY (shard, column_name));
 CREATE TABLE IF NOT EXISTS positions (
-    shard INTEGER PRIMARY KEY, generation INTEGER NOT NULL, added_id INTEGER NOT NULL, topic_offset INTEGER);
+    shard INTEGER PRIMARY KEY, generation INTEGER NOT NULL, added_id INTEGER NOT NULL, topic_offset INTEGER,
+    digest INTEGER);
 """
 ADD = """
 INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET cells = cells + excluded.cells
 """
 MOVE = """
-INSERT INTO positions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE
-SET generation = excluded.generation, added_id = excluded.added_id, topic_offset = excluded.topic_offset
+INSERT INTO positions VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE
+SET generation = excluded.generation, added_id = excluded.added_id, topic_offset = excluded.topic_offset,
+    digest = excluded.digest
 WHERE generation = ? AND added_id = ?
 """
 
@@ -55,7 +57,10 @@ class Counts:
             self._db.executemany(ADD, [(batch.shard, name, cells) for name, cells in columns.items()])
             moved = self._db.execute(
                 MOVE,
-                (place.shard, place.generation, place.added_id, place.offset, after.generation, after.added_id),
+                (
+                    *(place.shard, place.generation, place.added_id, place.offset, place.digest),
+                    *(after.generation, after.added_id),
+                ),
             )
             if not moved.rowcount:
                 raise SystemExit(f"column_counts: another process has moved shard {batch.shard}")

@@ -14,8 +14,8 @@ from schemaless.position import Position
 class GenerationChange(msgspec.Struct, frozen=True):
     """A shard lost its continuity: `generation` begins at `starts_at` (I13).
 
-    `superseded` counts the cells at or above it that were given out before. Those that were still buffered come again,
-    elsewhere in the log.
+    `superseded` counts the last cells that were given out before, which are not in the log any more. Those that were
+    still buffered come again, elsewhere in the log.
     """
 
     generation: int
@@ -24,7 +24,7 @@ class GenerationChange(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Consecutive cells of one shard. The first is right after the location `after`.
+    """Consecutive cells of one shard and generation. The first is right after the location `after`.
 
     Store `position` together with the effect of the cells, in one transaction if you can. It replaces the position at
     `after`. A batch with a `change` has no cells. Store its position too: it may be a lower one.

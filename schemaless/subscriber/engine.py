@@ -1,83 +1,76 @@
-"""The engine of a subscriber: what it knows of its shards. A cell is given out right after the one before it (I9).
+"""The engine of a subscriber: it feeds the cursors of its shards, and makes batches of the cells that they hand over.
 
-This is pure. Records of the topic go in and batches come out. Where the topic lacks something a `ReadLog` comes out,
-which the driver answers with a page of the shard's log. The driver is schemaless/subscriber/subscriber.py.
+This is pure. Records of the topic go in and batches come out. Where a cursor has to read the log a `ReadLog` comes out,
+which the driver answers with pages. The driver is schemaless/subscriber/subscriber.py. What is next, superseded or
+refused is decided in schemaless/shard_cursor.py.
 
-A cell of the topic at or below a shard's place is a duplicate. For a higher one, and for a head that the topic never
-brought, the log is read up to there first. A cell that not even the log has is not given out, and nothing of its shard
-until the next look at the heads; the shard is then read from the log. So a forged record costs time, never a cell.
+A shard whose log contradicts its position is refused. None of its cells is given out until the log has a generation
+that supersedes the position. So a forged record costs time, never a cell.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
-from schemaless.cell import StoredCell, is_dense
-from schemaless.errors import Corrupt, LocationGone
+from schemaless.batching import chunks
+from schemaless.cell import StoredCell
+from schemaless.errors import LocationGone
 from schemaless.location import Location
-from schemaless.position import Position
+from schemaless.position import BEGINNING_DIGEST, Position, cell_digest
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
-from schemaless.shard_cursor import CellPlace, judge
+from schemaless.shard_cursor import CursorCounts, CursorState, ProvenPage, ShardCursor
 from schemaless.subscriber.batch import Batch, GenerationChange
 
 PAGE_CELLS_MAX = 1000
+SHARDS_AT_ONCE = 1000
 _FOREIGN_KEPT_MAX = 100
+
+_log = logging.getLogger("schemaless.subscriber")
 
 
 class ReadLog(msgspec.Struct, frozen=True):
-    """Asks for at most `limit` cells of a shard's log after a location."""
+    """Asks for a page of each shard's log after a position, with at most `limit` cells."""
 
-    shard: int
-    after: Location
+    positions: Sequence[Position]
     limit: int
 
 
-class HistoryPage(msgspec.Struct, frozen=True):
-    """Cells of a shard's log. Without cells the log ends here."""
-
-    cells: Sequence[StoredCell]
-
-
-LogAnswer = HistoryPage | LocationGone
-Steps = Generator[Batch | ReadLog, LogAnswer | None, None]
-"""Yields a ReadLog, which is sent its answer, or a Batch, which is given out and sent None."""
+LogAnswers = Mapping[int, ProvenPage | LocationGone]
+"""By shard. One of several shards may be missing, and is then asked for alone."""
+Steps = Generator[Batch | ReadLog, LogAnswers | None, None]
+"""Yields a ReadLog, which is sent its answers, or a Batch, which is given out and sent None."""
 
 
-class SubscriberCounts(msgspec.Struct):
-    """Counts of cells or records since the start. `from_log` counts those given out that came from the shard's log."""
+class SubscriberCounts(CursorCounts):
+    """Counts of cells or records since the start. `from_topic` and `from_log` count those that were given out."""
 
-    given: int = 0
-    from_log: int = 0
-    holes: int = 0
-    duplicates: int = 0
-    superseded: int = 0
     foreign: int = 0
-    unproven: int = 0
-    """Cells in the topic that the log doesn't have."""
+    refused: int = 0
+    """How often a shard was refused."""
+    unproven_positions: int = 0
+    """Stored positions without a digest, which were taken by their numbers."""
+
+    @property
+    def given(self) -> int:
+        return self.from_topic + self.from_log
 
 
 class _FollowedShard:
-    """Cells are taken up to `at`. Those after `given` are in `run`, because they were not given out yet.
+    """Batches were given out up to `given`. `refused` says why the log was refused, until it is followed again."""
 
-    `head` is that of the last look. `closed`: topic and log contradict each other, and the next look decides.
-    """
+    __slots__ = ("cursor", "given", "partition", "refused")
 
-    __slots__ = ("at", "closed", "given", "head", "partition", "run")
-
-    def __init__(self, partition: int, at: Location, head: Location) -> None:
+    def __init__(self, partition: int, position: Position, counts: CursorCounts) -> None:
         self.partition = partition
-        self.at = self.given = at
-        self.run: list[StoredCell] = []
-        self.head = head
-        self.closed = False
-
-    def take(self, cells: Iterable[StoredCell]) -> None:
-        self.run.extend(cells)
-        last = self.run[-1]
-        self.at = last.location
+        self.given = position
+        self.refused: str | None = None
+        self.cursor = ShardCursor(position.shard, counts)
 
 
 class FollowedShards:
@@ -90,14 +83,19 @@ class FollowedShards:
         self._partitions = partitions
         self._shards: dict[int, _FollowedShard] = {}
         self._offsets: dict[int, int] = {}
-        self._begun: dict[int, None] = {}  # shards with a run, in order
 
-    def begin(
-        self, partition: int, offset: int, locations: Mapping[int, Location], heads: Mapping[int, Location]
-    ) -> None:
-        """Follows a partition from now on: the topic from `offset`, its shards after their locations."""
+    def begin(self, partition: int, offset: int, positions: Iterable[Position], *, to_end: bool) -> None:
+        """Follows a partition from now on: the topic from `offset`, its shards after their positions.
+
+        `to_end`: the logs are read to their ends first. `catch_up` has to follow in either case, because it proves the
+        positions.
+        """
         self._offsets[partition] = offset
-        self._shards.update({number: _FollowedShard(partition, at, heads[number]) for number, at in locations.items()})
+        for stored in positions:
+            digest = stored.digest if stored.added_id else BEGINNING_DIGEST
+            position = Position(stored.shard, stored.generation, stored.added_id, digest=digest)
+            shard = self._shards[stored.shard] = _FollowedShard(partition, position, self.counts)
+            shard.cursor.begin(position, to_end=to_end)
 
     def end(self, partitions: Container[int]) -> None:
         """Follows these partitions no more. Cells that were taken and not given out come again to another process."""
@@ -105,56 +103,53 @@ class FollowedShards:
 
     def positions(self) -> dict[int, Position]:
         """Returns the position of every followed shard, as far as batches were given out."""
-        return {number: self._position(number, shard, shard.given) for number, shard in self._shards.items()}
+        return {number: self._with_offset(shard, shard.given) for number, shard in self._shards.items()}
+
+    def refused(self) -> dict[int, str]:
+        """Returns by shard why its log was refused."""
+        return {number: shard.refused for number, shard in self._shards.items() if shard.refused is not None}
 
     def take(self, records: Sequence[Record]) -> Steps:
         """Takes what the topic brought, in the order of each partition."""
+        runs: dict[int, list[StoredCell]] = {}
         for record in records:
             found = self._ours(record)
             if isinstance(found, StoredCell):
-                yield from self._take_cell(found)
-            elif isinstance(found, Announcement):
-                yield from self._take_start(found)
-        yield from self._give_out({record.partition: record.offset + 1 for record in records})
+                runs.setdefault(found.shard, []).append(found)
+            elif isinstance(found, Announcement) and (shard := self._shards.get(found.shard)) is not None:
+                yield from self._take_run(shard, runs.pop(found.shard, ()))
+                shard.cursor.announce(found.generation, found.starts_at)
+                yield from self._read_on(shard)
+        ends = {record.partition: record.offset + 1 for record in records}
+        given = [(shard, cells) for number, cells in runs.items() if (shard := self._shards.get(number)) is not None]
+        last = {shard.partition: shard for shard, _ in given}
+        for shard, cells in given:
+            if last[shard.partition] is shard:  # whoever stores its position has stored those of the others
+                self._offsets[shard.partition] = ends[shard.partition]
+            yield from self._take_run(shard, cells)
+        self._offsets.update(ends)
 
     def look(self, heads: Mapping[int, Location], at_end: Container[int]) -> Steps:
-        """Finds in partitions that are read to their end what the last look's head promised and the topic lacks."""
-        for number, head in heads.items():
-            shard = self._shards.get(number)
-            if shard is None:
-                continue
-            overdue = shard.partition in at_end and shard.at < shard.head
-            shard.head = head
-            if overdue or shard.closed:
-                shard.closed = False
-                yield from self.catch_up(number, head.added_id)
+        """Finds in partitions that are read to their end what the last look's head promised and the topic lacks.
 
-    def catch_up(self, number: int, until: int) -> Steps:
-        """Gives out cells up to an added_id from the shard's log. It asks at least once: that verifies the place."""
-        while (shard := self._shards.get(number)) is not None:
-            yield from self._flush(number, shard)
-            limit = max(1, min(PAGE_CELLS_MAX, until - shard.at.added_id))
-            answer = yield ReadLog(number, shard.at, limit)
-            if self._shards.get(number) is not shard:
-                return
-            if isinstance(answer, LocationGone):
-                if answer.generation <= shard.at.generation or answer.resume_at >= shard.at.added_id:
-                    return  # the node lags, or was restored: what was given out is never taken back for that
-                until = max(until, answer.head)
-                # Cells that follow have a generation of their own. Where none follows yet, the new one does.
-                nothing_follows = answer.resume_at == answer.head
-                place = Location(answer.generation if nothing_follows else shard.at.generation, answer.resume_at)
-                yield self._change(number, shard, place, answer.generation, answer.resume_at + 1)
-                continue
-            cells = answer.cells if answer is not None else ()
-            if cells:
-                if not is_dense(shard.at, cells):
-                    raise Corrupt(f"the log of shard {number} is not dense after {shard.at}")
-                shard.take(cells)
-                self.counts.from_log += len(cells)
-                yield from self._flush(number, shard)
-            if not cells or shard.at.added_id >= until:
-                return
+        Shards that were refused are read again.
+        """
+        for number, shard in self._shards.items():
+            if number in heads and (shard.partition in at_end or shard.cursor.state is CursorState.REFUSED):
+                shard.cursor.look(heads[number])
+        yield from self.catch_up(self._shards)
+
+    def catch_up(self, numbers: Iterable[int]) -> Steps:
+        """Reads the logs of shards that are behind. They share requests for the first cell, which prove positions."""
+        behind = [shard for n in numbers if (shard := self._shards.get(n)) is not None and _is_behind(shard)]
+        for some in chunks(behind, count_max=SHARDS_AT_ONCE):
+            if len(some) > 1:
+                answers = (yield ReadLog([shard.cursor.at for shard in some], 1)) or {}
+                for shard in some:
+                    if shard.given.shard in answers and self._follows(shard):
+                        yield from self._take_answer(shard, answers[shard.given.shard])
+            for shard in some:
+                yield from self._read_on(shard)
 
     def _ours(self, record: Record) -> StoredCell | Announcement | None:
         """Returns a cell or an announcement of a followed shard. A seek only explains duplicates and holes."""
@@ -167,72 +162,71 @@ class FollowedShards:
             self.counts.foreign += 1
             self.foreign.append(found)
             return None
-        shard = self._shards.get(found.shard)
-        return None if isinstance(found, Seek) or shard is None or shard.closed else found
+        return None if isinstance(found, Seek) else found
 
-    def _take_cell(self, cell: StoredCell) -> Steps:
-        shard = self._shards[cell.shard]
-        verdict = judge(shard.at, cell)
-        if verdict in (CellPlace.AHEAD, CellPlace.UNANNOUNCED):
-            self.counts.holes += 1
-            # A cell of a generation that nobody announced is taken from the log itself, which knows generations.
-            until = cell.added_id - (verdict is CellPlace.AHEAD)
-            yield from self.catch_up(cell.shard, until)
-            if self._shards.get(cell.shard) is not shard:
+    def _follows(self, shard: _FollowedShard) -> bool:
+        """Returns whether the shard is still followed: a partition may be lost at every step."""
+        return self._shards.get(shard.given.shard) is shard
+
+    def _take_run(self, shard: _FollowedShard, cells: Sequence[StoredCell]) -> Steps:
+        if cells and self._follows(shard):
+            yield from self._give_out(shard, shard.cursor.take(cells))
+            yield from self._read_on(shard)
+
+    def _read_on(self, shard: _FollowedShard) -> Steps:
+        """Reads the log of one shard as long as its cursor asks for it."""
+        cursor = shard.cursor
+        while self._follows(shard) and _is_behind(shard):
+            missing = cursor.missing
+            limit = PAGE_CELLS_MAX if missing is None else min(PAGE_CELLS_MAX, missing)
+            answers = yield ReadLog([cursor.at], limit)
+            if not answers or not self._follows(shard):
                 return
-            verdict = judge(shard.at, cell)
-        if verdict is CellPlace.NEXT:
-            self._begun[cell.shard] = None
-            shard.take([cell])
-        elif verdict is CellPlace.REPEATED:
-            self.counts.duplicates += 1
-        elif verdict is CellPlace.SUPERSEDED:
-            self.counts.superseded += 1
+            yield from self._take_answer(shard, answers[shard.given.shard])
+
+    def _take_answer(self, shard: _FollowedShard, answer: ProvenPage | LocationGone) -> Iterator[Batch]:
+        cursor = shard.cursor
+        cells: Sequence[StoredCell] = ()
+        if isinstance(answer, LocationGone):
+            cursor.gone(answer)
         else:
-            self.counts.unproven += 1
-            shard.closed = True
+            cells = cursor.page(answer)
+        if cursor.state is not CursorState.REFUSED:
+            shard.refused = None
+        elif shard.refused != cursor.reason:
+            shard.refused = cursor.reason
+            self.counts.refused += 1
+            _log.warning("shard %d is refused after %s: %s", cursor.at.shard, cursor.at.location, cursor.reason)
+        yield from self._give_out(shard, cells)
+        if cursor.state is CursorState.LIVE and self._follows(shard):
+            yield from self._change(shard, cursor.at.generation, cursor.at.added_id + 1)
+            shard.given = cursor.at
 
-    def _take_start(self, found: Announcement) -> Steps:
-        shard = self._shards[found.shard]
-        last = found.starts_at - 1
-        if found.generation <= shard.at.generation:
+    def _give_out(self, shard: _FollowedShard, cells: Sequence[StoredCell]) -> Iterator[Batch]:
+        """Yields cells as batches of one generation each, and before a new generation its change."""
+        number = shard.given.shard
+        for generation, group in groupby(cells, key=attrgetter("generation")):
+            if not self._follows(shard):
+                return
+            same = list(group)
+            yield from self._change(shard, generation, same[0].added_id)
+            after, last = shard.given.location, same[-1]
+            shard.given = Position(number, generation, last.added_id, digest=cell_digest(last))
+            yield Batch(number, after, same, self._with_offset(shard, shard.given))
+
+    def _change(self, shard: _FollowedShard, generation: int, starts_at: int) -> Iterator[Batch]:
+        """Yields the change to the generation of the next cell, unless that just follows what was given out."""
+        given, place = shard.given, Location(generation, starts_at - 1)
+        if place == given.location:
             return
-        if shard.at.added_id < last:
-            self.counts.holes += 1
-            yield from self.catch_up(found.shard, last)
-        if self._shards.get(found.shard) is not shard or found.generation <= shard.at.generation:
-            return
-        if shard.at.added_id < last:
-            self.counts.unproven += 1
-            shard.closed = True
-            return
-        yield from self._flush(found.shard, shard)
-        place = Location(found.generation, last)
-        yield self._change(found.shard, shard, place, found.generation, found.starts_at)
+        digest = given.digest if place.added_id == given.added_id else BEGINNING_DIGEST if starts_at == 1 else None
+        shard.given = Position(given.shard, generation, place.added_id, digest=digest)
+        change = GenerationChange(generation, starts_at, given.added_id - place.added_id)
+        yield Batch(given.shard, given.location, (), self._with_offset(shard, shard.given), change)
 
-    def _give_out(self, ends: Mapping[int, int]) -> Steps:
-        """Gives out the runs that the topic has begun. The last one of each partition carries its new offset."""
-        begun, self._begun = self._begun, {}
-        runs = [(number, shard) for number in begun if (shard := self._shards.get(number)) is not None and shard.run]
-        last = {shard.partition: number for number, shard in runs}
-        for number, shard in runs:
-            if last[shard.partition] == number:
-                self._offsets[shard.partition] = ends[shard.partition]
-            yield from self._flush(number, shard)
-        self._offsets.update(ends)
+    def _with_offset(self, shard: _FollowedShard, at: Position) -> Position:
+        return Position(at.shard, at.generation, at.added_id, self._offsets[shard.partition], at.digest)
 
-    def _flush(self, number: int, shard: _FollowedShard) -> Steps:
-        if shard.run:
-            cells, shard.run = shard.run, []
-            after, shard.given = shard.given, shard.at
-            self.counts.given += len(cells)
-            yield Batch(number, after, cells, self._position(number, shard, shard.at))
 
-    def _change(self, number: int, shard: _FollowedShard, place: Location, generation: int, starts_at: int) -> Batch:
-        superseded = max(0, shard.at.added_id - place.added_id)
-        after, shard.at, shard.given = shard.given, place, place
-        change = GenerationChange(generation, starts_at, superseded)
-        return Batch(number, after, (), self._position(number, shard, place), change)
-
-    def _position(self, number: int, shard: _FollowedShard, at: Location) -> Position:
-        return Position(number, at.generation, at.added_id, self._offsets[shard.partition])
+def _is_behind(shard: _FollowedShard) -> bool:
+    return shard.cursor.state is CursorState.BEHIND

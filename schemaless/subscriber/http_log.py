@@ -10,12 +10,14 @@ from datetime import datetime
 
 from schemaless.batching import chunks
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, microseconds_since_epoch
-from schemaless.client.answers import FoundCell
+from schemaless.client.answers import FoundCell, LogPage
 from schemaless.client.client import Client
 from schemaless.codec import encode_body
 from schemaless.errors import LocationGone, SchemalessError
 from schemaless.location import Location
-from schemaless.subscriber.engine import HistoryPage, LogAnswer, ReadLog
+from schemaless.position import Position
+from schemaless.shard_cursor import ProvenPage
+from schemaless.subscriber.engine import LogAnswers, ReadLog
 
 _SHARDS_PER_CALL = 1000
 
@@ -31,13 +33,29 @@ class ShardHistory:
         listed = self._client.document("/shards")["shards"]
         return {shard["shard"]: Location(shard["generation"], shard["head"]) for shard in listed}
 
-    def read(self, wanted: ReadLog) -> LogAnswer:
-        """Returns the page of a log that was asked for, or the error that says where the log continues."""
-        try:
-            found = self._client.get_cells_for_shard(wanted.shard, wanted.after, wanted.limit)
-        except LocationGone as gone:
-            return gone
-        return HistoryPage([stored_cell(cell) for cell in found])
+    def read(self, wanted: ReadLog) -> LogAnswers:
+        """Returns the pages that were asked for, or the errors that say where a log continues.
+
+        Of several shards one may be missing: its cluster is away, or there was no room for its page.
+        """
+        if len(wanted.positions) == 1:
+            (at,) = wanted.positions
+            try:
+                return {at.shard: _proven_page(at, self._client.get_cells_for_shard(at.shard, at, wanted.limit))}
+            except LocationGone as gone:
+                return {at.shard: gone}
+        answers: dict[int, ProvenPage | LocationGone] = {}
+        pages = self._client.get_cells_for_shards({at.shard: at for at in wanted.positions}, wanted.limit)
+        for at in wanted.positions:
+            page = pages[at.shard]
+            if isinstance(page, LocationGone):
+                answers[at.shard] = page
+            elif isinstance(page, SchemalessError):
+                if not page.retryable:
+                    raise page
+            elif page.cells or not page.pending:
+                answers[at.shard] = _proven_page(at, page)
+        return answers
 
     def since(self, shards: Sequence[int], moment: datetime) -> dict[int, Location]:
         """Returns by shard the location after which cells were created at or after a moment."""
@@ -49,6 +67,12 @@ class ShardHistory:
                 first = next(iter(page), None)
                 found[shard] = page.location if first is None else Location(first.generation, first.added_id - 1)
         return found
+
+
+def _proven_page(at: Position, page: LogPage) -> ProvenPage:
+    cells = [stored_cell(cell) for cell in page]
+    digest = page.position.digest if page.location.added_id == at.added_id else None
+    return ProvenPage(cells, Location(page.generation or page.next.generation, page.head), digest)
 
 
 def stored_cell(found: FoundCell) -> StoredCell:

@@ -7,6 +7,7 @@ Kafka's offsets are hints.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -22,7 +23,7 @@ from schemaless.names import cells_topic_name
 from schemaless.position import Position
 from schemaless.record import ForeignRecord
 from schemaless.subscriber.batch import Batch
-from schemaless.subscriber.engine import FollowedShards, LogAnswer, ReadLog, Steps, SubscriberCounts
+from schemaless.subscriber.engine import FollowedShards, LogAnswers, ReadLog, Steps, SubscriberCounts
 from schemaless.subscriber.http_log import ShardHistory
 
 Known = Mapping[int, Position | Location]
@@ -34,6 +35,8 @@ History = Literal["topic", "log"]
 
 LOOK_PAUSE_S = 5.0
 _WAIT_S = 0.5
+
+_log = logging.getLogger("schemaless.subscriber")
 
 
 class Subscriber:
@@ -98,6 +101,14 @@ class Subscriber:
         """The last hundred records that were not ours. `counts.foreign` is how many there were."""
         return tuple(self._shards.foreign)
 
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Returns by shard why its log is refused. Nothing of it is given out (I16).
+
+        A node that lags is the reason for a moment. A restored master is one until an operator opens a generation.
+        """
+        return self._shards.refused()
+
     def positions(self) -> dict[int, Position]:
         """Returns the position of every shard that this process follows, as far as batches were given out."""
         return self._shards.positions()
@@ -161,8 +172,8 @@ class Subscriber:
             self._asked = step
         return None
 
-    def _read_log(self) -> LogAnswer | None:
-        """Reads the page that was asked for. When that fails it is asked for again at the next poll."""
+    def _read_log(self) -> LogAnswers | None:
+        """Reads the pages that were asked for. When that fails they are asked for again at the next poll."""
         if self._asked is None:
             return None
         self._reader.keep()
@@ -201,22 +212,20 @@ class Subscriber:
             places |= self._history.since(unknown, self._start)
         else:
             places |= {shard: heads[shard] if self._start == "end" else BEGINNING for shard in unknown}
-        behind: list[int] = []
         for partition, numbers in shards.items():
-            locations = {}
-            for shard in numbers:
-                place = places[shard]
-                locations[shard] = place.location if isinstance(place, Position) else place
             offset = self._first_offset(spans[partition], [known[shard] for shard in numbers if shard in known])
-            self._shards.begin(partition, offset, locations, heads)
+            starts = [_position(shard, places[shard]) for shard in numbers]
+            self._shards.begin(partition, offset, starts, to_end=offset == spans[partition].high)
             self._reader.read_from(partition, offset)
-            if offset == spans[partition].high:
-                behind += [shard for shard, at in locations.items() if at < heads[shard]]
-        return self._catch_up(behind, heads)
+        self._note_unproven([_position(shard, place) for shard, place in known.items()])
+        return self._shards.catch_up(every)
 
-    def _catch_up(self, shards: Iterable[int], heads: Mapping[int, Location]) -> Steps:
-        for shard in shards:
-            yield from self._shards.catch_up(shard, heads[shard].added_id)
+    def _note_unproven(self, stored: Iterable[Position]) -> None:
+        """Positions without a digest are taken by their numbers. That happens once, as the next ones have digests."""
+        unproven = [position.shard for position in stored if position.digest is None and position.added_id]
+        if unproven:
+            self.counts.unproven_positions += len(unproven)
+            _log.warning("%d stored positions have no digest, first of shard %d", len(unproven), unproven[0])
 
     def _first_offset(self, span: Span, known: Sequence[Position | Location]) -> int:
         """Returns where to read a partition of the topic. That is its end when history comes from the log.
@@ -228,3 +237,8 @@ class Subscriber:
             return span.high
         wanted = max(offsets, default=span.low)
         return wanted if span.low <= wanted <= span.high else span.low
+
+
+def _position(shard: int, place: Position | Location) -> Position:
+    digest = place.digest if isinstance(place, Position) else None
+    return Position(shard, place.generation, place.added_id, digest=digest)

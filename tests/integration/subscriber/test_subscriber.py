@@ -17,7 +17,7 @@ from schemaless.errors import Invalid, Misconfigured, NotFound, Unavailable
 from schemaless.location import Location
 from tests.consumer_harness import heads
 from tests.integration.tailer.test_tailer import open_generation
-from tests.log_harness import new_cell, put, running_tailers, wait_for_records, write_for
+from tests.log_harness import new_cell, put, restore, run_sql, running_tailers, wait_for_records, write_for
 from tests.topic_harness import delete_before, produce_foreign
 
 pytestmark = pytest.mark.storage
@@ -131,7 +131,8 @@ def test_what_was_cut_off_from_the_topic_is_read_from_the_log(storage, kafka, da
     put(storage, datastore, [new_cell(datastore, shard=0)])
     kept = Kept().follow(subscriber := follow(), filled(storage, datastore))
     kept.assert_dense()
-    assert 0 < subscriber.counts.from_log < 41
+    counts = subscriber.counts
+    assert (counts.given, counts.from_log > 0) == (41, True)
 
 
 def test_a_topic_of_which_nothing_is_left_is_no_loss(storage, kafka, datastore, follow):
@@ -187,12 +188,51 @@ def test_a_position_is_where_the_next_process_goes_on(storage, kafka, datastore,
     put_and_wait(storage, kafka, datastore, 12)
     second = follow(positions=first.positions)
     first.follow(second, filled(storage, datastore)).assert_dense()
-    assert (second.counts.given, second.counts.duplicates, second.counts.from_log) == (12, 0, 0)
+    counts = second.counts
+    assert (counts.given, counts.from_log, counts.duplicates) == (12, 4, 4), "one cell of each log proved its position"
+    assert counts.unproven_positions == 0
     put_and_wait(storage, kafka, datastore, 4)
     third = follow(positions={shard: position.location for shard, position in first.positions.items()})
     assert {(cell.shard, cell.added_id) for cell in islice(third.cells(), 4)} == {(shard, 14) for shard in range(4)}
+    assert third.counts.unproven_positions == 4
     third.stop()
     assert list(third) == []
+
+
+def test_a_restored_master_that_grew_again_is_refused_until_a_generation_is_opened(storage, kafka, datastore, follow):
+    """I16: also by a process that was away meanwhile. Then it has what MySQL holds, whatever it had before."""
+    put_and_wait(storage, kafka, datastore, 24)
+    before = filled(storage, datastore)
+    kept = Kept().follow(live := follow(), before)
+    master = storage.master(datastore.home(0))
+    restore(master, datastore, 0, 4)
+    put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
+    for subscriber in (live, follow(positions=kept.positions)):
+        wait_until(lambda subscriber=subscriber: subscriber.poll(0.1) is None and subscriber.refused)
+        assert "another cell is at 1:6" in subscriber.refused[0]
+        assert subscriber.positions()[0].location == Location(1, 6)
+        assert subscriber.refused.keys() == {0}
+    rewrite_generation(master, datastore, 5)
+    kept.follow(live, before | {0: 9})
+    assert kept.locations[0] == [*[Location(1, n) for n in range(1, 5)], *[Location(2, n) for n in range(5, 10)]]
+    assert [(change.generation, change.starts_at, change.superseded) for change in kept.changes] == [(2, 5, 2)]
+    assert live.refused == {}
+    again = follow(positions=kept.positions)
+    assert again.poll(1.0) is None
+    assert (again.refused, again.counts.unproven_positions) == ({}, 0)
+
+
+def rewrite_generation(master, datastore, starts_at):
+    """What opening a generation does to shard 0 after a restore: the cells written since belong to it."""
+    where = f"datastore = '{datastore.name}' AND shard = 0"
+    run_sql(
+        master,
+        "BEGIN;"
+        f"UPDATE {datastore.database(0)}.entity SET generation = 2 WHERE added_id >= {starts_at};"
+        f"UPDATE schemaless.shard_head SET generation = 2 WHERE {where};"
+        f"INSERT INTO schemaless.shard_generation VALUES ('{datastore.name}', 0, 2, {starts_at}, UTC_TIMESTAMP(6));"
+        "COMMIT",
+    )
 
 
 def test_it_begins_at_the_end_or_at_a_time(storage, kafka, datastore, follow):

@@ -4,23 +4,33 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
-from schemaless.errors import Corrupt, LocationGone
-from schemaless.location import BEGINNING, Location, verify_location
+from schemaless.errors import LocationGone
+from schemaless.location import Location
+from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_position
 from schemaless.record import Announcement, Record
+from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.entity_table import ShardCell
 from schemaless.subscriber.batch import GenerationChange
-from schemaless.subscriber.engine import FollowedShards, HistoryPage, ReadLog
+from schemaless.subscriber.engine import FollowedShards, ReadLog
 from schemaless.testing import MemoryEntityTable
 from schemaless.topology import Datastore
 
 BODY = encode_body({"n": 1})
 
 
+BEGINNING = Position(0, 1, 0)
+
+
 def cell(added_id, generation=1, shard=0):
     return StoredCell(b"r" * 16, "BASE", added_id, shard, generation, added_id, created_at=0, body=BODY)
+
+
+def position_of(found):
+    return Position(found.shard, found.generation, found.added_id, digest=cell_digest(found))
 
 
 def record(found, offset=0, partition=0):
@@ -37,8 +47,8 @@ def record(found, offset=0, partition=0):
 class Log:
     """The log API over an entity table in memory."""
 
-    def __init__(self, shards=1):
-        self.table = MemoryEntityTable(Datastore("d", shards, 1, ("a",)), clock_us=lambda: 0)
+    def __init__(self, shards=1, clock_us=0):
+        self.table = MemoryEntityTable(Datastore("d", shards, 1, ("a",)), clock_us=lambda: clock_us)
         self.asked = []
 
     def grow(self, last, shard=0):
@@ -57,13 +67,18 @@ class Log:
         return self.table.read_after(shard, 0, 10_000)
 
     def answer(self, wanted: ReadLog):
-        self.asked.append(wanted)
-        head, starts = self.table.history(wanted.shard)
+        self.asked += [(str(at.location), wanted.limit) for at in wanted.positions]
+        return {at.shard: self.read(at, wanted.limit) for at in wanted.positions}
+
+    def read(self, at, limit):
+        head, starts = self.table.history(at.shard)
+        there = self.table.read_after(at.shard, at.added_id - 1, 1) if at.added_id else ()
+        found = cell_digest(there[0]) if there else None if at.added_id else BEGINNING_DIGEST
         try:
-            after = verify_location(wanted.after.generation, wanted.after.added_id, starts, head.added_id)
+            verify_position(at, found, starts, head.location)
         except LocationGone as gone:
             return gone
-        return HistoryPage(self.table.read_after(wanted.shard, after, wanted.limit))
+        return ProvenPage(self.table.read_after(at.shard, at.added_id, limit), head.location, found)
 
     def heads(self):
         return {head.shard: Location(head.generation, head.added_id) for head in self.table.heads()}
@@ -72,16 +87,18 @@ class Log:
 class Reader:
     """A subscriber without Kafka. `kept`: what a user has after every batch and every change."""
 
-    def __init__(self, log, at=BEGINNING, shards=1, partitions=1):
+    def __init__(self, log, at=BEGINNING, shards=1, partitions=1, to_end=False):
         self.log = log
         self.followed = FollowedShards(shards, partitions)
         self.kept = {shard: [] for shard in range(shards)}
         self.changes = []
         self.positions = []
-        nowhere = dict.fromkeys(range(shards), Location(0, 0))
+        self.at = {}
         for partition in range(partitions):
-            places = dict.fromkeys(range(partition, shards, partitions), at)
-            self.followed.begin(partition, 0, places, nowhere)
+            numbers = range(partition, shards, partitions)
+            starts = [structs.replace(at, shard=number) for number in numbers]
+            self.followed.begin(partition, 0, starts, to_end=to_end)
+            self.run(self.followed.catch_up(numbers))
 
     def run(self, steps):
         answer = None
@@ -95,9 +112,9 @@ class Reader:
     def take(self, *found):
         return self.run(self.followed.take([record(one, offset) for offset, one in enumerate(found)]))
 
-    def look(self):
+    def look(self, times=2):
         """Two, because a head counts from one look to the next."""
-        for _ in range(2):
+        for _ in range(times):
             self.run(self.followed.look(self.log.heads(), {0}))
         return self
 
@@ -107,6 +124,8 @@ class Reader:
             self.changes.append(batch.change)
             del kept[len(kept) - batch.change.superseded :]
         assert not (batch.change and batch.cells)
+        assert batch.after == self.at.get(batch.shard, batch.after)
+        self.at[batch.shard] = batch.position.location
         kept.extend(batch.cells)
         self.positions.append(batch.position)
 
@@ -130,9 +149,9 @@ def test_a_hole_is_filled_from_the_log_before_going_on():
     log = Log().grow(7)
     reader = Reader(log).take(cell(1), cell(2), cell(2), cell(5), cell(4), cell(6))
     assert reader.added_ids() == dense(1, 2, 3, 4, 5, 6)
-    assert log.asked == [ReadLog(0, Location(1, 2), 2)]
+    assert log.asked == [("1:2", 4)], "up to the last record that was brought"
     counts = reader.followed.counts
-    assert (counts.given, counts.from_log, counts.holes, counts.duplicates) == (6, 2, 1, 2)
+    assert (counts.given, counts.from_log, counts.holes, counts.duplicates) == (6, 4, 1, 1)
 
 
 def test_what_the_topic_never_brought_is_found_by_the_heads():
@@ -171,19 +190,22 @@ def test_foreign_records_are_counted_and_named():
 def test_a_forged_cell_costs_time_and_nothing_else():
     """The log doesn't know it: it is not given out, and the shard goes on by its log."""
     log = Log().grow(4)
-    reader = Reader(log).take(cell(1), cell(1_000_000), cell(2))
+    reader = Reader(log).take(cell(1), cell(2), cell(1_000_000))
     assert (reader.added_ids(), reader.followed.counts.unproven) == (dense(1, 2, 3, 4), 1)
+    assert "the topic has cells up to 1:1000000" in reader.followed.refused()[0]
     log.grow(5)
     assert reader.look().take(cell(5)).added_ids() == dense(1, 2, 3, 4, 5)
+    assert reader.followed.refused() == {}
     assert reader.take(cell(6, generation=9)).added_ids() == dense(1, 2, 3, 4, 5)
 
 
-def test_a_log_that_is_not_dense_stops_the_reader():
+def test_a_log_that_is_not_dense_is_refused():
     """That contradicts I3: nothing is guessed."""
     log = Log().grow(4)
-    log.answer = lambda wanted: HistoryPage([cell(1), cell(3), cell(4)])
-    with pytest.raises(Corrupt, match="not dense"):
-        Reader(log).take(cell(4))
+    log.read = lambda at, limit: ProvenPage([cell(1), cell(3), cell(4)], Location(1, 4))
+    reader = Reader(log).take(cell(4))
+    assert reader.added_ids() == []
+    assert "not dense" in reader.followed.refused()[0]
 
 
 def test_a_generation_takes_back_what_it_superseded():
@@ -193,7 +215,7 @@ def test_a_generation_takes_back_what_it_superseded():
     reader = Reader(log).take(*old, Announcement(0, 2, 4), cell(4, 2), cell(5, 2))
     assert reader.kept[0] == log.cells()
     assert reader.changes == [GenerationChange(2, 4, superseded=2)]
-    assert log.asked == []
+    assert [str(position) for position in reader.positions[1:]] == ["2:3", str(position_of(log.cells()[-1]))]
 
 
 def test_a_generation_that_begins_without_loss_is_told():
@@ -215,13 +237,89 @@ def test_a_reader_at_a_superseded_location_is_told_by_the_log(new_cells):
     assert sum(change.superseded for change in reader.changes) == 2
 
 
+def test_a_batch_has_one_generation():
+    """A page of the log that spans several is split, with a change before each."""
+    log = Log().grow(2).supersede(3).grow(4).supersede(5).grow(5)
+    reader = Reader(log, to_end=True)
+    assert reader.kept[0] == log.cells()
+    assert reader.changes == [GenerationChange(2, 3, superseded=0), GenerationChange(3, 5, superseded=0)]
+    assert [str(position.location) for position in reader.positions] == ["1:2", "2:2", "2:4", "3:4", "3:5"]
+
+
+def test_of_two_generations_the_later_one_may_start_lower():
+    """I13: a reader that was away for both takes back what either superseded."""
+    log = Log().grow(10).supersede(9).grow(9).supersede(7).grow(8)
+    reader = Reader(log, at=Position(0, 1, 10))
+    assert reader.changes == [GenerationChange(3, 7, superseded=4)]
+    assert reader.added_ids() == [(3, 7), (3, 8)]
+
+
 def test_a_node_that_is_behind_takes_nothing_back():
     """A minion's log ends before the reader: its answer is no reason to go back."""
     log = Log().grow(2)
-    reader = Reader(log, at=Location(1, 5)).take(cell(8))
+    reader = Reader(log, at=Position(0, 1, 5)).take(cell(8))
     assert (reader.added_ids(), reader.changes) == ([], [])
     log.grow(8)
     assert reader.look().added_ids() == dense(6, 7, 8)
+
+
+def stored(log, added_id):
+    """The position of a reader that has read the log up to a cell."""
+    return structs.replace(position_of(log.cells()[added_id - 1]), offset=7)
+
+
+@pytest.mark.parametrize("to_end", [False, True])
+@pytest.mark.parametrize("head", [10, 15])
+def test_a_restored_master_that_grew_again_gives_out_nothing_until_a_generation_is_opened(to_end, head):
+    """I16: the numbers of the position are there, and another cell. The generation then brings all of its cells."""
+    at = stored(Log().grow(10), 10)
+    restored = Log(clock_us=7).grow(head)
+    reader = Reader(restored, at=at, to_end=to_end).take(*restored.cells()[10:]).look()
+    assert reader.kept[0] == []
+    assert reader.followed.positions()[0].location == Location(1, 10)
+    assert "another cell is at 1:10: this log has another history" in reader.followed.refused()[0]
+    assert reader.followed.counts.refused == 1
+    restored.supersede(7).grow(head)
+    reader.look(1)
+    assert reader.changes == [GenerationChange(2, 7, superseded=4)]
+    assert reader.kept[0] == restored.cells()[6:]
+    assert reader.followed.refused() == {}
+
+
+def test_a_position_of_another_datastore_is_refused():
+    """Its digest names a cell that is not there."""
+    reader = Reader(Log().grow(10), at=Position(0, 1, 4, digest=1234)).look()
+    assert (reader.kept[0], reader.changes) == ([], [])
+    assert reader.followed.refused().keys() == {0}
+
+
+@pytest.mark.parametrize("at", [Position(0, 1, 99), Position(0, 7, 3)])
+def test_a_position_past_the_head_or_of_an_unknown_generation_is_refused(at):
+    """Nothing is given out, and the reason is told."""
+    reader = Reader(Log().grow(10), at=at).look()
+    assert reader.kept[0] == []
+    assert ("past the head" in reader.followed.refused()[0]) or ("unknown here" in reader.followed.refused()[0])
+
+
+def test_a_position_that_is_proven_costs_one_page_for_all_shards():
+    """The topic is heard from before the positions, so nothing more is read."""
+    log = Log(shards=3).grow(5, shard=0).grow(5, shard=1).grow(5, shard=2)
+    followed = FollowedShards(3, 1)
+    followed.begin(0, 7, [position_of(log.cells(n)[3]) for n in range(3)], to_end=False)
+    steps = followed.catch_up(range(3))
+    asked = steps.send(None)
+    assert ([at.shard for at in asked.positions], asked.limit) == ([0, 1, 2], 1)
+    batches = [steps.send(log.answer(asked)), *steps]
+    assert [(batch.shard, batch.position.added_id) for batch in batches] == [(0, 5), (1, 5), (2, 5)]
+
+
+def test_positions_have_the_digest_of_their_cell():
+    """I16: also of a shard at its head whose stored position had none."""
+    log = Log().grow(3)
+    reader = Reader(log).take(*log.cells())
+    assert reader.positions[-1] == structs.replace(position_of(log.cells()[-1]), offset=3)
+    reader = Reader(log, at=Position(0, 1, 3))
+    assert reader.followed.positions()[0] == structs.replace(position_of(log.cells()[-1]), offset=0)
 
 
 def test_a_partition_that_goes_to_another_process_is_left_at_once():
@@ -232,7 +330,7 @@ def test_a_partition_that_goes_to_another_process_is_left_at_once():
     assert isinstance(steps.send(None), ReadLog)
     reader.followed.end({0})
     with pytest.raises(StopIteration):
-        steps.send(HistoryPage(log.cells()[:1000]))
+        steps.send({0: ProvenPage(log.cells()[:1000], Location(1, 3999))})
     assert reader.followed.positions() == {}
 
 
