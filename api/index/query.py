@@ -50,10 +50,14 @@ class IndexQuery(msgspec.Struct, frozen=True):
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """One page of entries. `cursor` is None when there are no more."""
+    """One page of entries. `cursor` is None when there are no more.
+
+    `reached` is the index's checkpoint in the shard of `after`, None without `after`.
+    """
 
     entries: Sequence[FoundEntry]
     cursor: str | None
+    reached: Location | None = None
 
 
 def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[tuple[str, str]]) -> IndexQuery:
@@ -83,6 +87,7 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
 def find_entries(datastore: Datastore, definition: IndexDefinition, query: IndexQuery) -> Operation[EntryPage]:
     """Finds entries on any node of the cluster that is home to `query.shard`. Raises Behind."""
     select = index_table.select(datastore, query.shard, definition, query.selection)
+    location: Location | None = None
     if query.after is None:
         (result,) = yield select
     else:
@@ -100,7 +105,7 @@ def find_entries(datastore: Datastore, definition: IndexDefinition, query: Index
                 f" {query.after.location}"
             )
     entries = index_table.found(definition, result.rows)
-    return EntryPage(entries, _cursor(definition, query.selection, entries))
+    return EntryPage(entries, _cursor(definition, query.selection, entries), location)
 
 
 def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entr
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
 from api.routes.indexes import progress_view
-from schemaless.errors import Invalid, NotReady
+from schemaless.errors import Invalid, LocationGone, NotReady
+from schemaless.location import ShardLocation, is_lag, verify_location
 from schemaless.names import index_consumer
+from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.topology import Datastore, Role
 
@@ -52,13 +54,16 @@ async def get_entries(request: Request) -> Response:
 async def _read(
     request: Request, datastore: Datastore, index: DefinedIndex, query: IndexQuery, read_from: Role | None
 ) -> tuple[EntryPage, Served]:
-    """Waits, within the query's `wait`, until the node that answers shows what was asked for. Raises Behind."""
+    """Waits, within the query's `wait`, until the node that answers shows what was asked for.
+
+    Raises Behind, and LocationGone for an `after` that is superseded.
+    """
     cluster = datastore.home(query.shard)
     place = CheckpointsAt(cluster, read_from, datastore.name, index_consumer(index.definition.name))
     deadline = time.monotonic() + query.wait_s
     while True:
         try:
-            return await request.state.reader.read(
+            page, served = await request.state.reader.read(
                 cluster, find_entries, datastore, index.definition, query, read_from=read_from
             )
         except Behind as behind:
@@ -67,7 +72,27 @@ async def _read(
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await request.state.checkpoint_waiter.reached(place, query.after)
             except TimeoutError:
+                await _verify_kept(request, datastore, query.after)
                 raise behind from None
+        else:
+            if (
+                page.reached is not None
+                and query.after is not None
+                and page.reached.generation != query.after.location.generation
+            ):
+                await _verify_kept(request, datastore, query.after)
+            return page, served
+
+
+async def _verify_kept(request: Request, datastore: Datastore, after: ShardLocation) -> None:
+    """Raises LocationGone for a location that is superseded: no index includes that put (I13)."""
+    home = datastore.home(after.shard)
+    (head, starts), _ = await request.state.reader.read(home, shard_head.history, datastore.name, after.shard)
+    try:
+        verify_location(after.location.generation, after.location.added_id, starts, head.added_id)
+    except LocationGone as gone:
+        if not is_lag(after.location, gone):
+            raise
 
 
 async def _include(
@@ -103,7 +128,7 @@ _OPTIONS = (
     _option("cursor", "Of the page before: where this one begins."),
     _option("fields", "Names of stored fields with commas; default: all."),
     _option("include", "Columns with commas whose newest cells each entry brings."),
-    _option("after", "A put's location: the answer includes it, or is a 503."),
+    _option("after", "A put's location: the answer includes it, or is a 503. A superseded one is a 409."),
     _option("wait", "Seconds that `after` may take, default 5."),
 )
 

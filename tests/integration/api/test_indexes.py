@@ -20,6 +20,7 @@ from schemaless.position import position_of
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tests.integration.api.api_harness import assert_problem
+from tests.log_harness import run_sql
 
 pytestmark = pytest.mark.storage
 
@@ -184,6 +185,28 @@ async def test_a_put_s_location_makes_the_answer_include_it(call, by_hand):
     await by_hand.index_all()
     asking.join()
     assert days(answers[0]) == [1, 2]
+
+
+async def test_a_superseded_location_is_never_included(call, by_hand, datastore, storage):
+    """I13: not by an index that has reached the new generation, nor after the wait. The answer says from where on."""
+    first, second = trip(call, DRIVERS[0], 1), trip(call, DRIVERS[0], 2)
+    make(call)
+    await by_hand.index_all()
+    shard, _, added_id = map(int, first["location"].split(":"))
+    home = storage.master(datastore.home(shard))
+    where = f"datastore = '{datastore.name}' AND shard = {shard}"
+    start = f"('{datastore.name}', {shard}, 2, {added_id}, UTC_TIMESTAMP(6))"
+    run_sql(home, f"UPDATE schemaless.shard_head SET generation = 2 WHERE {where}")
+    run_sql(home, f"INSERT INTO schemaless.shard_generation VALUES {start}")
+    unreached = ask(call, after=f"{shard}:1:{added_id + 9}", wait="0.1")
+    assert assert_problem(unreached, 409)["resume_at"] == added_id - 1
+    for cluster in datastore.clusters:
+        run_sql(storage.master(cluster), f"UPDATE schemaless.checkpoint SET generation = 2 WHERE {where}")
+    problem = assert_problem(ask(call, after=first["location"]), 409)
+    assert (problem["resume_at"], problem["generation"]) == (added_id - 1, 2)
+    assert days(ask(call, after=f"{shard}:1:{added_id - 1}")) == [1, 2]
+    if second["shard"] != shard:
+        assert days(ask(call, after=second["location"])) == [1, 2]
 
 
 @pytest.mark.parametrize(
