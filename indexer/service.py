@@ -12,7 +12,7 @@ import structlog
 
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
-from schemaless.bus.faust_transport import FaustTransport
+from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
@@ -60,13 +60,7 @@ class DatastoreIndexer:
         self._storage = storage
         self._datastore = datastore
         self._host = ConsumerHost(storage, datastore, settings)
-        self._transport = FaustTransport(
-            settings.kafka,
-            indexer_group(datastore.name),
-            datastore.topic,
-            self._host,
-            session_timeout_s=settings.session_timeout_s,
-        )
+        self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -146,9 +147,18 @@ class TailerSettings(ServiceSettings):
     datastores: Names = ()  # The datastores to tail, separated by commas. By default, all of the catalogue.
 
 
+class TransportKind(StrEnum):
+    """What connects indexers and trigger programs with Kafka."""
+
+    FAUST = "faust"
+    PLAIN = "plain"
+
+
 class FollowerSettings(ServiceSettings):
     """What indexers and trigger programs have in common."""
 
+    # faust, or plain: a loop around confluent-kafka. All members of a group need the same.
+    transport: TransportKind = TransportKind.FAUST
     batch_cells_max: int = 1000  # Cells of one index transaction, or of one shard's run of calls.
     session_timeout_s: float = 10.0  # How long the partitions of a killed process wait for another one.
     hang_limit_s: float = 30.0  # How long an event loop may be blocked before its process ends and is restarted.

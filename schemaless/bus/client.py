@@ -26,6 +26,7 @@ NOT_KNOWN_YET = {
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _NOT_FITTING = {
     KafkaError._INVALID_ARG,
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL,  # the group's members assign partitions in another way
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_PARTITIONS,
     KafkaError.INVALID_REPLICATION_FACTOR,

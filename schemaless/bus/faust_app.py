@@ -1,6 +1,6 @@
 """A Faust app whose reading and acknowledging are corrected for transactional topics. It fits one exact release.
 
-Measured on faust-streaming 0.15.3. `tests/integration/bus/` (test_faust_transport.py, test_faust_cells.py) holds it to:
+Measured on faust-streaming 0.15.3. `tests/integration/bus/` (test_transports.py, test_faust_cells.py) holds it to:
 
 - reading is `read_committed`, which Faust offers only together with exactly_once;
 - the committed offset is the one behind the longest run of acknowledged records, whatever offsets lie between them:
@@ -75,6 +75,12 @@ class Heartbeats:
     def age_s(self) -> float:
         """Seconds since the last heartbeat that was answered was sent, or since the last rebalance."""
         return self._clock() - self._answered_at
+
+    @property
+    def refusal(self) -> BaseException | None:
+        """Returns the error that aiokafka keeps for whoever reads next. Faust reads only once it has partitions."""
+        error: BaseException | None = self._coordinator._pending_exception
+        return error
 
     def joined(self) -> tuple[str, int]:
         """Takes a rebalance as an answer. Returns the member's id and the group's generation."""

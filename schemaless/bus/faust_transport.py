@@ -8,11 +8,11 @@ agent: CrashingSupervisor ends the process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from typing import Any
 
 import structlog
-from aiokafka.errors import KafkaError
+from aiokafka.errors import InconsistentGroupProtocolError, KafkaError
 from faust.transport.utils import DefaultSchedulingStrategy
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
@@ -25,6 +25,7 @@ from schemaless.bus.faust_app import (
     CorrectedTransport,
     settings_of,
 )
+from schemaless.bus.transport import Receiver, refused
 from schemaless.errors import BusUnavailable
 from schemaless.record import Record
 
@@ -32,19 +33,8 @@ log = structlog.get_logger()
 
 _BUFFERED_EVENTS_MAX = 16  # in Faust's own queue: with a fetch's size, what bounds memory
 _START_TIMEOUT_S = 60.0
+_LOOK_PAUSE_S = 1.0
 _STOP_TIMEOUT_S = 5.0
-
-
-class Receiver(Protocol):
-    """`schemaless.consume.host.ConsumerHost`."""
-
-    async def assigned(self, partitions: Iterable[int], kept: Collection[int] = ()) -> None:
-        """Takes these partitions and no others. Nobody else had those of `kept` since they were revoked here."""
-
-    async def revoked(self, partitions: Iterable[int]) -> None: ...
-
-    def take(self, partition: int, records: Sequence[Record]) -> None:
-        """Takes records, in order. What comes of them is its own affair: nothing rests on acknowledgements."""
 
 
 class _Batches(DefaultSchedulingStrategy):  # type: ignore[misc]  # Faust has no types for mypy
@@ -103,8 +93,9 @@ class FaustTransport:
         self._app.finalize()
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._app.maybe_start()
-            await self._watch()
+                await self._until_done(self._app.maybe_start())
+            await self._until_done(self._app.wait_until_stopped())
+            raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}") from self._app.crash_reason
         except TimeoutError as error:
             raise BusUnavailable(f"group {self._app.conf.id}: no start within {_START_TIMEOUT_S} s") from error
         except asyncio.CancelledError:
@@ -123,12 +114,19 @@ class FaustTransport:
         except TimeoutError:
             log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
 
-    async def _watch(self) -> None:
-        """Returns never. A member that the group may have forgotten without saying so ends its process (I10)."""
-        crashed = asyncio.ensure_future(self._app.wait_until_stopped())
-        while not crashed.done():
-            await asyncio.wait({crashed}, timeout=1.0)
-        raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}") from self._app.crash_reason
+    async def _until_done(self, waiting: Awaitable[None]) -> None:
+        """Waits for Faust, which says nothing when its group refuses it."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=_LOOK_PAUSE_S)
+                heartbeats = self._thread.heartbeats
+                refusal = None if heartbeats is None else heartbeats.refusal
+                if isinstance(refusal, InconsistentGroupProtocolError):
+                    raise refused(self._app.conf.id, refusal) from refusal
+            task.result()
+        finally:
+            task.cancel()
 
     def is_alive(self) -> bool:
         heartbeats = self._thread.heartbeats

@@ -33,13 +33,22 @@ class GroupReader:
     `consume` and `keep` call `revoked` with the partitions that this reader has lost.
     """
 
-    def __init__(self, bootstrap: str, topic: str, group: str | None, revoked: Revoked) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        group: str | None,
+        revoked: Revoked,
+        *,
+        session_timeout_s: float = _SESSION_TIMEOUT_S,
+    ) -> None:
         self.fresh: list[int] = []
         self.at_end: set[int] = set()
         self._topic = topic
         self._group = group
         self._revoked = revoked
         self._paused: list[TopicPartition] = []
+        self._begun: dict[int, int] = {}
         self._seen_at = time.monotonic()
         settings: dict[str, Any] = {
             **client_settings(bootstrap),
@@ -53,7 +62,7 @@ class GroupReader:
         if group is not None:
             settings |= {
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": _SESSION_TIMEOUT_S * 1000,
+                "session.timeout.ms": round(session_timeout_s * 1000),
                 "heartbeat.interval.ms": 1000,  # how soon a member learns that partitions move
                 "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
             }
@@ -88,6 +97,7 @@ class GroupReader:
             self._consumer.incremental_unassign([self._place(partition)])
             self._consumer.incremental_assign([self._place(partition, offset)])
             self._consumer.resume([self._place(partition)])
+        self._begun[partition] = offset
         self.fresh.remove(partition)
 
     def consume(self, wait_s: float) -> list[Record]:
@@ -116,6 +126,18 @@ class GroupReader:
             message = self._consumer.poll(0)
         if message is not None:
             self._note(message.error(), message.partition())
+
+    def commit(self, partitions: Collection[int]) -> None:
+        """Commits where reading began, which only a member of the group's present generation may.
+
+        Nothing reads these offsets. Raises BusUnavailable.
+        """
+        with translated(f"asking the group whether partitions of {self._topic} are ours"):
+            places = [self._place(partition, self._begun[partition]) for partition in partitions]
+            committed = self._consumer.commit(offsets=places, asynchronous=False)
+        for place in committed or []:
+            if place.error is not None:
+                raise translate(place.error, f"asking the group for {self._topic} [{place.partition}]")
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""

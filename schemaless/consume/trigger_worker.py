@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 
-from schemaless.bus.faust_transport import FaustTransport
+from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, StartAt
 from schemaless.consume.host import Consumer, ConsumerHost
@@ -42,10 +42,7 @@ async def run_program(
     host = ConsumerHost(storage, datastore, settings)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
     await host.add(Consumer(TriggerHandler(program, datastore.name, settings), checkpoints))
-    group = trigger_group(datastore.name, program.name)
-    transport = FaustTransport(
-        settings.kafka, group, datastore.topic, host, session_timeout_s=settings.session_timeout_s
-    )
+    transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
     host.join(transport)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(transport.run())

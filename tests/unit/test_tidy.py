@@ -31,6 +31,7 @@ SHORT_PATHS_BEGIN_AT = (ROOT, ROOT / "schemaless", ROOT / "tests", ROOT / "docs"
 BROAD_EXCEPTS = {
     "schemaless/bus/faust_transport.py": "re-raised: what failed must not be acknowledged while Faust shuts down",
     "schemaless/bus/partition_log.py": "re-raised: the log's state follows from what interrupted it",
+    "schemaless/bus/plain_transport.py": "re-raised as BusUnavailable: a failure of the receiver ends the process",
     "schemaless/ops/datastores.py": "re-raised: Ctrl-C ends the threads that make shards, too",
     "schemaless/storage/pymysql_driver.py": "re-raised: as in the other driver",
     "schemaless/lifecycle.py": "the end of a service: whatever ends it is logged and becomes its exit status",

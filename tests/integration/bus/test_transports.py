@@ -1,4 +1,4 @@
-"""What Faust must do for us on a transactional topic: the contract that its replaced parts are held to."""
+"""What a transport must do for us on a transactional topic: the contract of both, and what we replace of Faust."""
 
 import asyncio
 import gc
@@ -11,8 +11,9 @@ from confluent_kafka.admin import AdminClient
 
 from schemaless.bus.faust_app import FETCH_PAUSE_S
 from schemaless.bus.faust_transport import FaustTransport
+from schemaless.bus.plain_transport import PlainTransport
 from schemaless.bus.topics import ensure_topics
-from schemaless.errors import BusUnavailable
+from schemaless.errors import BusUnavailable, SchemalessError
 
 pytestmark = [pytest.mark.storage, pytest.mark.filterwarnings("ignore")]
 
@@ -29,6 +30,7 @@ class Collector:
         self.kept = []
         self.fetches = 0
         self.owned = []
+        self.transport = None
         self.assigned_at_all = asyncio.Event()
         self.greeted = {n: b"" for n in range(PARTITIONS)}
 
@@ -70,14 +72,20 @@ def datastore(make_datastore, kafka):
     return made
 
 
+@pytest.fixture(params=[FaustTransport, PlainTransport])
+def kind(request):
+    return request.param
+
+
 class running:  # reads as `async with running(…) as collector`
     """A transport in this event loop, with its partitions assigned."""
 
-    def __init__(self, kafka, datastore):
+    def __init__(self, kafka, datastore, kind=FaustTransport):
         self.kafka, self.datastore = kafka, datastore
         self._greetings = itertools.count()
         self.collector = Collector()
-        self.transport = FaustTransport(kafka, f"{datastore.name}.test", datastore.topic, self.collector)
+        self.transport = kind(kafka, f"{datastore.name}.test", datastore.topic, self.collector)
+        self.collector.transport = self.transport
 
     async def __aenter__(self):
         self.task = asyncio.create_task(self.transport.run())
@@ -159,9 +167,9 @@ def lag(kafka, datastore):
     return sum(ends[n] - max(0, offsets.get(n, 0)) for n in ends)
 
 
-async def test_committed_records_arrive_in_order_and_aborted_ones_never(kafka, datastore):
+async def test_committed_records_arrive_in_order_and_aborted_ones_never(kafka, datastore, kind):
     """All of each partition, once, in the order of the topic, and nothing of a transaction that was aborted."""
-    member = running(kafka, datastore)
+    member = running(kafka, datastore, kind)
     async with member as collector:
         committed = await asyncio.to_thread(produce, kafka, datastore, 30)
         await collector.wait_for(count(committed))
@@ -205,9 +213,9 @@ async def test_records_that_come_soon_after_one_another_are_fetched_together(kaf
         assert collector.fetches - before <= (time.monotonic() - began) / FETCH_PAUSE_S + 2
 
 
-async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore):
+async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore, kind):
     """No offset is committed behind a failure: `run` raises, and the process is started again."""
-    member = running(kafka, datastore)
+    member = running(kafka, datastore, kind)
     async with member as collector:
 
         def fail(partition, records):
@@ -222,8 +230,8 @@ async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore):
     assert await asyncio.to_thread(lag, kafka, datastore) > PARTITIONS
 
 
-async def test_the_group_confirms_its_members_partitions_and_nobody_elses(kafka, datastore):
-    """I10: an offset commit is answered without error only for a member of the present generation."""
+async def test_on_faust_the_group_confirms_a_member_of_its_present_generation(kafka, datastore):
+    """I10: an offset commit is answered without error for nobody else."""
     member = running(kafka, datastore)
     async with member:
         assert member.transport.is_alive()
@@ -235,10 +243,35 @@ async def test_the_group_confirms_its_members_partitions_and_nobody_elses(kafka,
         coordinator.generation = generation
 
 
-async def test_partitions_that_come_back_in_the_next_generation_are_kept(kafka, datastore):
+async def test_a_member_confirms_only_what_it_owns(kafka, datastore):
+    async with running(kafka, datastore, PlainTransport) as first, running(kafka, datastore, PlainTransport) as second:
+        await until(lambda: first.owned and second.owned and len(first.owned) + len(second.owned) == PARTITIONS)
+        await first.transport.confirm(first.owned)
+        with pytest.raises(BusUnavailable, match="aren't ours"):
+            await first.transport.confirm(second.owned)
+
+
+@pytest.mark.parametrize(("there", "newcomer"), [(FaustTransport, PlainTransport), (PlainTransport, FaustTransport)])
+async def test_a_member_with_the_other_transport_is_refused_and_the_group_goes_on(kafka, datastore, there, newcomer):
+    """Two ways of assigning in one group would give a partition to two processes."""
+    member = running(kafka, datastore, there)
+    async with member as collector:
+        other = running(kafka, datastore, newcomer)
+        refused = asyncio.create_task(other.transport.run())
+        async with asyncio.timeout(30):
+            await asyncio.wait({refused})
+        assert isinstance(refused.exception(), SchemalessError)
+        assert "protocol" in str(refused.exception()).lower()
+        assert not other.collector.owned
+        committed = await asyncio.to_thread(produce, kafka, datastore, 3)
+        await collector.wait_for(count(committed))
+        assert collector.values == committed
+
+
+async def test_partitions_that_come_back_in_the_next_generation_are_kept(kafka, datastore, kind):
     """Eager assignment takes all away from everybody. Between two generations that follow, nobody else had them."""
-    async with running(kafka, datastore) as first:
-        async with running(kafka, datastore) as second:
+    async with running(kafka, datastore, kind) as first:
+        async with running(kafka, datastore, kind) as second:
             await until(lambda: first.owned and second.owned and len(first.owned) + len(second.owned) == PARTITIONS)
             assert first.kept[-1] == first.owned
             assert second.kept[-1] == []

@@ -1,0 +1,158 @@
+"""PlainTransport: a member of a group as a loop around confluent-kafka, in a thread of its own.
+
+The thread reads and waits until the event loop has taken what it read. So records that come meanwhile are taken
+together, and nothing piles up. A partition is heard from its end on, because history comes from MySQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Coroutine
+from concurrent.futures import CancelledError as FutureCancelled
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import structlog
+
+from schemaless.bus.group_reader import GroupReader
+from schemaless.bus.transport import Receiver, refused
+from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError
+from schemaless.record import Record
+
+log = structlog.get_logger()
+
+_POLL_S = 0.1
+_RETRY_PAUSE_S = 0.5
+_READ_PAUSE_S = 0.004  # between two reads, so that records which come soon after one another are taken together
+
+T = TypeVar("T")
+
+
+class PlainTransport:
+    """Connects one topic and one group with one receiver. `run` ends only by being cancelled or by raising."""
+
+    def __init__(
+        self, bootstrap: str, group: str, topic: str, receiver: Receiver, *, session_timeout_s: float = 10.0
+    ) -> None:
+        self._group = group
+        self._topic = topic
+        self._receiver = receiver
+        self._session_timeout_s = session_timeout_s
+        self._owned: set[int] = set()
+        self._confirmations: SimpleQueue[tuple[Collection[int], Future[None]]] = SimpleQueue()
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reader = GroupReader(bootstrap, topic, group, self._on_revoked, session_timeout_s=session_timeout_s)
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read))
+        try:
+            await asyncio.shield(reading)
+        except SchemalessError:
+            raise
+        except Exception as error:
+            raise BusUnavailable(f"group {self._group}: reading stopped: {error!r}") from error
+        finally:
+            self._stopping = True
+            await asyncio.wait({reading})
+
+    def is_alive(self) -> bool:
+        """librdkafka itself revokes everything when its heartbeats aren't answered for the session time-out."""
+        return bool(self._owned)
+
+    async def confirm(self, partitions: Collection[int]) -> None:
+        answered: Future[None] = Future()
+        self._confirmations.put((partitions, answered))
+        try:
+            async with asyncio.timeout(self._session_timeout_s):
+                await asyncio.wrap_future(answered)
+        except TimeoutError as error:
+            raise BusUnavailable(f"group {self._group}: no answer within {self._session_timeout_s} s") from error
+
+    def _read(self) -> None:
+        """Reads until the transport stops. This is the thread."""
+        try:
+            self._reader.join(())
+            while not self._stopping:
+                try:
+                    records = self._reader.consume(_POLL_S)
+                    self._begin_fresh()
+                    self._confirm()
+                except BusUnavailable as error:  # librdkafka connects again by itself
+                    log.warning("Kafka is unreachable", group=self._group, why=str(error))
+                    time.sleep(_RETRY_PAUSE_S)
+                    continue
+                except Misconfigured as error:
+                    raise refused(self._group, error) from error
+                if records:
+                    self._in_loop(self._hand_over(records))
+                    time.sleep(_READ_PAUSE_S)
+        finally:
+            self._reader.close()
+
+    def _confirm(self) -> None:
+        """Answers `confirm`. This thread does it: calls of another one starve while this one polls (2.16.1)."""
+        while not self._confirmations.empty():
+            partitions, answered = self._confirmations.get()
+            if not answered.set_running_or_notify_cancel():
+                continue
+            foreign = sorted(set(partitions) - self._owned)
+            try:
+                if foreign:
+                    raise BusUnavailable(f"group {self._group}: partitions {foreign} aren't ours")
+                self._reader.commit(partitions)
+                answered.set_result(None)
+            except SchemalessError as error:
+                answered.set_exception(error)
+
+    def _begin_fresh(self) -> None:
+        """Begins to read what was assigned just now at its end. The receiver reads heads and checkpoints after that."""
+        fresh = list(self._reader.fresh)
+        if fresh:
+            for partition in fresh:
+                self._reader.read_from(partition, self._reader.span(partition).high)
+            kept = sorted(self._owned)
+            self._owned |= set(fresh)
+            self._in_loop(self._assigned(kept))
+
+    def _on_revoked(self, partitions: Collection[int]) -> None:
+        """Gives partitions away when their calls in flight have ended. The group waits for it."""
+        self._owned -= set(partitions)
+        self._in_loop(self._gave(sorted(partitions)))
+
+    async def _assigned(self, kept: list[int]) -> None:
+        partitions = sorted(self._owned)
+        log.info("partitions assigned", group=self._group, partitions=partitions, kept=len(kept))
+        await self._receiver.assigned(partitions, kept)
+
+    async def _gave(self, partitions: list[int]) -> None:
+        await self._receiver.revoked(partitions)
+        await self._receiver.assigned(sorted(self._owned), sorted(self._owned))
+
+    async def _hand_over(self, records: list[Record]) -> None:
+        by_partition: dict[int, list[Record]] = {}
+        for record in records:
+            by_partition.setdefault(record.partition, []).append(record)
+        for partition, found in by_partition.items():
+            self._receiver.take(partition, found)
+
+    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Waits in this thread until the event loop has done some work. At a stop nothing is begun any more."""
+        if self._loop is None or self._loop.is_closed() or self._stopping:
+            work.close()
+            return None
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            try:
+                return done.result(timeout=_POLL_S)
+            except TimeoutError:
+                if done.done():
+                    raise
+                if self._stopping:
+                    done.cancel()
+                    return None
+            except FutureCancelled:
+                return None
