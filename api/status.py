@@ -1,22 +1,25 @@
-"""Status: reports of all servers about one datastore. They are asked concurrently with a short time-out."""
+"""Status: reports of all servers about one datastore. They are asked concurrently with a short time-out.
+
+How far the consumers are is another question (consumer_status.py). A server that is too slow for that one still shows
+its heads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from api.consumer_status import best
 from schemaless.errors import SchemalessError
-from schemaless.location import Location
 from schemaless.ops.tailer_control import latest
-from schemaless.storage import buffer_table, checkpoint_table, conflict_table, shard_head, tailer_order_table
+from schemaless.storage import buffer_table, conflict_table, shard_head, tailer_order_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.failover import answers_of_all
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
-from schemaless.topology import Datastore, Role
+from schemaless.topology import Datastore
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -25,7 +28,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     """
 
     heads: Sequence[Head]
-    checkpoints: Sequence[Checkpoint]
     buffered: Mapping[str, int]
     conflicts: int
     commands: Mapping[str, TailerCommand]
@@ -42,19 +44,6 @@ class NodeStatus(msgspec.Struct, frozen=True):
     report: NodeReport | None
     why: str = ""
 
-    @property
-    def is_master(self) -> bool:
-        return self.node.node.role is Role.MASTER
-
-
-class ConsumerShard(msgspec.Struct, frozen=True):
-    """How far a consumer has finished one shard. `lag` is in cells, and None while no server shows the shard's head."""
-
-    location: Location
-    lag: int | None
-    state: State
-    reason: str | None
-
 
 class Status(msgspec.Struct, frozen=True):
     nodes: Sequence[NodeStatus]
@@ -67,9 +56,8 @@ class Status(msgspec.Struct, frozen=True):
 
     def best_report(self, cluster: str) -> NodeReport | None:
         """Returns the master's report, or that of the most advanced minion while the master is unreachable."""
-        answered = [status for status in self.of_cluster(cluster) if status.report is not None]
-        answered.sort(key=lambda status: (status.is_master, status.report.heads_sum if status.report else 0))
-        return answered[-1].report if answered else None
+        answered = [(status.node, status.report) for status in self.of_cluster(cluster) if status.report is not None]
+        return best(answered) if answered else None
 
     def reports(self) -> list[NodeReport]:
         """Returns one report of each cluster that answers at all."""
@@ -77,18 +65,6 @@ class Status(msgspec.Struct, frozen=True):
 
     def tailing_paused(self, datastore: str) -> bool:
         return latest(report.commands for report in self.reports()).get(datastore, NO_COMMAND).paused
-
-    def consumers(self) -> dict[str, dict[int, ConsumerShard]]:
-        """Returns consumers by name and shard. The lowest of several clusters' checkpoints counts."""
-        reports = self.reports()
-        heads = {head.shard: head.added_id for report in reports for head in report.heads}
-        found: dict[str, dict[int, list[Checkpoint]]] = {}
-        for checkpoint in (checkpoint for report in reports for checkpoint in report.checkpoints):
-            found.setdefault(checkpoint.consumer, {}).setdefault(checkpoint.shard, []).append(checkpoint)
-        return {
-            consumer: {shard: _consumer_shard(standing, heads.get(shard)) for shard, standing in sorted(shards.items())}
-            for consumer, shards in sorted(found.items())
-        }
 
 
 async def read_status(storage: AsyncStorage, datastore: Datastore, timeout_s: float) -> Status:
@@ -105,25 +81,8 @@ async def read_status(storage: AsyncStorage, datastore: Datastore, timeout_s: fl
 
 def _report(datastore: str) -> Operation[NodeReport]:
     heads = yield from shard_head.heads(datastore)
-    checkpoints = yield from checkpoint_table.all_of(datastore)
     depths = yield from buffer_table.depths()
     conflicts = yield from conflict_table.count(datastore)
     commands = yield from tailer_order_table.all_of()
     waiting = {home: count for (name, home), count in depths.items() if name == datastore}
-    return NodeReport(heads, checkpoints, waiting, conflicts, commands)
-
-
-def _consumer_shard(standing: Sequence[Checkpoint], head: int | None) -> ConsumerShard:
-    lowest = min(standing, key=lambda checkpoint: checkpoint.location)
-    stopped = next((checkpoint for checkpoint in standing if checkpoint.state is State.STOPPED), None)
-    return ConsumerShard(
-        lowest.location,
-        None if head is None else max(0, head - lowest.location.added_id),
-        State.STOPPED if stopped else State.RUNNING,
-        stopped.reason if stopped else None,
-    )
-
-
-def total_lag(shards: Iterable[ConsumerShard]) -> int:
-    """Returns the lag of the shards whose head is known, in cells."""
-    return sum(shard.lag or 0 for shard in shards)
+    return NodeReport(heads, waiting, conflicts, commands)

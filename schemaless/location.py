@@ -108,12 +108,13 @@ def is_lag(location: Location, gone: LocationGone) -> bool:
     return gone.generation < location.generation
 
 
-def resume_location(location: Location, starts: Sequence[GenerationStart]) -> Location:
-    """Returns where a reader at `location` continues: there, or before the generation that superseded it (I13)."""
-    for start in sorted(starts, key=lambda start: start.generation):
-        if start.generation > location.generation and start.starts_at <= location.added_id:
-            return Location(start.generation, start.starts_at - 1)
-    return location
+def kept_until(location: Location, starts: Sequence[GenerationStart]) -> int:
+    """Returns up to which added_id of the present history a location counts (I13).
+
+    Later generations superseded the rest, and the lowest of them decides.
+    """
+    later = [start.starts_at - 1 for start in starts if start.generation > location.generation]
+    return min([location.added_id, *later])
 
 
 def verify_location(generation: int | None, added_id: int, starts: Sequence[GenerationStart], head: int) -> int:

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from api.consumer_status import ConsumerShard, in_all, read_consumer, read_consumers, require_known
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT, consumer_view
-from api.status import ConsumerShard, read_status
 from schemaless.errors import NotBuilt, NotFound
-from schemaless.names import TRIGGER_PREFIX
-
-_STOPPED_MEMBERS = ("shard", "reason")
+from schemaless.names import TRIGGER_PREFIX, trigger_consumer
 
 
 async def list_triggers(request: Request) -> Response:
     """Programs with their state and lag."""
-    views = [_view(program, shards) for program, shards in (await _programs(request)).items()]
-    return ok_response(request.response_format(), {"triggers": views}, NEVER_KEPT)
+    datastore = await request.datastore()
+    request.query()
+    state = request.state
+    consumers, unanswered = await read_consumers(state.storage, datastore, state.settings.status_timeout_s)
+    require_known(consumers, unanswered)
+    programs = [
+        _view(consumer_view(name, consumer)) for name, consumer in consumers.items() if name.startswith(TRIGGER_PREFIX)
+    ]
+    return ok_response(request.response_format(), {"triggers": programs, "unknown": unanswered}, NEVER_KEPT)
 
 
 async def get_trigger(request: Request) -> Response:
     """One program, shard by shard."""
+    datastore = await request.datastore()
+    request.query()
     program = request.path["program"]
-    shards = (await _programs(request)).get(program)
-    if shards is None:
+    state = request.state
+    shards, unanswered = await read_consumer(
+        state.storage, datastore, trigger_consumer(program), state.settings.status_timeout_s
+    )
+    if not shards:
         raise NotFound(f"no trigger program {program!r} has run here yet")
-    view = {**_view(program, shards), "shards": consumer_view(TRIGGER_PREFIX + program, shards)["shards"]}
-    return ok_response(request.response_format(), view, NEVER_KEPT)
+    view = _view(consumer_view(trigger_consumer(program), in_all(shards)))
+    details = [_shard_view(number, shard) for number, shard in shards.items()]
+    return ok_response(request.response_format(), {**view, "shards": details, "unknown": unanswered}, NEVER_KEPT)
 
 
 async def parked_cells(request: Request) -> Response:
@@ -36,21 +47,19 @@ async def parked_cells(request: Request) -> Response:
     raise NotBuilt("parked cells: after the last attempt the shard stops, and the program's state says why")
 
 
-async def _programs(request: Request) -> dict[str, Mapping[int, ConsumerShard]]:
-    datastore = await request.datastore()
-    request.query()
-    status = await read_status(request.state.storage, datastore, request.state.settings.status_timeout_s)
+def _view(consumer: Mapping[str, object]) -> dict[str, object]:
+    return {"program": consumer["name"], **{name: consumer[name] for name in ("state", "reason", "lag", "stopped")}}
+
+
+def _shard_view(number: int, shard: ConsumerShard) -> dict[str, object]:
     return {
-        name.removeprefix(TRIGGER_PREFIX): shards
-        for name, shards in status.consumers().items()
-        if name.startswith(TRIGGER_PREFIX)
+        "shard": number,
+        "generation": shard.location.generation,
+        "added_id": shard.location.added_id,
+        "lag": shard.lag,
+        "state": shard.state,
+        "reason": shard.reason,
     }
-
-
-def _view(program: str, shards: Mapping[int, ConsumerShard]) -> dict[str, object]:
-    view = consumer_view(TRIGGER_PREFIX + program, shards)
-    stopped = [{name: shard[name] for name in _STOPPED_MEMBERS} for shard in view["shards"] if shard["reason"]]
-    return {"program": program, "state": view["state"], "lag": view["lag"], "stopped": stopped}
 
 
 ROUTES = (

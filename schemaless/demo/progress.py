@@ -47,9 +47,9 @@ def read_positions(client: Client) -> Positions:
     status = client.document("/status")
     lags = {}
     for consumer in status["consumers"]:
-        for shard in consumer["shards"]:
-            if shard["state"] == "stopped":
-                raise ProgramStopped(f"{consumer['consumer']} stopped in shard {shard['shard']}: {shard['reason']}")
+        if stopped := consumer["stopped"]:
+            first = stopped[0]
+            raise ProgramStopped(f"{consumer['consumer']} stopped in shard {first['shard']}: {first['reason']}")
         lags[consumer["consumer"]] = consumer["lag"]
     return Positions(status["heads_sum"], status["buffered"], lags)
 

@@ -93,13 +93,16 @@ def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Op
     """Returns a consumer's checkpoints on this server, by shard. Where `shards` are named, others are left out."""
     numbers = commas([str(shard) for shard in shards])
     only = f"AND shard IN ({numbers}) " if numbers else ""
-    where = sql(f"WHERE datastore = %s AND consumer = %s {only}ORDER BY shard", datastore, consumer)
-    return (yield from _select(where))
-
-
-def all_of(datastore: str) -> Operation[list[Checkpoint]]:
-    """Returns the checkpoints of all consumers on this server, by consumer and shard."""
-    return (yield from _select(sql("WHERE datastore = %s ORDER BY consumer, shard", datastore)))
+    rows = yield from query(
+        "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
+        f" {MICROSECONDS.format('updated_at')} FROM {_TABLE}"
+        + sql(f" WHERE datastore = %s AND consumer = %s {only}ORDER BY shard", datastore, consumer)
+    )
+    found = []
+    for name, shard, generation, added_id, digest, counted_from, finished, version, state, reason, moved_at in rows:
+        position = Position(shard, generation, added_id, digest=digest)
+        found.append(Checkpoint(name, position, counted_from, finished, version, State(state), reason, moved_at))
+    return found
 
 
 def reached(datastore: str, consumer: str, shard: int) -> Script:
@@ -191,15 +194,3 @@ def _compare_and_set(datastore: str, moves: Sequence[Move]) -> Script:
 
 
 _MOVED = ("consumer", "shard", "read_version", "generation", "added_id", "digest", "cells", "restarted", "reason")
-
-
-def _select(where: Script) -> Operation[list[Checkpoint]]:
-    rows = yield from query(
-        "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
-        f" {MICROSECONDS.format('updated_at')} FROM {_TABLE} {where}"
-    )
-    found = []
-    for consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason, moved_at in rows:
-        position = Position(shard, generation, added_id, digest=digest)
-        found.append(Checkpoint(consumer, position, counted_from, finished, version, State(state), reason, moved_at))
-    return found

@@ -157,6 +157,17 @@ def test_a_hung_minion_costs_one_time_out(call, servers, stored):
     assert call.get(f"/cells/{stored}/BASE").headers["schemaless-served-by"] == "master"
 
 
+def test_a_program_is_not_called_unknown_while_its_cluster_hangs(call, servers):
+    """Its checkpoints may be there and can't be read: that is a 503 within the bound, and no 404."""
+    servers["a-master"].stop()
+    servers["a-minion-1"].stop()
+    refused, seconds = timed(lambda: call.get("/triggers/billing"))
+    assert_problem(refused, 503)
+    assert seconds < ANSWER_MAX_S
+    assert_problem(call.get("/triggers"), 503)
+    assert list(call.get("/status").json()["consumers_unknown"]) == ["a"]
+
+
 def test_status_and_readiness_answer_while_a_master_hangs(api, call, servers, stored):
     """The hung server is named as such within its time-out; heads come from the minion; the process stays ready."""
     servers["a-master"].stop()
@@ -171,6 +182,7 @@ def test_status_and_readiness_answer_while_a_master_hangs(api, call, servers, st
         "b-minion-1": True,
     }
     assert nodes["a-master"]["why"]
+    assert status["consumers_unknown"] == {}
     assert status["clusters"]["a"]["heads_sum"] == status["heads_sum"] >= 2
     ready, seconds = timed(lambda: api.client.get("/readyz"))
     assert (ready.status_code, seconds < ANSWER_MAX_S) == (200, True)

@@ -129,8 +129,8 @@ def test_the_verdict_is_printed_beside_each_line():
 
 
 def status(lag: int = 0, buffered: int = 0, state: str = "running") -> dict[str, Any]:
-    shard = {"shard": 3, "state": state, "reason": "the card is torn"}
-    consumers = [{"consumer": name, "lag": lag, "shards": [shard]} for name in CONSUMERS]
+    stopped = [{"shard": 3, "reason": "the card is torn"}] if state == "stopped" else []
+    consumers = [{"consumer": name, "lag": lag, "stopped": stopped} for name in CONSUMERS]
     return {"heads_sum": 100, "buffered": buffered, "consumers": consumers}
 
 
