@@ -1,77 +1,141 @@
-"""Checkpoints of every consumer against the heads (I9, I10): each one must have finished all of every shard."""
+"""Checkpoints of one consumer: each must have finished all of every shard (I9, I10), on this history (I16), counted.
+
+An audit reads the consumers one after another, so it holds the checkpoints of one: as many as shards, on each cluster.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
+from schemaless.audit.history import Starts, audit_positions, finished_until
 from schemaless.audit.report import ConsumerReport, FindingKind, Findings, Patience
+from schemaless.names import TRIGGER_PREFIX
+from schemaless.position import Position
 from schemaless.storage import checkpoint_table
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 
-Checkpoints = Mapping[tuple[str, str, int], Checkpoint]
-"""Checkpoints by consumer, cluster and shard."""
+
+class Standing(msgspec.Struct, frozen=True):
+    """A checkpoint as the audit judges it. `until` counts what it has finished of the present history.
+
+    `finished` counts the cells since `counted_from` that the consumer has finished, None if it doesn't count.
+    """
+
+    position: Position
+    until: int
+    stop_reason: str | None
+    counted_from: int
+    finished: int | None
+
+    @property
+    def skipped(self) -> int:
+        """Cells that the checkpoint passed without finishing them. Below zero: more were finished than it passed.
+
+        added_ids are dense, so the cells that a consumer finished are as many as the distance of its checkpoint.
+        """
+        if self.finished is None:
+            return 0
+        return self.position.added_id - self.counted_from - self.finished
 
 
-def audit_consumers(
-    storage: SyncStorage, datastore: Datastore, heads: Mapping[int, int], findings: Findings, patience: Patience
-) -> list[ConsumerReport]:
-    """Waits while consumers make progress, and reports each one. Stopped shards are not waited for."""
-    found = _read(storage, datastore)
-    while any(
-        checkpoint is None or checkpoint.state is State.RUNNING for _, checkpoint in _behind(datastore, found, heads)
-    ):
-        if not patience.wait():
-            break
-        before, found = found, _read(storage, datastore)
-        if _finished(datastore, found, heads) != _finished(datastore, before, heads):
-            patience.renew()
-    for (consumer, cluster, shard), checkpoint in _behind(datastore, found, heads):
-        findings.add(FindingKind.CHECKPOINT_BEHIND, shard, f"{consumer} {_describe(cluster, checkpoint, heads[shard])}")
-    finished = _finished(datastore, found, heads)
-    return [ConsumerReport(name, sum(heads.values()), finished[name]) for name in sorted(_consumers(found))]
+Standings = Mapping[tuple[str, int], Standing | None]
+"""The checkpoints of one consumer by cluster and shard. None: it has none at the shard's home."""
 
 
-def _read(storage: SyncStorage, datastore: Datastore) -> Checkpoints:
-    return {
-        (checkpoint.consumer, cluster, checkpoint.shard): checkpoint
-        for cluster in datastore.clusters
-        for checkpoint in storage.master(cluster).run(checkpoint_table.all_of, datastore.name)
-    }
+class ConsumerAudit:
+    """The audit of one consumer. `heads` are the fixed heads by shard."""
+
+    def __init__(
+        self,
+        storage: SyncStorage,
+        datastore: Datastore,
+        consumer: str,
+        heads: Mapping[int, int],
+        starts: Starts,
+        findings: Findings,
+    ) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._consumer = consumer
+        self._heads = heads
+        self._starts = starts
+        self._findings = findings
+
+    def run(self, patience: Patience) -> ConsumerReport:
+        """Waits while the consumer makes progress, and reports it. Stopped shards are not waited for."""
+        found = self._read()
+        while any(one is None or one.stop_reason is None for _, _, one in behind(found, self._heads)):
+            if not patience.wait():
+                break
+            before, found = found, self._read()
+            if finished(found, self._heads) != finished(before, self._heads):
+                patience.renew()
+        for cluster, shard, one in behind(found, self._heads):
+            detail = f"{self._consumer} {_describe(cluster, one, self._heads[shard])}"
+            self._findings.add(FindingKind.CHECKPOINT_BEHIND, shard, detail)
+        self._audit_counts(found)
+        for cluster in self._datastore.clusters:
+            positions = [one.position for (where, _), one in found.items() if one is not None and where == cluster]
+            whose = f"the checkpoint of {self._consumer} on {cluster}"
+            audit_positions(self._storage, self._datastore, whose, positions, self._starts, self._findings)
+        return ConsumerReport(self._consumer, sum(self._heads.values()), finished(found, self._heads))
+
+    def _audit_counts(self, found: Standings) -> None:
+        must_count = self._consumer.startswith(TRIGGER_PREFIX)
+        for (cluster, shard), one in found.items():
+            if one is None:
+                continue
+            went = f"{self._consumer} went from {one.counted_from} to {one.position.added_id} on {cluster}"
+            if one.skipped:
+                detail = f"{went} and finished {one.finished} cells"
+                self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail, count=abs(one.skipped))
+            elif must_count and one.finished is None:
+                detail = f"{went} without a count of finished cells"
+                self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail)
+
+    def _read(self) -> Standings:
+        found: dict[tuple[str, int], Standing | None] = {
+            (self._datastore.home(shard), shard): None for shard in self._heads
+        }
+        for cluster in self._datastore.clusters:
+            master = self._storage.master(cluster)
+            for checkpoint in master.run(checkpoint_table.of_consumer, self._datastore.name, self._consumer):
+                if checkpoint.shard in self._heads:
+                    found[cluster, checkpoint.shard] = self._standing(checkpoint)
+        return dict(sorted(found.items()))
+
+    def _standing(self, checkpoint: Checkpoint) -> Standing:
+        return Standing(
+            position=checkpoint.position,
+            until=finished_until(checkpoint.location, self._starts[checkpoint.shard]),
+            stop_reason=(checkpoint.reason or "") if checkpoint.state is State.STOPPED else None,
+            counted_from=checkpoint.counted_from,
+            finished=checkpoint.finished,
+        )
 
 
-def _behind(
-    datastore: Datastore, found: Checkpoints, heads: Mapping[int, int]
-) -> Iterator[tuple[tuple[str, str, int], Checkpoint | None]]:
-    """Yields checkpoints that are before their head on any cluster, and those that are missing at the shard's home."""
-    at_home = {(name, datastore.home(shard), shard) for name in _consumers(found) for shard in heads}
-    for place in sorted(at_home | found.keys()):
-        checkpoint = found.get(place)
-        finished = 0 if checkpoint is None else checkpoint.location.added_id
-        if finished < heads.get(place[2], 0):
-            yield place, checkpoint
+def behind(found: Standings, heads: Mapping[int, int]) -> Iterator[tuple[str, int, Standing | None]]:
+    """Yields the checkpoints that are before their head on any cluster, and those that are missing at home."""
+    for (cluster, shard), one in found.items():
+        if (0 if one is None else one.until) < heads[shard]:
+            yield cluster, shard, one
 
 
-def _finished(datastore: Datastore, found: Checkpoints, heads: Mapping[int, int]) -> Counter[str]:
-    """Counts finished cells by consumer. The slowest checkpoint of each shard counts."""
-    slowest: dict[tuple[str, int], int] = {}
-    for (name, _, shard), checkpoint in found.items():
-        known = slowest.get((name, shard), heads.get(shard, 0))
-        slowest[name, shard] = min(known, checkpoint.location.added_id)
-    finished: Counter[str] = Counter()
-    for (name, _), added_id in slowest.items():
-        finished[name] += added_id
-    return finished
+def finished(found: Standings, heads: Mapping[int, int]) -> int:
+    """Counts the finished cells of all shards. The slowest checkpoint of each shard counts."""
+    slowest = dict(heads)
+    for (_, shard), one in found.items():
+        slowest[shard] = min(slowest[shard], 0 if one is None else one.until)
+    return sum(slowest.values())
 
 
-def _consumers(found: Checkpoints) -> set[str]:
-    return {name for name, _, _ in found}
-
-
-def _describe(cluster: str, checkpoint: Checkpoint | None, head: int) -> str:
-    if checkpoint is None:
+def _describe(cluster: str, one: Standing | None, head: int) -> str:
+    if one is None:
         return f"has no checkpoint on {cluster}, the head is {head}"
-    stopped = f", stopped: {checkpoint.reason}" if checkpoint.state is State.STOPPED else ""
-    return f"has finished {checkpoint.location.added_id} of {head} on {cluster}{stopped}"
+    stopped = "" if one.stop_reason is None else f", stopped: {one.stop_reason}"
+    superseded = "" if one.until == one.position.added_id else f", {one.position.location} is superseded"
+    return f"has finished {one.until} of {head} on {cluster}{superseded}{stopped}"

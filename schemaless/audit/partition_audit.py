@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from schemaless.audit.report import FindingKind, Findings, Patience
-from schemaless.audit.shard_audit import Digest, ShardComparison, digest_of
+from schemaless.audit.report import FindingKind, Findings, Patience, ShardReport
+from schemaless.audit.shard_audit import ShardComparison, fingerprint
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import decode_cell
@@ -37,6 +37,7 @@ class PartitionAudit:
         self._starts = starts
         self._findings = findings
         self._cut = cut
+        self._begun = False
         self._announced: Counter[tuple[int, GenerationStart]] = Counter()
 
     @property
@@ -72,14 +73,28 @@ class PartitionAudit:
         comparison = self._comparisons.get(cell.shard)
         if comparison is None:
             self._extra(cell.shard, f"offset {record.offset}: the shard does not belong to {self._name}")
-        elif any(
-            start.generation > cell.generation and start.starts_at <= cell.added_id
+            return
+        self._note_beginning(cell)
+        superseded_by = [
+            start
             for start in self._starts[cell.shard]
-        ):
-            comparison.report.superseded += 1
+            if start.generation > cell.generation and start.starts_at <= cell.added_id
+        ]
+        if any(self._announced[cell.shard, start] for start in superseded_by):
+            detail = f"offset {record.offset}: cell {cell.location} comes after the generation that superseded it"
+            self._extra(cell.shard, detail)
+        elif superseded_by:
+            comparison.report.superseded_by_generation[cell.generation] += 1
         else:
             self._check_envelope(record, cell)
-            comparison.take(Digest(cell.added_id, digest_of(cell)))
+            comparison.take(fingerprint(cell))
+
+    def _note_beginning(self, cell: StoredCell) -> None:
+        """Tells every shard when the first cell that the partition still holds was created."""
+        if not self._begun:
+            self._begun = True
+            for comparison in self._comparisons.values():
+                comparison.first_held_at = cell.created_at
 
     def _check_envelope(self, record: Record, cell: StoredCell) -> None:
         wrong = [
@@ -102,9 +117,15 @@ class PartitionAudit:
         except Corrupt as error:
             self._extra(-1, f"offset {record.offset}: {error}")
             return
-        start = opening.start
-        if start in self._starts.get(opening.shard, ()):
+        comparison = self._comparisons.get(opening.shard)
+        if comparison is None:
+            self._extra(opening.shard, f"offset {record.offset}: the shard does not belong to {self._name}")
+            return
+        start, starts = opening.start, self._starts[opening.shard]
+        if start in starts:
             self._announced[opening.shard, start] += 1
+        elif any(later.generation > start.generation and later.starts_at <= start.starts_at for later in starts):
+            comparison.report.superseded_by_generation[start.generation] += 1  # a restored master doesn't know it
         else:
             self._extra(opening.shard, f"offset {record.offset}: generation {opening.generation} was never opened")
 
@@ -115,10 +136,23 @@ class PartitionAudit:
                 count = self._announced[shard, start]
                 if count > 1:
                     self._extra(shard, f"generation {start.generation} is announced {count} times")
-                elif start.generation > 1 and not count and not self._cut and comparison.report.head >= start.starts_at:
+                elif start.generation > 1 and not count and self._must_hold(comparison.report, start):
                     self._findings.add(
                         FindingKind.TOPIC_MISSING, shard, f"announcement of generation {start.generation}"
                     )
+
+    def _must_hold(self, report: ShardReport, start: GenerationStart) -> bool:
+        """Returns whether the topic must hold the announcement: what it stands between is published and held.
+
+        A generation that a later one superseded as a whole may never have been seen by a tailer.
+        """
+        hidden = any(
+            later.generation > start.generation and later.starts_at <= start.starts_at
+            for later in self._starts[report.shard]
+        )
+        if hidden or report.head < start.starts_at:
+            return False
+        return not self._cut or (report.held_from is not None and report.held_from < start.starts_at)
 
     def _extra(self, shard: int, detail: str) -> None:
         self._findings.add(FindingKind.TOPIC_EXTRA, shard, detail)

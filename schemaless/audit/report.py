@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -50,7 +50,10 @@ class FindingKind(StrEnum):
     INDEX_MISSING = "missing in an index"
     INDEX_EXTRA = "extra in an index"
     INDEX_DIFFERS = "differs in an index"
+    PROGRESS_WRONG = "wrong in the progress topic"
     CHECKPOINT_BEHIND = "consumer behind"
+    CHECKPOINT_COUNT = "count of a consumer differs"
+    OTHER_HISTORY = "stands on another history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,9 @@ class Findings:
 class ShardReport:
     """One shard, up to the head that the audit fixed at its start.
 
-    `held_from` is the first added_id that the topic still holds, None when it holds none; cells before it are
-    `not_held`. `superseded` counts records of a generation that a later one has replaced (I13). `topic_end` is the
-    highest added_id in the topic, also beyond the head.
+    `held_from` is the first added_id that the topic still holds, None when it holds none. `not_held` counts the cells
+    before it that a promise says were published. `superseded_by_generation` counts records of generations that a later
+    one has replaced (I13). `topic_end` is the highest added_id in the topic, also beyond the head.
     """
 
     shard: int
@@ -100,9 +103,19 @@ class ShardReport:
     topic: int = 0
     matched: int = 0
     not_held: int = 0
-    superseded: int = 0
+    superseded_by_generation: Counter[int] = field(default_factory=Counter)
     held_from: int | None = None
     topic_end: int = 0
+
+    @property
+    def superseded(self) -> int:
+        return self.superseded_by_generation.total()
+
+    def document(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
+        counts = {name: getattr(self, name) for name in self.__slots__ if name != "superseded_by_generation"}
+        by_generation = {str(generation): count for generation, count in self.superseded_by_generation.items()}
+        return counts | {"superseded": self.superseded, "superseded_by_generation": by_generation}
 
 
 @dataclass(slots=True)
@@ -150,7 +163,7 @@ class AuditReport:
         counts = {
             f"{self.buffered} cells wait in buffers": self.buffered,
             f"{self.conflicts} conflicts recorded": self.conflicts,
-            f"{superseded} records of superseded generations": superseded,
+            f"{superseded} records of superseded generations: {self._superseded()}": superseded,
             f"{not_held} cells are older than what the topic holds: {self._beginnings()}": not_held,
             f"{self.seeks} times an operator said from where a shard is published": self.seeks,
             f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
@@ -167,13 +180,23 @@ class AuditReport:
         more = [f"{len(cut) - len(named)} more shards"] if len(cut) > len(named) else []
         return ", ".join(named + more)
 
+    def _superseded(self) -> str:
+        """Returns how many superseded records the topic has, by shard and generation."""
+        counts = [
+            f"shard {shard.shard} has {count} of generation {generation}"
+            for shard in self.shards
+            for generation, count in sorted(shard.superseded_by_generation.items())
+        ]
+        more = [f"{len(counts) - _SHARDS_NAMED_MAX} more"] if len(counts) > _SHARDS_NAMED_MAX else []
+        return ", ".join(counts[:_SHARDS_NAMED_MAX] + more)
+
     def document(self) -> dict[str, Any]:
         """Returns the report as JSON."""
         return {
             "datastore": self.datastore,
             "clean": self.clean,
             "cells": self.cells(),
-            "shards": [{name: getattr(shard, name) for name in ShardReport.__slots__} for shard in self.shards],
+            "shards": [shard.document() for shard in self.shards],
             "indexes": [{name: getattr(index, name) for name in IndexReport.__slots__} for index in self.indexes],
             "consumers": [{"name": c.name, "cells": c.cells, "finished": c.finished} for c in self.consumers],
             "findings": [{"kind": f.kind, "shard": f.shard, "detail": f.detail} for f in self.findings.named],

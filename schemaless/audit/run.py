@@ -1,7 +1,8 @@
 """audit: compares MySQL, topic, checkpoints and indexes. It knows only what is promised, and not how it is kept.
 
-It fixes the heads of all shards first, and compares everything up to them. Memory is bounded: a partition is read once,
-and its shards beside it page by page.
+It fixes the heads of all shards first, and compares everything up to them. Memory is bounded, whatever the number of
+cells: a partition is read once, with one page of each of its shards beside it, and the consumers come one by one.
+docs/audit.md has the bounds.
 """
 
 from __future__ import annotations
@@ -9,19 +10,36 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from schemaless.audit.consumer_audit import audit_consumers
+from schemaless.audit.consumer_audit import ConsumerAudit
+from schemaless.audit.history import audit_positions, finished_until
 from schemaless.audit.index_audit import IndexAudit
 from schemaless.audit.partition_audit import PartitionAudit, read_partition
-from schemaless.audit.report import FINDINGS_MAX, STALL_S, AuditReport, FindingKind, Findings, Patience, ShardReport
-from schemaless.audit.shard_audit import ShardComparison, StoredCells
+from schemaless.audit.progress_audit import ProgressRecords
+from schemaless.audit.report import (
+    FINDINGS_MAX,
+    STALL_S,
+    AuditReport,
+    ConsumerReport,
+    FindingKind,
+    Findings,
+    IndexReport,
+    Patience,
+    ShardReport,
+)
+from schemaless.audit.shard_audit import Published, ShardComparison, StoredCells
 from schemaless.bus.reader import PartitionReader
 from schemaless.location import GenerationStart
-from schemaless.storage import buffer_table, conflict_table, index_definition_table, shard_head, shard_log
-from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.storage import (
+    buffer_table,
+    conflict_table,
+    consumer_summary,
+    entity_table,
+    index_definition_table,
+    shard_head,
+    shard_log,
+)
+from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
-
-Starts = Mapping[int, Sequence[GenerationStart]]
-"""The starts of each shard's generations."""
 
 
 def audit(
@@ -37,84 +55,149 @@ def audit(
     The report names `findings_max` findings, or all. Raises StorageUnavailable or BusUnavailable when a server is
     unreachable, because nothing can be judged then.
     """
-    begun_at = time.monotonic()
-    findings = Findings(findings_max)
     with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
-        shards, starts = _fix_heads(storage, datastore)
-        foreign, seeks = _audit_topic(storage, reader, datastore, shards, starts, findings, Patience(stall_s))
-        _audit_ends(storage, datastore, shards, findings)
-        heads = {shard: report.head for shard, report in shards.items()}
-        consumers = audit_consumers(storage, datastore, heads, findings, Patience(stall_s))
-        defined = storage.master(datastore.home(0)).run(index_definition_table.all_of, datastore.name)
-        indexes = [
-            IndexAudit(storage, datastore, index.definition, heads, findings).run()
-            for index in defined.values()
-            if index.build_until is not None  # its tables exist
-        ]
-        masters = [storage.master(cluster) for cluster in topology.clusters]
+        progress = ProgressRecords(bootstrap, reader, datastore)
+        return _DatastoreAudit(storage, reader, progress, datastore, Findings(findings_max)).run(stall_s)
+
+
+class _DatastoreAudit:
+    """One audit of one datastore, from the heads that it fixes to its report."""
+
+    def __init__(
+        self,
+        storage: SyncStorage,
+        reader: PartitionReader,
+        progress: ProgressRecords,
+        datastore: Datastore,
+        findings: Findings,
+    ) -> None:
+        self._begun_at = time.monotonic()
+        self._storage = storage
+        self._reader = reader
+        self._progress = progress
+        self._datastore = datastore
+        self._findings = findings
+        self._foreign = self._seeks = 0
+        self._reports: dict[int, ShardReport] = {}
+        self._starts: dict[int, Sequence[GenerationStart]] = {}
+
+    def run(self, stall_s: float) -> AuditReport:
+        storage, name = self._storage, self._datastore.name
+        self._fix_heads()
+        patience = Patience(stall_s)
+        for partition in range(self._datastore.partitions):
+            self._audit_partition(partition, patience)
+        self._audit_ends()
+        consumers, indexes = self._audit_consumers(Patience(stall_s)), self._audit_indexes()
+        masters = [storage.master(cluster) for cluster in storage.topology.clusters]
         waiting = [
             count
             for master in masters
-            for (name, _), count in master.run(buffer_table.depths).items()
-            if name == datastore.name
+            for (waiting_in, _), count in master.run(buffer_table.depths).items()
+            if waiting_in == name
         ]
         return AuditReport(
-            datastore=datastore.name,
-            shards=list(shards.values()),
+            datastore=name,
+            shards=list(self._reports.values()),
             indexes=indexes,
             consumers=consumers,
-            findings=findings,
+            findings=self._findings,
             buffered=sum(waiting),
-            conflicts=sum(master.run(conflict_table.count, datastore.name) for master in masters),
-            foreign_records=foreign,
-            seeks=seeks,
-            seconds=time.monotonic() - begun_at,
+            conflicts=sum(master.run(conflict_table.count, name) for master in masters),
+            foreign_records=self._foreign,
+            seeks=self._seeks,
+            seconds=time.monotonic() - self._begun_at,
         )
 
+    def _fix_heads(self) -> None:
+        for shard in range(self._datastore.shards):
+            head, self._starts[shard] = self._home(shard).run(shard_head.history, self._datastore.name, shard)
+            self._reports[shard] = ShardReport(shard, head.generation, head.added_id)
 
-def _fix_heads(storage: SyncStorage, datastore: Datastore) -> tuple[dict[int, ShardReport], Starts]:
-    reports, starts = {}, {}
-    for shard in range(datastore.shards):
-        master = storage.master(datastore.home(shard))
-        head, starts[shard] = master.run(shard_head.history, datastore.name, shard)
-        reports[shard] = ShardReport(shard, head.generation, head.added_id)
-    return reports, starts
-
-
-def _audit_topic(
-    storage: SyncStorage,
-    reader: PartitionReader,
-    datastore: Datastore,
-    reports: Mapping[int, ShardReport],
-    starts: Starts,
-    findings: Findings,
-    patience: Patience,
-) -> tuple[int, int]:
-    """Audits all partitions. Returns how many records are not ours, and how many are an operator's seeks."""
-    foreign = seeks = 0
-    for partition in range(datastore.partitions):
-        cut = reader.committed_span(datastore.topic, partition).low > 0
+    def _audit_partition(self, partition: int, patience: Patience) -> None:
+        datastore, starts, findings = self._datastore, self._starts, self._findings
+        cut = self._reader.committed_span(datastore.topic, partition).low > 0
+        published = self._published(partition)  # read after the cut was seen, so it counts all that was cut off
         shards = datastore.shards_of_partition(partition)
         comparisons = {}
         for shard in shards:
-            master = storage.master(datastore.home(shard))
-            stored = StoredCells(master, datastore, reports[shard], starts[shard], findings, shards_beside=len(shards))
-            comparisons[shard] = ShardComparison(reports[shard], iter(stored), findings, cut=cut)
+            report = self._reports[shard]
+            stored = StoredCells(
+                self._home(shard), datastore, report, starts[shard], findings, shards_beside=len(shards)
+            )
+            promise = Published(published.get(shard)) if cut else None
+            comparisons[shard] = ShardComparison(report, iter(stored), findings, promise)
         one = PartitionAudit(datastore, partition, comparisons, starts, findings, cut=cut)
-        read_partition(reader, datastore, partition, one, patience)
-        foreign += one.foreign
-        seeks += one.seeks
-    return foreign, seeks
+        read_partition(self._reader, datastore, partition, one, patience)
+        self._audit_lost_offsets(partition, sum(self._reports[shard].not_held for shard in shards))
+        self._foreign += one.foreign
+        self._seeks += one.seeks
 
+    def _audit_lost_offsets(self, partition: int, not_held: int) -> None:
+        """Reports cells that are said to have been in the topic, if more are than offsets are gone from it.
 
-def _audit_ends(
-    storage: SyncStorage, datastore: Datastore, reports: Mapping[int, ShardReport], findings: Findings
-) -> None:
-    """Reports cells and records beyond a head that is read after them: a lost or restored head leaves such."""
-    for shard, report in reports.items():
-        stored, head = storage.master(datastore.home(shard)).run(shard_log.ends, datastore, shard)
-        if stored > head:
-            findings.add(FindingKind.MYSQL_WRONG, shard, f"there are cells up to {stored}, beyond the head {head}")
-        if report.topic_end > head:
-            detail = f"there are records up to {report.topic_end}, beyond the head {head}"
-            findings.add(FindingKind.TOPIC_EXTRA, shard, detail, count=report.topic_end - head)
+        Each cell had an offset of its own. So a progress record that somebody moved too far hides no cells.
+        """
+        gone = self._reader.committed_span(self._datastore.topic, partition).low
+        if not_held > gone:
+            detail = (
+                f"progress counts {not_held} cells that {self._datastore.topic} [{partition}] doesn't hold, and the"
+                f" topic has lost {gone} offsets"
+            )
+            self._findings.add(FindingKind.TOPIC_MISSING, -1, detail, count=not_held - gone)
+
+    def _published(self, partition: int) -> Mapping[int, int]:
+        """Returns up to which added_id each shard was published, for shards whose progress record counts.
+
+        A record that is on another history promises nothing (I16).
+        """
+        positions = self._progress.read(partition, self._findings)
+        wrong = audit_positions(
+            self._storage, self._datastore, "progress", positions.values(), self._starts, self._findings
+        )
+        return {
+            shard: finished_until(position.location, self._starts[shard])
+            for shard, position in positions.items()
+            if shard not in wrong
+        }
+
+    def _audit_ends(self) -> None:
+        """Reports cells and records beyond a head that is read after them: a lost or restored head leaves such.
+
+        The unique key of a shard's table keeps a cell from being there twice. Without the key nothing does.
+        """
+        for shard, report in self._reports.items():
+            if not self._home(shard).run(entity_table.has_unique_key, self._datastore, shard):
+                detail = "the unique key is gone, so a cell may be there twice"
+                self._findings.add(FindingKind.MYSQL_WRONG, shard, detail)
+            stored, head = self._home(shard).run(shard_log.ends, self._datastore, shard)
+            if stored > head:
+                detail = f"there are cells up to {stored}, beyond the head {head}"
+                self._findings.add(FindingKind.MYSQL_WRONG, shard, detail)
+            if report.topic_end > head:
+                detail = f"there are records up to {report.topic_end}, beyond the head {head}"
+                self._findings.add(FindingKind.TOPIC_EXTRA, shard, detail, count=report.topic_end - head)
+
+    def _audit_consumers(self, patience: Patience) -> list[ConsumerReport]:
+        masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
+        names = {name for master in masters for name in master.run(consumer_summary.names, self._datastore.name)}
+        return [
+            ConsumerAudit(self._storage, self._datastore, name, self._heads(), self._starts, self._findings).run(
+                patience
+            )
+            for name in sorted(names)
+        ]
+
+    def _audit_indexes(self) -> list[IndexReport]:
+        defined = self._home(0).run(index_definition_table.all_of, self._datastore.name)
+        return [
+            IndexAudit(self._storage, self._datastore, index.definition, self._heads(), self._findings).run()
+            for index in defined.values()
+            if index.build_until is not None  # its tables exist
+        ]
+
+    def _heads(self) -> dict[int, int]:
+        return {shard: report.head for shard, report in self._reports.items()}
+
+    def _home(self, shard: int) -> SyncNode:
+        return self._storage.master(self._datastore.home(shard))

@@ -27,19 +27,43 @@ CELLS_BESIDE_MAX = 100_000  # digests held for all shards of a partition
 PAGE_BYTES = 8 << 20
 
 
-class Digest(msgspec.Struct, frozen=True, gc=False):
-    """A cell's place, and a hash of all that its record holds."""
+class Fingerprint(msgspec.Struct, frozen=True, gc=False):
+    """A cell's place, and a hash of all that its record holds. `created_at` is in microseconds since the epoch."""
 
     added_id: int
+    created_at: int
     hash: bytes
 
 
-def digest_of(cell: StoredCell) -> bytes:
-    return blake2b(encode_record(cell), digest_size=16).digest()
+def fingerprint(cell: StoredCell) -> Fingerprint:
+    """Returns the fingerprint of a cell: another shard, generation, added_id, time, key or body changes it."""
+    return Fingerprint(cell.added_id, cell.created_at, blake2b(encode_record(cell), digest_size=16).digest())
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What is promised to have been published of a shard, for a partition whose beginning is gone.
+
+    `until` is the added_id of the shard's progress record. None: there is no record that counts.
+    """
+
+    until: int | None
+
+    def covers(self, cell: Fingerprint, first_held_at: int | None) -> bool:
+        """Returns whether the cell was published, so that the topic held it once.
+
+        Progress moves in the transaction that publishes a cell, so a record says it exactly. Without one, a cell that
+        is older than the partition's first record, created at `first_held_at`, is taken to have been published.
+        """
+        if self.until is not None:
+            return cell.added_id <= self.until
+        return first_held_at is not None and cell.created_at < first_held_at
 
 
 class StoredCells:
-    """Iterates over the digests of a shard up to the head of its report, and adds findings for broken promises."""
+    """Iterates over the fingerprints of a shard up to the head of its report, and adds findings for broken promises.
+
+    It holds one page of fingerprints. The bodies of a page are let go before the next cell is asked for.
+    """
 
     def __init__(
         self,
@@ -57,39 +81,40 @@ class StoredCells:
         self._starts = starts
         self._findings = findings
         self._page_cells = max(PAGE_CELLS_MIN, min(PAGE_CELLS_MAX, CELLS_BESIDE_MAX // shards_beside))
-        self._last: StoredCell | None = None
+        self._last: Fingerprint | None = None
 
-    def __iter__(self) -> Iterator[Digest]:
+    def __iter__(self) -> Iterator[Fingerprint]:
         after = 0
         while after < self._report.head:
             page = self._page(after)
-            for cell in page:
-                self._check(cell, after)
-                after = cell.added_id
-            yield from [Digest(cell.added_id, digest_of(cell)) for cell in page]
             if not page:
                 break
+            after = page[-1].added_id
+            yield from page
         if after < self._report.head:
             self._missing(after + 1, self._report.head)
 
-    def _page(self, after: int) -> list[StoredCell]:
+    def _page(self, after: int) -> list[Fingerprint]:
+        """Reads and checks the cells that follow."""
         wanted = [LogRange(self._report.shard, after, min(self._page_cells, self._report.head - after))]
         (cells,) = self._node.run(shard_log.read, self._datastore, wanted, PAGE_BYTES)
-        return [cell for cell in cells if cell.added_id <= self._report.head]
+        return [self._check(cell) for cell in cells if cell.added_id <= self._report.head]
 
-    def _check(self, cell: StoredCell, after: int) -> None:
+    def _check(self, cell: StoredCell) -> Fingerprint:
         self._report.mysql += 1
-        if cell.added_id != after + 1:
-            self._missing(after + 1, cell.added_id - 1)
-        if self._last is not None and cell.created_at < self._last.created_at:
-            self._wrong(f"cell {cell.added_id} was created before cell {self._last.added_id}")
+        before = self._last or Fingerprint(0, 0, b"")
+        if cell.added_id != before.added_id + 1:
+            self._missing(before.added_id + 1, cell.added_id - 1)
+        if cell.created_at < before.created_at:
+            self._wrong(f"cell {cell.added_id} was created before cell {before.added_id}")
         starts = self._starts  # the audit judges generations by itself
         generation = max((start.generation for start in starts if start.starts_at <= cell.added_id), default=0)
         if cell.generation != generation:
             self._wrong(f"cell {cell.added_id} is of generation {cell.generation}")
         if shard_of(cell.row_key, self._datastore.shards) != self._report.shard:
             self._wrong(f"cell {cell.added_id} ({cell.key}) belongs to another shard")
-        self._last = cell
+        self._last = fingerprint(cell)
+        return self._last
 
     def _missing(self, first: int, last: int) -> None:
         named = f"cell {first}" if first == last else f"cells {first} to {last}"
@@ -102,24 +127,29 @@ class StoredCells:
 class ShardComparison:
     """Compares a shard's records with `stored`, its cells in MySQL up to the head. Pure.
 
-    `cut` says that the topic has lost its beginning.
+    `published` is None for a partition that has its beginning: then the topic must hold every cell. `first_held_at` is
+    when the partition's first record was created, in microseconds since the epoch, once it was read.
     """
 
-    def __init__(self, report: ShardReport, stored: Iterator[Digest], findings: Findings, *, cut: bool) -> None:
+    def __init__(
+        self, report: ShardReport, stored: Iterator[Fingerprint], findings: Findings, published: Published | None
+    ) -> None:
         self.report = report
+        self.first_held_at: int | None = None
         self._stored = stored
         self._findings = findings
-        self._cut = cut
-        self._next: Digest | None = None
+        self._published = published
+        self._next: Fingerprint | None = None
         self._begun = False
         self._last = 0
 
     @property
     def complete(self) -> bool:
-        """True if the topic has brought everything up to the head."""
-        return self._last >= self.report.head
+        """True if the topic has brought everything up to the head, or held it once and has nothing left."""
+        once = self._published.until if self._published is not None and self._last == 0 else None
+        return max(self._last, once or 0) >= self.report.head
 
-    def take(self, record: Digest) -> None:
+    def take(self, record: Fingerprint) -> None:
         """Takes the shard's next record in the topic."""
         report = self.report
         report.topic_end = max(report.topic_end, record.added_id)
@@ -145,15 +175,22 @@ class ShardComparison:
     def finish(self) -> None:
         """Ends the comparison: the cells that are left in MySQL are missing in the topic."""
         self._skip_to(self.report.head + 1)
+        report = self.report
+        if self._published is not None and self._published.until is None and report.head and report.held_from is None:
+            detail = "nothing shows how much was published: the topic's beginning and the progress record are gone"
+            self._found(FindingKind.PROGRESS_WRONG, detail)
 
     def _skip_to(self, added_id: int) -> None:
-        """Skips cells of MySQL before `added_id`, which the topic does not hold."""
+        """Skips cells of MySQL before `added_id`, which the topic does not hold.
+
+        They were held once only if they are before every record of the shard, and a promise says so.
+        """
         if not self._begun:
             self._begun = True
             self._advance()
-        not_held = self._cut and self._last == 0
+        published = self._published if self._last == 0 else None
         while self._next is not None and self._next.added_id < added_id:
-            if not_held:
+            if published is not None and published.covers(self._next, self.first_held_at):
                 self.report.not_held += 1
             else:
                 self._found(FindingKind.TOPIC_MISSING, f"cell {self._next.added_id}")

@@ -190,6 +190,18 @@ def rows_changed_since(
     return {row_key for (row_key,) in rows}
 
 
+def has_unique_key(datastore: Datastore, shard: int) -> Operation[bool]:
+    """Returns whether the table still has the unique key that I1 rests on."""
+    rows = yield from query(
+        sql(
+            "SELECT column_name FROM information_schema.statistics WHERE table_schema = %s AND table_name = 'entity'"
+            " AND index_name = 'cell' AND non_unique = 0 ORDER BY seq_in_index",
+            datastore.database(shard),
+        )
+    )
+    return [name for (name,) in rows] == ["row_key", "column_name", "ref_key"]
+
+
 def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
     """Finds under the locks which cells exist, and inserts the others."""
     heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))

@@ -4,8 +4,10 @@ import json
 import os
 import uuid
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from schemaless.__main__ import app
@@ -19,19 +21,33 @@ from schemaless.codec import encode_body, encode_record
 from schemaless.errors import NotFound
 from schemaless.index.definition import parse_definition
 from schemaless.index.transition import IndexWrite, index_writes
-from schemaless.location import Location
-from schemaless.position import Position
+from schemaless.location import GenerationStart, Location
+from schemaless.position import Position, position_of
 from schemaless.sharding import shard_of
-from schemaless.storage import buffer_table, checkpoint_table, index_definition_table, index_table, shard_log
+from schemaless.storage import (
+    buffer_table,
+    checkpoint_table,
+    index_definition_table,
+    index_table,
+    shard_head,
+    shard_log,
+)
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.checkpoint_table import Move
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.shard_log import LogRange
-from tests.log_harness import new_cell, put, run_sql
+from tests.log_harness import new_cell, put, restore, run_sql
+from tests.topic_harness import announce, delete_before
 
 pytestmark = pytest.mark.storage
 
 CELLS = 6
+MISSING, WRONG = FindingKind.MYSQL_MISSING, FindingKind.MYSQL_WRONG
+UNPUBLISHED, EXTRA, DIFFERS = FindingKind.TOPIC_MISSING, FindingKind.TOPIC_EXTRA, FindingKind.TOPIC_DIFFERS
+PROGRESS, OTHER = FindingKind.PROGRESS_WRONG, FindingKind.OTHER_HISTORY
+BEHIND, COUNT = FindingKind.CHECKPOINT_BEHIND, FindingKind.CHECKPOINT_COUNT
+BILLING = "trigger:billing"
+SHARD_0_OF_BILLING = f"consumer = '{BILLING}' AND shard = 0"
 
 
 @pytest.fixture
@@ -86,83 +102,6 @@ def test_a_whole_datastore_is_clean(audited, publish):
     report = audited()
     assert (found(report), report.warnings, report.clean) == ([], [], True)
     assert report.cells() == {"head": 12, "mysql": 12, "topic": 12, "matched": 12, "not_held": 0, "superseded": 0}
-
-
-def test_a_deleted_row_is_named(audited, publish, storage, datastore):
-    """Missing in MySQL, and its record in the topic belongs to nothing."""
-    publish()
-    run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id = 3")
-    assert found(audited()) == [
-        (FindingKind.MYSQL_MISSING, 0, "cell 3"),
-        (FindingKind.TOPIC_EXTRA, 0, "cell 3 is not in MySQL"),
-    ]
-
-
-def test_rows_deleted_at_the_end_are_named(audited, publish, storage, datastore):
-    """The head tells how many there were."""
-    publish()
-    run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id > 4")
-    report = audited()
-    assert (FindingKind.MYSQL_MISSING, 0, "cells 5 to 6") in found(report)
-    assert report.findings.counts[FindingKind.MYSQL_MISSING] == 2
-
-
-def test_an_altered_body_is_named(audited, publish, storage, datastore):
-    """Another content under the same added_id."""
-    publish()
-    body = encode_body({"n": "altered"}).hex()
-    run_sql(storage.master("a"), f"UPDATE {datastore.database(0)}.entity SET body = x'{body}' WHERE added_id = 2")
-    assert found(audited()) == [(FindingKind.TOPIC_DIFFERS, 0, "cell 2 has another content than in MySQL")]
-
-
-@pytest.mark.parametrize(
-    ("damage", "detail"),
-    [
-        ("created_at = created_at - INTERVAL 1 DAY", "cell 4 was created before cell 3"),
-        ("generation = 2", "cell 4 is of generation 2"),
-    ],
-)
-def test_a_log_out_of_order_is_named(audited, publish, storage, datastore, damage, detail):
-    """created_at never decreases (I4), a generation lasts until the next one starts (I13)."""
-    run_sql(storage.master("a"), f"UPDATE {datastore.database(0)}.entity SET {damage} WHERE added_id = 4")
-    publish(lambda cells: [c for c in cells if c.added_id < 4])
-    assert (FindingKind.MYSQL_WRONG, 0, detail) in found(audited())
-
-
-def test_a_cell_of_another_shard_is_named(audited, publish, storage, datastore):
-    """A row key has one shard for ever (I2)."""
-    stray = new_cell(datastore, shard=1).key.row_key.hex()
-    run_sql(storage.master("a"), f"UPDATE {datastore.database(0)}.entity SET row_key = x'{stray}' WHERE added_id = 1")
-    publish()
-    ((kind, shard, detail),) = found(audited())
-    assert (kind, shard) == (FindingKind.MYSQL_WRONG, 0)
-    assert detail.endswith("belongs to another shard")
-
-
-def test_what_a_restored_head_leaves_is_named(audited, publish, storage, datastore):
-    """MySQL lost its last cells, or only the head's last moves: nothing may lie beyond a head."""
-    publish()
-    behind = f"UPDATE schemaless.shard_head SET head = 4 WHERE datastore = '{datastore.name}' AND shard = 0"
-    run_sql(storage.master("a"), behind)
-    in_topic = (FindingKind.TOPIC_EXTRA, 0, "there are records up to 6, beyond the head 4")
-    assert found(audited()) == [(FindingKind.MYSQL_WRONG, 0, "there are cells up to 6, beyond the head 4"), in_topic]
-    run_sql(storage.master("a"), f"DELETE FROM {datastore.database(0)}.entity WHERE added_id > 4")
-    assert found(audited()) == [in_topic]
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda cells: cells[:2] + cells[3:], [(FindingKind.TOPIC_MISSING, 0, "cell 3")]),
-        (lambda cells: cells[:3] + cells[2:], [(FindingKind.TOPIC_EXTRA, 0, "cell 3 comes again, or after cell 3")]),
-        (lambda cells: cells[:-1], [(FindingKind.TOPIC_MISSING, 0, "cell 6")]),
-    ],
-    ids=["dropped", "repeated", "late"],
-)
-def test_a_topic_that_differs_is_named(audited, publish, change, expected):
-    """A record dropped, repeated, or still missing after the time for waiting is over."""
-    publish(change)
-    assert found(audited()) == expected
 
 
 def test_records_that_break_the_contract_are_named(audited, publish, stored, kafka, datastore):
@@ -220,9 +159,8 @@ INDEX = parse_definition(
 )
 
 
-@pytest.fixture
-def indexed(storage, datastore, stored):
-    """An index over all cells, as its maintainer leaves it."""
+def build_index(storage, datastore, stored):
+    """An index over all cells, as its maintainer leaves it: its entries, by row key."""
     cells = {shard: stored(shard) for shard in (0, 1)}
     heads = [Position(shard, 1, CELLS) for shard in (0, 1)]
     for cluster in ("a", "b"):
@@ -237,6 +175,11 @@ def indexed(storage, datastore, stored):
     return {write.row_key: write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard])}
 
 
+@pytest.fixture
+def indexed(storage, datastore, stored):
+    return build_index(storage, datastore, stored)
+
+
 def test_a_whole_index_is_clean(audited, publish, indexed):
     """Every row's entry, in the shard of its shard field."""
     publish()
@@ -246,24 +189,312 @@ def test_a_whole_index_is_clean(audited, publish, indexed):
     assert (index.expected, index.found, index.matched) == (12, 12, 12)
 
 
-def test_damages_of_an_index_are_named(audited, publish, indexed, storage, datastore):
-    """An entry missing, one altered, one where its row has none."""
-    publish()
-    gone, altered, moved = [write for write in indexed.values() if write.shard == 0][:3]
-    node, table = storage.master("a"), f"{datastore.database(0)}.index_{INDEX.name}"
-    run_sql(node, f"DELETE FROM {table} WHERE row_key = x'{gone.row_key.hex()}'")
-    run_sql(node, f"UPDATE {table} SET n = n + 1000 WHERE row_key = x'{altered.row_key.hex()}'")
-    stray = IndexWrite(1, moved.row_key, moved.version, moved.entry)
-    run_sql(storage.master("b"), index_table.upserts(datastore, INDEX, [stray]))
+class Site:
+    """A published datastore, ready to be damaged. `entity` and `index` are tables of shard 0, on cluster a."""
 
-    def row(write):
-        return f"index by_n: row {row_key_text(write.row_key)}"
+    def __init__(self, kafka, storage, datastore, stored, publish) -> None:
+        self.kafka, self.storage, self.datastore = kafka, storage, datastore
+        self.stored, self.publish = stored, publish
+        self.entity = f"{datastore.database(0)}.entity"
+        self.index = f"{datastore.database(0)}.index_{INDEX.name}"
 
-    assert set(found(audited())) == {
-        (FindingKind.INDEX_MISSING, 0, row(gone)),
-        (FindingKind.INDEX_DIFFERS, 0, row(altered)),
-        (FindingKind.INDEX_EXTRA, 1, row(moved)),
-    }
+    def sql(self, text, cluster="a"):
+        run_sql(self.storage.master(cluster), text)
+
+    def indexed_in(self, shard):
+        """Builds the index, and returns an entry of a shard's table."""
+        entries = build_index(self.storage, self.datastore, self.stored)
+        return next(write for write in entries.values() if write.shard == shard)
+
+    def make_checkpoints(self, consumer, **other):
+        """Makes checkpoints at the heads of both shards, with their digests. `other` changes the one of shard 0."""
+        for shard in (0, 1):
+            at = msgspec.structs.replace(position_of(self.stored(shard)[-1]), **({} if shard else other))
+            node = self.storage.master(self.datastore.home(shard))
+            node.run(checkpoint_table.make, self.datastore.name, consumer, [at])
+
+    def open_generation(self, starts_at):
+        """Opens generation 2 of shard 0, as an operator does after a restore."""
+        node = self.storage.master(self.datastore.home(0))
+        node.run(shard_head.open_generation, self.datastore, 0, GenerationStart(2, starts_at))
+
+    def announce(self, starts_at, generation=2):
+        announce(self.kafka, self.datastore, 0, GenerationStart(generation, starts_at))
+
+    def publish_again(self, cells):
+        log = PartitionLog(self.kafka, self.datastore, 0, transaction_timeout_s=20)
+        log.open()
+        log.publish(cells)
+        log.close()
+
+    def lose_progress_and_beginning(self):
+        """Shard 0's records are cut off, and with them the progress of both shards."""
+        admin = AdminClient({"bootstrap.servers": self.kafka})
+        delete_before(self.kafka, self.datastore, CELLS + 1)  # the marker of the first transaction, too
+        admin.delete_topics([self.datastore.progress_topic])[self.datastore.progress_topic].result()
+
+
+@pytest.fixture
+def site(kafka, storage, datastore, stored, publish):
+    return Site(kafka, storage, datastore, stored, publish)
+
+
+def delete_a_row(site):
+    site.publish()
+    site.sql(f"DELETE FROM {site.entity} WHERE added_id = 3")
+    return [(MISSING, "cell 3"), (EXTRA, "cell 3 is not in MySQL")]
+
+
+def delete_the_last_rows(site):
+    site.publish()
+    site.sql(f"DELETE FROM {site.entity} WHERE added_id > 4")
+    lost = [(EXTRA, "cell 5 is not in MySQL"), (EXTRA, "cell 6 is not in MySQL"), (MISSING, "cells 5 to 6")]
+    return [*lost, (OTHER, "progress is at 1:6, where MySQL has no cell")]
+
+
+def change_a_body(site):
+    site.publish()
+    site.sql(f"UPDATE {site.entity} SET body = x'{encode_body({'n': 'altered'}).hex()}' WHERE added_id = 2")
+    return [(DIFFERS, "cell 2 has another content than in MySQL")]
+
+
+def insert_a_row_twice(site):
+    """Under the next added_id, published like any other, with a head that counts it."""
+    columns = "generation, row_key, column_name, ref_key, body"
+    site.sql(f"ALTER TABLE {site.entity} DROP KEY cell")
+    site.sql(
+        f"INSERT INTO {site.entity} (added_id, {columns}, created_at)"
+        f" SELECT 7, {columns}, UTC_TIMESTAMP(6) FROM {site.entity} WHERE added_id = 3"
+    )
+    site.sql(f"UPDATE schemaless.shard_head SET head = 7 WHERE datastore = '{site.datastore.name}' AND shard = 0")
+    site.publish()
+    return [(WRONG, "the unique key is gone, so a cell may be there twice")]
+
+
+def insert_a_row_by_hand(site):
+    site.publish()
+    site.sql(
+        f"INSERT INTO {site.entity} SELECT 7, generation, row_key, column_name, 2, body, created_at"
+        f" FROM {site.entity} WHERE added_id = 3"
+    )
+    return [(WRONG, "there are cells up to 7, beyond the head 6")]
+
+
+def change_a_generation(site):
+    site.publish()
+    site.sql(f"UPDATE {site.entity} SET generation = 2 WHERE added_id = 4")
+    return [(WRONG, "cell 4 is of generation 2"), (DIFFERS, "cell 4 has another content than in MySQL")]
+
+
+def set_a_time_back(site):
+    site.publish()
+    site.sql(f"UPDATE {site.entity} SET created_at = created_at - INTERVAL 1 DAY WHERE added_id = 4")
+    return [(WRONG, "cell 4 was created before cell 3"), (DIFFERS, "cell 4 has another content than in MySQL")]
+
+
+def move_a_row_to_another_shard(site):
+    stray = new_cell(site.datastore, shard=1).key
+    site.sql(f"UPDATE {site.entity} SET row_key = x'{stray.row_key.hex()}' WHERE added_id = 6")
+    site.publish()
+    return [(WRONG, f"cell 6 ({row_key_text(stray.row_key)}/BASE/1) belongs to another shard")]
+
+
+def restore_a_head(site):
+    site.publish()
+    site.sql(f"UPDATE schemaless.shard_head SET head = 4 WHERE datastore = '{site.datastore.name}' AND shard = 0")
+    beyond = "beyond the head 4"
+    return [(WRONG, f"there are cells up to 6, {beyond}"), (EXTRA, f"there are records up to 6, {beyond}")]
+
+
+def leave_a_hole_in_the_topic(site):
+    site.publish(lambda cells: cells[:2] + cells[3:])
+    return [(UNPUBLISHED, "cell 3")]
+
+
+def repeat_a_record(site):
+    site.publish(lambda cells: cells[:3] + cells[2:])
+    return [(EXTRA, "cell 3 comes again, or after cell 3")]
+
+
+def publish_all_but_the_last(site):
+    site.publish(lambda cells: cells[:-1])
+    return [(UNPUBLISHED, "cell 6")]
+
+
+def publish_a_cell_that_mysql_lacks(site):
+    site.publish()
+    last = site.stored(0)[-1]
+    site.publish_again([msgspec.structs.replace(last, added_id=7)])
+    beyond = (EXTRA, "there are records up to 7, beyond the head 6")
+    return [beyond, (OTHER, "progress is at 1:7, where MySQL has no cell")]
+
+
+def move_a_checkpoint_beyond_the_head(site):
+    site.publish()
+    site.make_checkpoints(BILLING)
+    site.sql(f"UPDATE schemaless.checkpoint SET added_id = 9, finished = 3 WHERE {SHARD_0_OF_BILLING}")
+    return [(OTHER, "the checkpoint of trigger:billing on a is at 1:9, where MySQL has no cell")]
+
+
+def skip_a_cell(site):
+    """A checkpoint at the head, of a program that finished one cell less."""
+    site.publish()
+    site.make_checkpoints(BILLING)
+    site.sql(f"UPDATE schemaless.checkpoint SET counted_from = 2, finished = 3 WHERE {SHARD_0_OF_BILLING}")
+    return [(COUNT, "trigger:billing went from 2 to 6 on a and finished 3 cells")]
+
+
+def lose_a_count(site):
+    site.publish()
+    site.make_checkpoints(BILLING)
+    site.sql(f"UPDATE schemaless.checkpoint SET finished = NULL WHERE {SHARD_0_OF_BILLING}")
+    return [(COUNT, "trigger:billing went from 6 to 6 on a without a count of finished cells")]
+
+
+def finish_another_cell(site):
+    """A checkpoint at the head, behind another cell than the one that MySQL has there."""
+    site.publish()
+    site.make_checkpoints(BILLING, digest=1)
+    at = "the checkpoint of trigger:billing on a is at 1:6"
+    return [(OTHER, f"{at} of another history: MySQL has another cell there")]
+
+
+def restore_a_master(site):
+    """Two cells are lost, and three others have taken their place: the head is beyond all that anybody knew."""
+    site.publish()
+    site.make_checkpoints(BILLING)
+    restore(site.storage.master("a"), site.datastore, 0, kept=4)
+    put(site.storage, site.datastore, [new_cell(site.datastore, shard=0) for _ in range(3)])
+    other = "of another history: MySQL has another cell there"
+    return [
+        (DIFFERS, "cell 5 has another content than in MySQL"),
+        (DIFFERS, "cell 6 has another content than in MySQL"),
+        (UNPUBLISHED, "cell 7"),
+        (BEHIND, "trigger:billing has finished 6 of 7 on a"),
+        (OTHER, f"progress is at 1:6 {other}"),
+        (OTHER, f"the checkpoint of trigger:billing on a is at 1:6 {other}"),
+    ]
+
+
+def leave_a_checkpoint_in_a_former_generation(site):
+    """At 1:9, with generation 2 from 5: two cells were not finished, although 6 is below 9."""
+    site.publish()
+    site.make_checkpoints(BILLING, added_id=9)
+    site.open_generation(5)
+    site.announce(5)
+    site.publish_again(site.stored(0)[4:])
+    return [(BEHIND, "trigger:billing has finished 4 of 6 on a, 1:9 is superseded")]
+
+
+def publish_a_superseded_cell(site):
+    """It comes after the announcement of the generation that superseded it."""
+    site.publish()
+    late = site.stored(0)[-1]
+    site.open_generation(5)
+    site.announce(5)
+    site.publish_again([late, *site.stored(0)[4:]])
+    offset = 2 * CELLS + 2 + 2  # behind two transactions, the announcement, and a marker of each
+    return [(EXTRA, f"offset {offset}: cell 1:6 comes after the generation that superseded it")]
+
+
+def announce_no_generation(site):
+    site.publish()
+    site.open_generation(5)
+    site.publish_again(site.stored(0)[4:])
+    return [(UNPUBLISHED, "announcement of generation 2")]
+
+
+def announce_a_generation_twice(site):
+    site.publish()
+    site.open_generation(5)
+    site.announce(5)
+    site.announce(5)
+    site.publish_again(site.stored(0)[4:])
+    return [(EXTRA, "generation 2 is announced 2 times")]
+
+
+def lose_progress_and_the_beginning(site):
+    """All that is left are the records of shard 1. A cell that was written later was never published."""
+    site.publish()
+    site.lose_progress_and_beginning()
+    put(site.storage, site.datastore, [new_cell(site.datastore, shard=0)])
+    nothing = "nothing shows how much was published: the topic's beginning and the progress record are gone"
+    return [(PROGRESS, nothing), (UNPUBLISHED, "cell 7")]
+
+
+def delete_an_entry(site):
+    site.publish()
+    gone = site.indexed_in(0).row_key
+    site.sql(f"DELETE FROM {site.index} WHERE row_key = x'{gone.hex()}'")
+    return [(FindingKind.INDEX_MISSING, f"index by_n: row {row_key_text(gone)}")]
+
+
+def make_an_entry_stale(site):
+    site.publish()
+    stale = site.indexed_in(0).row_key
+    site.sql(f"UPDATE {site.index} SET n = n + 1000 WHERE row_key = x'{stale.hex()}'")
+    return [(FindingKind.INDEX_DIFFERS, f"index by_n: row {row_key_text(stale)}")]
+
+
+def write_a_ghost(site):
+    """An entry of a row that belongs into the table of the other shard."""
+    site.publish()
+    ghost = site.indexed_in(1)
+    stray = IndexWrite(0, ghost.row_key, ghost.version, ghost.entry)
+    site.sql(index_table.upserts(site.datastore, INDEX, [stray]))
+    return [(FindingKind.INDEX_EXTRA, f"index by_n: row {row_key_text(ghost.row_key)}")]
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        delete_a_row,
+        delete_the_last_rows,
+        change_a_body,
+        insert_a_row_twice,
+        insert_a_row_by_hand,
+        change_a_generation,
+        set_a_time_back,
+        move_a_row_to_another_shard,
+        restore_a_head,
+        leave_a_hole_in_the_topic,
+        repeat_a_record,
+        publish_all_but_the_last,
+        publish_a_cell_that_mysql_lacks,
+        move_a_checkpoint_beyond_the_head,
+        skip_a_cell,
+        lose_a_count,
+        finish_another_cell,
+        restore_a_master,
+        leave_a_checkpoint_in_a_former_generation,
+        publish_a_superseded_cell,
+        announce_no_generation,
+        announce_a_generation_twice,
+        lose_progress_and_the_beginning,
+        delete_an_entry,
+        make_an_entry_stale,
+        write_a_ghost,
+    ],
+)
+def test_planted_damage_is_named(site, audited, plant):
+    """Each kind of damage is found in shard 0, by its cell or row, and nothing else is."""
+    expected = plant(site)
+    assert sorted(found(audited())) == sorted((kind, 0, detail) for kind, detail in expected)
+
+
+def test_progress_beyond_what_the_topic_lost_is_named(site, audited):
+    """One cell of shard 0 was published and is cut off. Progress that was moved to its head covers no more than that,
+    and the marker behind it.
+    """
+    site.publish(lambda cells: cells[:1])
+    delete_before(site.kafka, site.datastore, 2)
+    log = PartitionLog(site.kafka, site.datastore, 0, transaction_timeout_s=20)
+    log.seek([position_of(site.stored(0)[-1])])
+    log.close()
+    name = f"{site.datastore.topic} [0]"
+    detail = f"progress counts {CELLS} cells that {name} doesn't hold, and the topic has lost 2 offsets"
+    report = audited()
+    assert (found(report), report.findings.total) == ([(UNPUBLISHED, -1, detail)], 4)
 
 
 def test_a_row_that_went_on_hides_no_extra_entry(indexed, storage, datastore):

@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from schemaless.__main__ import app
+from schemaless.audit.report import FindingKind
 from schemaless.audit.run import audit
 from schemaless.codec import decode_cell
 from schemaless.names import tailer_group
@@ -59,8 +60,8 @@ class Case:
         result = CliRunner().invoke(app, ["tailer", "seek", self.datastore.name, *arguments], env=environment)
         assert result.exit_code == 0, result.output
 
-    def audit(self):
-        return audit(self.running.topology, self.kafka, self.datastore, stall_s=5)
+    def audit(self, stall_s=5):
+        return audit(self.running.topology, self.kafka, self.datastore, stall_s=stall_s)
 
 
 @pytest.fixture
@@ -85,7 +86,8 @@ def test_progress_outlives_the_group(case):
 
 def test_what_nothing_tells_waits_for_a_seek(case):
     """No progress, and a topic whose beginning is gone: a shard without a record left is not tailed, and the seek
-    that it needs is named; the other one goes on; after the seek so does this one, by itself.
+    that it needs is named; the other one goes on; after the seek so does this one, by itself. The audit names the
+    shard and its cell that was never published, until it is.
     """
     case.write(OTHER, 3)
     with case.tailing() as (tailer,):
@@ -103,8 +105,11 @@ def test_what_nothing_tells_waits_for_a_seek(case):
         case.write(ONE, 1)  # published after the other shard was passed over
         case.await_published(4)
         assert {cell.shard for cell in case.cells()} == {ONE}
+        found = [(finding.kind, finding.shard) for finding in case.audit(stall_s=0.5).findings.named]
+        assert found == [(FindingKind.TOPIC_MISSING, OTHER), (FindingKind.PROGRESS_WRONG, OTHER)]
         case.seek("3", "--shard", "1")
         case.await_published(6)
+        assert case.audit().findings.named == []
     found = sorted((cell.shard, cell.added_id) for cell in case.cells())
     assert found == [(ONE, 1), (ONE, 2), (ONE, 3), (ONE, 4), (OTHER, 4)]
 

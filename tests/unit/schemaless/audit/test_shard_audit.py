@@ -1,27 +1,31 @@
 """The audit's comparison of one shard, without servers: each way in which a topic can differ is named."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.audit.report import FindingKind, Findings, ShardReport
-from schemaless.audit.shard_audit import Digest, ShardComparison
+from schemaless.audit.shard_audit import Fingerprint, Published, ShardComparison, fingerprint
+from tests.topic_harness import stored_cell
 
 
-def compare(stored, topic, *, head=None, cut=False, findings_max=100):
-    """`stored` and `topic`: added_ids, or (added_id, hash)."""
+def compare(stored, topic, *, head=None, published=None, first_held_at=None, findings_max=100):
+    """`stored` and `topic`: added_ids, or (added_id, hash). A cell is created at its added_id."""
     findings = Findings(findings_max)
-    report = ShardReport(7, 1, max([digest(item).added_id for item in stored], default=0) if head is None else head)
-    comparison = ShardComparison(report, iter([digest(item) for item in stored]), findings, cut=cut)
+    report = ShardReport(7, 1, max([printed(item).added_id for item in stored], default=0) if head is None else head)
+    comparison = ShardComparison(report, iter([printed(item) for item in stored]), findings, published)
+    comparison.first_held_at = first_held_at
     for item in topic:
-        comparison.take(digest(item))
+        comparison.take(printed(item))
     complete = comparison.complete
     comparison.finish()
     return findings, report, complete
 
 
-def digest(item):
-    return Digest(*item) if isinstance(item, tuple) else Digest(item, b"same")
+def printed(item):
+    added_id, content = item if isinstance(item, tuple) else (item, b"same")
+    return Fingerprint(added_id, added_id, content)
 
 
 def named(findings):
@@ -60,10 +64,56 @@ def test_each_difference_is_named(stored, topic, expected):
 
 
 def test_a_cut_topic_holds_less_and_misses_nothing():
-    """Cells older than the first record are not held; a hole behind it is missing all the same."""
-    findings, report, _ = compare([1, 2, 3, 4, 5], [3, 5], cut=True)
+    """Cells that progress counts are not held. A hole behind the first record is missing all the same."""
+    findings, report, _ = compare([1, 2, 3, 4, 5], [3, 5], published=Published(5))
     assert (report.not_held, report.held_from) == (2, 3)
     assert named(findings) == [(FindingKind.TOPIC_MISSING, "cell 4")]
+
+
+def test_cells_that_were_never_published_are_missing_in_a_cut_topic():
+    """Nothing of the shard is held, and progress counts the first half: the second half is missing, however old."""
+    findings, report, complete = compare(range(1, 101), [], published=Published(50), first_held_at=1000)
+    assert (report.not_held, findings.counts, complete) == (50, {FindingKind.TOPIC_MISSING: 50}, False)
+    assert named(findings)[0] == (FindingKind.TOPIC_MISSING, "cell 51")
+
+
+def test_a_shard_that_was_published_and_cut_is_complete():
+    """Nothing is left of it, and progress counts all of it: nobody waits for more."""
+    findings, report, complete = compare([1, 2], [], published=Published(2))
+    assert (report.not_held, findings.total, complete) == (2, 0, True)
+
+
+def test_without_a_progress_record_only_cells_older_than_the_first_record_are_not_held():
+    """A cell as old as the partition's first record, or newer, must be in the topic."""
+    findings, report, _ = compare([1, 2, 3, 4], [4], published=Published(None), first_held_at=3)
+    assert (report.not_held, named(findings)) == (2, [(FindingKind.TOPIC_MISSING, "cell 3")])
+
+
+@pytest.mark.parametrize("first_held_at", [None, 3, 1000])
+def test_a_shard_of_which_nothing_is_left_needs_a_progress_record(first_held_at):
+    """Neither a record of it nor its progress: the audit says so, however old the cells are."""
+    findings, _, _ = compare([1, 2, 3], [], published=Published(None), first_held_at=first_held_at)
+    assert FindingKind.PROGRESS_WRONG in findings.counts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_key": b"another key 1234"},
+        {"column_name": "STATUS"},
+        {"ref_key": 2},
+        {"shard": 1},
+        {"generation": 2},
+        {"added_id": 6},
+        {"created_at": 1},
+        {"body": b"other"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_member_of_a_cell_is_compared(change):
+    """A record and a row that differ in one member have different fingerprints."""
+    cell = stored_cell(0, 5)
+    assert fingerprint(cell).hash != fingerprint(msgspec.structs.replace(cell, **change)).hash
 
 
 def test_what_came_after_the_heads_were_fixed_is_left_out():
