@@ -22,15 +22,17 @@ def row():
 
 
 def test_a_new_cell_is_stored_on_two_masters(call, shared_datastore, row):
-    """201 with every member of the contract, two copies, and a location that names shard, generation and added_id."""
+    """201 with every member of the contract, two copies, a location, and a digest with which the log is read on."""
     answer = call.put(row, 1, {"fare": 12.5})
     assert answer.status_code == 201
     put = answer.json()
     shard = shard_of(row.bytes, shared_datastore.shards)
-    assert put.keys() == set(CELL_MEMBERS) - {"body"} | {"status", "copies", "location"}
+    assert put.keys() == set(CELL_MEMBERS) - {"body"} | {"status", "copies", "location", "digest"}
     assert (put["status"], put["copies"], put["shard"], put["generation"]) == ("stored", 2, shard, 1)
     assert put["location"] == f"{shard}:1:{put['added_id']}"
     assert CREATED_AT.fullmatch(put["created_at"])
+    after = "{generation}:{added_id}:{digest}".format(**put)
+    assert call.get(f"/shards/{shard}/cells", params={"after": after}).status_code == 200
 
 
 def test_the_same_body_again_is_already_stored(call, row):
