@@ -179,6 +179,8 @@ class ConsumerSettings(FollowerSettings):
 
     attempts_max: int = 20  # Failed calls until a shard stops. 20 take about two minutes, longer than any restart.
     attempt_timeout_s: float = 60.0  # Time for an async call. A sync call can't be cancelled.
+    # How long a call may take until its process ends and is started again. A call that takes a tenth of it is logged.
+    call_limit_s: float = 600.0
     retry_delay_s: float = 0.1  # Delay after the first failed call, doubled from attempt to attempt.
     retry_delay_max_s: float = 10.0  # The longest delay after a failed call.
 

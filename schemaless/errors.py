@@ -19,6 +19,7 @@ SchemalessError
 ├── Busy                    MySQL rolled the transaction back: a deadlock, or a lock that came too late; run it again
 ├── DuplicateKey            an INSERT met a unique key; stays inside the storage adapter
 ├── NeedsLockedHeads        an INSERT met a NULL for a missing head or a late clock; stays inside the storage adapter
+├── CallHangs               a trigger function doesn't return; its process ends and is started again
 ├── Fenced                  another process owns the work now; this one must stop (I7, I10)
 ├── Misconfigured           formats, counts or settings that don't fit; an operator has to act
 │   └── MissingExtra        a package of an extra of the wheel isn't installed; an ImportError too
@@ -128,6 +129,10 @@ class NeedsLockedHeads(SchemalessError):
     """A NULL met a column that takes none. Only the insertion with user variables writes NULLs (storage/append.py)."""
 
     hint = "lock the heads, and look which one is missing or ahead of the clock"
+
+
+class CallHangs(SchemalessError):
+    hint = "the call is repeated: give the function time-outs of its own, or raise SCHEMALESS_CONSUMERS_CALL_LIMIT_S"
 
 
 class Fenced(SchemalessError):

@@ -21,12 +21,14 @@ from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
 from schemaless.consume.ports import Effect, Outcome, Run
 from schemaless.consume.trigger_program import TriggerProgram
+from schemaless.errors import CallHangs
 from schemaless.location import Location
 from schemaless.trigger import Context, Park, Retry, Skip, Stop, Trigger
 
 log = structlog.get_logger()
 
 _THREADS_MAX = 16
+_LONG_CALLS = 10  # a call that takes this part of the limit is logged
 _RUN_S = 0.25  # after that what is finished is recorded: a kill repeats no more than that
 
 
@@ -36,6 +38,13 @@ class _Attempts(msgspec.Struct):
     at: Location
     failed: int = 0
     done: int = 0
+
+
+class _RunningCall(msgspec.Struct):
+    begun_at: float
+    name: str
+    cell: StoredCell
+    logged_s: float = 0.0
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -73,6 +82,7 @@ class TriggerHandler:
         self._settings = settings
         self._clock = clock
         self._attempts: dict[int, _Attempts] = {}
+        self._running: dict[int, _RunningCall] = {}  # by shard, of which each has one call at a time
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="trigger")
         self._has_async = any(marked.is_async for found in program.triggers.values() for marked in found)
 
@@ -98,6 +108,20 @@ class TriggerHandler:
         self._attempts.pop(shard, None)
         return Effect([])
 
+    def look_at_calls(self) -> None:
+        """Logs calls that take long, again whenever their age has doubled. Raises CallHangs for one above the limit."""
+        now, limit_s = self._clock(), self._settings.call_limit_s
+        for call in tuple(self._running.values()):
+            age_s = now - call.begun_at
+            if age_s > limit_s:
+                raise CallHangs(f"{call.name} on {call.cell.key} hasn't returned for {age_s:.0f} s")
+            if age_s > max(limit_s / _LONG_CALLS, 2 * call.logged_s):
+                call.logged_s = age_s
+                log.warning(
+                    "a call takes long", trigger=call.name, cell=str(call.cell.key), shard=call.cell.shard,
+                    age_s=round(age_s, 1), limit_s=limit_s,
+                )  # fmt: skip
+
     def _plan(self, run: Run) -> _Plan:
         until = self._clock() + _RUN_S
         for finished, cell in enumerate(run.cells):
@@ -108,7 +132,11 @@ class TriggerHandler:
                 if position < attempts.done:
                     continue
                 context = Context(self._program.name, self._datastore, attempts.failed + 1)
-                error = yield _Call(marked, cell, context)
+                self._running[cell.shard] = _RunningCall(self._clock(), marked.name, cell)
+                try:
+                    error = yield _Call(marked, cell, context)
+                finally:
+                    del self._running[cell.shard]
                 outcome = None if error is None else self._judge(marked, cell, finished, error)
                 if outcome is not None:
                     return outcome

@@ -41,12 +41,16 @@ async def run_program(
             await asyncio.sleep(_LOOK_PAUSE_S)
     host = ConsumerHost(storage, datastore, settings)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
-    await host.add(Consumer(TriggerHandler(program, datastore.name, settings), checkpoints))
+    handler = TriggerHandler(program, datastore.name, settings)
+    await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
     host.join(transport)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(transport.run())
         tasks.create_task(host.run())
+        while True:
+            await asyncio.sleep(_LOOK_PAUSE_S)
+            handler.look_at_calls()
 
 
 def main() -> None:

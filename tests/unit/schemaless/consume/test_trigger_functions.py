@@ -5,6 +5,7 @@ import threading
 import uuid
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemaless import Park, Retry, Skip, Stop, trigger
 from schemaless.cell import StoredCell
@@ -13,7 +14,7 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume.ports import Outcome, Run
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
-from schemaless.errors import Invalid, Misconfigured
+from schemaless.errors import CallHangs, Invalid, Misconfigured
 from schemaless.location import BEGINNING
 from schemaless.trigger import Takes, triggers_of
 
@@ -243,3 +244,33 @@ def test_a_program_is_named_after_its_module(tmp_path):
     for missing in ("no.such.module", str(tmp_path / "none.py"), "schemaless.errors"):
         with pytest.raises(Misconfigured):
             load_program(missing)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_call_that_takes_long_is_logged_and_one_that_hangs_ends_the_process(settings, is_async):
+    """With its function, its cell and its age. The other shards' calls go on meanwhile."""
+    begun, release, now = threading.Event(), threading.Event(), [0.0]
+
+    @trigger(column="BASE")
+    def hangs(cell):
+        begun.set()
+        release.wait()
+
+    @trigger(column="BASE")
+    async def hangs_in_loop(cell):
+        begun.set()
+        await asyncio.to_thread(release.wait)
+
+    handler = handler_of(settings, hangs_in_loop if is_async else hangs, clock=lambda: now[0])
+    handling = asyncio.create_task(outcome_of(handler, run_of(1, shard=3)))
+    await asyncio.to_thread(begun.wait)
+    with capture_logs() as logs:
+        for now[0] in (59.0, 61.0, 62.0, 121.0, 123.0, 600.0):
+            handler.look_at_calls()
+    assert [(line["shard"], line["age_s"]) for line in logs] == [(3, 61.0), (3, 123.0), (3, 600.0)]
+    now[0] = 601.0
+    with pytest.raises(CallHangs, match=r"hangs.* hasn't returned for 601 s"):
+        handler.look_at_calls()
+    release.set()
+    assert await handling == Outcome(1)
+    handler.look_at_calls()
