@@ -20,7 +20,7 @@ import structlog
 from schemaless.cell import StoredCell
 from schemaless.consume.ports import Advance, CheckpointStore, Handler, Log, Outcome, Run
 from schemaless.consume.recorder import Recorder
-from schemaless.consume.shard_work import HANDING_OVER, READING, Assignment, ShardWork
+from schemaless.consume.shard_work import READING, Assignment, ShardWork
 from schemaless.errors import Fenced, LocationGone, SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.location import Location
@@ -250,6 +250,8 @@ class Delivery:
         for call in self._calls:
             call.cancel()
         await self._record(list(self._active))
+        if repeated := sum([work.unrecorded for work in self._active]):
+            log.warning("finished cells come again: no checkpoint", consumer=self._checkpoints.consumer, cells=repeated)
 
     def _next_due_in_s(self, now: float) -> float:
         waits = [
@@ -329,15 +331,7 @@ class Delivery:
     def _start_calls(self, now: float) -> None:
         if not self._may_call():
             return
-        ready = [
-            work
-            for work in self._active
-            if work.cells
-            and not work.busy
-            and now >= work.wait_until
-            and work.assignment is Assignment.OURS
-            and work.cursor.state in HANDING_OVER
-        ]
+        ready = [work for work in self._active if work.is_ready(now)]
         if not self._handler.together:
             for work in ready:
                 self._start_call([work])

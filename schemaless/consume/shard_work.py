@@ -64,6 +64,16 @@ class ShardWork:
         """Whether nothing has to be done until something happens."""
         return not (self.busy or self.cells or self.unrecorded or self.cursor.state in READING)
 
+    def is_ready(self, now: float) -> bool:
+        """Whether a call may begin."""
+        return (
+            bool(self.cells)
+            and not self.busy
+            and now >= self.wait_until
+            and self.assignment is Assignment.OURS
+            and self.cursor.state in HANDING_OVER
+        )
+
     @property
     def is_full(self) -> bool:
         return len(self.cells) > _QUEUE_CELLS_MAX or self.cells_bytes > _QUEUE_BYTES_MAX

@@ -164,11 +164,11 @@ class TriggerHandler:
         attempts = self._attempts_at(cell)
         attempts.failed += 1
         if attempts.failed >= self._settings.attempts_max:
-            tried = f"{marked.name} on {cell.key} failed {attempts.failed} times, the last time with {error!r}"
+            tried = f"{marked.name} on {cell.key} failed {attempts.failed} times, the last time with {_text(error)}"
             return self._stop(cell, finished, tried)
         delay_s = min(self._settings.retry_delay_max_s, self._settings.retry_delay_s * 2 ** (attempts.failed - 1))
         log.info(
-            "a call failed", trigger=marked.name, cell=str(cell.key), attempt=attempts.failed, why=repr(error),
+            "a call failed", trigger=marked.name, cell=str(cell.key), attempt=attempts.failed, why=_text(error),
             again_in_s=delay_s,
         )  # fmt: skip
         return Outcome(finished, retry_in_s=delay_s)
@@ -221,6 +221,14 @@ def _drive(plan: _Plan, loop: asyncio.AbstractEventLoop) -> Outcome:
 
 async def _awaited(result: Awaitable[Any]) -> None:
     await result
+
+
+def _text(error: Exception) -> str:
+    """Returns the error of a user's function as text, whatever its own `__repr__` does."""
+    try:
+        return repr(error)
+    except Exception:
+        return f"{type(error).__name__}, whose text raises an error itself"
 
 
 def _cancelled() -> Exception:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from schemaless.cell import StoredCell
 from schemaless.consume.delivery import Delivery
@@ -491,6 +492,23 @@ async def test_a_closed_delivery_finishes_what_is_in_flight_and_takes_nothing_ne
     await world.settle()
     assert world.finished(0) == 1
     assert world.handler.seen[0] == [1]
+
+
+async def test_a_delivery_that_closes_while_mysql_is_away_says_how_many_cells_come_again():
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.log.grow(0, 9)
+    await world.bring(*cells(0, 1, 9))
+
+    async def move(advances, effects):
+        raise StorageUnavailable("the home is unreachable")
+
+    world.checkpoints.move = move
+    with capture_logs() as logs:
+        await world.delivery.close(10.0)
+    assert [(line["event"], line.get("cells")) for line in logs][-1] == (
+        "finished cells come again: no checkpoint", 9,
+    )  # fmt: skip
 
 
 async def test_a_superseded_position_goes_back_to_the_new_generation(world):

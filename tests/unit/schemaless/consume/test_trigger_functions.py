@@ -274,3 +274,18 @@ async def test_a_call_that_takes_long_is_logged_and_one_that_hangs_ends_the_proc
     release.set()
     assert await handling == Outcome(1)
     handler.look_at_calls()
+
+
+async def test_an_error_whose_text_raises_stops_its_shard_like_any_other(settings):
+    class Nameless(Exception):
+        def __repr__(self):
+            raise ValueError("no text")
+
+    @trigger(column="BASE")
+    def fails(cell):
+        raise Nameless
+
+    handler = handler_of(settings, fails)
+    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(settings.attempts_max)]
+    assert outcomes[0].retry_in_s == settings.retry_delay_s
+    assert "Nameless" in outcomes[-1].stop_reason
