@@ -27,7 +27,7 @@ _TABLES_AT_ONCE = 4  # on one server: its fsyncs overlap, more would only queue
 async def build_step(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
     """Takes an index one stage further if it is time. Raises StorageUnavailable."""
     name = index.definition.name
-    if index.build_until is None:
+    if not index.has_tables:
         await make_tables(storage, datastore, index.definition)
         answers = await all_or_first_error(
             storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters

@@ -17,7 +17,7 @@ from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.errors import StorageUnavailable
-from schemaless.index.catalogue import list_indexes
+from schemaless.index.catalogue import IndexWatch
 from schemaless.names import index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -59,6 +59,7 @@ class DatastoreIndexer:
     def __init__(self, settings: IndexerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
         self._storage = storage
         self._datastore = datastore
+        self._indexes = IndexWatch(storage, datastore)
         self._host = ConsumerHost(storage, datastore, settings)
         self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
@@ -71,11 +72,10 @@ class DatastoreIndexer:
 
     async def step(self) -> None:
         """Takes every defined index one stage further. One that has its tables becomes a consumer."""
-        for name, index in (await list_indexes(self._storage, self._datastore)).items():
+        for name, index in (await self._indexes.look()).items():
             await build_step(self._storage, self._datastore, index)
             consumer = index_consumer(name)
-            has_tables = index.build_until is not None
-            if has_tables and consumer not in self._host.consumers:
+            if index.has_tables and consumer not in self._host.consumers:
                 maintainer = Maintainer(self._storage, self._datastore, index.definition)
                 placement = CheckpointPlacement.EVERYWHERE
                 checkpoints = Checkpoints(self._host.lanes, consumer, placement)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from schemaless.index.catalogue import BuildProgress, find_index
+from schemaless.index.catalogue import find_index
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_definition_table import BuildProgress, DefinedIndex, IndexState
 from schemaless.topology import Datastore
 
 KEPT_S = 5.0

@@ -193,7 +193,7 @@ class _DatastoreAudit:
         return [
             IndexAudit(self._storage, self._datastore, index.definition, self._heads(), self._findings).run()
             for index in defined.values()
-            if index.build_until is not None  # its tables exist
+            if index.has_tables
         ]
 
     def _heads(self) -> dict[int, int]:

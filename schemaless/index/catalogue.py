@@ -8,27 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from schemaless.batching import all_or_first_error
 from schemaless.errors import Conflict, NotFound
 from schemaless.index.definition import IndexDefinition
 from schemaless.names import index_consumer
-from schemaless.storage import checkpoint_table, index_definition_table
+from schemaless.storage import index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
-from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_definition_table import BuildProgress, DefinedIndex, IndexState
 from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
 
 _READ_TIMEOUT_S = 2.0
-
-
-class BuildProgress(msgspec.Struct, frozen=True):
-    """`done` of the `total` cells at the start are finished. `total` is None while tables are being made."""
-
-    done: int
-    total: int | None
 
 
 async def create_index(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> bool:
@@ -60,7 +51,7 @@ async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str,
         furthest = max(
             found.get(name, index),
             index,
-            key=lambda each: (each.state is IndexState.ACTIVE, each.build_until is not None),
+            key=lambda each: (each.state is IndexState.ACTIVE, each.has_tables),
         )
         found[name] = furthest
     return dict(sorted(found.items()))
@@ -74,24 +65,43 @@ async def find_index(storage: AsyncStorage, datastore: Datastore, name: str) -> 
         raise NotFound(f"there is no index {name!r} in {datastore.name}") from None
 
 
+class IndexWatch:
+    """The indexes of one datastore, for a process that looks often. It reads definitions only after a change."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._stamps: Mapping[str, object] = {}
+        self._indexes: Mapping[str, DefinedIndex] = {}
+
+    async def look(self) -> Mapping[str, DefinedIndex]:
+        """Returns the indexes by name, as the masters that answer know them. Raises StorageUnavailable."""
+        answers = await answers_of_all(
+            {
+                master.node.name: master.run(
+                    index_definition_table.stamps_of, self._datastore.name, timeout_s=_READ_TIMEOUT_S
+                )
+                for master in self._storage.masters
+            }
+        )
+        answers.at_least_one()
+        if answers.found != self._stamps:  # read before the definitions: a change in between is seen the next time
+            self._indexes = await list_indexes(self._storage, self._datastore)
+            self._stamps = answers.found
+        return self._indexes
+
+
 async def build_progress(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> BuildProgress:
-    """Returns how far an index is built. Raises StorageUnavailable."""
-    if index.build_until is None:
+    """Returns how far an index is built on the cluster that is furthest behind. Raises StorageUnavailable."""
+    if not index.has_tables:
         return BuildProgress(0, None)
-    reached = await reached_everywhere(storage, datastore, index.definition.name)
-    done = sum(min(until, reached.get(shard, 0)) for shard, until in index.build_until.items())
-    return BuildProgress(done, sum(index.build_until.values()))
-
-
-async def reached_everywhere(storage: AsyncStorage, datastore: Datastore, name: str) -> Mapping[int, int]:
-    """Returns by shard the added_id up to which every cluster holds the entries. Raises StorageUnavailable."""
+    name = index.definition.name
     consumer = index_consumer(name)
     answers = await all_or_first_error(
-        storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer)
+        storage.master(cluster).run(index_definition_table.build_progress, datastore.name, name, consumer)
         for cluster in datastore.clusters
     )
-    by_cluster = [{c.shard: c.location.added_id for c in answer} for answer in answers]
-    return {shard: min(answer.get(shard, 0) for answer in by_cluster) for shard in range(datastore.shards)}
+    return min(answers, key=lambda progress: progress.done - (progress.total or 0))
 
 
 async def run_on_all_masters(

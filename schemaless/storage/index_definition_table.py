@@ -1,4 +1,7 @@
-"""index_definition: which indexes a datastore has, in which state. Written to every cluster, as the catalogue is."""
+"""index_definition: which indexes a datastore has, in which state. Written to every cluster, as the catalogue is.
+
+index_build says how far the checkpoints of an index must come before it answers. It has rows only while one is built.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import msgspec
 
 from schemaless.index.definition import IndexDefinition, dump_definition, parse_definition
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import sql
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import commas, sql
 
 _TABLE = "schemaless.index_definition"
+_BUILD_TABLE = "schemaless.index_build"
 
 
 class IndexState(StrEnum):
@@ -21,20 +26,24 @@ class IndexState(StrEnum):
 
 
 class DefinedIndex(msgspec.Struct, frozen=True):
-    """`build_until`: by shard, the added_id that its checkpoint must reach before the index answers.
-
-    None: its tables are still being made.
-    """
+    """`has_tables`: every shard has its index table, and the build has begun."""
 
     definition: IndexDefinition
     state: IndexState
-    build_until: Mapping[int, int] | None
+    has_tables: bool
+
+
+class BuildProgress(msgspec.Struct, frozen=True):
+    """`done` of the `total` cells at the start are finished. `total` is None while tables are being made."""
+
+    done: int
+    total: int | None
 
 
 def insert(datastore: str, definition: IndexDefinition) -> Operation[None]:
     """Does nothing when the name exists: the caller then compares what `all_of` returns."""
     yield sql(
-        f"INSERT IGNORE INTO {_TABLE} VALUES (%s, %s, %s, %s, 'null', UTC_TIMESTAMP(6))",
+        f"INSERT IGNORE INTO {_TABLE} VALUES (%s, %s, %s, %s, 0, UTC_TIMESTAMP(6))",
         datastore,
         definition.name,
         dump_definition(definition),
@@ -45,31 +54,52 @@ def insert(datastore: str, definition: IndexDefinition) -> Operation[None]:
 def all_of(datastore: str) -> Operation[dict[str, DefinedIndex]]:
     """Returns the indexes of a datastore by name, as this server has them."""
     rows = yield from query(
-        sql(f"SELECT name, definition, state, build_until FROM {_TABLE} WHERE datastore = %s ORDER BY name", datastore)
+        sql(f"SELECT name, definition, state, has_tables FROM {_TABLE} WHERE datastore = %s ORDER BY name", datastore)
     )
-    found = {}
-    for name, definition, state, build_until in rows:
-        heads = json.loads(build_until)
-        until = None if heads is None else {int(shard): head for shard, head in heads.items()}
-        found[name] = DefinedIndex(parse_definition(json.loads(definition)), IndexState(state), until)
-    return found
+    return {
+        name: DefinedIndex(parse_definition(json.loads(definition)), IndexState(state), bool(has_tables))
+        for name, definition, state, has_tables in rows
+    }
+
+
+def stamps_of(datastore: str) -> Operation[tuple[tuple[object, ...], ...]]:
+    """Returns what changes whenever `all_of` does, without the definitions: cheap enough to be asked often."""
+    rows = yield from query(
+        f"SELECT name, state, has_tables, {MICROSECONDS.format('created_at')} FROM {_TABLE}"
+        + sql(" WHERE datastore = %s ORDER BY name", datastore)
+    )
+    return tuple(tuple(row) for row in rows)
 
 
 def begin_build(datastore: str, name: str, build_until: Mapping[int, int]) -> Operation[None]:
-    """Records that the tables are made. The first caller fixes which checkpoints make the index active."""
-    yield sql(
-        f"UPDATE {_TABLE} SET build_until = %s WHERE datastore = %s AND name = %s AND build_until = 'null'",
-        json.dumps(build_until),
-        datastore,
-        name,
+    """Records that the tables are made. The first caller fixes which checkpoints make the index active.
+
+    `build_until`: by shard, the added_id that its checkpoint must reach.
+    """
+    where = sql("WHERE datastore = %s AND name = %s", datastore, name)
+    _, began = yield f"BEGIN;UPDATE {_TABLE} SET has_tables = 1 {where} AND has_tables = 0"
+    if began.affected and build_until:
+        rows = [sql("(%s, %s, %s, %s)", datastore, name, shard, until) for shard, until in build_until.items()]
+        yield f"INSERT INTO {_BUILD_TABLE} VALUES {commas(rows)}"
+    yield "COMMIT"
+
+
+def build_progress(datastore: str, name: str, consumer: str) -> Operation[BuildProgress]:
+    """Returns how far the checkpoints of an index are on this server."""
+    ((done, total),) = yield from query(
+        "SELECT COALESCE(SUM(LEAST(build.added_id, COALESCE(reached.added_id, 0))), 0),"
+        f" COALESCE(SUM(build.added_id), 0) FROM {_BUILD_TABLE} AS build"
+        " LEFT JOIN schemaless.checkpoint AS reached ON reached.datastore = build.datastore"
+        + sql(" AND reached.consumer = %s AND reached.shard = build.shard", consumer)
+        + sql(" WHERE build.datastore = %s AND build.name = %s", datastore, name)
     )
+    return BuildProgress(int(done), int(total))
 
 
 def set_active(datastore: str, name: str) -> Operation[None]:
-    yield sql(
-        f"UPDATE {_TABLE} SET state = %s WHERE datastore = %s AND name = %s AND state = %s",
-        str(IndexState.ACTIVE),
-        datastore,
-        name,
-        str(IndexState.BUILDING),
+    where = sql("WHERE datastore = %s AND name = %s", datastore, name)
+    active, building = sql("%s", str(IndexState.ACTIVE)), sql("%s", str(IndexState.BUILDING))
+    yield (
+        f"BEGIN;UPDATE {_TABLE} SET state = {active} {where} AND state = {building};"
+        f"DELETE FROM {_BUILD_TABLE} {where};COMMIT"
     )

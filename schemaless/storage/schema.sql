@@ -110,9 +110,18 @@ CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     definition MEDIUMTEXT NOT NULL COMMENT 'JSON, as docs/indexes.md has it',
     state VARCHAR(16) CHARACTER SET ascii NOT NULL,
-    build_until MEDIUMTEXT NOT NULL COMMENT 'JSON {shard: added_id}: active once every checkpoint has reached it',
+    has_tables TINYINT NOT NULL COMMENT '0 while the index tables are being made',
     created_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, name)
+) ENGINE=InnoDB;
+
+-- While an index is built: the added_id that the checkpoint of each shard must reach before the index is active.
+CREATE TABLE IF NOT EXISTS schemaless.index_build (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    added_id BIGINT UNSIGNED NOT NULL,
+    PRIMARY KEY (datastore, name, shard)
 ) ENGINE=InnoDB;
 
 -- name: shard

@@ -48,7 +48,7 @@ class ByHand:
         async with AsyncStorage(self.topology) as storage:
             for _ in range(3):
                 index = await find_index(storage, self.datastore, NAME)
-                if index.build_until is not None:
+                if index.has_tables:
                     await self._pass(storage, index.definition)
                 await build_step(storage, self.datastore, await find_index(storage, self.datastore, NAME))
 

@@ -1,7 +1,7 @@
 """When an index that is building will be ready, by the pace since this process first looked."""
 
 from api.index.definition_cache import BuildEta
-from schemaless.index.catalogue import BuildProgress
+from schemaless.storage.index_definition_table import BuildProgress
 
 
 def test_the_time_left_follows_the_pace_that_was_seen():
