@@ -14,7 +14,7 @@ from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RowKey, Stor
 from schemaless.codec import same_body
 from schemaless.errors import Misconfigured
 from schemaless.location import ADDED_ID_MAX, FIRST_GENERATION, GenerationStart
-from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.entity_table import NEWEST_BYTES_MAX, NewestRows, ShardCell
 from schemaless.storage.shard_head import Head, Movement
 from schemaless.topology import Datastore
 
@@ -55,20 +55,28 @@ class MemoryEntityTable:
         return [self._newest_of(*column, ADDED_ID_MAX) for column in columns]
 
     def newest_until(
-        self, rows: Mapping[int, tuple[int, Sequence[RowKey]]], columns: Iterable[str]
-    ) -> list[StoredCell]:
-        """Returns the newest cells of rows as the log makes them up to an added_id, in no order.
+        self,
+        rows: Mapping[int, tuple[int, Sequence[RowKey]]],
+        columns: Iterable[str],
+        bytes_max: int = NEWEST_BYTES_MAX,
+    ) -> NewestRows:
+        """Returns the newest cells of rows as the log makes them up to an added_id, in no order within a row.
 
-        `rows`: by shard, that added_id and its row keys.
+        `rows`: by shard, that added_id and its row keys. It reads the rows in this order, as long as their bodies have
+        at most `bytes_max` bytes together, but at least the first one.
         """
         names = sorted(columns)
-        return [
-            found
-            for shard, (until, row_keys) in rows.items()
-            for row_key in row_keys
-            for name in names
-            if (found := self._newest_of(shard, row_key, ColumnName(name), until)) is not None
-        ]
+        left, cells, unread = bytes_max, list[StoredCell](), dict[int, list[RowKey]]()
+        wanted = [(shard, row_key) for shard, (_, row_keys) in rows.items() for row_key in row_keys]
+        for position, (shard, row_key) in enumerate(wanted):
+            newest = [self._newest_of(shard, row_key, ColumnName(name), rows[shard][0]) for name in names]
+            found = [cell for cell in newest if cell is not None]
+            left -= sum(len(cell.body) for cell in found)
+            if unread or (left < 0 and position):
+                unread.setdefault(shard, []).append(row_key)
+            else:
+                cells += found
+        return NewestRows(cells, unread)
 
     def row(self, shard: int, row_key: RowKey) -> list[StoredCell]:
         """Returns the newest version of every column of a row, by column name."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from schemaless.audit.report import FindingKind, Findings, IndexReport
-from schemaless.cell import RowKey, row_key_text
+from schemaless.cell import ColumnName, RowKey, row_key_text
 from schemaless.codec import Body, decode_body
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry, entry_for, entry_shard
@@ -100,13 +100,19 @@ class IndexAudit:
 
     def _expected(self, shard: int, row_keys: Sequence[RowKey]) -> Entries:
         """Returns the entries of rows that have one, as of the shard's head."""
-        rows = {shard: (self._heads[shard], row_keys)}
-        cells = self._home(shard).run(entity_table.newest_until, self._datastore, rows, self._definition.columns)
-        bodies: dict[RowKey, dict[str, Body]] = {}
-        for cell in cells:
-            bodies.setdefault(cell.row_key, {})[cell.column_name] = decode_body(cell.body)
-        entries = {row_key: entry_for(self._definition, newest) for row_key, newest in bodies.items()}
-        return {row_key: entry for row_key, entry in entries.items() if entry is not None}
+        entries: Entries = {}
+        unread = row_keys
+        while unread:
+            rows = {shard: (self._heads[shard], unread)}
+            page = self._home(shard).run(entity_table.newest_until, self._datastore, rows, self._definition.columns)
+            bodies: dict[RowKey, dict[ColumnName, Body]] = {}
+            for cell in page.cells:
+                bodies.setdefault(cell.row_key, {})[cell.column_name] = decode_body(cell.body)
+            for row_key, newest in bodies.items():
+                if (entry := entry_for(self._definition, newest)) is not None:
+                    entries[row_key] = entry
+            unread = page.unread.get(shard, ())
+        return entries
 
     def _found(self, row_keys: Mapping[int, Sequence[RowKey]]) -> Entries:
         """Returns the entries that the index shards hold of rows, each read in one shard."""

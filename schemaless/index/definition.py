@@ -95,6 +95,14 @@ class IndexDefinition:
         """The source columns: only their cells can change an entry."""
         return frozenset(field.column for field in self.fields)
 
+    @cached_property
+    def positions(self) -> Mapping[ColumnName, Sequence[int]]:
+        """Returns by source column where the values of its fields stand in an entry."""
+        found: dict[ColumnName, list[int]] = {}
+        for position, field in enumerate(self.fields):
+            found.setdefault(field.column, []).append(position)
+        return found
+
     def field(self, name: str) -> Field:
         """Returns the field of a name. Raises Invalid."""
         for field in self.fields:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from schemaless.cell import ColumnName
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.values import Value, shard_text, to_json
 from schemaless.sharding import shard_of_text
 
-Bodies = Mapping[str, Mapping[str, Any]]
+Bodies = Mapping[ColumnName, Mapping[str, Any]]
 """By column, the body of its newest cell. A column without a cell is missing."""
 
 
@@ -21,14 +22,32 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     values: tuple[Value | None, ...]
 
 
+Values = Sequence[Value | None]
+"""Field values, in the order of the definition's `fields`."""
+
+
 def entry_for(definition: IndexDefinition, newest: Bodies) -> IndexEntry | None:
     """Returns the entry of a row, or None when its shard field has no value or `where` doesn't hold."""
-    values: list[Value | None] = []
-    for field in definition.fields:
-        found: Any = newest.get(field.column)
+    values: Values = [None] * len(definition.fields)
+    for column in definition.columns & newest.keys():
+        values = with_column(definition, values, column, newest[column])
+    return entry_of(definition, values)
+
+
+def with_column(definition: IndexDefinition, values: Values, column: ColumnName, body: Mapping[str, Any]) -> Values:
+    """Returns the values of a row once a source column's newest cell has this body."""
+    changed = list(values)
+    for position in definition.positions[column]:
+        field = definition.fields[position]
+        found: Any = body
         for part in field.path:
             found = found.get(part) if isinstance(found, Mapping) else None
-        values.append(None if found is None else field.convert(found))
+        changed[position] = None if found is None else field.convert(found)
+    return changed
+
+
+def entry_of(definition: IndexDefinition, values: Values) -> IndexEntry | None:
+    """Returns the entry of a row with these values, or None when its shard field has none or `where` doesn't hold."""
     if values[0] is None:
         return None
     if definition.where:

@@ -1,4 +1,4 @@
-"""Transitions: what each event of a shard's log changes in which index table (I11).
+"""Transitions: what each event of a shard's log changes in which shard's index table (I11).
 
 The cell at position n changes the entry of its row from what the log before n makes of it to what the log up to n
 makes of it. That gives an upsert to the shard of the new entry and a tombstone to the shard that it left, both with
@@ -8,14 +8,14 @@ every index table the write with the greatest version is the right one, and any 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from schemaless.cell import RefKey, RowKey, StoredCell
-from schemaless.codec import Body, decode_body
+from schemaless.codec import decode_body
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import IndexEntry, entry_for, entry_shard
+from schemaless.index.entry import IndexEntry, Values, entry_of, entry_shard, with_column
 from schemaless.location import Location
 
 Row = Mapping[str, StoredCell]
@@ -31,27 +31,35 @@ class IndexWrite(msgspec.Struct, frozen=True, gc=False):
     entry: IndexEntry | None
 
 
-class _RowState:
-    """One row while events are folded into it."""
+class Transitions(msgspec.Struct, frozen=True):
+    """What the first `finished` of some cells change: the last write for each (shard, row key), in their order."""
 
-    __slots__ = ("bodies", "definition", "entry", "ref_keys", "shard", "shards")
+    writes: list[IndexWrite]
+    finished: int
+
+
+class _RowState:
+    """One row while events are folded into it. It keeps field values: a body may be much larger."""
+
+    __slots__ = ("definition", "entry", "ref_keys", "shard", "shards", "values")
 
     def __init__(self, definition: IndexDefinition, shards: int, before: Row) -> None:
         self.definition = definition
         self.shards = shards
-        self.ref_keys: dict[str, RefKey] = {column: cell.ref_key for column, cell in before.items()}
-        self.bodies: dict[str, Body] = {column: decode_body(cell.body) for column, cell in before.items()}
-        self.entry = entry_for(definition, self.bodies)
+        self.ref_keys: dict[str, RefKey] = {}
+        self.values: Values = [None] * len(definition.fields)
+        for cell in before.values():
+            self._put(cell)
+        self.entry = entry_of(definition, self.values)
         self.shard = self._shard_of_entry()
 
     def take(self, cell: StoredCell) -> Sequence[IndexWrite]:
         """Folds one event in. Returns the writes that it causes, none for a version that is not the newest."""
         if cell.ref_key < self.ref_keys.get(cell.column_name, -1):
             return ()
-        self.ref_keys[cell.column_name] = cell.ref_key
-        self.bodies[cell.column_name] = decode_body(cell.body)
+        self._put(cell)
         old_entry, old_shard = self.entry, self.shard
-        self.entry = entry_for(self.definition, self.bodies)
+        self.entry = entry_of(self.definition, self.values)
         if self.entry == old_entry:
             return ()
         self.shard = self._shard_of_entry()
@@ -62,25 +70,39 @@ class _RowState:
             writes.append(IndexWrite(old_shard, cell.row_key, cell.location, None))
         return writes
 
+    def _put(self, cell: StoredCell) -> None:
+        self.ref_keys[cell.column_name] = cell.ref_key
+        self.values = with_column(self.definition, self.values, cell.column_name, decode_body(cell.body))
+
     def _shard_of_entry(self) -> int | None:
         return None if self.entry is None else entry_shard(self.definition, self.entry, self.shards)
 
 
 def index_writes(
-    definition: IndexDefinition, shards: int, before: Mapping[RowKey, Row], cells: Iterable[StoredCell]
-) -> list[IndexWrite]:
-    """Returns the writes that consecutive cells of one shard cause, only the last for each (shard, row key).
+    definition: IndexDefinition,
+    shards: int,
+    before: Mapping[RowKey, Row],
+    cells: Iterable[StoredCell],
+    take: Callable[[Sequence[IndexWrite]], bool] = lambda writes: True,
+) -> Transitions:
+    """Returns what consecutive cells of one shard change.
 
-    `before` holds the rows of these cells as the log makes them just before the first. The writes are sorted by shard
+    `before` holds the rows of these cells as the log makes them just before the first. `take` is asked before each
+    cell's writes are taken, and ends the work at the first for which it returns False. The writes are sorted by shard
     and row key, so that concurrent transactions lock in the same order.
     """
     states: dict[RowKey, _RowState] = {}
     last: dict[tuple[int, RowKey], IndexWrite] = {}
+    finished = 0
     for cell in cells:
         if cell.column_name in definition.columns:
             state = states.get(cell.row_key)
             if state is None:
                 state = states[cell.row_key] = _RowState(definition, shards, before.get(cell.row_key, {}))
-            for write in state.take(cell):
+            writes = state.take(cell)
+            if not take(writes):
+                break
+            for write in writes:
                 last[write.shard, write.row_key] = write
-    return [last[key] for key in sorted(last)]
+        finished += 1
+    return Transitions([last[key] for key in sorted(last)], finished)

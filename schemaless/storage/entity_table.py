@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
 from schemaless.errors import DuplicateKey
@@ -19,7 +21,14 @@ from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
 
 DIGEST = "UNHEX(SHA2(body, 256))"
-_COLUMNS = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, body"
+_INSERTION = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}"
+_COLUMNS = f"{_INSERTION}, body"
+_ADDED_ID, _BODY, _LENGTH = 4, 6, 7
+
+NEWEST_BYTES_MAX = 8 << 20
+"""The most bytes of stored bodies that `newest_until` reads at once, beyond the first row."""
+
+_NEWEST_CELLS_MAX = 4096  # looked up at once: a statement's text stays below 1 MiB
 
 
 class ShardCell(Cell, frozen=True, gc=False):
@@ -83,28 +92,56 @@ def newest(
     return [_one(result.rows, shard) for result, (shard, _, _) in zip(results, columns, strict=True)]
 
 
+class NewestRows(msgspec.Struct, frozen=True):
+    """The newest cells of rows, each row whole. `unread`, by shard: the rows for which no bytes were left, in order."""
+
+    cells: list[StoredCell]
+    unread: Mapping[int, Sequence[RowKey]]
+
+
 def newest_until(
-    datastore: Datastore, rows: Mapping[int, tuple[int, Sequence[RowKey]]], columns: Iterable[str]
-) -> Operation[list[StoredCell]]:
+    datastore: Datastore,
+    rows: Mapping[int, tuple[int, Sequence[RowKey]]],
+    columns: Iterable[str],
+    bytes_max: int = NEWEST_BYTES_MAX,
+) -> Operation[NewestRows]:
     """Returns the newest cells of rows as the log makes them up to an added_id, and no further.
 
-    `rows`: by shard, that added_id and at least one row key; at least one shard and one column.
+    `rows`: by shard, that added_id and at least one row key; at least one shard and one column. It reads the rows in
+    this order, as long as their bodies have at most `bytes_max` bytes together, but at least the first one. It never
+    holds more than twice that: a body above its even share is read only once its length is known to fit.
     """
-    names = _literals(columns)
+    names = sorted(columns)
+    wanted = [(shard, row_key) for shard, (_, row_keys) in rows.items() for row_key in row_keys]
+    asked = wanted[: max(1, _NEWEST_CELLS_MAX // len(names))]
+    share = max(1, bytes_max // (len(asked) * len(names)))
+    by_shard: dict[int, list[RowKey]] = {}
+    for shard, row_key in asked:
+        by_shard.setdefault(shard, []).append(row_key)
     results = yield ";".join(
-        _select(
-            datastore,
-            shard,
-            "JOIN (SELECT row_key, column_name, MAX(ref_key) AS ref_key FROM %s.entity"
-            f" WHERE row_key IN ({commas([sql('%s', row_key) for row_key in row_keys])})"
-            f" AND column_name IN ({names}) AND added_id <= %s GROUP BY row_key, column_name)"
-            " AS newest USING (row_key, column_name, ref_key)",
-            Name(datastore.database(shard)),
-            until,
-        )
-        for shard, (until, row_keys) in rows.items()
+        _newest_until(datastore, shard, rows[shard][0], row_keys, names, share) for shard, row_keys in by_shard.items()
     )
-    return [_stored(found, shard) for result, shard in zip(results, rows, strict=True) for found in result.rows]
+    found: dict[tuple[int, RowKey], list[Row]] = {}
+    for shard, result in zip(by_shard, results, strict=True):
+        for row in result.rows:
+            found.setdefault((shard, row[0]), []).append(row)
+    left = bytes_max
+    fitting = 0
+    for key in asked:
+        left -= sum(row[_LENGTH] for row in found.get(key, ()))
+        if left < 0 and fitting:
+            break
+        fitting += 1
+    unread: dict[int, list[RowKey]] = {}
+    for shard, row_key in wanted[fitting:]:
+        unread.setdefault(shard, []).append(row_key)
+    read = [(shard, row) for shard, row_key in asked[:fitting] for row in found.get((shard, row_key), ())]
+    large = yield from _bodies(datastore, [(shard, row[_ADDED_ID]) for shard, row in read if row[_BODY] is None])
+    cells = [
+        _stored((*row[:_BODY], large[shard, row[_ADDED_ID]] if row[_BODY] is None else row[_BODY]), shard)
+        for shard, row in read
+    ]
+    return NewestRows(cells, unread)
 
 
 def row(datastore: Datastore, shard: int, row_key: RowKey) -> Operation[list[StoredCell]]:
@@ -220,6 +257,52 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operati
             status = PutStatus.ALREADY_STORED if same_body(cell.body, found.body) else PutStatus.CONFLICT
             placed.append(Placed(status, found.shard, found.generation, found.added_id, found.created_at))
     return placed
+
+
+def _newest_until(
+    datastore: Datastore, shard: int, until: int, row_keys: Sequence[RowKey], columns: Sequence[str], share: int
+) -> Script:
+    """Selects a row's newest cells, with a body up to `share` bytes and every body's length.
+
+    The look-up walks the key backwards from the highest ref_key and nearly always takes the first: a column with many
+    versions costs no more than others. MAX over them would read them all.
+    """
+    first, *others = row_keys
+    wanted = sql("SELECT %s AS row_key", first) + "".join([sql(" UNION ALL SELECT %s", key) for key in others])
+    return " UNION ALL ".join(
+        sql(
+            f"SELECT {_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body) FROM ("
+            "SELECT (SELECT versions.added_id FROM %s.entity AS versions WHERE versions.row_key = wanted.row_key"
+            " AND versions.column_name = %s AND versions.added_id <= %s ORDER BY versions.ref_key DESC LIMIT 1"
+            ") AS added_id FROM (",
+            share,
+            Name(datastore.database(shard)),
+            column.encode(),
+            until,
+        )
+        + wanted
+        + sql(") AS wanted) AS newest STRAIGHT_JOIN %s.entity USING (added_id)", Name(datastore.database(shard)))
+        for column in columns
+    )
+
+
+def _bodies(datastore: Datastore, places: Sequence[tuple[int, int]]) -> Operation[dict[tuple[int, int], bytes]]:
+    """Returns the bodies at each (shard, added_id), by it."""
+    by_shard: dict[int, list[str]] = {}
+    for shard, added_id in places:
+        by_shard.setdefault(shard, []).append(str(added_id))
+    if not by_shard:
+        return {}
+    results = yield ";".join(
+        sql("SELECT added_id, body FROM %s.entity WHERE added_id IN ", Name(datastore.database(shard)))
+        + f"({commas(added_ids)})"
+        for shard, added_ids in by_shard.items()
+    )
+    return {
+        (shard, added_id): body
+        for shard, result in zip(by_shard, results, strict=True)
+        for added_id, body in result.rows
+    }
 
 
 def _literals(columns: Iterable[str]) -> Script:

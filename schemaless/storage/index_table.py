@@ -38,6 +38,12 @@ _NEWER = (
 )
 
 
+_WRITE_BYTES = 80  # row key, version, live and punctuation
+_STATEMENT_BYTES = 1024
+_COLUMN_BYTES = len(_NEWER) + 40
+_NUMBER_BYTES = 48  # the longest number, time, uuid or decimal, and the quotes of what is longer
+
+
 class Term(msgspec.Struct, frozen=True):
     """One comparison of a query."""
 
@@ -97,6 +103,20 @@ def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[
         f" ON DUPLICATE KEY UPDATE {update}"
         for shard, rows in by_shard.items()
     )
+
+
+def sql_bytes_max(definition: IndexDefinition, write: IndexWrite, is_first: bool) -> int:
+    """Returns at least as many bytes as a write adds to what `upserts` returns. `is_first`: of its shard."""
+    size = _WRITE_BYTES + _NUMBER_BYTES * len(definition.fields)
+    if is_first:
+        size += _STATEMENT_BYTES + sum(_COLUMN_BYTES + 5 * len(field.name) for field in definition.fields)
+    if write.entry is not None:
+        for value in write.entry.values:
+            if isinstance(value, str):
+                size += 8 * len(value)  # hexadecimal digits of UTF-8, at most four bytes a code point
+            elif isinstance(value, bytes):
+                size += 2 * len(value)
+    return size
 
 
 def select(datastore: Datastore, shard: int, definition: IndexDefinition, selection: Selection) -> Script:

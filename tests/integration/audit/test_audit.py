@@ -170,9 +170,9 @@ def build_index(storage, datastore, stored):
         node.run(checkpoint_table.make, datastore.name, f"index:{INDEX.name}", heads)
     for shard in (0, 1):
         storage.master(datastore.home(shard)).run(index_table.create, datastore, shard, INDEX)
-    for write in [write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard])]:
+    for write in [write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard]).writes]:
         run_sql(storage.master(datastore.home(write.shard)), index_table.upserts(datastore, INDEX, [write]))
-    return {write.row_key: write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard])}
+    return {write.row_key: write for shard in (0, 1) for write in index_writes(INDEX, 2, {}, cells[shard]).writes}
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def log_of(table):
 def rows_until(table, position):
     """By row: the newest cell of each source column in the log up to a position."""
     rows = {}
-    for cell in table.newest_until({SOURCE_SHARD: (position, ROWS)}, DEFINITION.columns):
+    for cell in table.newest_until({SOURCE_SHARD: (position, ROWS)}, DEFINITION.columns).cells:
         rows.setdefault(cell.row_key, {})[cell.column_name] = cell
     return rows
 
@@ -105,7 +105,7 @@ def test_any_batching_any_order_and_any_repetition_converge(found, data):
     for _ in range(data.draw(st.integers(1, 3))):
         sizes = data.draw(st.lists(st.integers(1, 5), max_size=6))
         for start, end in cut(log, sizes):
-            pieces.append(index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end]))
+            pieces.append(index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end]).writes)
     repeated = data.draw(st.lists(st.sampled_from(pieces), max_size=4)) if pieces else []
     index = {}
     for writes in data.draw(st.permutations(pieces + repeated)):
@@ -119,9 +119,9 @@ def test_a_late_writer_that_dies_in_between_changes_nothing(found, data):
     source = table_of(found)
     log = log_of(source)
     index = {}
-    apply(index, index_writes(DEFINITION, SHARDS, {}, log))
+    apply(index, index_writes(DEFINITION, SHARDS, {}, log).writes)
     start = data.draw(st.integers(0, len(log)))
     end = data.draw(st.integers(start, len(log)))
-    late = index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end])
+    late = index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end]).writes
     apply(index, late[: data.draw(st.integers(0, len(late)))])
     assert live(index) == wanted(source)

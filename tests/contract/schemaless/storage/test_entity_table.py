@@ -2,6 +2,7 @@
 
 import uuid
 from functools import partial
+from random import Random
 
 import pytest
 from structlog.testing import capture_logs
@@ -173,7 +174,8 @@ async def test_the_newest_until_a_location_ignores_what_came_after(table):
 
     async def newest(rows, columns):
         found = await table.run("newest_until", rows, columns)
-        return sorted((c.shard, c.row_key, c.column_name, c.ref_key) for c in found)
+        assert not found.unread
+        return sorted((c.shard, c.row_key, c.column_name, c.ref_key) for c in found.cells)
 
     assert await newest({0: (1, [ROW])}, [BASE, STATUS]) == [(0, ROW, BASE, 5)]
     assert await newest({0: (4, [ROW])}, [BASE, STATUS]) == [(0, ROW, BASE, 5), (0, ROW, STATUS, 7)]
@@ -182,6 +184,29 @@ async def test_the_newest_until_a_location_ignores_what_came_after(table):
         (0, OTHER_ROW, STATUS, 1),
         (1, ROW, BASE, 1),
     ]
+
+
+async def test_the_newest_until_a_location_reads_whole_rows_as_far_as_the_bytes_go(table):
+    """The first row comes whatever its size, the others in their order, and none after the first that doesn't fit."""
+    rows = [RowKey(bytes([n]) * 16) for n in range(5)]
+    bodies = {(row, column): encode_body({"n": "x" * 200}) for row in rows for column in (BASE, STATUS)}
+    bodies[rows[3], BASE] = encode_body({"n": Random(1).randbytes(60_000).hex()})
+    cells = [ShardCell(CellKey(row, column, RefKey(1)), body, 0) for (row, column), body in bodies.items()]
+    await table.run("put_cells", cells)
+
+    async def read(row_keys, bytes_max):
+        found = await table.run("newest_until", {0: (100, row_keys)}, [BASE, STATUS], bytes_max)
+        assert all(cell.body == bodies[cell.row_key, cell.column_name] for cell in found.cells)
+        whole = sorted({cell.row_key for cell in found.cells})
+        assert len(found.cells) == 2 * len(whole)
+        return [rows.index(row) for row in whole], [rows.index(row) for row in found.unread.get(0, ())]
+
+    small = 2 * len(bodies[rows[0], BASE])
+    assert await read(rows, 1 << 20) == ([0, 1, 2, 3, 4], [])
+    assert await read(rows, small * 2) == ([0, 1], [2, 3, 4])
+    assert await read(rows, small * 3 + 1) == ([0, 1, 2], [3, 4])
+    assert await read([rows[3], rows[4]], 1) == ([3], [4])
+    assert await read([rows[4], rows[3], rows[0]], small * 2) == ([4], [3, 0])
 
 
 async def test_versions_come_in_the_order_and_range_asked_for(table):
