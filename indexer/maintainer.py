@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey, StoredCell
 from schemaless.consume.ports import Effect, Outcome, Run, Script
+from schemaless.errors import StorageUnavailable
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.transition import IndexWrite, Row, index_writes
-from schemaless.storage import entity_table, index_table
+from schemaless.index.transition import IndexWrite, Row, index_writes, superseding_writes
+from schemaless.location import GenerationStart, Location, visible_starts
+from schemaless.sharding import shard_of
+from schemaless.storage import entity_table, index_definition_table, index_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
 
@@ -17,6 +20,8 @@ Rows = Mapping[RowKey, Row]
 
 EFFECT_BYTES_MAX = 8 << 20
 """The most bytes of SQL that one effect has for a cluster: half of MariaDB's default for what a server takes."""
+
+_SCANNED_AT_ONCE = 8  # index shards in one statement of `supersede`
 
 
 class Maintainer:
@@ -33,11 +38,13 @@ class Maintainer:
         definition: IndexDefinition,
         *,
         effect_bytes_max: int = EFFECT_BYTES_MAX,
+        examined_rows_max: int = index_table.EXAMINED_ROWS_MAX,
     ) -> None:
         self._storage = storage
         self._datastore = datastore
         self._definition = definition
         self._effect_bytes_max = effect_bytes_max
+        self._examined_rows_max = examined_rows_max
 
     async def handle(self, runs: Sequence[Run]) -> Effect:
         """Evaluates the index before and after each event, on the log alone. Raises StorageUnavailable.
@@ -64,7 +71,81 @@ class Maintainer:
         return Effect(outcomes, self._scripts(writes))
 
     async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
-        return Effect([])
+        """Takes back what cells of a shard wrote that a generation superseded, at or above `starts_at` (I13).
+
+        The checkpoint must be read before, on every cluster, and move back by compare-and-set together with the
+        scripts. It is repeatable. Where it takes several transactions, only the last is returned: each of them writes
+        what the present log says, so the early ones need no compare-and-set. Raises StorageUnavailable.
+        """
+        home = self._storage.master(self._datastore.home(shard))
+        known = await home.run(shard_head.generations, self._datastore.name, shard)
+        if all(start.generation < generation for start in known):
+            raise StorageUnavailable(f"generation {generation} of shard {shard} is not known on its master yet")
+        starts = [start for start in visible_starts(known) if start.starts_at >= starts_at]
+        name = self._definition.name
+        await all_or_first_error(
+            master.run(index_definition_table.lower_build, self._datastore.name, name, shard, starts_at - 1)
+            for master in self._storage.masters
+        )
+        last = await all_or_first_error(
+            self._supersede_on(cluster, shard, starts) for cluster in self._datastore.clusters
+        )
+        return Effect(
+            [], {cluster: script for cluster, script in zip(self._datastore.clusters, last, strict=True) if script}
+        )
+
+    async def _supersede_on(self, cluster: str, shard: int, starts: Sequence[GenerationStart]) -> Script:
+        """Rewrites the superseded entries of one cluster's index shards, but for the last script, which it returns."""
+        master = self._storage.master(cluster)
+        after = {n: RowKey(b"") for n in range(self._datastore.shards) if self._datastore.home(n) == cluster}
+        pending: Script = ""
+        while after:
+            asked = dict(list(after.items())[:_SCANNED_AT_ONCE])
+            pages = await master.run(
+                index_table.superseded, self._datastore, self._definition, asked, starts, self._examined_rows_max
+            )
+            found: dict[GenerationStart, list[tuple[int, RowKey]]] = {}
+            for index_shard, page in pages.items():
+                for row_key, version in page.rows:
+                    if shard_of(row_key, self._datastore.shards) == shard:
+                        found.setdefault(_superseded_by(version, starts), []).append((index_shard, row_key))
+                if page.last is None:
+                    del after[index_shard]
+                else:
+                    after[index_shard] = page.last
+            for start, places in found.items():
+                async for script in self._superseding(shard, start, places):
+                    if pending and len(pending) + len(script) > self._effect_bytes_max:
+                        await master.run(index_table.write, pending)
+                        pending = ""
+                    pending = f"{pending};{script}" if pending else script
+        return pending
+
+    async def _superseding(
+        self, shard: int, start: GenerationStart, places: Sequence[tuple[int, RowKey]]
+    ) -> AsyncIterator[Script]:
+        """Yields the scripts that rewrite (index shard, row key)s, each within the bound of an effect."""
+        home = self._storage.master(self._datastore.home(shard))
+        index_shards: dict[RowKey, list[int]] = {}
+        for index_shard, row_key in places:
+            index_shards.setdefault(row_key, []).append(index_shard)
+        unread: Sequence[RowKey] = list(index_shards)
+        while unread:
+            wanted = {shard: (start.starts_at - 1, unread)}
+            page = await home.run(entity_table.newest_until, self._datastore, wanted, self._definition.columns)
+            left = set(page.unread.get(shard, ()))
+            read = [(n, row_key) for row_key in unread if row_key not in left for n in index_shards[row_key]]
+            rows = _rows(page.cells).get(shard, {})
+            room, part = self._room(), list[IndexWrite]()
+            for write in superseding_writes(self._definition, self._datastore.shards, start, rows, sorted(read)):
+                if not room.take([write]):
+                    yield index_table.upserts(self._datastore, self._definition, part)
+                    room, part = self._room(), []
+                    room.take([write])
+                part.append(write)
+            if part:
+                yield index_table.upserts(self._datastore, self._definition, part)
+            unread = page.unread.get(shard, ())
 
     async def _rows_before(self, runs: Sequence[Run]) -> tuple[dict[int, Rows], dict[int, frozenset[RowKey]]]:
         """Returns by shard the rows of the run's cells, as the log makes them just before its first cell.
@@ -125,6 +206,14 @@ def _rows(cells: Iterable[StoredCell]) -> Mapping[int, Rows]:
     for cell in cells:
         found.setdefault(cell.shard, {}).setdefault(cell.row_key, {})[cell.column_name] = cell
     return found
+
+
+def _superseded_by(version: Location, starts: Sequence[GenerationStart]) -> GenerationStart:
+    """Returns the latest generation that supersedes a version. There is one."""
+    return max(
+        (start for start in starts if version.generation < start.generation and version.added_id >= start.starts_at),
+        key=lambda start: start.generation,
+    )
 
 
 def _lock_order(write: IndexWrite) -> tuple[int, RowKey]:

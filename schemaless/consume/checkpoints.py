@@ -113,16 +113,10 @@ class Checkpoints:
     async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]:
         by_cluster = self._by_cluster(shards)
         answers = await all_or_first_error(self._read_on(cluster, numbers) for cluster, numbers in by_cluster.items())
-        found: dict[int, ShardCheckpoint] = {}
+        by_shard: dict[int, list[Checkpoint]] = {}
         for row in (row for answer in answers for row in answer):
-            other = found.get(row.shard)
-            stopped = (row.reason or "no reason is known") if row.state is State.STOPPED else None
-            if other is None:
-                found[row.shard] = ShardCheckpoint(row.position, stopped)
-            else:  # what all clusters have reached counts
-                lower = min(other.position, row.position, key=lambda position: position.location)
-                found[row.shard] = ShardCheckpoint(lower, other.stop_reason or stopped)
-        return found
+            by_shard.setdefault(row.shard, []).append(row)
+        return {shard: _on_all_clusters(rows) for shard, rows in by_shard.items()}
 
     async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
         lost = await all_or_first_error(
@@ -173,3 +167,11 @@ class Checkpoints:
         if not (lost and effect):
             known.update({move.to.shard: (move.version + 1, move.to) for move in moves if move.to.shard not in lost})
         return lost
+
+
+def _on_all_clusters(rows: Sequence[Checkpoint]) -> ShardCheckpoint:
+    """Returns what all clusters have reached of a shard, and where some are further."""
+    lowest = min((row.position for row in rows), key=lambda position: position.location)
+    stopped = [row.reason or "no reason is known" for row in rows if row.state is State.STOPPED]
+    ahead = tuple(row.position for row in rows if row.location != lowest.location)
+    return ShardCheckpoint(lowest, stopped[0] if stopped else None, ahead)

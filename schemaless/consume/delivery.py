@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 import structlog
 
 from schemaless.cell import StoredCell
+from schemaless.consume.history import History
 from schemaless.consume.ports import Advance, CheckpointStore, Handler, Log, Outcome, Run
 from schemaless.consume.recorder import Recorder
 from schemaless.consume.shard_work import READING, Assignment, ShardWork
 from schemaless.errors import Fenced, LocationGone, SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.location import Location
-from schemaless.position import Position
 from schemaless.shard_cursor import CursorCounts, CursorState
 from schemaless.storage.shard_head import Head
 
@@ -70,6 +70,7 @@ class Delivery:
         self._log = home_log
         self._batch_cells_max = batch_cells_max
         self._recorder = Recorder(checkpoints, handler.record_within_s)
+        self._history = History(handler, checkpoints, home_log)
         self._may_call = may_call
         self._clock = clock
         self._shards: dict[int, ShardWork] = {}
@@ -135,7 +136,7 @@ class Delivery:
         work.queue(work.cursor.take(cells))
         self._active.add(work)
         if work.is_full:
-            self._leave_to_the_log(work)
+            work.leave_to_the_log()
         self._wake.set()
 
     def announce(self, shard: int, generation: int, starts_at: int) -> None:
@@ -267,12 +268,24 @@ class Delivery:
     async def _locate(self, works: Sequence[ShardWork]) -> None:
         """Reads checkpoints. A shard that stopped stays so until somebody resumes it."""
         found = await self._checkpoints.read([work.shard for work in works])
+        uneven = []
         for work in works:
             checkpoint = found[work.shard]
-            head = self._heads.get(work.shard)
-            work.cursor.begin(checkpoint.position, None if head is None else head.location)
+            if checkpoint.ahead and checkpoint.stop_reason is None:
+                uneven.append(work)
+                continue
+            work.begin(checkpoint.position, self._heads.get(work.shard))
             if checkpoint.stop_reason is not None:
                 work.cursor.stop(checkpoint.stop_reason)
+        for work in uneven:
+            try:
+                await self._history.prove(found[work.shard])
+                work.begin(found[work.shard].position, self._heads.get(work.shard))
+            except LocationGone as gone:
+                work.report(self._checkpoints.consumer, str(gone))
+                work.wait_until = self._clock() + _FAILED_PAUSE_MAX_S
+            except Fenced:
+                self._lose([work])
 
     async def _read(self, works: Sequence[ShardWork]) -> None:
         """Reads one page of each shard's log."""
@@ -296,35 +309,22 @@ class Delivery:
                 work.queue(cursor.page(answer))
                 if not work.cells:
                     work.failures = 0
-            refusal = cursor.reason if cursor.state is CursorState.REFUSED else None
-            if refusal is not None and refusal != work.reported:
-                log.warning(
-                    "a shard waits: its log contradicts what is known",
-                    consumer=self._checkpoints.consumer, shard=work.shard, why=refusal,
-                )  # fmt: skip
-            work.reported = refusal
+            work.report(self._checkpoints.consumer, cursor.reason if cursor.state is CursorState.REFUSED else None)
 
     async def _step_back(self, work: ShardWork, gone: LocationGone) -> None:
         """Continues before the generation that superseded the shard's position, if there is one (I13)."""
         cursor = work.cursor
         await self._record([work])
-        superseded = cursor.gone(gone)
-        if superseded is None:
+        if cursor.gone(gone) is None:
             return
-        shard, starts_at = work.shard, gone.resume_at + 1
-        log.warning(
-            "cells are superseded", consumer=self._checkpoints.consumer, shard=shard, starts_at=starts_at,
-            generation=gone.generation, cells=superseded,
-        )  # fmt: skip
-        effect = await self._handler.supersede(shard, starts_at, gone.generation)
-        if await self._checkpoints.move({shard: Advance(cursor.at, restart=True)}, effect.scripts):
-            cursor.lose()
-
-    def _leave_to_the_log(self, work: ShardWork) -> None:
-        """Forgets what waits: the log has it, too. So a slow consumer costs no memory."""
-        first = work.cells[0]
-        work.drop()
-        work.cursor.rewind(Position(work.shard, first.generation, first.added_id - 1))
+        back = cursor.at
+        cursor.forget()  # where this fails, the shard begins anew with its checkpoint, and comes here again
+        try:
+            await self._history.take_back(gone, back)
+        except Fenced:
+            self._lose([work])
+        else:
+            cursor.begin(back)
 
     # Calls
 

@@ -64,10 +64,15 @@ class Handler(Protocol):
 
 
 class ShardCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """How far a shard is finished. With a reason the shard stopped there."""
+    """How far a shard is finished. With a reason the shard stopped there.
+
+    `ahead`: the positions of clusters that are further, because a process ended between two clusters. The log may have
+    lost the cells at them since.
+    """
 
     position: Position
     stop_reason: str | None = None
+    ahead: tuple[Position, ...] = ()
 
 
 class Advance(msgspec.Struct, frozen=True, gc=False):

@@ -6,9 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
+import structlog
+
 from schemaless.cell import StoredCell
 from schemaless.position import Position, position_of
 from schemaless.shard_cursor import CursorCounts, CursorState, ShardCursor
+from schemaless.storage.shard_head import Head
+
+log = structlog.get_logger()
 
 PAGE_CELLS_MIN = 32
 READING = (CursorState.LOCATING, CursorState.BEHIND)
@@ -82,6 +87,10 @@ class ShardWork:
         """Returns how far the shard is finished when so many of these cells are."""
         return position_of(cells[finished - 1]) if finished else self.cursor.done
 
+    def begin(self, position: Position, head: Head | None) -> None:
+        """Continues after a stored position. `head` is what the last look showed."""
+        self.cursor.begin(position, None if head is None else head.location)
+
     def queue(self, cells: Sequence[StoredCell]) -> None:
         self.cells.extend(cells)
         self.cells_bytes += sum([len(cell.body) for cell in cells])
@@ -94,3 +103,17 @@ class ShardWork:
     def drop(self) -> None:
         self.cells.clear()
         self.cells_bytes = 0
+
+    def leave_to_the_log(self) -> None:
+        """Forgets what waits: the log has it, too. So a slow consumer costs no memory."""
+        first = self.cells[0]
+        self.drop()
+        self.cursor.rewind(Position(self.shard, first.generation, first.added_id - 1))
+
+    def report(self, consumer: str, refusal: str | None) -> None:
+        """Logs why the shard waits, each reason once."""
+        if refusal is not None and refusal != self.reported:
+            log.warning(
+                "a shard waits: its log contradicts what is known", consumer=consumer, shard=self.shard, why=refusal
+            )
+        self.reported = refusal

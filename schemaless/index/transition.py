@@ -4,6 +4,10 @@ The cell at position n changes the entry of its row from what the log before n m
 makes of it. That gives an upsert to the shard of the new entry and a tombstone to the shard that it left, both with
 version (generation, n). They depend on the log alone: not on who computes them, when, or in which batches. So in
 every index table the write with the greatest version is the right one, and any others may come late or again.
+
+A generation that starts at s rewrites the log from s on (I13). What was written by the cells that it superseded is
+evaluated again, on the log up to s - 1, with version (generation, s - 1). That beats every superseded version, and
+loses to every later event.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from schemaless.cell import RefKey, RowKey, StoredCell
 from schemaless.codec import decode_body
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry, Values, entry_of, entry_shard, with_column
-from schemaless.location import Location
+from schemaless.location import GenerationStart, Location
 
 Row = Mapping[str, StoredCell]
 """The newest cell of each source column, as of one point of the log."""
@@ -106,3 +110,25 @@ def index_writes(
                 last[write.shard, write.row_key] = write
         finished += 1
     return Transitions([last[key] for key in sorted(last)], finished)
+
+
+def superseding_writes(
+    definition: IndexDefinition,
+    shards: int,
+    start: GenerationStart,
+    before: Mapping[RowKey, Row],
+    superseded: Iterable[tuple[int, RowKey]],
+) -> list[IndexWrite]:
+    """Returns what a new generation makes of (index shard, row key)s that superseded cells had written (I13).
+
+    `before` holds their rows as the log makes them just before the generation starts.
+    """
+    version = Location(start.generation, start.starts_at - 1)
+    states: dict[RowKey, _RowState] = {}
+    writes = []
+    for shard, row_key in superseded:
+        state = states.get(row_key)
+        if state is None:
+            state = states[row_key] = _RowState(definition, shards, before.get(row_key, {}))
+        writes.append(IndexWrite(shard, row_key, version, state.entry if state.shard == shard else None))
+    return writes

@@ -96,6 +96,17 @@ def build_progress(datastore: str, name: str, consumer: str) -> Operation[BuildP
     return BuildProgress(int(done), int(total))
 
 
+def lower_build(datastore: str, name: str, shard: int, added_id: int) -> Operation[None]:
+    """Lets a shard count as built at an added_id, when the cells behind it were superseded (I13)."""
+    yield sql(
+        f"UPDATE {_BUILD_TABLE} SET added_id = LEAST(added_id, %s) WHERE datastore = %s AND name = %s AND shard = %s",
+        added_id,
+        datastore,
+        name,
+        shard,
+    )
+
+
 def set_active(datastore: str, name: str) -> Operation[None]:
     where = sql("WHERE datastore = %s AND name = %s", datastore, name)
     active, building = sql("%s", str(IndexState.ACTIVE)), sql("%s", str(IndexState.BUILDING))

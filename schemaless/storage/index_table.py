@@ -16,6 +16,7 @@ from schemaless.index.definition import Field, IndexDefinition
 from schemaless.index.entry import IndexEntry
 from schemaless.index.transition import IndexWrite
 from schemaless.index.values import DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Op, Value
+from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, Row
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, Time, commas, literal, sql
@@ -38,10 +39,20 @@ _NEWER = (
 )
 
 
+EXAMINED_ROWS_MAX = 4096
+"""How many rows of one index shard a page of `superseded` looks at: some milliseconds of the server."""
+
 _WRITE_BYTES = 80  # row key, version, live and punctuation
 _STATEMENT_BYTES = 1024
 _COLUMN_BYTES = len(_NEWER) + 40
 _NUMBER_BYTES = 48  # the longest number, time, uuid or decimal, and the quotes of what is longer
+
+
+class SupersededPage(msgspec.Struct, frozen=True):
+    """Row keys and versions. `last`: the last row key that was examined, or None: the table has no more."""
+
+    rows: Sequence[tuple[RowKey, Location]]
+    last: RowKey | None
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -117,6 +128,46 @@ def sql_bytes_max(definition: IndexDefinition, write: IndexWrite, is_first: bool
             elif isinstance(value, bytes):
                 size += 2 * len(value)
     return size
+
+
+def superseded(
+    datastore: Datastore,
+    definition: IndexDefinition,
+    after: Mapping[int, RowKey],
+    starts: Sequence[GenerationStart],
+    examined_max: int,
+) -> Operation[dict[int, SupersededPage]]:
+    """Returns a page of each index shard's rows that have a version which one of the generations supersedes (I13).
+
+    The versions' shard isn't known here: the caller looks only at row keys of the shard that has these generations.
+    `after`, by index shard: the row key after which the page begins. Each page examines at most `examined_max` rows.
+    """
+    old = " OR ".join(
+        f"(source_generation < {start.generation} AND source_added_id >= {start.starts_at})" for start in starts
+    )
+    scripts = []
+    for shard, row_key in after.items():
+        table = _table(datastore, shard, definition.name)
+        rows = sql("WHERE row_key > %s ORDER BY row_key", row_key)
+        scripts += [
+            "SELECT row_key, source_generation, source_added_id FROM (SELECT row_key, source_generation,"
+            f" source_added_id FROM {table} {rows} LIMIT {examined_max}) AS page WHERE {old}",
+            # The page before it can't end earlier: a row never leaves an index table.
+            f"SELECT row_key FROM {table} {rows} LIMIT 1 OFFSET {examined_max - 1}",
+        ]
+    results = yield ";".join(scripts)
+    return {
+        shard: SupersededPage(
+            [(row[0], Location(row[1], row[2])) for row in results[2 * n].rows],
+            results[2 * n + 1].rows[0][0] if results[2 * n + 1].rows else None,
+        )
+        for n, shard in enumerate(after)
+    }
+
+
+def write(script: Script) -> Operation[None]:
+    """Runs what `upserts` returned."""
+    yield script
 
 
 def select(datastore: Datastore, shard: int, definition: IndexDefinition, selection: Selection) -> Script:

@@ -7,7 +7,8 @@ from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import entry_for, entry_shard
-from schemaless.index.transition import index_writes
+from schemaless.index.transition import index_writes, superseding_writes
+from schemaless.location import Location, generation_at, visible_starts
 from schemaless.storage.entity_table import ShardCell
 from schemaless.testing import MemoryEntityTable
 from schemaless.topology import Datastore
@@ -40,13 +41,17 @@ events = st.lists(
 def table_of(found):
     """The source shard with these cells: ref_keys in any order, as writers may choose them."""
     table = MemoryEntityTable(Datastore("d", SHARDS, 1, ("a",)))
+    put(table, found)
+    return table
+
+
+def put(table, found):
     table.put_cells(
         [
             ShardCell(CellKey(row, column, ref_key), encode_body({"owner": value, "state": value}), SOURCE_SHARD)
             for row, column, ref_key, value in found
         ]
     )
-    return table
 
 
 def log_of(table):
@@ -125,3 +130,111 @@ def test_a_late_writer_that_dies_in_between_changes_nothing(found, data):
     late = index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end]).writes
     apply(index, late[: data.draw(st.integers(0, len(late)))])
     assert live(index) == wanted(source)
+
+
+def superseded_places(index, starts):
+    """What index_table.superseded finds: by the latest generation that supersedes its version, (shard, row key)s."""
+    found = {}
+    for (shard, row_key), write in index.items():
+        version = write.version
+        above = [s for s in starts if version.generation < s.generation and version.added_id >= s.starts_at]
+        if above:
+            found.setdefault(max(above, key=lambda start: start.generation), []).append((shard, row_key))
+    return found
+
+
+def supersede(index, source, stop_after=None):
+    """What a maintainer does about all generations of the source shard, perhaps killed after some writes."""
+    starts = visible_starts(source.generations(SOURCE_SHARD))
+    writes = []
+    for start, places in superseded_places(index, starts).items():
+        before = rows_until(source, start.starts_at - 1)
+        writes += superseding_writes(DEFINITION, SHARDS, start, before, places)
+    apply(index, writes[:stop_after])
+
+
+def test_what_a_generation_supersedes_leaves_the_index():
+    """A cell that a promotion lost had moved the row: the old owner has it again, and the new one hasn't."""
+    source = table_of([(ROWS[0], "BASE", 1, 0), (ROWS[0], "STATUS", 1, 0), (ROWS[0], "BASE", 2, 1)])
+    index = {}
+    apply(index, index_writes(DEFINITION, SHARDS, {}, log_of(source)).writes)
+    ((lost_shard, _),) = live(index)
+    source.open_generation(SOURCE_SHARD, 3)
+    supersede(index, source)
+    ((shard, _),) = live(index)
+    assert shard != lost_shard
+    assert live(index) == wanted(source)
+    assert {write.version for write in index.values()} == {Location(2, 2)}
+
+
+def test_the_first_cell_of_a_generation_beats_what_the_generation_took_back():
+    """It has the lowest version that a later event can have."""
+    source = table_of([(ROWS[0], "BASE", 1, 0), (ROWS[0], "STATUS", 1, 0), (ROWS[0], "BASE", 2, 1)])
+    index = {}
+    apply(index, index_writes(DEFINITION, SHARDS, {}, log_of(source)).writes)
+    source.open_generation(SOURCE_SHARD, 3)
+    supersede(index, source)
+    put(source, [(ROWS[0], "BASE", 3, 3)])
+    apply(index, index_writes(DEFINITION, SHARDS, rows_until(source, 2), log_of(source)[2:]).writes)
+    assert live(index) == wanted(source)
+
+
+def test_cells_of_a_generation_count_that_a_later_one_kept():
+    """The index slept through two generations, the later of which starts higher: (2, 3) and (2, 4) still stand."""
+    source = table_of([(ROWS[0], "STATUS", 1, 0), (ROWS[1], "STATUS", 1, 0), (ROWS[0], "BASE", 1, 0)])
+    index = {}
+    apply(index, index_writes(DEFINITION, SHARDS, {}, log_of(source)).writes)
+    source.open_generation(SOURCE_SHARD, 3)
+    put(source, [(ROWS[0], "BASE", 2, 0), (ROWS[1], "BASE", 1, 1)])
+    source.open_generation(SOURCE_SHARD, 5)
+    supersede(index, source)
+    apply(index, index_writes(DEFINITION, SHARDS, rows_until(source, 2), log_of(source)[2:]).writes)
+    assert live(index) == wanted(source) != {}
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(ROWS[:2]), st.sampled_from(["BASE", "BASE", "STATUS"]), st.integers(0, 9), st.integers(0, 2)
+    ),
+    min_size=4,
+    max_size=8,
+    unique_by=lambda event: event[:3],
+)
+"""Few rows, and nearly every cell moves one: what isn't taken back is seen."""
+
+
+@given(st.lists(moves, min_size=2, max_size=4), st.data())
+def test_generations_that_supersede_cells_converge_too(histories, data):
+    """Promotions come between puts, at any position, also below an earlier one. The index follows in between or not.
+
+    It may die within any batch and within any superseding, which are then repeated.
+    """
+    source = table_of([])
+    index, at = {}, Location(1, 0)
+    for n, found in enumerate(histories, start=1):
+        if data.draw(st.booleans()):
+            head = source.heads()[SOURCE_SHARD].added_id
+            lost = data.draw(st.integers(0, 6))
+            source.open_generation(SOURCE_SHARD, max(1, head + 1 - lost))
+        put(source, found)
+        left = 0 if n == len(histories) else data.draw(st.integers(0, 9))
+        at = follow(index, source, at, max(0, len(log_of(source)) - left), data)
+    assert live(index) == wanted(source)
+
+
+def follow(index, source, at, until, data):
+    """Takes back what was superseded, then takes the log up to a position. Returns how far it came."""
+    starts = source.generations(SOURCE_SHARD)
+    later = [start.starts_at for start in starts if start.generation > at.generation]
+    reached = at.added_id
+    if later and min(later) <= reached:
+        supersede(index, source, stop_after=data.draw(st.integers(0, 4)))
+        supersede(index, source)
+        reached = min(later) - 1
+    log = log_of(source)[reached:until]
+    for start, end in cut(log, data.draw(st.lists(st.integers(1, 5), max_size=6))):
+        writes = index_writes(DEFINITION, SHARDS, rows_until(source, reached + start), log[start:end]).writes
+        apply(index, writes[: data.draw(st.integers(0, len(writes)))])
+        apply(index, writes)
+    reached += len(log)
+    return Location(generation_at(reached, starts), reached) if reached else Location(1, 0)

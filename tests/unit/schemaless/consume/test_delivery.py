@@ -12,7 +12,7 @@ from schemaless.consume.delivery import Delivery
 from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint
 from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import Location
-from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_position
+from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, position_of, verify_position
 from schemaless.shard_cursor import CursorState, ProvenPage
 from schemaless.storage.entity_table import ShardCell
 from schemaless.testing import MemoryEntityTable
@@ -76,6 +76,7 @@ class CheckpointTable:
         self.rows = {shard: (0, Position(shard, 1, 0, digest=BEGINNING_DIGEST)) for shard in SHARDS}
         self.counts = dict.fromkeys(SHARDS, 0)
         self.stopped = {}
+        self.ahead = {}
 
 
 class MemoryCheckpoints:
@@ -91,7 +92,11 @@ class MemoryCheckpoints:
     async def read(self, shards):
         await asyncio.sleep(0)
         self.known.update({shard: self.table.rows[shard][0] for shard in shards})
-        return {shard: ShardCheckpoint(self.table.rows[shard][1], self.table.stopped.get(shard)) for shard in shards}
+        table = self.table
+        return {
+            shard: ShardCheckpoint(table.rows[shard][1], table.stopped.get(shard), table.ahead.get(shard, ()))
+            for shard in shards
+        }
 
     async def move(self, advances, effects):
         await asyncio.sleep(0)
@@ -102,6 +107,8 @@ class MemoryCheckpoints:
                 continue
             self.known[shard] += 1
             self.table.rows[shard] = (self.known[shard], advance.to)
+            if advance.restart:
+                self.table.ahead.pop(shard, None)
             self.table.counts[shard] = 0 if advance.restart else self.table.counts[shard] + advance.finished
             if advance.stop_reason is not None:
                 self.table.stopped[shard] = advance.stop_reason
@@ -121,6 +128,7 @@ class Recorder:
         self.running = dict.fromkeys(SHARDS, 0)
         self.gates = {}
         self.superseded = []
+        self.takes_nothing_back = False
         self.sizes = []
 
     async def handle(self, runs):
@@ -140,6 +148,8 @@ class Recorder:
                 self.running[run.shard] -= 1
 
     async def supersede(self, shard, starts_at, generation):
+        if self.takes_nothing_back:
+            raise StorageUnavailable("a cluster is away")
         self.superseded.append((shard, starts_at, generation))
         return Effect([])
 
@@ -521,6 +531,70 @@ async def test_a_superseded_position_goes_back_to_the_new_generation(world):
     assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 5, 6, 7]
     assert world.handler.superseded == [(0, 5, 2)]
     assert world.table.rows[0][1].location == Location(2, 7)
+
+
+async def test_nothing_goes_on_until_what_was_superseded_is_taken_back(world):
+    """A cluster is away. Otherwise its effects of superseded cells would stay for ever (I11)."""
+    world.log.grow(0, 6)
+    await world.bring(*cells(0, 1, 6))
+    world.handler.takes_nothing_back = True
+    world.log.table.open_generation(0, 5)
+    world.log.grow(0, 7)
+    await world.bring(*cells(0, 5, 7, generation=2))
+    world.now += 10
+    await world.look_twice()
+    assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6]
+    world.handler.takes_nothing_back = False
+    world.now += 10
+    await world.look_twice()
+    assert world.handler.superseded == [(0, 5, 2)]
+    assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 5, 6, 7]
+
+
+async def test_what_another_cluster_has_of_superseded_cells_is_taken_back_too(world):
+    """A promotion takes one cluster's checkpoint back with its cells. The others keep what they have (I13)."""
+    world.log.grow(0, 6)
+    await world.bring(*cells(0, 1, 6))
+    version, _ = world.table.rows[0]
+    world.table.ahead[0] = (position_of(world.log.cells(0)[5]),)
+    world.table.rows[0] = (version, position_of(world.log.cells(0)[2]))
+    world.log.table.open_generation(0, 5)
+    world.log.grow(0, 7)
+    world.delivery = world.process()
+    await world.look_twice()
+    assert world.handler.superseded == [(0, 5, 2)]
+    assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7]
+
+
+async def test_a_cluster_that_is_only_further_than_another_has_nothing_to_take_back(world):
+    """A process ended between two clusters. The log still has what the first of them finished."""
+    world.log.grow(0, 6)
+    await world.bring(*cells(0, 1, 6))
+    version, _ = world.table.rows[0]
+    world.table.ahead[0] = (position_of(world.log.cells(0)[5]),)
+    world.table.rows[0] = (version, position_of(world.log.cells(0)[2]))
+    world.delivery = world.process()
+    await world.look_twice()
+    assert world.handler.superseded == []
+    assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
+
+
+async def test_effects_of_another_history_on_one_cluster_hold_up_their_shard_only(world):
+    """The home was restored, and its checkpoint with it. The shard waits until a generation is opened (I16)."""
+    for shard in SHARDS:
+        world.log.grow(shard, 6)
+        await world.bring(*cells(shard, 1, 3))
+    world.table.ahead[0] = (Position(0, 1, 6, digest=12345),)
+    world.delivery = world.process()
+    await world.look_twice()
+    assert world.delivery.states() == {0: CursorState.LOCATING, 2: CursorState.LIVE}
+    assert (world.finished(0), world.finished(2)) == (3, 6)
+    world.log.table.open_generation(0, 5)
+    world.log.grow(0, 7)
+    world.now += 10
+    await world.look_twice()
+    assert world.handler.superseded == [(0, 5, 2)]
+    assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_superseded_records_that_come_late_are_not_called(world):
