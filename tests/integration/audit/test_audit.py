@@ -123,6 +123,17 @@ def test_records_that_break_the_contract_are_named(audited, publish, stored, kaf
     assert report.warnings == ["1 records in the topic are not ours"]
 
 
+def test_a_foreign_progress_record_is_named(audited, publish, kafka, datastore):
+    """Tailers leave its partition alone, so it is a finding of the audit."""
+    publish()
+    producer = Producer({"bootstrap.servers": kafka})
+    producer.produce(datastore.progress_topic, b"no record", b"0", partition=0)
+    assert producer.flush(10) == 0
+    ((kind, shard, detail),) = found(audited())
+    assert (kind, shard) == (PROGRESS, -1)
+    assert detail.startswith(f"{datastore.progress_topic} [0] offset ")
+
+
 def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
     """Its checkpoint is behind a head, or stopped there with a reason."""
     publish()
