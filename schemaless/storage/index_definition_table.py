@@ -85,9 +85,14 @@ def begin_build(datastore: str, name: str, build_until: Mapping[int, int]) -> Op
 
 
 def build_progress(datastore: str, name: str, consumer: str) -> Operation[BuildProgress]:
-    """Returns how far the checkpoints of an index are on this server."""
+    """Returns how far the checkpoints of an index are on this server.
+
+    Where the generations of a shard are known, on its home, what a later one superseded isn't finished (I13).
+    """
     ((done, total),) = yield from query(
-        "SELECT COALESCE(SUM(LEAST(build.added_id, COALESCE(reached.added_id, 0))), 0),"
+        "SELECT COALESCE(SUM(LEAST(build.added_id, COALESCE(reached.added_id, 0), COALESCE((SELECT MIN(g.starts_at) - 1"
+        " FROM schemaless.shard_generation AS g WHERE g.datastore = reached.datastore AND g.shard = reached.shard"
+        " AND g.generation > reached.generation), build.added_id))), 0),"
         f" COALESCE(SUM(build.added_id), 0) FROM {_BUILD_TABLE} AS build"
         " LEFT JOIN schemaless.checkpoint AS reached ON reached.datastore = build.datastore"
         + sql(" AND reached.consumer = %s AND reached.shard = build.shard", consumer)

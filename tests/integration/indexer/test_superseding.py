@@ -16,9 +16,11 @@ from schemaless.errors import StorageUnavailable
 from schemaless.index.catalogue import build_progress, create_index, find_index
 from schemaless.location import Location
 from schemaless.names import index_consumer
+from schemaless.position import Position
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, index_definition_table, index_table
+from schemaless.storage import checkpoint_table, entity_table, index_definition_table, index_table
 from schemaless.storage.entity_table import CellKey, ShardCell
+from schemaless.storage.index_definition_table import BuildProgress
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, owners
 
 pytestmark = pytest.mark.storage
@@ -156,3 +158,18 @@ async def test_a_build_does_not_wait_for_cells_that_were_superseded(rows, async_
     rows.promote(0, 6)
     await rows.maintainer.supersede(0, 6, 2)
     assert (await build_progress(async_storage, rows.datastore, index)).total == 10 * SHARDS - 5
+
+
+async def test_a_build_counts_no_cell_that_was_superseded(rows, async_storage):
+    """The checkpoints are at 1:10 of 10, and generation 2 has begun at 6. Its cells are still to be indexed."""
+    rows.put(*moves(rows, 0, row_keys_of(0, 10), 1, seed=1))
+    await create_index(async_storage, rows.datastore, definition())
+    name, consumer = rows.datastore.name, index_consumer(definition().name)
+    for master in async_storage.masters:
+        await master.run(index_definition_table.begin_build, name, definition().name, {0: 10})
+        await master.run(checkpoint_table.make, name, consumer, [Position(0, 1, 10)])
+    index = await find_index(async_storage, rows.datastore, definition().name)
+    assert await build_progress(async_storage, rows.datastore, index) == BuildProgress(10, 10)
+    rows.promote(0, 6)
+    rows.put(*moves(rows, 0, row_keys_of(0, 5), 1, seed=2))
+    assert await build_progress(async_storage, rows.datastore, index) == BuildProgress(5, 10)
