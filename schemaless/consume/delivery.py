@@ -260,7 +260,7 @@ class Delivery:
             for work in self._active
             if now < work.wait_until and (work.cells or work.cursor.state in READING)
         ]
-        waits += [self._recorder.due_at(work) - now for work in self._active if work.unrecorded and not work.busy]
+        waits += [work.record_at - now for work in self._active if work.unrecorded and not work.busy]
         return max(0.001, min(waits, default=IDLE_S))
 
     # Reading
@@ -401,7 +401,7 @@ class Delivery:
         if recorded:
             work.unrecorded = 0
         else:
-            self._recorder.note(work, outcome.finished, now)
+            self._recorder.note(work, outcome, now)
         self.counts.delivered += outcome.finished
         work.wait_until = now + outcome.retry_in_s
         rest = run.cells[outcome.finished :]

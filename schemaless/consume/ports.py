@@ -29,11 +29,15 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """How many cells of a run are finished. The rest comes again after `retry_in_s`. With a reason the shard stops."""
+    """How many cells of a run are finished. The rest comes again after `retry_in_s`. With a reason the shard stops.
+
+    `idle`: they had no effect, so it costs nothing if they come again after a crash.
+    """
 
     finished: int
     retry_in_s: float = 0.0
     stop_reason: str | None = None
+    idle: bool = False
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from schemaless.consume.ports import Advance, CheckpointStore
+from schemaless.consume.ports import Advance, CheckpointStore, Outcome
 from schemaless.consume.shard_work import ShardWork
 from schemaless.errors import SchemalessError
 
 log = structlog.get_logger()
+
+_IDLE_WITHIN_S = 5.0  # for cells of columns that the program has no function for
 
 
 class Recorder:
@@ -24,18 +26,16 @@ class Recorder:
         self._checkpoints = checkpoints
         self._within_s = within_s
 
-    def note(self, work: ShardWork, finished: int, now: float) -> None:
+    def note(self, work: ShardWork, outcome: Outcome, now: float) -> None:
         """Takes note of finished cells."""
-        if finished and not work.unrecorded:
-            work.unrecorded_at = now
-        work.unrecorded += finished
-
-    def due_at(self, work: ShardWork) -> float:
-        return work.unrecorded_at + self._within_s
+        if outcome.finished:
+            due_at = now + (_IDLE_WITHIN_S if outcome.idle else self._within_s)
+            work.record_at = min(work.record_at, due_at) if work.unrecorded else due_at
+            work.unrecorded += outcome.finished
 
     def is_due(self, work: ShardWork, now: float) -> bool:
         """Whether a checkpoint must be stored now. One is stored before a call that follows a failure."""
-        return bool(work.unrecorded) and (now >= self.due_at(work) or now < work.wait_until)
+        return bool(work.unrecorded) and (now >= work.record_at or now < work.wait_until)
 
     async def record(self, works: Sequence[ShardWork], now: float) -> list[ShardWork]:
         """Stores what is finished. Returns the shards of which another process has moved the checkpoint.
@@ -53,7 +53,7 @@ class Recorder:
         except SchemalessError as error:
             for shard, work in pending.items():
                 work.unrecorded += advances[shard].finished
-                work.unrecorded_at = now
+                work.record_at = now + self._within_s
             log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
             return []
         return [pending[shard] for shard in lost]

@@ -37,13 +37,13 @@ class ShardWork:
     """One shard: its cursor, and the cells that were handed over and that no call has begun yet.
 
     `busy`: a call works on it. `page_cells` bounds a page and a call, and is halved by a failure. It then grows only
-    after `careful` more calls. Finished cells whose checkpoint isn't stored yet are `unrecorded`, since
-    `unrecorded_at`. `reported` is the refusal that was logged last.
+    after `careful` more calls. Finished cells whose checkpoint isn't stored yet are `unrecorded`, and it is stored at
+    `record_at`. `reported` is the refusal that was logged last.
     """
 
     __slots__ = (
         "assignment", "busy", "careful", "cells", "cells_bytes", "cursor", "failures", "page_cells",
-        "reported", "served_at", "unrecorded", "unrecorded_at", "wait_until",
+        "record_at", "reported", "served_at", "unrecorded", "wait_until",
     )  # fmt: skip
 
     def __init__(self, shard: int, counts: CursorCounts) -> None:
@@ -57,7 +57,7 @@ class ShardWork:
         self.careful = 0
         self.served_at = self.wait_until = 0.0
         self.unrecorded = 0
-        self.unrecorded_at = 0.0
+        self.record_at = 0.0
         self.reported: str | None = None
 
     @property

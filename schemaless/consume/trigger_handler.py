@@ -91,7 +91,7 @@ class TriggerHandler:
 
     async def _handle(self, run: Run) -> Outcome:
         if not any(cell.column_name in self._program.triggers for cell in run.cells):
-            return Outcome(len(run.cells))
+            return Outcome(len(run.cells), idle=True)
         plan = self._plan(run)
         if not self._has_async:
             loop = asyncio.get_running_loop()

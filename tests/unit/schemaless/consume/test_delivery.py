@@ -124,6 +124,7 @@ class Recorder:
         self.seen = {shard: [] for shard in SHARDS}
         self.locations = set()
         self.judge = lambda cell: None
+        self.idle = False
         self.begun = dict.fromkeys(SHARDS, 0)
         self.running = dict.fromkeys(SHARDS, 0)
         self.gates = {}
@@ -162,7 +163,7 @@ class Recorder:
                 return Outcome(finished, **verdict)
             self.seen[run.shard].append(cell.added_id)
             self.locations.add((run.shard, cell.location))
-        return Outcome(len(run.cells))
+        return Outcome(len(run.cells), idle=self.idle)
 
 
 class World:
@@ -446,6 +447,20 @@ async def test_checkpoints_may_be_stored_a_little_later_and_count_the_finished_c
     await world.settle()
     assert (world.checkpoints.moves, world.finished(0)) == (1, 9)
     assert world.table.counts[0] == 9
+
+
+async def test_checkpoints_of_cells_without_an_effect_are_stored_within_five_seconds():
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.handler.idle = True
+    world.log.grow(0, 9)
+    await world.bring(*cells(0, 1, 9))
+    world.now += 4.9
+    await world.settle()
+    assert world.finished(0) == 0
+    world.now += 0.1
+    await world.settle()
+    assert world.finished(0) == 9
 
 
 async def test_before_a_call_that_follows_a_failure_the_checkpoint_is_stored():
