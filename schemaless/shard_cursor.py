@@ -217,7 +217,7 @@ class ShardCursor:
 
     def rewind(self, position: Position) -> None:
         """Notes that the cells after a position were handed over and are not wanted now. They come from the log."""
-        if self.at is not position:
+        if self.at != position:
             self._expect(self.at.location)
             self.at = position
 

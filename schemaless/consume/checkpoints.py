@@ -15,6 +15,7 @@ import msgspec
 
 from schemaless.batching import Batcher, BatchLimits, all_or_first_error
 from schemaless.consume.ports import Advance, Script, ShardCheckpoint
+from schemaless.errors import StorageUnavailable
 from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage import checkpoint_table, shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -66,19 +67,20 @@ class CommitLane:
         return lost
 
     async def _flush(self, changes: list[_Change]) -> list[Sequence[Move]]:
-        """Commits all changes. One that lost a move is taken out, and the others are committed again."""
-        lost: dict[int, Sequence[Move]] = {}
-        left = list(range(len(changes)))
-        while left:
-            moves = [move for n in left for move in changes[n].moves]
-            effect = ";".join([changes[n].effect for n in left if changes[n].effect])
-            missed = await self._master.run(checkpoint_table.move, self._datastore, moves, effect)
-            gone = {n: found for n in left if (found := [move for move in changes[n].moves if move in missed])}
-            lost |= gone
-            if not effect or not gone:
-                break
-            left = [n for n in left if n not in gone]
-        return [lost.get(n, ()) for n in range(len(changes))]
+        """Commits all changes. An overtaken one that has an effect is taken out, and the others are committed again."""
+        overtaken: list[list[Move]] = [[] for _ in changes]
+        waiting = [list(change.moves) for change in changes]
+        while any(waiting):
+            moves = [move for found in waiting for move in found]
+            effect = ";".join([c.effect for c, found in zip(changes, waiting, strict=True) if c.effect and found])
+            result = await self._master.run(checkpoint_table.move, self._datastore, moves, effect)
+            if len(result.undone) == len(moves):
+                raise StorageUnavailable("checkpoints neither moved nor were overtaken")
+            for n, change in enumerate(changes):
+                lost = [move for move in waiting[n] if move in result.overtaken]
+                overtaken[n] += lost
+                waiting[n] = [] if lost and change.effect else [move for move in waiting[n] if move in result.undone]
+        return list(overtaken)
 
 
 class CommitLanes:

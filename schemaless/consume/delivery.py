@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import structlog
 
@@ -21,7 +22,7 @@ from schemaless.cell import StoredCell
 from schemaless.consume.history import History
 from schemaless.consume.ports import Advance, CheckpointStore, Handler, Log, Outcome, Run
 from schemaless.consume.recorder import Recorder
-from schemaless.consume.shard_work import READING, Assignment, ShardWork
+from schemaless.consume.shard_work import READING, Assignment, QueuedBytes, ShardWork
 from schemaless.errors import Fenced, LocationGone, SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.location import Location
@@ -34,10 +35,11 @@ IDLE_S = 1.0
 """How long a delivery waits at most until it looks again whether something is due."""
 
 _SHARDS_PER_READ = 32
+_READ_AHEAD_BYTES_MAX = 64 << 20  # of bodies that wait in a process. One read more may come on top
 _CALLS_MAX = 4  # of a handler that takes shards together
-_CAREFUL_CALLS = 16
 _FAILED_PAUSE_S = 0.1
 _FAILED_PAUSE_MAX_S = 5.0
+_LEAVING = (Assignment.RELEASED, Assignment.RETURNING)
 
 
 class DeliveryCounts(CursorCounts):
@@ -50,8 +52,8 @@ class DeliveryCounts(CursorCounts):
 class Delivery:
     """Delivers shards of one home cluster to one consumer. Belongs to one event loop.
 
-    `may_call` says whether this process is surely still a member of its group. `clock` counts seconds, as
-    time.monotonic does.
+    `may_call` says whether this process is surely still a member of its group. `queued` counts what waits in all
+    deliveries of the process. `clock` counts seconds, as time.monotonic does.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Delivery:
         *,
         batch_cells_max: int = 1000,
         may_call: Callable[[], bool] = lambda: True,
+        queued: QueuedBytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = DeliveryCounts()
@@ -72,6 +75,7 @@ class Delivery:
         self._recorder = Recorder(checkpoints, handler.record_within_s)
         self._history = History(handler, checkpoints, home_log)
         self._may_call = may_call
+        self._queued = queued or QueuedBytes()
         self._clock = clock
         self._shards: dict[int, ShardWork] = {}
         self._active: set[ShardWork] = set()  # not at rest. So a pass costs nothing for the others
@@ -79,6 +83,7 @@ class Delivery:
         self._moved: set[int] = set()  # shards whose head moved at the last look
         self._heads: Mapping[int, Head] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._recording = asyncio.Lock()
         self._wake = asyncio.Event()
         self._closing = False
 
@@ -92,10 +97,12 @@ class Delivery:
         for shard in shards:
             work = self._shards.get(shard)
             if work is None:
-                work = self._shards[shard] = ShardWork(shard, self.counts)
-            elif work.assignment is Assignment.RELEASED or (work.assignment is Assignment.SUSPENDED and not kept):
-                work.drop()
-                work.cursor.forget()
+                work = self._shards[shard] = ShardWork(shard, self.counts, self._queued)
+            elif work.assignment is not Assignment.OURS and not (work.assignment is Assignment.SUSPENDED and kept):
+                if work.busy:
+                    work.assignment = Assignment.RETURNING
+                    continue
+                work.begin_anew()
             work.assignment = Assignment.OURS
             self._active.add(work)
         self._wake.set()
@@ -104,7 +111,8 @@ class Delivery:
         """Begins nothing more for these shards. Waits for calls in flight, and stores the checkpoints."""
         suspended = [work for shard in shards if (work := self._shards.get(shard)) is not None]
         for work in suspended:
-            work.assignment = Assignment.SUSPENDED
+            ours = work.assignment in (Assignment.OURS, Assignment.SUSPENDED)
+            work.assignment = Assignment.SUSPENDED if ours else Assignment.RELEASED
         deadline = self._clock() + timeout_s
         while any(work.busy for work in suspended) and self._calls and (left_s := deadline - self._clock()) > 0:
             await asyncio.wait(self._calls, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -124,6 +132,7 @@ class Delivery:
                     self._remove(work)
 
     def _remove(self, work: ShardWork) -> None:
+        work.drop()
         self._active.discard(work)
         self._halted.discard(work)
         self._shards.pop(work.shard, None)
@@ -162,7 +171,7 @@ class Delivery:
         self._moved = here
         for work in tuple(self._halted):
             if work.cursor.state is CursorState.STOPPED and not work.busy:
-                work.cursor.forget()
+                work.begin_anew()
             elif work.cursor.state is CursorState.REFUSED and (head := heads.get(work.shard)) is not None:
                 work.cursor.look(head.location)
             if work.cursor.state in READING:
@@ -175,7 +184,7 @@ class Delivery:
         for shard in shards:
             work = self._shards.get(shard)
             if work is not None and work.cursor.state is CursorState.UNCONFIRMED and not work.busy:
-                work.cursor.forget()
+                work.begin_anew()
                 self._halted.discard(work)
                 self._active.add(work)
         self._wake.set()
@@ -211,19 +220,21 @@ class Delivery:
         """Makes one pass. Returns for how many seconds nothing will be due unless something happens."""
         if self._closing:
             return IDLE_S
+        self._settle()
         now = self._clock()
+        if any([self._recorder.is_due(work, now) for work in self._active]):
+            await self._record(list(self._active))
         self._start_calls(now)
-        await self._record([work for work in self._active if self._recorder.is_due(work, now)])
-        idle = [work for work in self._active if work.assignment is Assignment.OURS and now >= work.wait_until]
-        unlocated = [work for work in idle if work.cursor.state is CursorState.LOCATING and not work.busy]
+        unlocated = [
+            work
+            for work in self._active
+            if work.cursor.state is CursorState.LOCATING and work.is_ours(now) and not work.busy
+        ]
         if unlocated:
             await self._guarded(unlocated, self._locate(unlocated))
             return 0.0
-        behind = [
-            work
-            for work in idle
-            if work.cursor.state is CursorState.BEHIND and not work.cells and not (work.busy and work.failures)
-        ]
+        may_read = self._queued.total < _READ_AHEAD_BYTES_MAX and self._may_call()
+        behind = [work for work in self._active if work.wants_page(now)] if may_read else []
         if behind:
             behind.sort(key=lambda work: work.served_at)
             if behind[0].failures:  # it goes alone: it may be what fails the others
@@ -233,7 +244,6 @@ class Delivery:
             await self._guarded(behind, self._read(behind))
             self._start_calls(self._clock())
             return 0.0
-        self._settle()
         return self._next_due_in_s(now)
 
     def _settle(self) -> None:
@@ -255,13 +265,7 @@ class Delivery:
             log.warning("finished cells come again: no checkpoint", consumer=self._checkpoints.consumer, cells=repeated)
 
     def _next_due_in_s(self, now: float) -> float:
-        waits = [
-            work.wait_until - now
-            for work in self._active
-            if now < work.wait_until and (work.cells or work.cursor.state in READING)
-        ]
-        waits += [work.record_at - now for work in self._active if work.unrecorded and not work.busy]
-        return max(0.001, min(waits, default=IDLE_S))
+        return max(0.001, min([IDLE_S, *(work.due_at(now) - now for work in self._active)]))
 
     # Reading
 
@@ -315,7 +319,9 @@ class Delivery:
         """Continues before the generation that superseded the shard's position, if there is one (I13)."""
         cursor = work.cursor
         await self._record([work])
-        if cursor.gone(gone) is None:
+        if work.unrecorded:
+            work.wait_until = self._clock() + _FAILED_PAUSE_S
+        if work.unrecorded or cursor.state is not CursorState.BEHIND or cursor.gone(gone) is None:
             return
         back = cursor.at
         cursor.forget()  # where this fails, the shard begins anew with its checkpoint, and comes here again
@@ -329,7 +335,7 @@ class Delivery:
     # Calls
 
     def _start_calls(self, now: float) -> None:
-        if not self._may_call():
+        if self._closing or not self._may_call():
             return
         ready = [work for work in self._active if work.is_ready(now)]
         if not self._handler.together:
@@ -358,13 +364,15 @@ class Delivery:
         try:
             await self._guarded(works, self._advance(works, runs))
         finally:
+            await self._record([work for work in works if work.assignment in _LEAVING])
             for work in works:
                 work.busy = False
                 self._active.add(work)
-            released = [work for work in works if work.assignment is Assignment.RELEASED]
-            await self._record(released)
-            for work in released:
-                self._remove(work)
+                if work.assignment is Assignment.RELEASED:
+                    self._remove(work)
+                elif work.assignment is Assignment.RETURNING:
+                    work.begin_anew()
+                    work.assignment = Assignment.OURS
             self._wake.set()
 
     async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
@@ -372,16 +380,19 @@ class Delivery:
         effect = await self._handler.handle(runs)
         outcomes = list(zip(works, runs, effect.outcomes, strict=True))
         within_s = self._handler.record_within_s
-        at_once = {
-            run.shard: Advance(
-                work.position_after(run.cells, outcome.finished),
-                work.unrecorded + outcome.finished,
-                outcome.stop_reason,
-            )
-            for work, run, outcome in outcomes
-            if outcome.stop_reason is not None or (outcome.finished and not within_s)
-        }
-        if at_once and (lost := await self._checkpoints.move(at_once, effect.scripts)):
+        stops = any([outcome.stop_reason is not None for outcome in effect.outcomes])
+        async with self._recording if within_s and stops else nullcontext():  # or both would move one checkpoint
+            at_once = {
+                run.shard: Advance(
+                    work.position_after(run.cells, outcome.finished),
+                    work.unrecorded + outcome.finished,
+                    outcome.stop_reason,
+                )
+                for work, run, outcome in outcomes
+                if outcome.stop_reason is not None or (outcome.finished and not within_s)
+            }
+            lost = await self._checkpoints.move(at_once, effect.scripts) if at_once else frozenset()
+        if lost:
             self._lose(work for work in works if work.shard in lost)
             if effect.scripts:
                 raise Fenced("nothing of a transaction stays whose compare-and-set is lost")
@@ -409,17 +420,16 @@ class Delivery:
             work.drop()
             work.cursor.stop(outcome.stop_reason)
         elif rest:
-            work.cells.extendleft(reversed(rest))
-            work.cells_bytes += sum([len(cell.body) for cell in rest])
+            work.put_back(rest)
 
     async def _record(self, works: Sequence[ShardWork]) -> None:
-        self._lose(await self._recorder.record(works, self._clock()))
+        if any([work.unrecorded for work in works]) or self._recording.locked():
+            async with self._recording:
+                self._lose(await self._recorder.record(works, self._clock()))
 
     def _lose(self, lost: Iterable[ShardWork]) -> None:
         for work in lost:
-            work.drop()
-            work.unrecorded = 0
-            work.cursor.lose()
+            work.lose()
             log.warning("another process moved a checkpoint", consumer=self._checkpoints.consumer, shard=work.shard)
 
     async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None]) -> None:
@@ -431,11 +441,7 @@ class Delivery:
             failures = max(work.failures for work in works) + 1
             pause_s = min(_FAILED_PAUSE_MAX_S, _FAILED_PAUSE_S * 2 ** min(failures, 10))
             for work in works:
-                work.drop()
-                work.failures, work.wait_until = failures, self._clock() + pause_s
-                work.page_cells, work.careful = max(1, work.page_cells // 2), _CAREFUL_CALLS
-                if work.cursor.state not in (CursorState.UNCONFIRMED, CursorState.STOPPED):
-                    work.cursor.give_back()
+                work.fail(failures, self._clock() + pause_s)
             consumer = self._checkpoints.consumer
             if isinstance(error, SchemalessError):
                 log.warning("delivery waits", consumer=consumer, why=str(error), again_in_s=pause_s)

@@ -20,6 +20,7 @@ from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog, ShardHeads
 from schemaless.consume.ports import CheckpointStore, Handler
+from schemaless.consume.shard_work import QueuedBytes
 from schemaless.errors import BusUnavailable
 from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -76,6 +77,8 @@ class ConsumerHost:
         self._settings = settings
         self._heads = ShardHeads(storage, datastore)
         self._group: ConsumerGroup | None = None
+        self._queued = QueuedBytes()
+        self._is_member = True  # as it was logged last
         self._running: dict[tuple[str, str], _RunningDelivery] = {}
         self._partitions: set[int] = set()
         self._suspended: set[int] = set()
@@ -99,6 +102,7 @@ class ConsumerHost:
                     HomeLog(self._storage, self._datastore, home),
                     batch_cells_max=self._settings.batch_cells_max,
                     may_call=self._may_call,
+                    queued=self._queued,
                 )
                 delivery.gain(self._shards(home, self._partitions))
                 self._running[consumer.name, home] = _RunningDelivery(delivery)
@@ -155,15 +159,25 @@ class ConsumerHost:
         moved = await self._heads.look()
         for running in self._running.values():
             running.delivery.look(self._heads.known, moved)
-        unconfirmed = {shard for running in self._running.values() for shard in running.delivery.unconfirmed()}
+        if self._may_call() is not self._is_member:
+            self._is_member = not self._is_member
+            if self._is_member:
+                log.info("calls go on: the group answers", consumers=sorted(self.consumers))
+            else:
+                log.warning("calls wait: the group doesn't answer", consumers=sorted(self.consumers))
+        unconfirmed = {
+            running: shards for running in self._running.values() if (shards := running.delivery.unconfirmed())
+        }
         if unconfirmed and self._group is not None:
             try:
-                await self._group.confirm({self._datastore.partition(shard) for shard in unconfirmed})
+                await self._group.confirm(
+                    {self._datastore.partition(shard) for shards in unconfirmed.values() for shard in shards}
+                )
             except BusUnavailable as error:
-                log.warning("the group doesn't confirm our partitions", shards=len(unconfirmed), why=str(error))
+                log.warning("the group doesn't confirm our partitions", why=str(error))
                 return
-        for running in self._running.values():
-            running.delivery.confirmed(unconfirmed)
+        for running, shards in unconfirmed.items():
+            running.delivery.confirmed(shards)
 
     async def run(self) -> None:
         """Looks at the heads again and again until it is cancelled. Raises what ended a delivery."""

@@ -16,6 +16,7 @@ from schemaless.errors import SchemalessError
 
 log = structlog.get_logger()
 
+_RETRY_S = 1.0
 _IDLE_WITHIN_S = 5.0  # for cells of columns that the program has no function for
 
 
@@ -42,7 +43,7 @@ class Recorder:
 
         What can't be stored now is stored later.
         """
-        pending = {work.shard: work for work in works if work.unrecorded and not work.busy}
+        pending = {work.shard: work for work in works if work.unrecorded}
         if not pending:
             return []
         advances = {shard: Advance(work.cursor.done, work.unrecorded) for shard, work in pending.items()}
@@ -53,7 +54,7 @@ class Recorder:
         except SchemalessError as error:
             for shard, work in pending.items():
                 work.unrecorded += advances[shard].finished
-                work.record_at = now + self._within_s
+                work.record_at = now + _RETRY_S
             log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
             return []
         return [pending[shard] for shard in lost]

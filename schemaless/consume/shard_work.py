@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from math import inf
 
 import structlog
 
@@ -21,6 +22,7 @@ READING = (CursorState.LOCATING, CursorState.BEHIND)
 HANDING_OVER = (CursorState.BEHIND, CursorState.LIVE, CursorState.REFUSED)
 """States in which cells that were handed over may be worked on."""
 
+_CAREFUL_CALLS = 16
 _QUEUE_CELLS_MAX = 1000  # what the topic brings beyond that is read from the log later
 _QUEUE_BYTES_MAX = 1 << 20
 
@@ -31,6 +33,16 @@ class Assignment(Enum):
     OURS = "ours"
     SUSPENDED = "suspended"  # in a rebalance: nothing is begun, and nothing forgotten
     RELEASED = "released"  # somebody else's: its last call still runs
+    RETURNING = "returning"  # ours again: it begins anew when its last call has ended
+
+
+class QueuedBytes:
+    """Bodies that wait in the queues of a process, in bytes."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
 
 
 class ShardWork:
@@ -42,11 +54,12 @@ class ShardWork:
     """
 
     __slots__ = (
-        "assignment", "busy", "careful", "cells", "cells_bytes", "cursor", "failures", "page_cells",
+        "assignment", "busy", "careful", "cells", "cells_bytes", "cursor", "failures", "page_cells", "queued",
         "record_at", "reported", "served_at", "unrecorded", "wait_until",
     )  # fmt: skip
 
-    def __init__(self, shard: int, counts: CursorCounts) -> None:
+    def __init__(self, shard: int, counts: CursorCounts, queued: QueuedBytes) -> None:
+        self.queued = queued
         self.cursor = ShardCursor(shard, counts)
         self.cells: deque[StoredCell] = deque()
         self.cells_bytes = 0
@@ -69,15 +82,22 @@ class ShardWork:
         """Whether nothing has to be done until something happens."""
         return not (self.busy or self.cells or self.unrecorded or self.cursor.state in READING)
 
+    def wants_page(self, now: float) -> bool:
+        """Whether its log has to be read. One page waits while a call runs, but not beside a call that may fail."""
+        return (
+            self.cursor.state is CursorState.BEHIND
+            and not self.cells
+            and not (self.busy and self.failures)
+            and self.is_ours(now)
+        )
+
+    def is_ours(self, now: float) -> bool:
+        """Whether something may be done for it now."""
+        return self.assignment is Assignment.OURS and now >= self.wait_until
+
     def is_ready(self, now: float) -> bool:
         """Whether a call may begin."""
-        return (
-            bool(self.cells)
-            and not self.busy
-            and now >= self.wait_until
-            and self.assignment is Assignment.OURS
-            and self.cursor.state in HANDING_OVER
-        )
+        return bool(self.cells) and not self.busy and self.cursor.state in HANDING_OVER and self.is_ours(now)
 
     @property
     def is_full(self) -> bool:
@@ -91,18 +111,52 @@ class ShardWork:
         """Continues after a stored position. `head` is what the last look showed."""
         self.cursor.begin(position, None if head is None else head.location)
 
+    def due_at(self, now: float) -> float:
+        """When something has to be done, even if nothing happens until then."""
+        retry_at = self.wait_until if now < self.wait_until and (self.cells or self.cursor.state in READING) else inf
+        return min(retry_at, self.record_at if self.unrecorded else inf)
+
+    def begin_anew(self) -> None:
+        """Makes the shard read its checkpoint again, whatever it had."""
+        self.drop()
+        self.unrecorded = 0
+        self.cursor.forget()
+
+    def lose(self) -> None:
+        """Another process moved the checkpoint: nothing goes on until the group has confirmed the shard."""
+        self.drop()
+        self.unrecorded = 0
+        self.cursor.lose()
+
+    def fail(self, failures: int, wait_until: float) -> None:
+        """Makes the shard go on later, from the log and in smaller pages."""
+        self.drop()
+        self.failures, self.wait_until = failures, wait_until
+        self.page_cells, self.careful = max(1, self.page_cells // 2), _CAREFUL_CALLS
+        if self.cursor.state not in (CursorState.UNCONFIRMED, CursorState.STOPPED):
+            self.cursor.give_back()
+
     def queue(self, cells: Sequence[StoredCell]) -> None:
         self.cells.extend(cells)
-        self.cells_bytes += sum([len(cell.body) for cell in cells])
+        self._count(sum([len(cell.body) for cell in cells]))
+
+    def put_back(self, cells: Sequence[StoredCell]) -> None:
+        """Takes cells back that a call didn't finish. They are the next ones again."""
+        self.cells.extendleft(reversed(cells))
+        self._count(sum([len(cell.body) for cell in cells]))
 
     def next_cells(self, count_max: int) -> list[StoredCell]:
         cells = [self.cells.popleft() for _ in range(min(count_max, len(self.cells)))]
-        self.cells_bytes -= sum([len(cell.body) for cell in cells])
+        self._count(-sum([len(cell.body) for cell in cells]))
         return cells
 
     def drop(self) -> None:
         self.cells.clear()
-        self.cells_bytes = 0
+        self._count(-self.cells_bytes)
+
+    def _count(self, change: int) -> None:
+        self.cells_bytes += change
+        self.queued.total += change
 
     def leave_to_the_log(self) -> None:
         """Forgets what waits: the log has it, too. So a slow consumer costs no memory."""

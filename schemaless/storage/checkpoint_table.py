@@ -115,34 +115,45 @@ def reached(datastore: str, consumer: str, shard: int) -> Script:
     )
 
 
-def move(datastore: str, moves: Sequence[Move], effect: Script = "") -> Operation[list[Move]]:
-    """Moves checkpoints of any consumers, at least one, in one transaction with `effect`. Returns the lost moves.
+class MoveResult(msgspec.Struct, frozen=True, gc=False):
+    """What did not move. `overtaken`: another process moved the row, or the shard is stopped. `undone`: nothing is
+    against the move, but others of its transaction were overtaken.
+    """
 
-    A move is lost when another process moved the row meanwhile, or when the shard is stopped. With an effect, one lost
-    move undoes the whole transaction. Without one, each move is for itself.
+    overtaken: Sequence[Move] = ()
+    undone: Sequence[Move] = ()
+
+
+def move(datastore: str, moves: Sequence[Move], effect: Script = "") -> Operation[MoveResult]:
+    """Moves checkpoints of any consumers, at least one, in one transaction with `effect`.
+
+    With an effect, one move that is overtaken undoes the whole transaction. Without one, each move is for itself.
     """
     update = _compare_and_set(datastore, moves)
     try:
         if not effect:
             (result,) = yield update
             if result.affected == len(moves):
-                return []
+                return MoveResult()
         else:
             yield f"BEGIN;{update};SET @moved = ROW_COUNT();{_UNDO.format(len(moves))};{effect};COMMIT"
-            return []
+            return MoveResult()
     except NeedsLockedHeads:  # a NULL where none may be: the transaction is undone
         pass
-    # Our own COMMIT may have succeeded before its answer was lost: a checkpoint that is at its goal has moved.
     found: dict[tuple[str, int], Checkpoint] = {}
     for consumer in {move.consumer for move in moves}:
         shards = [move.to.shard for move in moves if move.consumer == consumer]
         found |= {(consumer, row.shard): row for row in (yield from of_consumer(datastore, consumer, shards))}
-    lost = []
+    overtaken, undone = [], []
     for move in moves:
         row = found.get((move.consumer, move.to.shard))
-        if row is None or row.version != move.version + 1 or row.location != move.to.location:
-            lost.append(move)
-    return lost
+        if row is not None and row.version == move.version + 1 and row.location == move.to.location:
+            continue  # our own COMMIT had succeeded before its answer was lost
+        if row is not None and row.version == move.version and row.state is State.RUNNING:
+            undone.append(move)
+        else:
+            overtaken.append(move)
+    return MoveResult(overtaken, undone)
 
 
 _UNDO = "INSERT INTO schemaless.format SELECT NULL FROM DUAL WHERE @moved <> {}"

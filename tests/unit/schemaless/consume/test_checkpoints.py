@@ -52,11 +52,15 @@ async def test_an_unforeseen_failure_leaves_no_move_waiting():
 
 
 class Master:
-    """Runs scripts of moves. All checkpoints move but those of `lost` shards, where another process stands at 1:9."""
+    """Runs scripts of moves. All checkpoints move but those of `lost` shards, where another process stands at 1:9.
+
+    A transaction that meets one of them is undone.
+    """
 
     def __init__(self, lost=()):
         self.scripts = []
         self._lost = lost
+        self.moved = set()
 
     async def run(self, operation, *args, **_):
         operation = operation(*args)
@@ -75,7 +79,8 @@ class Master:
 
     def _answer(self, script):
         if script.startswith("SELECT"):
-            stands = {n: (9, 7) if n in self._lost else (5, 1) for n in range(4)}  # added_id and version
+            # added_id and version
+            stands = {n: (9, 7) if n in self._lost else (5, 1) if n in self.moved else (0, 0) for n in range(4)}
             rows = [("c", n, 1, at, None, 0, 0, version, "running", None, 0) for n, (at, version) in stands.items()]
             return [Result(rows)]
         self.scripts.append(script)
@@ -83,6 +88,7 @@ class Master:
         moved = [shard for shard in shards if shard not in self._lost]
         if script.startswith("BEGIN") and len(moved) < len(shards):
             raise NeedsLockedHeads("a NULL")
+        self.moved.update(moved)
         return [Result((), len(moved))]
 
 
@@ -107,12 +113,23 @@ async def test_moves_share_a_transaction_with_their_effects():
 async def test_only_the_move_that_was_overtaken_is_lost():
     lane = CommitLane(Master(lost=(2,)), "d")
     outcomes = await asyncio.gather(*(lane.move(move(shard)) for shard in range(4)))
-    assert outcomes == [(), (), move(2), ()]
+    assert outcomes == [[], [], move(2), []]
 
 
 async def test_nothing_of_an_effect_stays_whose_move_is_lost_and_the_others_are_committed_again():
     master = Master(lost=(2,))
     lane = CommitLane(master, "d")
     outcomes = await asyncio.gather(*(lane.move(move(shard), f"EFFECT {shard}") for shard in range(4)))
-    assert outcomes == [(), (), move(2), ()]
+    assert outcomes == [[], [], move(2), []]
     assert [f"EFFECT {shard}" in master.scripts[-1] for shard in range(4)] == [True, True, False, True]
+    assert master.moved == {0, 1, 3}
+
+
+async def test_a_change_without_an_effect_moves_also_when_others_of_its_transaction_are_overtaken():
+    master = Master(lost=(2, 3))
+    lane = CommitLane(master, "d")
+    first = asyncio.create_task(lane.move(move(0), "EFFECT 0"))
+    await asyncio.sleep(0)
+    outcomes = await asyncio.gather(first, lane.move(move(1) + move(2)), lane.move(move(3), "EFFECT 3"))
+    assert outcomes == [[], move(2), move(3)]
+    assert master.moved == {0, 1}

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from schemaless.cell import StoredCell
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint
+from schemaless.consume.ports import Effect, Outcome, Run, ShardCheckpoint
 from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, position_of, verify_position
@@ -504,6 +504,124 @@ async def test_a_shard_has_one_call_at_a_time_also_when_it_is_given_away_and_com
     world.handler.gates[0].set()
     await world.until(lambda: world.finished(0) == 3)
     assert world.handler.seen[0] == [1, 2, 3]
+
+
+async def test_a_busy_shard_stores_its_checkpoint_too():
+    """A backlog leaves no moment in which its shard isn't called for."""
+    world = World(together=False, record_within_s=0.25)
+    world.log.grow(0, 900)
+    handle = world.handler.handle
+
+    async def one_cell(runs):
+        world.now += 0.02
+        (outcome,) = (await handle([Run(run.shard, run.after, run.cells[:1]) for run in runs])).outcomes
+        return Effect([outcome])
+
+    world.handler.handle = one_cell
+    unstored = 0
+    while len(world.handler.seen[0]) < 300:
+        await world.delivery.step()
+        await asyncio.sleep(0)
+        unstored = max(unstored, len(world.handler.seen[0]) - world.finished(0))
+    assert unstored < 20
+
+
+async def test_a_shard_that_comes_back_during_a_call_begins_anew_after_it_and_counts_right():
+    """The call that still ran may have left a rest. It is read again, in order, and counted once."""
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.handler.gates[0] = asyncio.Event()
+    world.log.grow(0, 8)
+    await world.bring(*cells(0, 1, 6))
+    tries = iter([{}])
+    world.handler.judge = lambda cell: next(tries, None) if (cell.shard, cell.added_id) == (0, 2) else None
+    await world.delivery.suspend(SHARDS, 0.0)
+    world.delivery.release(SHARDS)
+    world.delivery.gain(SHARDS)
+    await world.settle()
+    world.handler.gates[0].set()
+    await world.until(lambda: world.finished(0) == 8)
+    assert world.handler.seen[0] == list(range(1, 9))
+    assert world.table.counts[0] == 8
+
+
+async def test_a_shard_that_comes_back_while_its_last_checkpoint_is_stored_stays():
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.handler.gates[0] = asyncio.Event()
+    world.log.grow(0, 2)
+    await world.bring(*cells(0, 1, 2))
+    await world.delivery.suspend(SHARDS, 0.0)
+    world.delivery.release(SHARDS)
+    answered, move = asyncio.Event(), world.checkpoints.move
+
+    async def slow(advances, effects):
+        await answered.wait()
+        return await move(advances, effects)
+
+    world.checkpoints.move = slow
+    world.handler.gates[0].set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    world.delivery.gain(SHARDS)
+    answered.set()
+    world.log.grow(0, 3)
+    await world.until(lambda: world.finished(0) == 3)
+    assert world.handler.seen[0] == [1, 2, 3]
+
+
+async def test_a_shard_that_waits_for_the_group_is_named_while_others_have_a_backlog(world):
+    world.log.grow(2, 3)
+    await world.bring(*cells(2, 1, 3))
+    number, at = world.table.rows[2]
+    world.table.rows[2] = (number + 5, at)
+    world.log.grow(0, 4000)
+    world.log.grow(2, 4)
+    world.delivery.look(world.log.heads())
+    world.delivery.look(world.log.heads())
+    world.delivery.take(2, cells(2, 4, 4))
+    while world.delivery.states()[2] is not CursorState.UNCONFIRMED:
+        await world.delivery.step()
+        await asyncio.sleep(0)
+    await world.delivery.step()
+    assert world.delivery.unconfirmed() == [2]
+    assert world.finished(0) < 4000
+
+
+async def test_nothing_is_read_ahead_while_nothing_may_be_called_or_too_much_waits():
+    world = World()
+    world.log.grow(0, 500)
+    world.is_member = False
+    await world.settle()
+    assert world.log.reads == 0
+    world.is_member = True
+    world.delivery._queued.total = 1 << 30  # of other consumers of this process
+    await world.settle()
+    assert world.log.reads == 0
+    world.delivery._queued.total = 0
+    await world.until(lambda: world.finished(0) == 500)
+    assert world.delivery._queued.total == 0
+
+
+async def test_a_supersession_waits_until_the_checkpoint_before_it_is_stored():
+    """Else its cells would be counted on top of those after it."""
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.log.grow(0, 10)
+    await world.bring(*cells(0, 1, 10))
+    failures, move = iter([StorageUnavailable("the answer is lost")]), world.checkpoints.move
+
+    async def fails_once(advances, effects):
+        if (error := next(failures, None)) is not None:
+            raise error
+        return await move(advances, effects)
+
+    world.checkpoints.move = fails_once
+    world.log.table.open_generation(0, 8)
+    world.log.grow(0, 12)
+    await world.look_twice()
+    await world.until(lambda: world.finished(0) == 12)
+    assert world.table.counts[0] == 5  # after 7, where it went back to
 
 
 async def test_a_closed_delivery_finishes_what_is_in_flight_and_takes_nothing_new():
