@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.client import client_settings, translated
 from schemaless.bus.reader import Span, record_of
 from schemaless.errors import NotFound
 from schemaless.record import Record
@@ -22,6 +22,7 @@ _KEEP_PERIOD_S = 1.0
 _TIMEOUT_S = 10.0
 _QUEUE_KBYTES = 16 << 10
 _SESSION_TIMEOUT_S = 10
+HEARTBEAT_INTERVAL_S = 1  # how soon a member learns that partitions move
 _POLL_INTERVAL_MAX_S = 600  # a program that works on a batch for longer loses its partitions to others of its group
 
 Revoked = Callable[[Collection[int]], None]
@@ -63,7 +64,7 @@ class GroupReader:
             settings |= {
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),
-                "heartbeat.interval.ms": 1000,  # how soon a member learns that partitions move
+                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_S * 1000,
                 "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
             }
         self._consumer = Consumer(settings)
@@ -137,7 +138,8 @@ class GroupReader:
             committed = self._consumer.commit(offsets=places, asynchronous=False)
         for place in committed or []:
             if place.error is not None:
-                raise translate(place.error, f"asking the group for {self._topic} [{place.partition}]")
+                with translated(f"asking the group for {self._topic} [{place.partition}]"):
+                    raise KafkaException(place.error)
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
@@ -150,7 +152,8 @@ class GroupReader:
         elif error.code() == KafkaError._PARTITION_EOF:
             self.at_end |= {partition} if partition is not None else set()
         elif error.code() != KafkaError._MAX_POLL_EXCEEDED:  # then the group lets us join again
-            raise translate(error, f"reading {self._topic} [{partition}]")
+            with translated(f"reading {self._topic} [{partition}]"):  # keeps the error as the cause
+                raise KafkaException(error)
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         """Pauses the partitions until `read_from`: finding the offset takes calls, which a callback must not make."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import structlog
+from confluent_kafka import KafkaError, KafkaException
 
-from schemaless.bus.group_reader import GroupReader
+from schemaless.bus.group_reader import HEARTBEAT_INTERVAL_S, GroupReader
 from schemaless.bus.transport import Receiver, refused
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError
 from schemaless.record import Record
@@ -26,6 +27,7 @@ log = structlog.get_logger()
 _POLL_S = 0.1
 _RETRY_PAUSE_S = 0.5
 _READ_PAUSE_S = 0.004  # between two reads, so that records which come soon after one another are taken together
+STOP_TIMEOUT_S = 3.0  # what the receiver does at a stop is cut off after that
 
 T = TypeVar("T")
 
@@ -34,13 +36,25 @@ class PlainTransport:
     """Connects one topic and one group with one receiver. `run` ends only by being cancelled or by raising."""
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, receiver: Receiver, *, session_timeout_s: float = 10.0
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        receiver: Receiver,
+        *,
+        session_timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._group = group
         self._topic = topic
         self._receiver = receiver
         self._session_timeout_s = session_timeout_s
+        self._alive_s = session_timeout_s - HEARTBEAT_INTERVAL_S
+        self._clock = clock
+        self._sleep = sleep
         self._owned: set[int] = set()
+        self._polled_at = clock()
         self._confirmations: SimpleQueue[tuple[Collection[int], Future[None]]] = SimpleQueue()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,10 +72,15 @@ class PlainTransport:
         finally:
             self._stopping = True
             await asyncio.wait({reading})
+            await self._leave()
 
     def is_alive(self) -> bool:
-        """librdkafka itself revokes everything when its heartbeats aren't answered for the session time-out."""
-        return bool(self._owned)
+        """librdkafka revokes everything when its heartbeats aren't answered for the session time-out.
+
+        We learn of that only while we poll. A process that was halted, or whose thread waits for an answer, has to
+        poll first. The last heartbeat may be older than the last poll by the time between heartbeats.
+        """
+        return bool(self._owned) and self._clock() - self._polled_at < self._alive_s
 
     async def confirm(self, partitions: Collection[int]) -> None:
         answered: Future[None] = Future()
@@ -74,24 +93,34 @@ class PlainTransport:
 
     def _read(self) -> None:
         """Reads until the transport stops. This is the thread."""
-        try:
-            self._reader.join(())
-            while not self._stopping:
-                try:
-                    records = self._reader.consume(_POLL_S)
-                    self._begin_fresh()
-                    self._confirm()
-                except BusUnavailable as error:  # librdkafka connects again by itself
-                    log.warning("Kafka is unreachable", group=self._group, why=str(error))
-                    time.sleep(_RETRY_PAUSE_S)
-                    continue
-                except Misconfigured as error:
-                    raise refused(self._group, error) from error
-                if records:
+        self._reader.join(())
+        while not self._stopping:
+            try:
+                records = self._reader.consume(_POLL_S)
+                polled_at = self._clock()
+                if records:  # before anything that may fail, because they don't come again
                     self._in_loop(self._hand_over(records))
-                    time.sleep(_READ_PAUSE_S)
-        finally:
-            self._reader.close()
+                    self._sleep(_READ_PAUSE_S)
+                self._note_poll(polled_at)
+                self._begin_fresh()
+                self._confirm()
+            except BusUnavailable as error:  # librdkafka connects again by itself
+                log.warning("Kafka is unreachable", group=self._group, why=str(error))
+                self._sleep(_RETRY_PAUSE_S)
+            except Misconfigured as error:
+                cause = error.__cause__
+                if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+                    raise refused(self._group, error) from error
+                raise
+
+    def _note_poll(self, polled_at: float) -> None:
+        """Notes when a poll returned. After a long pause the group is asked whether we still own our partitions.
+
+        librdkafka may not have noticed yet that its time is over, so one poll alone says nothing.
+        """
+        if self._owned and polled_at - self._polled_at >= self._alive_s:
+            self._reader.commit(sorted(self._owned))
+        self._polled_at = polled_at
 
     def _confirm(self) -> None:
         """Answers `confirm`. This thread does it: calls of another one starve while this one polls (2.16.1)."""
@@ -109,19 +138,36 @@ class PlainTransport:
                 answered.set_exception(error)
 
     def _begin_fresh(self) -> None:
-        """Begins to read what was assigned just now at its end. The receiver reads heads and checkpoints after that."""
-        fresh = list(self._reader.fresh)
-        if fresh:
-            for partition in fresh:
+        """Begins to read what was assigned just now at its end. The receiver reads heads and checkpoints after that.
+
+        It is told of the partitions that began, also when the next one can't be asked for its end.
+        """
+        kept = sorted(self._owned)
+        try:
+            for partition in list(self._reader.fresh):
                 self._reader.read_from(partition, self._reader.span(partition).high)
-            kept = sorted(self._owned)
-            self._owned |= set(fresh)
-            self._in_loop(self._assigned(kept))
+                self._owned.add(partition)
+        finally:
+            if len(self._owned) > len(kept):
+                self._in_loop(self._assigned(kept))
 
     def _on_revoked(self, partitions: Collection[int]) -> None:
         """Gives partitions away when their calls in flight have ended. The group waits for it."""
-        self._owned -= set(partitions)
-        self._in_loop(self._gave(sorted(partitions)))
+        gone = self._owned.intersection(partitions)
+        self._owned -= gone
+        if gone:
+            self._in_loop(self._gave(sorted(gone)))
+
+    async def _leave(self) -> None:
+        """Gives everything away and leaves the group when the calls in flight have ended. The thread has ended."""
+        owned, self._owned = sorted(self._owned), set()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._receiver.revoked(owned)
+        except (TimeoutError, SchemalessError) as error:
+            log.warning("calls in flight may come again", group=self._group, partitions=owned, why=repr(error))
+        finally:
+            await asyncio.to_thread(self._reader.close)
 
     async def _assigned(self, kept: list[int]) -> None:
         partitions = sorted(self._owned)
@@ -140,19 +186,20 @@ class PlainTransport:
             self._receiver.take(partition, found)
 
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Waits in this thread until the event loop has done some work. At a stop nothing is begun any more."""
-        if self._loop is None or self._loop.is_closed() or self._stopping:
+        """Waits in this thread until the event loop has done some work. From a stop on, it has a bounded time."""
+        if self._loop is None or self._loop.is_closed():
             work.close()
             return None
         done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        stopping_s = 0.0
         while True:
             try:
                 return done.result(timeout=_POLL_S)
             except TimeoutError:
                 if done.done():
                     raise
-                if self._stopping:
+                stopping_s += _POLL_S if self._stopping else 0.0
+                if stopping_s >= STOP_TIMEOUT_S:
                     done.cancel()
-                    return None
             except FutureCancelled:
                 return None
