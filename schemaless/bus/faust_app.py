@@ -19,11 +19,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import faust
+import structlog
 from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
+
+log = structlog.get_logger()
 
 SESSION_TIMEOUT_S = 10.0  # how long the partitions of a killed member wait
 _BUFFERED_EVENTS_MAX = 1000  # in Faust's own queue, with the next one what bounds memory
@@ -44,6 +47,24 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
         consumer = self._ensure_consumer()
         keep_fetches_apart(consumer._fetcher)
         self.heartbeats = Heartbeats(consumer._coordinator)
+
+    def revive(self) -> None:
+        """Starts aiokafka's task that knows the brokers again, if it has died. Any thread may call it.
+
+        uvloop raises a RuntimeError for a connection that was just closed, which aiokafka 0.14.0 doesn't expect. Nobody
+        notices, and the group's coordinator is never found again.
+        """
+        if self._consumer is not None and (task := self._consumer._client._sync_task) is not None and task.done():
+            self.thread_loop.call_soon_threadsafe(self._revive)
+
+    def _revive(self) -> None:
+        client = self._ensure_consumer()._client
+        if client._sync_task is not None and client._sync_task.done() and not client._sync_task.cancelled():
+            log.warning(
+                "aiokafka knows the brokers no longer, and is told to look again",
+                why=repr(client._sync_task.exception()),
+            )
+            client._sync_task = asyncio.ensure_future(client._md_synchronizer())
 
     async def confirm(self, partitions: Iterable[TP]) -> None:
         """Commits where reading is. The coordinator answers only a member of the present generation of the group.

@@ -120,6 +120,7 @@ class FaustTransport:
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=_LOOK_PAUSE_S)
+                self._thread.revive()
                 heartbeats = self._thread.heartbeats
                 refusal = None if heartbeats is None else heartbeats.refusal
                 if isinstance(refusal, InconsistentGroupProtocolError):
