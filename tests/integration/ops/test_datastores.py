@@ -99,8 +99,8 @@ def test_a_format_that_is_not_known_is_refused(storage, topology):
     master = storage.master("a")
     master.run(query, "UPDATE schemaless.format SET version = 99")
     try:
-        with pytest.raises(Misconfigured, match=r"the databases have format \[99\], this program knows 1"):
+        with pytest.raises(Misconfigured, match=rf"have format \[99\], this program knows {schema.FORMAT_VERSION}"):
             list_datastores(topology)
     finally:
-        master.run(query, "UPDATE schemaless.format SET version = 1")
+        master.run(query, f"UPDATE schemaless.format SET version = {schema.FORMAT_VERSION}")
     assert list_datastores(topology)
