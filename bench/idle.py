@@ -77,7 +77,7 @@ def _idle(stack: BenchStack, tailer: LocalServer, seconds: float) -> Idle:
         elapsed = time.monotonic() - began
         return Idle(
             100 * (cpu_seconds(tailer) - used) / elapsed,
-            _memory_mib(tailer),
+            memory_mib(tailer),
             (_questions(storage) - asked) / elapsed,
         )
 
@@ -90,7 +90,7 @@ def _questions(storage: SyncStorage) -> int:
     return sum(storage.master(cluster).run(operation) for cluster in storage.topology.clusters)
 
 
-def _memory_mib(process: LocalServer) -> float:
+def memory_mib(process: LocalServer) -> float:
     status = Path(f"/proc/{process.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found, "a process has resident memory"

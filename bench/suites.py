@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads, whole_stack
+from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads, restart, whole_stack
 from bench.figures import Figure
 from bench.report import Section
 from bench.scale import MANY_SHARDS, PARTITIONS, PARTITIONS_AT_500, PEER_SHARDS, Scale
@@ -133,6 +133,16 @@ def idle_tailer(folder: Path, scale: Scale, _beside: Path | None) -> list[Sectio
     return [Section("A tailer at rest", notes, rows)]
 
 
+def restarted_indexer(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with (
+        running_broker(folder / "kafka") as kafka,
+        storage_stack(folder, BOTH, shards=MANY_SHARDS, kafka=kafka) as stack,
+    ):
+        rows = restart.measure(stack, scale)
+    notes = f"One indexer process over two masters, {PARTITIONS} partitions, checkpoints of all indexes at the heads."
+    return [Section("An indexer that starts again", notes, rows)]
+
+
 def cost_of_a_cell(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = cell_cost.measure(stack, scale)
@@ -144,6 +154,7 @@ SUITES: Mapping[str, Suite] = {
     "two-copies": two_copies,
     "drain": tail_drain,
     "idle": idle_tailer,
+    "restart": restarted_indexer,
     "cell-cost": cost_of_a_cell,
     "latency": effects,
     "stack": stack,
