@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,9 @@ _ENTITY = "INSERT INTO {}.entity (added_id, generation, row_key, column_name, re
 _ENTITY_ROW = "(%s, 1, %s, %s, %s, %s, UTC_TIMESTAMP(6))"
 _BUFFER = (
     "INSERT INTO schemaless.buffer"
-    " (datastore, home, shard, row_key, column_name, ref_key, body, claim, buffered_at) VALUES "
+    " (datastore, home, shard, row_key, column_name, ref_key, body, digest, size, owner, claim, buffered_at) VALUES "
 )
-_BUFFER_ROW = "(%s, %s, %s, %s, %s, %s, %s, 0, UTC_TIMESTAMP(6))"
+_BUFFER_ROW = "(%s, %s, %s, %s, %s, %s, %s, %s, %s, 0, 0, UTC_TIMESTAMP(6))"
 _READ = (
     "SELECT row_key, column_name, ref_key, generation, added_id, created_at, body FROM {}.entity"
     " WHERE added_id > %s ORDER BY added_id LIMIT 2000"
@@ -63,7 +64,10 @@ class RawWriter:
 
     def _write_buffer(self, connection: pymysql.Connection, home: str, cells: Batch) -> None:
         name = self._datastore.name
-        rows = [(name, home, cell.shard, *_key(cell), cell.body) for cell in cells]
+        rows = [
+            (name, home, cell.shard, *_key(cell), cell.body, hashlib.sha256(cell.body).digest(), len(cell.body))
+            for cell in cells
+        ]
         with connection.cursor() as cursor:
             insert(cursor, _BUFFER, _BUFFER_ROW, rows)
         connection.commit()

@@ -91,7 +91,7 @@ class ApiSettings(ServiceSettings):
     port: int = 8000  # The port that the API listens on.
     # Time for a write to one master. A put then takes 3 s when its home and its secondary hang.
     write_timeout_s: float = 1.25
-    # Durable copies that a put needs, 1 or 2. With 2, a put without a reachable secondary is a 503 (I5).
+    # Durable copies that a put needs, 1 or 2. Fewer in time are a 503, also where one exists (I5).
     min_copies: int = Field(default=1, ge=1, le=2)
     breaker_open_s: float = 1.0  # How long the circuit breaker of a failing master stays open.
     read_timeout_s: float = 2.0  # Time for a read from one node. Then the next node is asked.

@@ -13,6 +13,7 @@ SchemalessError
 ├── NotReady                exists, but can't answer yet: an index that is building
 ├── NotBuilt                in the contract, but not built yet
 ├── Unavailable             a server that is needed is unreachable, or too busy; try again
+│   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
@@ -101,7 +102,12 @@ class NotBuilt(SchemalessError):
 
 class Unavailable(SchemalessError):
     retryable = True
-    hint = "send the same request again: every put is idempotent"
+    hint = "send the same request again: puts are idempotent, and so is a POST with an Idempotency-Key"
+
+
+class NotRepeatable(Unavailable):
+    retryable = False
+    hint = "look whether the version was written before you send it again, and send an Idempotency-Key with each POST"
 
 
 class StorageUnavailable(Unavailable):

@@ -18,6 +18,7 @@ from api.http.request import Request
 from api.http.response import (
     METHOD_NOT_ALLOWED,
     NO_SUCH_PATH,
+    Response,
     StreamResponse,
     document_response,
     problem,
@@ -26,7 +27,7 @@ from api.http.response import (
 )
 from api.http.route import Router
 from api.state import ApiState
-from schemaless.errors import SchemalessError, Unavailable
+from schemaless.errors import NotRepeatable, SchemalessError, Unavailable
 
 OTHER = "other"
 """The metrics' name for requests of no route of ours."""
@@ -36,7 +37,8 @@ REJECTED = "rejected"
 """The metrics' name for requests beyond the bound."""
 UNEXPECTED = problem_response(SchemalessError("an unexpected error; the log of this process has it"))
 """The response when a handler raises what nobody foresaw. The server logs the error with its trace."""
-STOPPING = problem_response(Unavailable("this process stops, before the request had its outcome"))
+_STOPS = Unavailable("this process stops, before the request had its outcome")
+STOPPING = problem_response(_STOPS)
 
 
 class StateOwner(Protocol):
@@ -77,9 +79,9 @@ class Dispatcher:
             try:
                 response = await match.handler(request)
             except SchemalessError as error:
-                response = problem_response(error)
+                response = _problem(request, error)
             except asyncio.CancelledError:
-                response = STOPPING
+                response = _problem(request, _STOPS)
                 raise
             finally:
                 request.finish()
@@ -107,6 +109,13 @@ class Dispatcher:
             await answered_at_stop(self._app_of_user(scope, receive, watched), watched)
         finally:
             state.metrics.answered(OTHER, watched.status or 500, watched.started_at - began)
+
+
+def _problem(request: Request, error: SchemalessError) -> Response:
+    """Returns the problem of an error. A request that may write twice is never called safe to repeat."""
+    if error.retryable and not request.repeatable:
+        error = NotRepeatable(str(error))
+    return problem_response(error)
 
 
 class WatchedSend:

@@ -42,14 +42,19 @@ class PayloadBudget:
 
 
 class Request:
-    """One request of a route of ours. `path` holds the parameters of the path as text, not yet parsed."""
+    """One request of a route of ours. `path` holds the parameters of the path as text, not yet parsed.
 
-    __slots__ = ("_headers", "_held_bytes", "_receive", "_scope", "following", "path", "state")
+    A handler sets `following` while it waits for the log to grow, and `repeatable` to False where the same request
+    sent twice may write twice.
+    """
+
+    __slots__ = ("_headers", "_held_bytes", "_receive", "_scope", "following", "path", "repeatable", "state")
 
     def __init__(self, state: ApiState, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
         self.state = state
         self.path = path
         self.following = False
+        self.repeatable = True
         self._scope = scope
         self._receive = receive
         self._headers: dict[bytes, bytes] | None = None

@@ -62,9 +62,9 @@ def problem_response(error: SchemalessError) -> Response:
 
 
 def document_response(document: dict[str, Any]) -> Response:
-    """Returns a problem document as the response of its status."""
+    """Returns a problem document as the response of its status. What may be sent again says when."""
     headers: tuple[Header, ...] = ((b"content-type", b"application/problem+json"), (b"cache-control", b"no-store"))
-    if document["status"] == 503:
+    if document["status"] == 503 and document["retryable"]:
         headers += ((b"retry-after", b"%d" % RETRY_AFTER_S),)
     return Response(document["status"], _encode_json(document), headers)
 

@@ -40,11 +40,13 @@ async def put_cell(request: Request) -> Response:
 
 async def post_version(request: Request) -> Response:
     """Stores a body as the column's next version. The server gives the ref_key. Repeat it with an Idempotency-Key."""
+    idempotency_key = _idempotency_key(request)
+    request.repeatable = idempotency_key is not None
     datastore = await request.datastore()
     request.query()
     row_key, column_name = _column_of(request)
     body = await _stored_body(request)
-    outcome = await request.state.writer.put_next(datastore, row_key, column_name, body, _idempotency_key(request))
+    outcome = await request.state.writer.put_next(datastore, row_key, column_name, body, idempotency_key)
     return put_answer(outcome, request.response_format())
 
 

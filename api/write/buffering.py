@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import structlog
+
 from api.write.outcome import BufferState, PendingPut
 from api.write.queue import MasterWriteQueues
 from schemaless.cell import RowKey
@@ -16,6 +18,8 @@ from schemaless.storage import buffer_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
+
+log = structlog.get_logger()
 
 _STATES = {
     BufferOutcome.INSERTED: BufferState.INSERTED,
@@ -70,6 +74,8 @@ class Secondaries:
                 )
             except StorageUnavailable:
                 self._queues.breakers[secondary].failed()
+            except SchemalessError as error:
+                log.warning("a refused put's buffer row stays for the cleaner", cluster=secondary, error=str(error))
 
     async def _buffer_once(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> list[PendingPut]:
         """Tries each put's preferred secondary once. Returns the puts that no secondary took."""

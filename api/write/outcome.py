@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 import msgspec
 
 from schemaless.cell import CellKey, Placed, PutStatus
-from schemaless.errors import SchemalessError
+from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.buffer_table import BufferRow
 
 
@@ -93,10 +93,12 @@ DECISIONS: Mapping[tuple[BufferState, HomeState], PutState] = {
     (BufferState.NONE, HomeState.CONFLICT): PutState.CONFLICT,
     (BufferState.NONE, HomeState.UNREACHABLE): PutState.FAILED,
     (BufferState.NONE, HomeState.REFUSED): PutState.FAILED,
-    (BufferState.NONE, HomeState.NOT_ASKED): PutState.FAILED,  # min_copies asks for a secondary
+    (BufferState.NONE, HomeState.NOT_ASKED): PutState.FAILED,  # min_copies needs a secondary
     (BufferState.CONFLICT, HomeState.ALREADY_STORED): PutState.ALREADY_STORED_ONCE,  # the buffered one will be refused
     (BufferState.CONFLICT, HomeState.CONFLICT): PutState.CONFLICT,
     (BufferState.CONFLICT, HomeState.NOTHING): PutState.CONFLICT,  # the buffered one came first
+    (BufferState.CONFLICT, HomeState.UNREACHABLE): PutState.FAILED,
+    (BufferState.CONFLICT, HomeState.REFUSED): PutState.FAILED,  # the cell at home can't be compared
     (BufferState.REFUSED, HomeState.NOT_ASKED): PutState.FAILED,
 }
 """Every combination that can happen. The others are impossible: a home is put to only after the buffer took the cell or
@@ -123,9 +125,16 @@ class PendingPut(msgspec.Struct, gc=False):
     def is_buffered(self) -> bool:
         return self.buffered is BufferState.INSERTED or self.buffered is BufferState.SHARED
 
-    def result(self) -> PutResult:
+    def result(self, min_copies: int) -> PutResult:
+        """Returns what came of the put. One that has fewer copies than required fails, although a copy may exist."""
         state = decide(self.buffered, self.home)
         if state.status is None:
             assert self.error is not None, "a put fails with an error"
             return self.error
+        if state.status is not PutStatus.CONFLICT and state.copies < min_copies:
+            return too_few_copies(state.copies, min_copies)
         return PutOutcome(state.status, self.row.key, self.row.shard, self.placed, state.copies)
+
+
+def too_few_copies(copies: int, min_copies: int) -> StorageUnavailable:
+    return StorageUnavailable(f"{min_copies} durable copies are required, and {copies} are known in time")

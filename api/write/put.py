@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from api.write.buffering import Secondaries
-from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, PutResult
+from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, PutResult, too_few_copies
 from api.write.queue import MasterWriteQueues, breaker_open
 from schemaless.batching import chunks
 from schemaless.cell import Cell, ColumnName, Placed, PutStatus, RowKey
@@ -81,11 +81,11 @@ class CellWriter:
         A StorageUnavailable as a result means that the cell is not known to be durable. It may still appear, and it may
         be put again.
         """
-        rows = [_row(datastore, cell) for cell in cells]
-        if len(rows) == 1:  # the usual case pays for no grouping
-            results = await self._put_chunk(datastore, rows[0].home, rows)
+        if len(cells) == 1:  # the usual case pays for no grouping
+            shard = shard_of(cells[0].key.row_key, datastore.shards)
+            results = await self._put_chunk(datastore, datastore.home(shard), [(cells[0], shard)])
         else:
-            results = await self._put_at_all(datastore, rows)
+            results = await self._put_at_all(datastore, cells)
         for result in results:
             if isinstance(result, PutOutcome):
                 self.counts[result.status, result.copies] += 1
@@ -105,20 +105,20 @@ class CellWriter:
         Idempotency-Key, and the client's retry would create a second version.
 
         Raises StorageUnavailable when the home is unreachable (the cell is never buffered then) or `min_copies` isn't
-        reached, and Invalid for an Idempotency-Key that was used with another body.
+        reached (the cell may be stored then), and Invalid for an Idempotency-Key that was used with another body.
         """
         shard = shard_of(row_key, datastore.shards)
         home = datastore.home(shard)
         if self._settings.min_copies > 1 and not self._secondaries.choose(home, row_key):
-            raise _no_secondary()
+            raise too_few_copies(0, self._settings.min_copies)
         new = NewVersion(shard, row_key, column_name, body, idempotency_key)
         next_one = await self._put_next_at(home, datastore, new)
         cell = next_one.cell
-        put = PendingPut(BufferRow(cell.key, cell.body, shard, home, random.getrandbits(63)))
+        put = PendingPut(BufferRow(cell.key, cell.body, shard, home, _claim()))
         await self._secondaries.buffer(datastore, home, [put])
         copies = 2 if put.is_buffered else 1
         if copies < self._settings.min_copies:
-            raise _no_secondary()
+            raise too_few_copies(copies, self._settings.min_copies)
         self.counts[next_one.placed.status, copies] += 1
         return PutOutcome(next_one.placed.status, cell.key, shard, next_one.placed, copies, next_one.replayed)
 
@@ -126,52 +126,54 @@ class CellWriter:
         """Returns when every put under way has its outcome. Called at the end, with no request in flight."""
         await self._queues.drain()
 
-    async def _put_at_all(self, datastore: Datastore, rows: Sequence[BufferRow]) -> list[PutResult]:
-        groups = datastore.by_home(range(len(rows)), lambda position: rows[position].shard)
+    async def _put_at_all(self, datastore: Datastore, cells: Sequence[Cell]) -> list[PutResult]:
+        shards = [shard_of(cell.key.row_key, datastore.shards) for cell in cells]
+        groups = datastore.by_home(range(len(cells)), lambda position: shards[position])
 
-        async def put_at(home: str, here: Sequence[BufferRow]) -> list[PutResult]:
+        async def put_at(home: str, positions: Sequence[int]) -> list[PutResult]:
             results: list[PutResult] = []
-            for chunk in chunks(here, bytes_max=CHUNK_BYTES_MAX, size_bytes=lambda row: len(row.body)):
+            here = [(cells[position], shards[position]) for position in positions]
+            for chunk in chunks(here, bytes_max=CHUNK_BYTES_MAX, size_bytes=lambda one: len(one[0].body)):
                 results += await self._put_chunk(datastore, home, chunk)
             return results
 
-        answers = await asyncio.gather(
-            *(put_at(home, [rows[position] for position in positions]) for home, positions in groups.items())
-        )
+        answers = await asyncio.gather(*(put_at(home, positions) for home, positions in groups.items()))
         by_position = {
             position: result
             for positions, results in zip(groups.values(), answers, strict=True)
             for position, result in zip(positions, results, strict=True)
         }
-        return [by_position[position] for position in range(len(rows))]
+        return [by_position[position] for position in range(len(cells))]
 
-    async def _put_chunk(self, datastore: Datastore, home: str, rows: Sequence[BufferRow]) -> list[PutResult]:
+    async def _put_chunk(self, datastore: Datastore, home: str, cells: Sequence[tuple[Cell, int]]) -> list[PutResult]:
+        """Puts cells, each with its shard, that share their way: one operation on the secondary and one at home.
+
+        They share a claim, too. So a key that comes twice shares a row with itself, and a conflict removes it.
+        """
         if self._queues.is_full(home, datastore):  # before anything is buffered for it
-            return [Unavailable(f"the write queue of cluster {home} is full")] * len(rows)
-        puts = [PendingPut(row) for row in rows]
+            return [Unavailable(f"the write queue of cluster {home} is full")] * len(cells)
+        claim = _claim()
+        puts = [PendingPut(BufferRow(cell.key, cell.body, shard, home, claim)) for cell, shard in cells]
         await self._secondaries.buffer(datastore, home, puts)
-        if self._settings.min_copies > 1:
+        min_copies = self._settings.min_copies
+        if min_copies > 1:
             for put in puts:
                 if put.buffered is BufferState.NONE:
-                    put.error = _no_secondary()
+                    put.error = too_few_copies(0, min_copies)
         to_store = [put for put in puts if put.error is None and put.buffered is not BufferState.CONFLICT]
         if to_store:
             await self._store_at_home(datastore, home, to_store)
         disputed = [put for put in puts if put.buffered is BufferState.CONFLICT]
         if disputed:
             await self._read_at_home(datastore, home, disputed)
-        return [put.result() for put in puts]
+        return [put.result(min_copies) for put in puts]
 
     async def _store_at_home(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
         try:
             places = await self._queues.store(home, datastore, [put.row for put in puts])
-        except (Unavailable, Busy) as error:
-            for put in puts:
-                put.home, put.error = HomeState.UNREACHABLE, error
-            return
         except SchemalessError as error:
             for put in puts:
-                put.home, put.error = HomeState.REFUSED, error
+                put.home, put.error = _not_done(error), error
             return
         for put, placed in zip(puts, places, strict=True):
             put.home, put.placed = _AT_HOME[placed.status], placed
@@ -197,13 +199,22 @@ class CellWriter:
             )
         except StorageUnavailable:
             found = [None] * len(puts)
+        except SchemalessError as error:
+            for put in puts:
+                put.home, put.error = _not_done(error), error
+            return
         for put, stored in zip(puts, found, strict=True):
             if stored is None:
                 put.home = HomeState.NOTHING
-            else:
-                status = PutStatus.ALREADY_STORED if same_body(put.row.body, stored.body) else PutStatus.CONFLICT
-                put.home = _AT_HOME[status]
-                put.placed = Placed(status, put.row.shard, stored.generation, stored.added_id, stored.created_at)
+                continue
+            try:
+                same = same_body(put.row.body, stored.body)
+            except SchemalessError as error:  # the stored body is damaged: it is compared with this put alone
+                put.home, put.error = HomeState.REFUSED, error
+                continue
+            status = PutStatus.ALREADY_STORED if same else PutStatus.CONFLICT
+            put.home = _AT_HOME[status]
+            put.placed = Placed(status, put.row.shard, stored.generation, stored.added_id, stored.created_at)
 
     async def _put_next_at(self, home: str, datastore: Datastore, new: NewVersion) -> NextVersion:
         breaker = self._queues.breakers[home]
@@ -226,10 +237,9 @@ class CellWriter:
         return next_one
 
 
-def _row(datastore: Datastore, cell: Cell) -> BufferRow:
-    shard = shard_of(cell.key.row_key, datastore.shards)
-    return BufferRow(cell.key, cell.body, shard, datastore.home(shard), random.getrandbits(63))
+def _not_done(error: SchemalessError) -> HomeState:
+    return HomeState.UNREACHABLE if isinstance(error, (Unavailable, Busy)) else HomeState.REFUSED
 
 
-def _no_secondary() -> StorageUnavailable:
-    return StorageUnavailable("no secondary could be reached, and min_copies requires one")
+def _claim() -> int:
+    return random.getrandbits(63)

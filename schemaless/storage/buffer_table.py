@@ -1,16 +1,19 @@
 """The buffer table: cells on a secondary that await confirmation on a minion of their home (I5, I6).
 
-Each row carries a `claim`, a random number of the put that relies on it last. Who may remove a row:
+Each row carries the `owner`, a random number of the put that inserted it, which never changes. It also carries a
+`claim`, the number of the put that relies on it last. Who may remove a row:
 
-- the put that inserted it, when it met another body at home, and only while the claim is its own: a later put with the
-  same body takes the claim over and may have answered "buffered";
+- the put that inserted it, when it met another body at home, and only while owner and claim are its own: a later put
+  with the same body takes the claim over and may have answered "buffered";
 - the cleaner, after a minion showed the same body, or in the transaction that records a conflict.
 
-A put that took a claim over never removes the row, because the one before may have answered "buffered".
+A put that took a claim over never removes the row, because the one before may have answered "buffered". That holds when
+its operation is run again, too: the owner still says who inserted the row.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -19,14 +22,14 @@ import msgspec
 from schemaless.cell import CellKey
 from schemaless.codec import same_body
 from schemaless.errors import Busy, DuplicateKey
-from schemaless.storage.entity_table import DIGEST, ShardCell
+from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.sql import Script, commas, sql
 from schemaless.topology import Datastore
 
 
 class BufferRow(ShardCell, frozen=True, gc=False):
-    """What a put writes. `claim` is a random 63-bit number of its own."""
+    """What a put writes. `claim` is a random 63-bit number of the put, which all its rows may share."""
 
     home: str
     claim: int
@@ -55,11 +58,11 @@ class Buffered(msgspec.Struct, frozen=True, gc=False):
 
 _INSERT = (
     "INSERT INTO schemaless.buffer"
-    " (datastore, home, shard, row_key, column_name, ref_key, body, claim, buffered_at) VALUES "
+    " (datastore, home, shard, row_key, column_name, ref_key, body, digest, size, owner, claim, buffered_at) VALUES "
 )
 _BUFFERED = (
     "buffer_id, datastore, shard, row_key, column_name, ref_key, claim,"
-    f" TIMESTAMPDIFF(MICROSECOND, buffered_at, UTC_TIMESTAMP(6)), LENGTH(body), {DIGEST}"
+    " TIMESTAMPDIFF(MICROSECOND, buffered_at, UTC_TIMESTAMP(6)), size, digest"
 )
 _KEY = "datastore = %s AND row_key = %s AND column_name = %s AND ref_key = %s"
 
@@ -82,17 +85,18 @@ def insertion_of(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
     return _INSERT + commas(
         [
             f"({name},x'{row.home.encode().hex()}',{row.shard},x'{row.key.row_key.hex()}',"
-            f"x'{row.key.column_name.encode().hex()}',{row.key.ref_key},x'{row.body.hex()}',{row.claim},"
-            "UTC_TIMESTAMP(6))"
+            f"x'{row.key.column_name.encode().hex()}',{row.key.ref_key},x'{row.body.hex()}',"
+            f"x'{hashlib.sha256(row.body).hexdigest()}',{len(row.body)},{row.claim},{row.claim},UTC_TIMESTAMP(6))"
             for row in rows
         ]
     )
 
 
 def remove(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[None]:
-    """Removes rows that their own puts no longer need, unless another put took the claim over."""
+    """Removes rows that the put inserted and no longer needs, unless another put took the claim over."""
+    mine = f"{_KEY} AND owner = %s AND claim = %s"
     deletes = [
-        sql(f"DELETE FROM schemaless.buffer WHERE {_KEY} AND claim = %s", *_key(datastore, r), r.claim) for r in rows
+        sql(f"DELETE FROM schemaless.buffer WHERE {mine}", *_key(datastore, row), row.claim, row.claim) for row in rows
     ]
     yield ";".join(["BEGIN", *deletes, "COMMIT"])
 
@@ -171,7 +175,7 @@ def depths() -> Operation[dict[tuple[str, str], int]]:
 def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:
     """Looks which keys exist. Shares or refuses those, and inserts the others."""
     found = yield "BEGIN;" + ";".join(
-        sql(f"SELECT claim, body FROM schemaless.buffer WHERE {_KEY} FOR UPDATE", *_key(datastore, row)) for row in rows
+        sql(f"SELECT owner, body FROM schemaless.buffer WHERE {_KEY} FOR UPDATE", *_key(datastore, row)) for row in rows
     )
     standing = {row.key: result.rows[0] for row, result in zip(rows, found[1:], strict=True) if result.rows}
     outcomes, missing, shared = _compare(rows, standing)
@@ -189,21 +193,25 @@ def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operatio
 def _compare(
     rows: Sequence[BufferRow], standing: dict[CellKey, Row]
 ) -> tuple[list[BufferOutcome], list[BufferRow], list[BufferRow]]:
-    """Returns the outcomes, the rows to insert, and the rows whose claims are to be taken over."""
+    """Returns the outcomes, the rows to insert, and the rows whose claims are to be taken over.
+
+    A row of this very put is INSERTED: it was inserted when the operation ran before and the answer was lost, or the
+    key comes twice in the put.
+    """
     outcomes, missing, shared = [], [], []
     for row in rows:
-        claim, body = standing.get(row.key, (None, None))
+        owner, body = standing.get(row.key, (None, None))
         if body is None:
             outcome = BufferOutcome.INSERTED
             missing.append(row)
             standing[row.key] = (row.claim, row.body)
-        elif claim == row.claim:  # this very operation, run again after the connection was lost
+        elif not same_body(body, row.body):
+            outcome = BufferOutcome.CONFLICT
+        elif owner == row.claim:
             outcome = BufferOutcome.INSERTED
-        elif same_body(body, row.body):
+        else:
             outcome = BufferOutcome.SHARED
             shared.append(row)
-        else:
-            outcome = BufferOutcome.CONFLICT
         outcomes.append(outcome)
     return outcomes, missing, shared
 

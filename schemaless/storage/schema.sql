@@ -37,7 +37,8 @@ CREATE TABLE IF NOT EXISTS schemaless.shard_generation (
     PRIMARY KEY (datastore, shard, generation)
 ) ENGINE=InnoDB;
 
--- Cells that await confirmation on a minion of their home (I6). `claim` names the put that relies on the row last.
+-- Cells that await confirmation on a minion of their home (I6). `owner` names the put that inserted the row, and `claim`
+-- the put that relies on it last. The key `home` covers what the cleaner skips and what is counted.
 CREATE TABLE IF NOT EXISTS schemaless.buffer (
     buffer_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -47,10 +48,20 @@ CREATE TABLE IF NOT EXISTS schemaless.buffer (
     column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     ref_key BIGINT NOT NULL,
     body MEDIUMBLOB NOT NULL,
+    digest BINARY(32) NOT NULL COMMENT 'SHA-256 of body',
+    size INT UNSIGNED NOT NULL COMMENT 'bytes of body',
+    owner BIGINT UNSIGNED NOT NULL,
     claim BIGINT UNSIGNED NOT NULL,
     buffered_at DATETIME(6) NOT NULL,
     UNIQUE KEY cell (datastore, row_key, column_name, ref_key),
-    KEY home (home, buffer_id)
+    KEY home (home, buffer_id, size, buffered_at, datastore)
+) ENGINE=InnoDB;
+
+-- Why the home refuses a buffered cell, and since when. It goes when the home takes the cell.
+CREATE TABLE IF NOT EXISTS schemaless.refusal (
+    buffer_id BIGINT UNSIGNED NOT NULL PRIMARY KEY,
+    reason VARCHAR(300) NOT NULL,
+    refused_since DATETIME(6) NOT NULL
 ) ENGINE=InnoDB;
 
 -- Buffered cells that met another body at home (I6). Written in the transaction that deletes the buffer row.

@@ -223,8 +223,21 @@ async def test_two_puts_share_a_row_and_the_refused_one_leaves_it(async_storage,
     assert await node.run(buffer_table.insert, datastore, [first]) == [BufferOutcome.INSERTED]
     assert await node.run(buffer_table.insert, datastore, [first]) == [BufferOutcome.INSERTED]
     assert await node.run(buffer_table.insert, datastore, [second]) == [BufferOutcome.SHARED]
-    await node.run(buffer_table.remove, datastore, [first])
-    assert await buffered(async_storage, datastore) == {put.key.row_key}
+    assert await node.run(buffer_table.insert, datastore, [second]) == [BufferOutcome.SHARED]  # its answer was lost
+    for claimed in (first, second):
+        await node.run(buffer_table.remove, datastore, [claimed])
+        assert await buffered(async_storage, datastore) == {put.key.row_key}
+    assert await node.run(buffer_table.insert, datastore, [first]) == [BufferOutcome.INSERTED]  # as it was told before
+
+
+async def test_a_batch_that_repeats_a_refused_key_leaves_no_row(writer, async_storage, datastore):
+    """I6: before a conflict is told, the put removes its own row, also one that it met itself."""
+    stored = cell(n=1)
+    await async_storage.master("a").run(entity_table.put_cells, datastore, [row_of(datastore, stored, 0)])
+    rival = cell(stored.key.row_key, n=2)
+    results = await writer.put(datastore, [rival, rival, cell(n=3), rival])
+    assert [result.status for result in results].count(PutStatus.CONFLICT) == 3
+    assert stored.key.row_key not in await buffered(async_storage, datastore)
 
 
 async def test_a_shared_row_outlives_the_conflict_of_the_put_that_shares_it(writer, async_storage, datastore):

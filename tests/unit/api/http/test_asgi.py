@@ -20,7 +20,7 @@ from api.http.request import PayloadBudget
 from api.metrics import Metrics
 from api.routes import ROUTES
 from schemaless.config import ApiSettings
-from schemaless.errors import NotFound
+from schemaless.errors import NotFound, StorageUnavailable
 
 ROW = "0b0b0b0b-0000-4000-8000-000000000000"
 CELL = f"/v1/trips/cells/{ROW}/BASE/1"
@@ -298,6 +298,21 @@ async def test_a_request_that_a_stop_cancels_may_be_tried_elsewhere(app, state, 
     start, body = sent
     assert (start["status"], json.loads(body["body"])["retryable"]) == (503, True)
     assert state.in_flight.count == 0
+
+
+@pytest.mark.parametrize(("headers", "retryable"), [({}, False), ({"idempotency-key": "k"}, True)])
+async def test_a_post_without_idempotency_key_is_never_called_safe_to_repeat(app, state, headers, retryable):
+    """Its version may be written although the answer is an error, and nothing would recognise a repeat."""
+
+    async def away():
+        raise StorageUnavailable("down")
+
+    state.catalogue.wait = away
+    response = await ask(app, "POST", f"{ROW_OF_ALL}/BASE", headers=headers)
+    problem = response.json()
+    assert (response.status_code, problem["retryable"]) == (503, retryable)
+    assert ("retry-after" in response.headers) is retryable
+    assert "same request again" not in problem["hint"] or retryable
 
 
 async def test_the_documentation_lists_the_route_table_and_the_user_s_routes(app):

@@ -28,7 +28,7 @@ def test_every_error_has_a_problem(kind):
     assert problem["retryable"] is kind.retryable
     assert 400 <= problem["status"] <= 599
     if problem["status"] == 503:
-        assert kind.retryable or kind is errors.Fenced
+        assert kind.retryable or kind in {errors.Fenced, errors.NotRepeatable}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def is_possible(buffered: BufferState, home: HomeState) -> bool:
         return buffered in {BufferState.NONE, BufferState.REFUSED}
     if home is HomeState.NOTHING:
         return buffered is BufferState.CONFLICT
-    if home in {HomeState.UNREACHABLE, HomeState.REFUSED, HomeState.STORED}:
+    if home is HomeState.STORED:
         return buffered in STORED_IN
     return buffered is not BufferState.REFUSED
 
@@ -62,8 +62,21 @@ def test_a_result_is_the_decision_with_the_cell_or_the_error(buffered, home):
     error = StorageUnavailable("down")
     put = PendingPut(ROW, buffered, "b", home, placed, error)
     status, copies = expected(buffered, home)
-    result = put.result()
+    result = put.result(min_copies=1)
     if status is None:
         assert result is error
     else:
         assert result == PutOutcome(status, ROW.key, 3, placed, copies)
+
+
+@pytest.mark.parametrize(("buffered", "home"), list(DECISIONS))
+def test_with_two_copies_required_fewer_are_a_503_also_where_one_exists(buffered, home):
+    """I5, min_copies=2: stored or buffered on one master alone may be tried again. A conflict stays."""
+    placed = Placed(PutStatus.STORED, 3, 1, 42, 99)
+    status, copies = expected(buffered, home)
+    result = PendingPut(ROW, buffered, "b", home, placed, StorageUnavailable("down")).result(min_copies=2)
+    if status is PutStatus.CONFLICT or copies == 2:
+        assert result == PutOutcome(status, ROW.key, 3, placed, copies)
+    else:
+        assert isinstance(result, StorageUnavailable)
+        assert result.retryable

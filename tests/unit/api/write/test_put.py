@@ -9,7 +9,7 @@ from api.write.put import CellWriter
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings
-from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.errors import Busy, Corrupt, Misconfigured, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, put_transaction
 from schemaless.storage.buffer_table import BufferOutcome
 from schemaless.topology import Datastore, Role
@@ -30,6 +30,8 @@ class Server:
         self.node = SimpleNamespace(name=name, cluster=name[0], role=Role.MASTER)
         self.says = says
         self.shown = None
+        self.reads = self.removes = None  # the errors of these operations
+        self.claims = []
         self._did = did
 
     async def run(self, operation, *args, timeout_s):
@@ -37,12 +39,17 @@ class Server:
         if isinstance(self.says, Exception):
             raise self.says
         if operation is put_transaction.put_copies:
+            self.claims.append([row.claim for row in args[2]])
             return [self.says if self.node.name == "b" else Placed(self.says, 3, 1, 42, 99) for _ in args[2]]
         if operation is entity_table.get:
+            if self.reads is not None:
+                raise self.reads
             body = self.shown
             cell = body and StoredCell(*_key_members(), 3, 1, 42, 99, encode_body(body))
             return [cell for _ in args[1]]
         assert operation is buffer_table.remove
+        if self.removes is not None:
+            raise self.removes
         return None
 
 
@@ -151,3 +158,37 @@ async def test_a_server_that_refuses_is_no_conflict_and_no_success(world, refusi
     """An operator has to act, and the caller learns that."""
     getattr(world, refusing).says = Misconfigured("no table")
     assert isinstance(await put(writer_of(world)), Misconfigured)
+
+
+@pytest.mark.parametrize(
+    "error", [Misconfigured("no table"), Busy("deadlock"), Corrupt("damaged"), StorageUnavailable("x")]
+)
+async def test_a_buffer_row_that_cant_be_removed_costs_the_answer_nothing(world, error):
+    """The contract: a batch is a 200. The conflict is known, and the cleaner records what stays."""
+    world.home.says, world.secondary.removes = PutStatus.CONFLICT, error
+    assert (await put(writer_of(world))).status is PutStatus.CONFLICT
+
+
+@pytest.mark.parametrize("error", [Misconfigured("no table"), Busy("deadlock"), Corrupt("damaged")])
+async def test_a_home_that_cant_be_read_fails_its_own_items(world, error):
+    """The contract: a batch is a 200, and an item that can't be decided is an error of its own."""
+    world.secondary.says, world.home.reads = BufferOutcome.CONFLICT, error
+    assert await put(writer_of(world)) is error
+
+
+async def test_cells_of_a_batch_that_share_their_way_share_a_claim(world):
+    """I6: so a key that comes twice takes no row over from itself, and a conflict of both removes it (fuzz I)."""
+    writer = writer_of(world)
+    await writer.put(TRIPS, [CELL, CELL])
+    ((first, second),) = world.secondary.claims
+    assert first == second
+    await writer.put(TRIPS, [CELL])
+    assert world.secondary.claims[1] != [first]
+
+
+async def test_a_put_that_is_only_buffered_is_no_success_where_two_copies_are_required(world):
+    """I5, min_copies=2: the home is away, one copy exists, and the answer says that it isn't enough."""
+    world.home.says = StorageUnavailable("down")
+    result = await put(writer_of(world, min_copies=2))
+    assert isinstance(result, StorageUnavailable)
+    assert result.retryable
