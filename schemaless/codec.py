@@ -20,6 +20,8 @@ from schemaless.location import INT64_MAX
 
 BODY_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
+CONTAINERS_MAX = 50_000
+"""Arrays and objects of a body. Each costs the decoder about as much as a hundred bytes of text."""
 # Decompressed bodies: MessagePack of a 1 MiB JSON text is at most 9 bytes for two ("0," -> one float), far below this.
 _INFLATED_BYTES_MAX = 16 << 20
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)  # its stub says that it is an instance
@@ -31,6 +33,8 @@ _STORED_BLOCK = struct.Struct("<HBHH")  # RFC 1950 header (fastest), RFC 1951 fi
 
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _decode_msgpack = msgspec.msgpack.Decoder().decode
+_encode_sorted = msgspec.msgpack.Encoder(order="sorted").encode
+_MINUS_ZERO, _ZERO = _encode_msgpack(-0.0), _encode_msgpack(0.0)
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder().decode
 
@@ -41,9 +45,30 @@ def parse_json_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """Returns the stored form of a body that came as JSON text. Raises TooLarge, Malformed or Invalid."""
     if len(raw) > bytes_max:
         raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
+    brackets = _brackets(raw)
+    if brackets > CONTAINERS_MAX:  # some of them may stand in strings
+        check_containers(_brackets(_without_strings(raw)))
     value = parse_json(raw)
-    may_be_deep = raw.count(b"{") + raw.count(b"[") > DEPTH_MAX
-    return encode_body(value, check_depth=may_be_deep)
+    return encode_body(value, check_shape=brackets > DEPTH_MAX)
+
+
+def _brackets(raw: bytes) -> int:
+    return raw.count(b"{") + raw.count(b"[")
+
+
+def _without_strings(raw: bytes) -> bytes:
+    """Returns what stands outside of a JSON text's strings. It costs less than decoding a hostile text."""
+    return b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+
+
+def check_depth(depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise Invalid("body", f"is nested more than {DEPTH_MAX} levels deep")
+
+
+def check_containers(count: int) -> None:
+    if count > CONTAINERS_MAX:
+        raise Invalid("body", f"has more than {CONTAINERS_MAX} arrays and objects")
 
 
 def parse_json(raw: bytes) -> Any:
@@ -56,11 +81,11 @@ def parse_json(raw: bytes) -> Any:
         raise Malformed(f"the payload is not valid JSON: {error}") from error
 
 
-def encode_body(value: Any, *, check_depth: bool = True) -> bytes:
+def encode_body(value: Any, *, check_shape: bool = True) -> bytes:
     """Returns the stored form of a JSON object given as Python values. Raises Invalid or Malformed."""
     if not isinstance(value, dict):
         raise Invalid("body", "must be a JSON object")
-    if check_depth:
+    if check_shape:
         _check(value)
     try:
         packed = _encode_msgpack(value)
@@ -80,18 +105,22 @@ def _zlib(packed: bytes) -> bytes:
 def decode_body(stored: bytes) -> dict[str, Any]:
     """Raises Corrupt when the bytes are no stored body."""
     try:
-        inflate = isal_zlib.decompressobj()
-        packed = inflate.decompress(stored, _INFLATED_BYTES_MAX)
-        if inflate.unconsumed_tail:
-            raise Corrupt("a stored body inflates beyond its bound")
-        if not inflate.eof:
-            raise Corrupt("a stored body can't be decoded: it was cut short")
-        value = _decode_msgpack(packed)
+        value = _decode_msgpack(_inflate(stored))
     except (_INFLATE_ERROR, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"a stored body can't be decoded: {error}") from error
     if not isinstance(value, dict):
         raise Corrupt("a stored body is not an object")
     return value
+
+
+def _inflate(stored: bytes) -> bytes:
+    inflate = isal_zlib.decompressobj()
+    packed = inflate.decompress(stored, _INFLATED_BYTES_MAX)
+    if inflate.unconsumed_tail:
+        raise Corrupt("a stored body inflates beyond its bound")
+    if not inflate.eof:
+        raise Corrupt("a stored body can't be decoded: it was cut short")
+    return bytes(packed)
 
 
 def body_json(stored: bytes) -> bytes:
@@ -102,9 +131,56 @@ def body_json(stored: bytes) -> bytes:
         raise Corrupt(f"a stored body is no JSON object: {error}") from error
 
 
-def same_body(left: bytes, right: bytes) -> bool:
+def same_body(body: bytes, stored: bytes) -> bool:
     """Says whether two stored bodies are the same JSON value: members in any order, numbers of the same kind (I1)."""
-    return left == right or _same(decode_body(left), decode_body(right))
+    return BodyComparison(stored).same(body)
+
+
+def may_be_same_body(body: bytes, stored_bytes: int) -> bool:
+    """Says whether a stored body of that length could be the same value. It costs nothing, so it is asked first."""
+    return stored_bytes <= packed_bytes(body) * 1.01 + 1024  # what can't be compressed grows by less
+
+
+def packed_bytes(body: bytes) -> int:
+    """Returns the length of a body's MessagePack."""
+    return len(_inflate(body))
+
+
+class BodyComparison:
+    """Compares bodies with one stored body, which is decoded at most once and only if it has to be.
+
+    The same value has the same length in MessagePack, whatever the order of its members. So a comparison costs what
+    the given body is worth, however large the stored one is: that is inflated no further than it could be the same.
+    """
+
+    def __init__(self, stored: bytes) -> None:
+        self._stored = stored
+        self._canonical: bytes | None = None
+        self.compared_bytes = 0
+        """What the last comparison inflated of the given body: it inflated and decoded no more of the stored one."""
+
+    def same(self, body: bytes) -> bool:
+        """Raises Corrupt when one of them is no stored body."""
+        self.compared_bytes = 0
+        if body == self._stored:
+            return True
+        try:
+            self.compared_bytes = size = packed_bytes(body)
+            inflate = isal_zlib.decompressobj()
+            shown = len(inflate.decompress(self._stored, size + 1))
+            if shown != size and (shown > size or inflate.eof):
+                return False
+        except _INFLATE_ERROR as error:
+            raise Corrupt(f"a stored body can't be decoded: {error}") from error
+        if self._canonical is None:
+            self._canonical = _encode_sorted(decode_body(self._stored))
+        canonical = _encode_sorted(decode_body(body))
+        if canonical == self._canonical:
+            return True
+        # 0.0 and -0.0 are the same number, and other bytes. The value decides wherever only such bytes differ.
+        if canonical.replace(_MINUS_ZERO, _ZERO) != self._canonical.replace(_MINUS_ZERO, _ZERO):
+            return False
+        return _same(decode_body(body), decode_body(self._stored))
 
 
 def encode_record(cell: StoredCell) -> bytes:
@@ -157,18 +233,26 @@ def decode_cell(value: bytes) -> StoredCell:
 
 
 def _check(value: Any) -> None:
-    """Raises Invalid for a body that is nested too deeply. A hostile one must not exhaust the stack: no recursion."""
+    """Raises Invalid for a body that is nested too deeply or has too many containers. A hostile one must not exhaust
+    the stack: no recursion.
+    """
     level: list[Any] = [value]
-    depth = 0
+    depth = count = 0
     while level:
         depth += 1
-        if depth > DEPTH_MAX:
-            raise Invalid("body", f"is nested more than {DEPTH_MAX} levels deep")
+        check_depth(depth)
+        count += len(level)
+        check_containers(count)
         level = [child for container in level for child in _containers_in(container)]
+
+
+_CONTAINERS = frozenset((dict, list, tuple))
 
 
 def _containers_in(container: Any) -> list[Any]:
     members = container.values() if isinstance(container, dict) else container
+    if _CONTAINERS.isdisjoint(map(type, members)):  # at C's speed: a long list of numbers costs next to nothing
+        return []
     return [member for member in members if isinstance(member, dict | list | tuple)]
 
 

@@ -152,7 +152,7 @@ class EventStream:
             waiting = {self._shard: events.position.location}
             if self._pending or await follower.moved(waiting, deadline - loop.time()):
                 page = await self._read_on(events.position)
-                chunk = self._events_of(events, page) if page is not None else b""
+                chunk = await self._events_of(events, page) if page is not None else b""
                 if chunk:
                     return chunk
             if loop.time() >= deadline:
@@ -182,8 +182,8 @@ class EventStream:
                 self._request, self._datastore, self._shard, wanted, self._read_from, self._settings.follow_bytes_max
             )
 
-    def _events_of(self, events: ShardEvents, page: ShardLogPage) -> bytes:
-        views = views_within(map(cell_view, page.cells), JSON, self._settings.follow_bytes_max)
+    async def _events_of(self, events: ShardEvents, page: ShardLogPage) -> bytes:
+        views = await views_within(map(cell_view, page.cells), JSON, self._settings.follow_bytes_max)
         was_cut = len(views) < len(page.cells)
         self._limit = len(views) if was_cut else min(self._limit * 2, LIMIT_MAX)  # no more is read than can be sent
         page = page.cut(len(views))

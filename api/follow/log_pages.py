@@ -316,7 +316,7 @@ class ShardPages:
             wanted = msgspec.structs.replace(wanted, start=start)
         bytes_max = self._request.state.settings.response_bytes_max
         page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
-        views = views_within(map(cell_view, page.cells), self._form, bytes_max)
+        views = await views_within(map(cell_view, page.cells), self._form, bytes_max)
         self._bytes_left -= sum(len(bytes(view)) for view in views)
         self._served[shard] = served
         page = page.cut(len(views))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from api.http.content import Format
+from api.http.steps import Steps
 from schemaless.cell import StoredCell, created_at_text, row_key_text
 from schemaless.codec import decode_body
 from schemaless.errors import TooLarge
@@ -27,27 +28,31 @@ def cell_view(cell: StoredCell) -> dict[str, Any]:
     }
 
 
-def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:
+async def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:
     """Encodes the first documents, as many as fit, but at least one: bodies are larger than they are stored."""
     views: list[msgspec.Raw] = []
     size = 0
+    steps = Steps()
     for document in documents:
         encoded = form.encode_one(document)
         size += len(encoded)
         if views and size > bytes_max:
             break
         views.append(msgspec.Raw(encoded))
+        await steps.after(len(encoded))
     return views
 
 
-def all_views(cells: Iterable[StoredCell | None], form: Format, bytes_max: int) -> list[msgspec.Raw | None]:
+async def all_views(cells: Iterable[StoredCell | None], form: Format, bytes_max: int) -> list[msgspec.Raw | None]:
     """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response."""
     views: list[msgspec.Raw | None] = []
     size = 0
+    steps = Steps()
     for cell in cells:
         encoded = b"" if cell is None else form.encode_one(cell_view(cell))
         size += len(encoded)
         if size > bytes_max:
             raise TooLarge(f"the response would have more than {bytes_max} bytes: ask for less at once")
         views.append(msgspec.Raw(encoded) if encoded else None)
+        await steps.after(len(encoded))
     return views

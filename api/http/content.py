@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 import msgspec
 
-from schemaless.codec import BODY_BYTES_MAX, DEPTH_MAX, encode_body, parse_json, parse_json_body
+from schemaless.codec import (
+    BODY_BYTES_MAX,
+    CONTAINERS_MAX,
+    DEPTH_MAX,
+    check_containers,
+    check_depth,
+    encode_body,
+    parse_json,
+    parse_json_body,
+)
 from schemaless.errors import Invalid, Malformed, TooLarge, UnsupportedMedia
 
 
@@ -26,53 +36,104 @@ class Format(msgspec.Struct, frozen=True, eq=False):
     parse: Callable[[bytes], Any]
     parse_body: Callable[[bytes], bytes]
     decoder: Callable[[Any], Any]
-    check: Callable[[Any], None]
+    check: Callable[[Any], object]
 
     @property
     def header(self) -> tuple[bytes, bytes]:
         return (b"content-type", self.media_type.encode())
 
 
-def check_json_only(value: Any) -> None:
-    """Looks at every level without recursion, as deep as the decoder goes. Raises Malformed."""
-    level = [value]
+_NUMBERS_AND_TEXTS = frozenset((type(None), bool, int, str))
+_CONTAINERS = frozenset((dict, list, tuple))
+
+
+def check_json_only(value: Any) -> int:
+    """Looks at every level without recursion, as deep as the decoder goes, and returns how many there are.
+
+    Raises Malformed for what JSON can't represent, and Invalid for more arrays and objects than a body may have.
+    """
+    level = [(value,)]
+    depth = count = -1  # the tuple around the value is none of its own
     while level:
-        level = [member for item in level for member in _members(item)]
+        depth += 1
+        count += len(level)
+        check_containers(count)
+        level = [container for container in level for container in _containers_in(container)]
+    return depth
 
 
-def _members(item: Any) -> Iterable[Any]:
-    if isinstance(item, dict):
-        if not all(isinstance(name, str) for name in item):
+def _containers_in(container: Any) -> list[Any]:
+    """Returns the containers among the members of one. It looks at kinds of members, at C's speed."""
+    members = container
+    if isinstance(container, dict):
+        if not all(isinstance(name, str) for name in container):
             raise Malformed("MessagePack maps need keys that are strings")
-        return item.values()
-    if isinstance(item, list | tuple):
-        return item
-    if isinstance(item, float) and not math.isfinite(item):
+        members = container.values()
+    kinds = set(map(type, members)) - _NUMBERS_AND_TEXTS
+    if float in kinds and not all(math.isfinite(member) for member in members if type(member) is float):
         raise Malformed("NaN and Infinity are no JSON values")
-    if item is not None and not isinstance(item, bool | int | float | str):
+    if kinds - _CONTAINERS - {float}:
         raise Malformed("MessagePack bin and ext are no JSON values")
-    return ()
+    return list(compress(members, map(_CONTAINERS.__contains__, map(type, members)))) if kinds - {float} else []
 
 
 def parse_msgpack(raw: bytes) -> Any:
     """Raises Malformed for what is no MessagePack, and for what JSON can't represent: bin, ext, keys that are no
     strings, NaN, Infinity.
     """
+    check_containers_of_msgpack(raw)
+    value = _decode_msgpack(raw)
+    check_json_only(value)
+    return value
+
+
+def _decode_msgpack(raw: bytes) -> Any:
     try:
-        value = msgspec.msgpack.decode(raw)
+        return msgspec.msgpack.decode(raw)
     except RecursionError:
         raise Invalid("body", f"is nested more than {DEPTH_MAX} levels deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise Malformed(f"the payload is not valid MessagePack: {error}") from error
-    check_json_only(value)
-    return value
 
 
 def parse_msgpack_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """Returns the stored form of a body that came as MessagePack. Raises TooLarge, Malformed or Invalid."""
     if len(raw) > bytes_max:
         raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
-    return encode_body(parse_msgpack(raw))
+    check_containers_of_msgpack(raw)
+    value = _decode_msgpack(raw)
+    check_depth(check_json_only(value))
+    return encode_body(value, check_shape=False)
+
+
+_CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+_TEXT_LENGTH_BYTES = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
+_TOKEN_BYTES = (
+    *([1] * 0xA0),
+    *range(1, 33),  # short texts
+    *(1, 1, 1, 1, 0, 0, 0, 2, 3, 5, 5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18, 0, 0, 0, 3, 5, 3, 5),
+    *([1] * 0x20),
+)
+"""By the first byte of a value: its bytes, those of an array or object without its members. 0: it names its length."""
+
+
+def check_containers_of_msgpack(raw: bytes) -> None:
+    """Raises Invalid for more arrays and objects than a body may have, before a decoder makes them."""
+    if len(raw) - len(raw.translate(None, _CONTAINER_BYTES)) <= CONTAINERS_MAX:
+        return
+    at = count = 0
+    while at < len(raw):  # some of those bytes may stand in texts and numbers
+        first = raw[at]
+        step = _TOKEN_BYTES[first]
+        if step:
+            at += step
+            if 0x80 <= first < 0xA0 or 0xDC <= first < 0xE0:
+                count += 1
+                if count > CONTAINERS_MAX:
+                    check_containers(count)
+        else:
+            width = _TEXT_LENGTH_BYTES.get(first, len(raw))  # what can't be parsed ends the count: the decoder says so
+            at += 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "big")
 
 
 def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:

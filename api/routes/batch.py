@@ -5,6 +5,7 @@ Each item of a put succeeds or fails by itself. A payload that can't be parsed i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,20 +17,35 @@ from api.http.parameters import READ_FROM
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.http.steps import Steps
 from api.read.multi_get import WantedCell, read_many
 from api.write.response import item_view
 from schemaless.cell import Cell, CellKey, RefKey, parse_column_name, parse_ref_key, parse_row_key
+from schemaless.codec import BODY_BYTES_MAX
 from schemaless.errors import Invalid, InvalidRequest, Malformed, TooLarge
 
 ITEMS_MAX = 1000
 
 
+KEY_BYTES_MAX = 4096
+"""What an item may have beside its body: far more than any key, and little to decode."""
+
+_MISSING = msgspec.Raw()
+_Items: Any = msgspec.defstruct(
+    "_Items",
+    [(f"item_{position}", msgspec.Raw, _MISSING) for position in range(ITEMS_MAX)],
+    array_like=True,
+    forbid_unknown_fields=True,
+)
+"""A list of raw items that the decoder gives up at one too many, and not when it has made millions."""
+
+
 class _PutItems(msgspec.Struct, forbid_unknown_fields=True):
-    cells: list[msgspec.Raw]
+    cells: _Items
 
 
 class _Gets(msgspec.Struct, forbid_unknown_fields=True):
-    keys: list[msgspec.Raw]
+    keys: _Items
 
 
 class _PutItem(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,7 +66,7 @@ async def batch_put(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     form = request.request_format(batch=True)
-    items = parse_puts(await request.payload(request.state.settings.batch_bytes_max), form)
+    items = await parse_puts(await request.payload(request.state.settings.batch_bytes_max), form)
     cells = [item for item in items if isinstance(item, Cell)]
     put = iter(await request.state.writer.put(datastore, cells) if cells else [])
     results = [item_view(next(put) if isinstance(item, Cell) else item) for item in items]
@@ -63,26 +79,34 @@ async def batch_get(request: Request) -> Response:
     datastore = await request.datastore()
     read_from = READ_FROM.of(request.query(READ_FROM))
     form = request.request_format(batch=True)
-    wanted = parse_gets(await request.payload(request.state.settings.batch_bytes_max), form)
+    wanted = await parse_gets(await request.payload(request.state.settings.batch_bytes_max), form)
     bytes_max = request.state.settings.response_bytes_max
     cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
     answer_form = request.response_format(batch=True)
-    views = all_views(cells, answer_form, bytes_max)
+    views = await all_views(cells, answer_form, bytes_max)
     return ok_response(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)
 
 
-def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest]:
+async def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest]:
     """Returns the items in order, each a cell or its error. Raises Malformed, Invalid or TooLarge for the whole."""
-    items = _items(payload, form, _PutItems, "cells")
     decoder = form.decoder(_PutItem)
-    return [_put_item(item, form, decoder) for item in items]
+    steps = Steps()
+    parsed = []
+    for item in _items(payload, form, _PutItems, "cells"):
+        parsed.append(_put_item(item, form, decoder))
+        await steps.after(len(bytes(item)))
+    return parsed
 
 
-def parse_gets(payload: bytes, form: Format) -> list[WantedCell]:
+async def parse_gets(payload: bytes, form: Format) -> list[WantedCell]:
     """Raises Malformed, Invalid or TooLarge: the response has no place for the error of one item."""
-    items = _items(payload, form, _Gets, "keys")
     decoder = form.decoder(_GetItem)
-    return [_get_item(item, form, decoder, f"keys[{position}]") for position, item in enumerate(items)]
+    steps = Steps()
+    wanted = []
+    for position, item in enumerate(_items(payload, form, _Gets, "keys")):
+        wanted.append(_get_item(item, form, decoder, f"keys[{position}]"))
+        await steps.after(len(bytes(item)))
+    return wanted
 
 
 def _items(
@@ -90,23 +114,54 @@ def _items(
 ) -> Sequence[bytes | msgspec.Raw]:
     items: Sequence[bytes | msgspec.Raw]
     if form is NDJSON:
-        items = [line for line in payload.split(b"\n") if line.strip()]
+        items = _lines(payload)
     else:
-        items = getattr(decode(payload, form.decoder(shape), field), field)
+        try:
+            found = msgspec.structs.astuple(getattr(decode(payload, form.decoder(shape), field), field))
+        except Invalid as error:
+            if _TOO_LONG in error.why:
+                raise _too_many() from None
+            raise
+        items = [item for item in found if item is not _MISSING]
     if not items:
         raise Invalid(field, "needs at least one item")
-    if len(items) > ITEMS_MAX:
-        raise TooLarge(f"a batch has at most {ITEMS_MAX} items, this one {len(items)}")
     return items
+
+
+_TOO_LONG = f"at most length {ITEMS_MAX}"  # msgspec's words
+_BLANK = re.compile(rb"[ \t\r\n]*")
+
+
+def _too_many() -> TooLarge:
+    return TooLarge(f"a batch has at most {ITEMS_MAX} items")
+
+
+def _lines(payload: bytes) -> list[bytes]:
+    """Returns the lines that aren't blank. Raises TooLarge as soon as there are too many."""
+    lines: list[bytes] = []
+    at = 0
+    while (match := _BLANK.match(payload, at)) and match.end() < len(payload):
+        if len(lines) == ITEMS_MAX:
+            raise _too_many()
+        end = payload.find(b"\n", match.end())
+        at = len(payload) if end < 0 else end
+        lines.append(payload[match.end() : at])
+    return lines
 
 
 def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any) -> Cell | InvalidRequest:
     try:
+        size = len(bytes(raw))
+        if size > BODY_BYTES_MAX + KEY_BYTES_MAX:
+            raise TooLarge(f"a body has at most {BODY_BYTES_MAX} bytes, and what is beside it {KEY_BYTES_MAX}")
         item = decode(raw, decoder, "cell")
+        raw_body = bytes(item.body)
+        if size - len(raw_body) > KEY_BYTES_MAX:
+            raise TooLarge(f"what is beside the body of an item has at most {KEY_BYTES_MAX} bytes")
         form.check([item.row_key, item.column_name, item.ref_key])
-        if not bytes(item.body):
+        if not raw_body:
             raise Invalid("body", "is missing")
-        body = form.parse_body(bytes(item.body))
+        body = form.parse_body(raw_body)
         return Cell(CellKey(parse_row_key(item.row_key), parse_column_name(item.column_name), _ref_key(item)), body)
     except Malformed:
         raise
@@ -115,6 +170,8 @@ def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any) -> Cell | In
 
 
 def _get_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, field: str) -> WantedCell:
+    if len(bytes(raw)) > KEY_BYTES_MAX:
+        raise TooLarge(f"{field}: a key has at most {KEY_BYTES_MAX} bytes")
     item = decode(raw, decoder, field)
     form.check([item.row_key, item.column_name, item.ref_key])
     try:

@@ -91,7 +91,7 @@ async def get_versions(request: Request) -> Response:
         read_from=READ_FROM.of(query),
     )
     form = request.response_format()
-    views = views_within(map(cell_view, cells[:limit]), form, request.state.settings.response_bytes_max)
+    views = await views_within(map(cell_view, cells[:limit]), form, request.state.settings.response_bytes_max)
     following = cells[len(views)].ref_key if len(views) < len(cells) else None
     return ok_response(form, {"cells": views, "next": following}, ASK_AGAIN, *served.headers)
 
@@ -108,7 +108,7 @@ async def get_row(request: Request) -> Response:
     if not cells:
         raise CellMissing(f"there is no row {request.path['row_key']}")
     form = request.response_format()
-    views = all_views(cells, form, request.state.settings.response_bytes_max)
+    views = await all_views(cells, form, request.state.settings.response_bytes_max)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}
     return ok_response(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
 

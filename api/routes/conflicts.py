@@ -39,7 +39,7 @@ async def list_conflicts(request: Request) -> Response:
     found = sorted((one for part, _ in parts for one in part), key=lambda one: one.detected_at, reverse=True)
     served = served_together([served for _, served in parts])
     form = request.response_format()
-    views = views_within(map(_view, found[:limit]), form, request.state.settings.response_bytes_max)
+    views = await views_within(map(_view, found[:limit]), form, request.state.settings.response_bytes_max)
     return ok_response(form, {"conflicts": views}, *served.headers)
 
 

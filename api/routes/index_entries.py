@@ -110,7 +110,7 @@ async def _include(
         raise Invalid("include", f"{len(wanted)} cells are too many: ask for fewer columns, or a lower limit")
     bytes_max = request.state.settings.response_bytes_max
     cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
-    views = iter(all_views(cells, form, bytes_max))
+    views = iter(await all_views(cells, form, bytes_max))
     for entry in entries:
         entry["cells"] = {column: next(views) for column in query.include}
     return served

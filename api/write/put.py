@@ -37,10 +37,9 @@ from api.write.buffering import Secondaries
 from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, PutResult, too_few_copies
 from api.write.queue import MasterWriteQueues, breaker_open
 from schemaless.batching import chunks
-from schemaless.cell import Cell, ColumnName, Placed, PutStatus, RowKey
-from schemaless.codec import same_body
+from schemaless.cell import Cell, ColumnName, PutStatus, RowKey
 from schemaless.config import ApiSettings
-from schemaless.errors import Busy, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import Busy, Corrupt, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, post_version
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -183,7 +182,7 @@ class CellWriter:
 
     async def _read_at_home(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
         """Compares cells with what the master shows, or else a minion: that is true as well, it may only be late."""
-        keys = [(put.row.shard, put.row.key) for put in puts]
+        rows = [put.row for put in puts]
         breaker = self._queues.breakers[home]
         master = self._storage.master(home)
 
@@ -194,27 +193,22 @@ class CellWriter:
         try:
             found, _ = await first_answer(
                 [*([master] if breaker.allows() else []), *self._storage.minions(home)],
-                lambda node: node.run(entity_table.get, datastore, keys, timeout_s=self._timeout_s / 2),
+                lambda node: node.run(entity_table.look_up, datastore, rows, timeout_s=self._timeout_s / 2),
                 on_failure=on_failure,
             )
         except StorageUnavailable:
             found = [None] * len(puts)
         except SchemalessError as error:
+            if isinstance(error, Corrupt) and len(puts) > 1:  # a stored body is damaged: only its own put fails
+                for put in puts:
+                    await self._read_at_home(datastore, home, [put])
+                return
             for put in puts:
                 put.home, put.error = _not_done(error), error
             return
-        for put, stored in zip(puts, found, strict=True):
-            if stored is None:
-                put.home = HomeState.NOTHING
-                continue
-            try:
-                same = same_body(put.row.body, stored.body)
-            except SchemalessError as error:  # the stored body is damaged: it is compared with this put alone
-                put.home, put.error = HomeState.REFUSED, error
-                continue
-            status = PutStatus.ALREADY_STORED if same else PutStatus.CONFLICT
-            put.home = _AT_HOME[status]
-            put.placed = Placed(status, put.row.shard, stored.generation, stored.added_id, stored.created_at)
+        for put, placed in zip(puts, found, strict=True):
+            put.home = HomeState.NOTHING if placed is None else _AT_HOME[placed.status]
+            put.placed = placed
 
     async def _put_next_at(self, home: str, datastore: Datastore, new: NewVersion) -> NextVersion:
         breaker = self._queues.breakers[home]

@@ -14,7 +14,7 @@ import asyncmy
 
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
-from schemaless.storage.operation import AGAIN_ON, Args, Operation, Result, retries
+from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node, Topology
@@ -140,6 +140,9 @@ async def _drive(connection: Any, operation: Operation[T]) -> T:
 
 async def _execute(connection: Any, script: Script) -> list[Result]:
     """Executes by the connection itself: a cursor would cost half as much again, for each statement."""
+    if script is PAUSE:
+        await asyncio.sleep(0)
+        return []
     await connection.query(script)
     results = [_result(connection._result)]
     while connection._result.has_next:

@@ -20,10 +20,10 @@ from enum import StrEnum
 import msgspec
 
 from schemaless.cell import CellKey
-from schemaless.codec import same_body
 from schemaless.errors import Busy, DuplicateKey
+from schemaless.storage import stored_bodies
 from schemaless.storage.entity_table import ShardCell
-from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Script, commas, sql
 from schemaless.topology import Datastore
 
@@ -174,11 +174,23 @@ def depths() -> Operation[dict[tuple[str, str], int]]:
 
 def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:
     """Looks which keys exist. Shares or refuses those, and inserts the others."""
-    found = yield "BEGIN;" + ";".join(
-        sql(f"SELECT owner, body FROM schemaless.buffer WHERE {_KEY} FOR UPDATE", *_key(datastore, row)) for row in rows
+    firsts: dict[CellKey, BufferRow] = {}
+    for row in rows:
+        firsts.setdefault(row.key, row)
+    found = yield "BEGIN;" + ";".join(_select(datastore, row, "owner") + " FOR UPDATE" for row in firsts.values())
+    owners = {key: result.rows[0][0] for key, result in zip(firsts, found[1:], strict=True) if result.rows}
+    inserted = {key: row for key, row in firsts.items() if key not in owners}
+    same = yield from stored_bodies.same_as_stored(
+        rows, {key: row.body for key, row in inserted.items()}, lambda row, what: _select(datastore, row, what)
     )
-    standing = {row.key: result.rows[0] for row, result in zip(rows, found[1:], strict=True) if result.rows}
-    outcomes, missing, shared = _compare(rows, standing)
+    outcomes = []
+    for row, is_same in zip(rows, same, strict=True):
+        # A row of this very put: inserted when the operation ran before, or the key comes twice in the put.
+        owner = inserted[row.key].claim if row.key in inserted else owners[row.key]
+        own = BufferOutcome.INSERTED if owner == row.claim else BufferOutcome.SHARED
+        outcomes.append(own if is_same else BufferOutcome.CONFLICT)
+    shared = [row for row, outcome in zip(rows, outcomes, strict=True) if outcome is BufferOutcome.SHARED]
+    missing = list(inserted.values())
     script = [insertion_of(datastore, missing)] if missing else []
     script += [
         sql(f"UPDATE schemaless.buffer SET claim = %s WHERE {_KEY}", row.claim, *_key(datastore, row)) for row in shared
@@ -190,33 +202,11 @@ def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operatio
     return outcomes
 
 
-def _compare(
-    rows: Sequence[BufferRow], standing: dict[CellKey, Row]
-) -> tuple[list[BufferOutcome], list[BufferRow], list[BufferRow]]:
-    """Returns the outcomes, the rows to insert, and the rows whose claims are to be taken over.
-
-    A row of this very put is INSERTED: it was inserted when the operation ran before and the answer was lost, or the
-    key comes twice in the put.
-    """
-    outcomes, missing, shared = [], [], []
-    for row in rows:
-        owner, body = standing.get(row.key, (None, None))
-        if body is None:
-            outcome = BufferOutcome.INSERTED
-            missing.append(row)
-            standing[row.key] = (row.claim, row.body)
-        elif not same_body(body, row.body):
-            outcome = BufferOutcome.CONFLICT
-        elif owner == row.claim:
-            outcome = BufferOutcome.INSERTED
-        else:
-            outcome = BufferOutcome.SHARED
-            shared.append(row)
-        outcomes.append(outcome)
-    return outcomes, missing, shared
+def _select(datastore: Datastore, row: ShardCell, what: str) -> Script:
+    return f"SELECT {what} FROM schemaless.buffer WHERE " + sql(_KEY, *_key(datastore, row))
 
 
-def _key(datastore: Datastore, row: BufferRow) -> tuple[bytes, bytes, bytes, int]:
+def _key(datastore: Datastore, row: ShardCell) -> tuple[bytes, bytes, bytes, int]:
     return datastore.name.encode(), row.key.row_key, row.key.column_name.encode(), row.key.ref_key
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
-from schemaless.codec import same_body
 from schemaless.errors import DuplicateKey
 from schemaless.location import ADDED_ID_MAX
-from schemaless.storage import append, shard_head
+from schemaless.storage import append, shard_head, stored_bodies
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
@@ -43,20 +42,40 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
     A key that occurs twice counts in order: the later one is ALREADY_STORED or CONFLICT. Raises Misconfigured when a
     shard doesn't live on this cluster.
     """
-    first: dict[CellKey, int] = {}
-    for position, cell in enumerate(cells):
-        first.setdefault(cell.key, position)
-    distinct = [cells[position] for position in first.values()]
+    firsts: dict[CellKey, ShardCell] = {}
+    for cell in cells:
+        firsts.setdefault(cell.key, cell)
+    distinct = list(firsts.values())
     try:
         placed = yield from append.insert_new(datastore, distinct)
     except DuplicateKey:
         placed = yield from _insert_missing(datastore, distinct)
-    outcomes = dict(zip(first.values(), placed, strict=True))
-    repeats = [position for position in range(len(cells)) if position not in outcomes]
-    if repeats:  # their keys exist by now: they are only compared
-        compared = yield from _insert_missing(datastore, [cells[position] for position in repeats])
-        outcomes.update(zip(repeats, compared, strict=True))
-    return [outcomes[position] for position in range(len(cells))]
+    else:
+        if len(distinct) == len(cells):
+            return placed
+    places = dict(zip(firsts, placed, strict=True))
+    inserted = {key: firsts[key].body for key, place in places.items() if place.status is PutStatus.STORED}
+    repeats = [cell for cell in cells if cell.key not in inserted or cell is not firsts[cell.key]]
+    same = iter((yield from stored_bodies.same_as_stored(repeats, inserted, _selector(datastore))))
+    return [
+        places[cell.key]
+        if cell.key in inserted and cell is firsts[cell.key]
+        else _compared(places[cell.key], next(same))
+        for cell in cells
+    ]
+
+
+def look_up(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed | None]]:
+    """Returns what a put of these cells would say of those that exist, in order, and None for the others."""
+    found = yield from _places(datastore, cells)
+    existing = [cell for cell, place in zip(cells, found, strict=True) if place is not None]
+    same = iter((yield from stored_bodies.same_as_stored(existing, {}, _selector(datastore))))
+    return [None if place is None else _compared(place, next(same)) for place in found]
+
+
+def _compared(place: Placed, is_same: bool) -> Placed:
+    status = PutStatus.ALREADY_STORED if is_same else PutStatus.CONFLICT
+    return msgspec.structs.replace(place, status=status)
 
 
 def get(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operation[list[StoredCell | None]]:
@@ -240,23 +259,39 @@ def has_unique_key(datastore: Datastore, shard: int) -> Operation[bool]:
 
 
 def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Finds under the locks which cells exist, and inserts the others."""
+    """Finds under the locks which cells exist, and inserts the others: they are STORED.
+
+    No body is read while the heads are locked. What exists comes back as ALREADY_STORED, not compared yet.
+    """
     heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
-    existing = yield from get(datastore, [(cell.shard, cell.key) for cell in cells])
+    existing = yield from _places(datastore, cells)
     missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
     if missing:
         inserted = iter((yield from append.append(datastore, heads, now, missing)))
     else:
         yield "COMMIT"
         inserted = iter(())
-    placed = []
-    for cell, found in zip(cells, existing, strict=True):
-        if found is None:
-            placed.append(next(inserted))
-        else:
-            status = PutStatus.ALREADY_STORED if same_body(cell.body, found.body) else PutStatus.CONFLICT
-            placed.append(Placed(status, found.shard, found.generation, found.added_id, found.created_at))
-    return placed
+    return [next(inserted) if found is None else found for found in existing]
+
+
+def _places(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed | None]]:
+    select = _selector(datastore)
+    results = yield ";".join(
+        select(cell, f"generation, added_id, {MICROSECONDS.format('created_at')}") for cell in cells
+    )
+    return [
+        Placed(PutStatus.ALREADY_STORED, cell.shard, *result.rows[0]) if result.rows else None
+        for cell, result in zip(cells, results, strict=True)
+    ]
+
+
+def _selector(datastore: Datastore) -> stored_bodies.Select:
+    where = "WHERE row_key = %s AND column_name = %s AND ref_key = %s"
+
+    def select(cell: ShardCell, what: str) -> Script:
+        return f"SELECT {what}" + sql(f" FROM %s.entity {where}", Name(datastore.database(cell.shard)), *_key(cell.key))
+
+    return select
 
 
 def _newest_until(

@@ -41,6 +41,11 @@ def query(script: Script) -> Operation[Sequence[Row]]:
     return result.rows
 
 
+PAUSE: Script = ""
+"""Yielded between pieces of long work, such as comparing large bodies: the driver lets others have their turn (I14).
+It is sent no results."""
+
+
 AGAIN_ON: tuple[type[SchemalessError], ...] = (Busy, StorageUnavailable)
 """The errors after which an idempotent operation is run again."""
 

@@ -16,7 +16,7 @@ from pymysql.constants import SERVER_STATUS
 
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
-from schemaless.storage.operation import AGAIN_ON, Args, Operation, Result, retries
+from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node, Topology
@@ -132,6 +132,8 @@ def _drive(connection: pymysql.Connection, operation: Operation[T]) -> T:
 
 
 def _execute(connection: pymysql.Connection, script: Script) -> list[Result]:
+    if script is PAUSE:
+        return []
     with connection.cursor() as cursor:
         cursor.execute(script)
         results = [Result(cursor.fetchall(), cursor.rowcount)]

@@ -85,5 +85,5 @@ def stored_cell(found: FoundCell) -> StoredCell:
         generation=found.generation,
         added_id=found.added_id,
         created_at=microseconds_since_epoch(found.created_at),
-        body=encode_body(found.body, check_depth=False),
+        body=encode_body(found.body, check_shape=False),
     )

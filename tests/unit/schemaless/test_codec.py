@@ -6,9 +6,12 @@ import zlib
 import msgpack
 import pytest
 
+from schemaless import codec
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.codec import (
+    CONTAINERS_MAX,
     DEPTH_MAX,
+    BodyComparison,
     body_json,
     decode_body,
     decode_cell,
@@ -46,6 +49,28 @@ def test_what_is_no_body_is_invalid(raw):
 def test_the_deepest_body_is_stored():
     """64 levels are allowed."""
     assert decode_body(parse_json_body(nested(DEPTH_MAX))) == json.loads(nested(DEPTH_MAX))
+
+
+def test_a_body_has_so_many_containers():
+    """50,000 arrays and objects are allowed, with any brackets in its strings (I14)."""
+    most = b'{"[{":["' + b'[\\"{' * 10_000 + b'\\\\"' + b",[]" * (CONTAINERS_MAX - 2) + b"]}"
+    assert len(decode_body(parse_json_body(most))["[{"]) == CONTAINERS_MAX - 1
+    with pytest.raises(Invalid, match="50000"):
+        parse_json_body(most.replace(b"[]", b"[[]]", 1))
+    with pytest.raises(Invalid, match="50000"):
+        encode_body({"a": [[]] * (CONTAINERS_MAX - 1)})
+
+
+@pytest.mark.parametrize("body", [{}, {"a": "x" * 2**20}, {"b": [[]] * 40_000}])
+def test_a_comparison_costs_what_the_given_body_is_worth(monkeypatch, body):
+    """A stored body that can't be the same is not decoded, and of several bodies the first pays for it once."""
+    decoded = []
+    monkeypatch.setattr(codec, "decode_body", lambda stored: decoded.append(stored) or decode_body(stored))
+    large = encode_body({"a": [[]] * 40_000})
+    comparison = BodyComparison(large)
+    for value in (body, body, {"a": [[]] * 39_999 + [0]}, {"a": [[]] * 39_999 + [1]}):
+        assert not comparison.same(encode_body(value))
+    assert decoded.count(large) == 1
 
 
 def test_a_body_has_a_size():

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from api.write.put import CellWriter
-from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
-from schemaless.codec import encode_body
+from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
+from schemaless.codec import encode_body, same_body
 from schemaless.config import ApiSettings
 from schemaless.errors import Busy, Corrupt, Misconfigured, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, put_transaction
@@ -41,20 +41,21 @@ class Server:
         if operation is put_transaction.put_copies:
             self.claims.append([row.claim for row in args[2]])
             return [self.says if self.node.name == "b" else Placed(self.says, 3, 1, 42, 99) for _ in args[2]]
-        if operation is entity_table.get:
+        if operation is entity_table.look_up:
             if self.reads is not None:
                 raise self.reads
-            body = self.shown
-            cell = body and StoredCell(*_key_members(), 3, 1, 42, 99, encode_body(body))
-            return [cell for _ in args[1]]
+            if self.shown is None:
+                return [None for _ in args[1]]
+            same = [same_body(row.body, encode_body(self.shown)) for row in args[1]]
+            return [_at_home(PutStatus.ALREADY_STORED if is_same else PutStatus.CONFLICT) for is_same in same]
         assert operation is buffer_table.remove
         if self.removes is not None:
             raise self.removes
         return None
 
 
-def _key_members():
-    return CELL.key.row_key, CELL.key.column_name, CELL.key.ref_key
+def _at_home(status):
+    return Placed(status, 3, 1, 42, 99)
 
 
 @pytest.fixture
