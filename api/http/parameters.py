@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
@@ -93,15 +94,19 @@ def parse_role(text: str, field: str) -> Role:
         raise Invalid(field, "must be master or minion") from None
 
 
-def parse_wait(value: Any, field: str) -> float:
-    """Returns seconds, given as a number or as text. Raises Invalid."""
-    try:
-        wait_s = float(value)
-    except (TypeError, ValueError):
-        wait_s = -1.0
-    if isinstance(value, bool) or not 0 <= wait_s <= WAIT_MAX_S:
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?([eE]-[0-9]{1,3})?")
+
+
+def parse_wait(text: str, field: str) -> float:
+    """Returns seconds. Raises Invalid."""
+    return check_wait(float(text) if _SECONDS.fullmatch(text) else None, field)
+
+
+def check_wait(value: Any, field: str) -> float:
+    """Returns the seconds of a document: there they are a number. Raises Invalid."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= WAIT_MAX_S:
         raise Invalid(field, f"must be seconds from 0 to {WAIT_MAX_S:.0f}")
-    return wait_s
+    return float(value)
 
 
 def parse_columns(text: str, field: str) -> tuple[ColumnName, ...]:

@@ -119,9 +119,9 @@ _OPTIONS = frozenset({"order", "desc", "limit", "cursor", "fields", "include", "
 
 
 def _term(definition: IndexDefinition, name: str, text: str) -> Term:
-    field_name, _, operator = name.partition(".")
+    field_name, dot, operator = name.partition(".")
     field = definition.field(field_name)
-    if operator == "eq" or operator not in {"", *Op}:
+    if operator == "eq" or operator not in ({*Op} if dot else {""}):
         raise Invalid(name, "comparisons are FIELD, FIELD.ne, FIELD.lt, FIELD.lte, FIELD.gt and FIELD.gte")
     return Term(field, Op(operator or "eq"), from_text(field.type, field.length, text, name))
 
@@ -136,11 +136,13 @@ def _shard(definition: IndexDefinition, terms: Iterable[Term], shards: int) -> i
 def _selection(definition: IndexDefinition, terms: Sequence[Term], options: Mapping[str, str]) -> Selection:
     if _is_set(options, "verify"):
         raise NotBuilt("verify: entries are not compared with cells yet")
-    order = (
-        definition.field(options["order"])
-        if "order" in options
-        else definition.keyed[min(1, len(definition.keyed) - 1)]
-    )
+    order = definition.keyed[min(1, len(definition.keyed) - 1)]
+    if "order" in options:
+        order = definition.field(options["order"])
+        if order not in definition.keyed:
+            raise Invalid(
+                "order", f"must be one of {', '.join(field.name for field in definition.keyed)}: they are keyed"
+            )
     descending = _is_set(options, "desc")
     limit = parse_limit(options["limit"], "limit") if "limit" in options else LIMIT_DEFAULT
     after = _read_cursor(order, options["cursor"], descending=descending) if "cursor" in options else None
@@ -181,6 +183,8 @@ def _read_cursor(order: Field, text: str, *, descending: bool) -> EntryCursor:
         named = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         field, was_descending, shown, row_key = named
         raw = bytes.fromhex(row_key)
+        if isinstance(shown, str):
+            shown.encode()  # JSON can name half of a code point, which no field has
     except (ValueError, TypeError, binascii.Error, RecursionError):
         raise Invalid("cursor", "is not a cursor of this API") from None
     if field != order.name or was_descending is not descending:

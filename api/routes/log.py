@@ -19,6 +19,7 @@ from api.http.parameters import (
     WAIT_DEFAULT_S,
     WAIT_MAX_S,
     Parameter,
+    check_wait,
     parse_flag,
     parse_wait,
 )
@@ -153,7 +154,7 @@ async def post_shards_cells(request: Request) -> Response:
     columns = COLUMNS.parse(",".join(asked.columns), "columns") if asked.columns else ()
     starts = {text: _parse_start(start, f"locations.{text}") for text, start in asked.locations.items()}
     wanted = {shard: PageRequest(starts[text], asked.limit, columns) for text, shard in shards.items()}
-    wait_s = parse_wait(asked.wait, "wait")
+    wait_s = check_wait(asked.wait, "wait")
     form = request.response_format()
     pages = ShardPages(request, datastore, wanted, read_from, form)
     await pages.read(0.0 if problems else wait_s)

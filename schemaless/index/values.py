@@ -159,7 +159,7 @@ def _int_of_text(text: str) -> Any:
 
 def _float_of_text(text: str) -> Any:
     try:
-        return float(text)
+        return None if "_" in text else float(text)
     except ValueError:
         return None
 
@@ -167,6 +167,7 @@ def _float_of_text(text: str) -> Any:
 _READ_TEXT: Mapping[FieldType, Callable[[str], Any]] = {
     FieldType.INT: _int_of_text,
     FieldType.FLOAT: _float_of_text,
+    FieldType.DECIMAL: lambda text: None if "_" in text else text,
     FieldType.BOOL: {"true": True, "false": False}.get,
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.http.parameters import COLUMNS, LIMIT, READ_FROM, TO, parse_pairs, parse_query, parse_wait
+from api.http.parameters import COLUMNS, LIMIT, READ_FROM, TO, check_wait, parse_pairs, parse_query, parse_wait
 from schemaless.errors import Invalid
 from schemaless.topology import Role
 
@@ -48,14 +48,24 @@ def test_blank_values_are_kept():
     assert parse_pairs(b"desc=&limit=1") == [("desc", ""), ("limit", "1")]
 
 
-@pytest.mark.parametrize(("value", "seconds"), [("0", 0), ("2.5", 2.5), ("30", 30), (30, 30), (0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("value", "seconds"), [("0", 0), ("2.5", 2.5), ("30", 30), ("1e-05", 1e-5), (30, 30), (0.5, 0.5)]
+)
 def test_a_wait_is_seconds(value, seconds):
     """In a query as text, in a document as a number."""
-    assert parse_wait(value, "wait") == seconds
+    parse = parse_wait if isinstance(value, str) else check_wait
+    assert parse(value, "wait") == seconds
 
 
-@pytest.mark.parametrize("value", ["", "-1", "30.1", "nan", "inf", "soon", None, True, [1], {}])
-def test_any_other_wait_is_refused(value):
-    """Negative, endless, or no number."""
+@pytest.mark.parametrize("text", ["", "-1", "30.1", "nan", "inf", "soon", "1_0", "\u0661", " 1", "1" * 5000])
+def test_any_other_wait_of_a_query_is_refused(text):
+    """Negative, endless, or no number as other programs write them."""
     with pytest.raises(Invalid):
-        parse_wait(value, "wait")
+        parse_wait(text, "wait")
+
+
+@pytest.mark.parametrize("value", ["1", -1, 30.1, float("nan"), float("inf"), 10**400, None, True, [1], {}])
+def test_any_other_wait_of_a_document_is_refused(value):
+    """A text is no number there."""
+    with pytest.raises(Invalid):
+        check_wait(value, "wait")
