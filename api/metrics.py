@@ -12,6 +12,7 @@ from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from schemaless.cell import PutStatus
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.translation import refusals
 
 PutCounts = Mapping[tuple[PutStatus, int], int]
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -49,6 +50,7 @@ class Metrics:
     def watch(self, storage: AsyncStorage, breaker: ReadBreaker, lag: ReplicaLag, puts: PutCounts) -> None:
         self.registry.register(_Nodes(storage, breaker, lag))
         self.registry.register(_PutCollector(puts))
+        self.registry.register(_RefusalCollector(refusals.counts))
 
     def watch_followers(self, followers: Sized) -> None:
         gauge = Gauge("schemaless_api_followers", "Requests that follow a log now.", registry=self.registry)
@@ -69,6 +71,23 @@ class _PutCollector(Collector):
         for (status, copies), count in self._counts.items():
             puts.add_metric([status, str(copies)], count)
         return (puts,)
+
+
+class _RefusalCollector(Collector):
+    """What MySQL servers refused, by node and error number (I15)."""
+
+    def __init__(self, counts: Mapping[tuple[str, int], int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "schemaless_api_server_refusals",
+            "Errors of MySQL servers that are nobody's request's fault.",
+            labels=["node", "code"],
+        )
+        for (node, number), count in self._counts.items():
+            family.add_metric([node, str(number)], count)
+        return (family,)
 
 
 class _Nodes(Collector):

@@ -8,7 +8,7 @@ import structlog
 
 from cleaner.sweep import BufferSweep, Swept
 from schemaless.config import CleanerSettings
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import idempotency_table
@@ -48,17 +48,14 @@ class Cleaner:
             cluster: master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX)
             for cluster, master in self._masters.items()
         }
-        return sum((await answers_of_all(deletions)).found.values())
+        return sum((await answers_of_all(deletions, tolerated=SchemalessError)).found.values())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Sweeps each pair in a loop of its own, so that a hung home delays only its own rows."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._keep_tidy(stop))
-                for sweep in self._sweeps:
-                    tasks.create_task(self._keep_swept(sweep, stop))
-        except* SchemalessError as group:
-            raise group.exceptions[0] from None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_tidy(stop))
+            for sweep in self._sweeps:
+                tasks.create_task(self._keep_swept(sweep, stop))
 
     async def _keep_swept(self, sweep: BufferSweep, stop: asyncio.Event) -> None:
         shortest_s = pause_s = self._settings.pass_pause_s
@@ -77,6 +74,6 @@ class Cleaner:
 async def _swept(sweep: BufferSweep) -> Swept:
     try:
         return await sweep.step()
-    except StorageUnavailable as error:
-        log.info("a buffer can't be swept now", error=str(error))
+    except SchemalessError as error:  # of one pair: the others go on
+        log.warning("a buffer can't be swept now", error=str(error))
         return Swept()

@@ -16,7 +16,7 @@ import structlog
 from schemaless.batching import chunks
 from schemaless.codec import same_body
 from schemaless.config import CleanerSettings
-from schemaless.errors import Misconfigured, NotFound, StorageUnavailable
+from schemaless.errors import Misconfigured, NodeRefuses, NotFound, StorageUnavailable
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import buffer_table, entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -206,7 +206,7 @@ class BufferSweep:
             try:
                 datastore = await self._catalogue.datastore(name)
                 found = await self._run(node, entity_table.digests, datastore, keys)
-            except (NotFound, Misconfigured) as error:
+            except (NotFound, Misconfigured, NodeRefuses) as error:
                 log.warning("buffer rows can't be looked up", node=node.node.name, rows=len(group), error=str(error))
             else:
                 digests.update(zip((row.buffer_id for row in group), found, strict=True))

@@ -16,7 +16,7 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import SchemalessError
 from schemaless.index.catalogue import IndexWatch
 from schemaless.names import index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
@@ -43,7 +43,7 @@ class IndexerService:
             while True:
                 try:
                     found = await self._catalogue.all()
-                except StorageUnavailable as error:
+                except SchemalessError as error:
                     log.warning("no catalogue of datastores", why=str(error))
                     found = {}
                 for name, datastore in found.items():
@@ -85,6 +85,6 @@ class DatastoreIndexer:
         while True:
             try:
                 await self.step()
-            except StorageUnavailable as error:
+            except SchemalessError as error:
                 log.warning("indexes wait", datastore=self._datastore.name, why=str(error))
             await asyncio.sleep(_LOOK_PAUSE_S)

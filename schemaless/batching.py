@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from schemaless.errors import SchemalessError, Unavailable
+from schemaless.errors import NodeRefuses, SchemalessError, Unavailable
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -177,6 +177,8 @@ class Batcher(Generic[Item, Outcome]):
                 end = start + len(unit.items)
                 unit.resolve(outcomes[start:end])
                 start = end
+        except NodeRefuses as error:  # perhaps for the sake of one unit
+            await self._settle_one_by_one(batch, error)
         except Unavailable as error:
             for unit in batch:
                 unit.fail(error)

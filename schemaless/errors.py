@@ -15,6 +15,8 @@ SchemalessError
 ├── Unavailable             a server that is needed is unreachable, or too busy; try again
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
+│   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
+│   │       └── TableMissing  it has no such table or database
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
 ├── Busy                    MySQL rolled the transaction back: a deadlock, or a lock that came too late; run it again
@@ -40,6 +42,8 @@ class SchemalessError(Exception):
 
     retryable: ClassVar[bool] = False
     hint: ClassVar[str] = ""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """HTTP headers of a response with this error: which node said so."""
 
 
 class InvalidRequest(SchemalessError):
@@ -112,6 +116,19 @@ class NotRepeatable(Unavailable):
 
 class StorageUnavailable(Unavailable):
     pass
+
+
+class NodeRefuses(StorageUnavailable):
+    """A MySQL server answered with an error that isn't the caller's, known to us or not (I15).
+
+    The next node may do what this one can't. The server is reachable, so no circuit breaker opens.
+    """
+
+    hint = "look at the server that the message names: it lacks a table, a right or a resource"
+
+
+class TableMissing(NodeRefuses):
+    hint = "wait until the datastore is made, and replicated to the server that the message names"
 
 
 class BusUnavailable(Unavailable):

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import structlog
 
-from schemaless.errors import Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import first_answer
@@ -25,10 +25,6 @@ from schemaless.topology import Role
 
 T = TypeVar("T")
 log = structlog.get_logger()
-
-
-class _TablesMissing(StorageUnavailable):
-    """The minion answers, and replication has not brought it the tables yet."""
 
 
 class ClusterReader:
@@ -66,14 +62,9 @@ class ClusterReader:
         """
 
         async def ask(node: AsyncNode) -> T:
-            try:
-                if timeout_s is None:
-                    return await node.run(operation, *args, timeout_s=self._timeout_s)
-                return await self._ask_at_length(node, timeout_s, operation, *args)
-            except Misconfigured as error:
-                if node is self.master:
-                    raise
-                raise _TablesMissing(f"{node.node.name} does not show the tables of a new datastore yet") from error
+            if timeout_s is None:
+                return await node.run(operation, *args, timeout_s=self._timeout_s)
+            return await self._ask_at_length(node, timeout_s, operation, *args)
 
         answer, _ = await first_answer(
             self._order, ask, on_failure=self._skip, nobody=f"no node of cluster {self.cluster} answers"
@@ -111,9 +102,9 @@ class ClusterReader:
         except TimeoutError as error:
             raise StorageUnavailable(f"{node.node.name}: another query found it unreachable") from error
 
-    def _skip(self, node: AsyncNode, error: StorageUnavailable) -> None:
+    def _skip(self, node: AsyncNode, error: SchemalessError) -> None:
         """Skips a node from now on, and ends long queries to it: one may wait ten seconds for a server that hangs."""
-        if isinstance(error, _TablesMissing):
+        if isinstance(error, NodeRefuses):  # it answers: other queries may succeed, now or after replication
             return
         name = node.node.name
         if name not in self._unreachable:
@@ -129,11 +120,11 @@ class ClusterReader:
         name = node.node.name
         try:
             position = await node.run(shard_head.position, timeout_s=self._timeout_s)
-        except StorageUnavailable as error:
+        except NodeRefuses:  # its tables aren't made yet
+            return 0
+        except SchemalessError as error:
             self._skip(node, error)
             return None
-        except SchemalessError:  # it answers: its tables aren't made yet
-            return 0
         if name in self._unreachable:
             self._unreachable.discard(name)
             self._sort()

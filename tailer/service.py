@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import structlog
 
 from schemaless.config import TailerSettings
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import SchemalessError
 from schemaless.events import log_event, observing
 from schemaless.lifecycle import pause
 from schemaless.location import Location
@@ -91,7 +91,7 @@ class TailerService:
                     known = await self._catalogue.all()
                     found = {name: known[name] for name in known if not named or name in named}
                     looked_at = time.monotonic()
-            except StorageUnavailable as error:
+            except SchemalessError as error:
                 log.warning("no catalogue of datastores", why=str(error))
             if self._stopping.is_set():  # meanwhile: a tailer that begins now would never be stopped
                 return
@@ -125,7 +125,7 @@ class TailerService:
                 if await watch.step():
                     news_at = time.monotonic()
                 unreachable = False
-            except StorageUnavailable as error:
+            except SchemalessError as error:
                 if not unreachable:
                     log.warning("heads can't be read", why=str(error))
                 unreachable = True

@@ -58,12 +58,16 @@ def stream_response(stream: Callable[[Send], Awaitable[None]]) -> StreamResponse
 
 
 def problem_response(error: SchemalessError) -> Response:
-    return document_response(problem_of(error))
+    return document_response(problem_of(error), *error.headers)
 
 
-def document_response(document: dict[str, Any]) -> Response:
+def document_response(document: dict[str, Any], *more: Header) -> Response:
     """Returns a problem document as the response of its status. What may be sent again says when."""
-    headers: tuple[Header, ...] = ((b"content-type", b"application/problem+json"), (b"cache-control", b"no-store"))
+    headers: tuple[Header, ...] = (
+        (b"content-type", b"application/problem+json"),
+        (b"cache-control", b"no-store"),
+        *more,
+    )
     if document["status"] == 503 and document["retryable"]:
         headers += ((b"retry-after", b"%d" % RETRY_AFTER_S),)
     return Response(document["status"], _encode_json(document), headers)

@@ -7,7 +7,7 @@ unreachable.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from api.read.batching import ReadBatcher
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
+from schemaless.errors import LocationGone, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import first_answer
@@ -61,7 +62,7 @@ class Reader:
         shard = shard_of(key.row_key, datastore.shards)
         cell, node = await first_answer(
             self._candidates(datastore.home(shard), read_from),
-            lambda node: self._batcher.exact(node, datastore, (shard, key)),
+            self._noting_failures(lambda node: self._batcher.exact(node, datastore, (shard, key))),
             nobody=_NOBODY,
         )
         return cell, self._served(node)
@@ -73,7 +74,7 @@ class Reader:
         shard = shard_of(row_key, datastore.shards)
         cell, node = await first_answer(
             self._candidates(datastore.home(shard), read_from),
-            lambda node: self._batcher.newest(node, datastore, (shard, row_key, column_name)),
+            self._noting_failures(lambda node: self._batcher.newest(node, datastore, (shard, row_key, column_name))),
             nobody=_NOBODY,
         )
         return cell, self._served(node)
@@ -84,18 +85,36 @@ class Reader:
         """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
         value, node = await first_answer(
             self._candidates(cluster, read_from),
-            lambda node: node.run(operation, *args, timeout_s=self._timeout_s),
+            self._noting_failures(lambda node: node.run(operation, *args, timeout_s=self._timeout_s)),
             nobody=_NOBODY,
         )
         return value, self._served(node)
 
     def _candidates(self, cluster: str, read_from: Role | None) -> Iterator[AsyncNode]:
-        """Yields the nodes that may answer, best first. Taking another one means that the one before did not answer."""
+        """Yields the nodes that may answer, best first."""
         for role in _ROLES[read_from]:
-            for node in self._answering(cluster, role):
-                began = self._breaker.clock()
-                yield node
+            yield from self._answering(cluster, role)
+
+    def _noting_failures(self, ask: Callable[[AsyncNode], Awaitable[T]]) -> Callable[[AsyncNode], Awaitable[T]]:
+        """Lets the breaker know which node gave no answer, and a LocationGone name its node.
+
+        A node that refuses this read may answer others.
+        """
+
+        async def asked(node: AsyncNode) -> T:
+            began = self._breaker.clock()
+            try:
+                return await ask(node)
+            except LocationGone as gone:
+                said_by(gone, self._served(node))
+                raise
+            except NodeRefuses:
+                raise
+            except StorageUnavailable:
                 self._breaker.read_failed(node, began)
+                raise
+
+        return asked
 
     def _answering(self, cluster: str, role: Role) -> list[AsyncNode]:
         if role is Role.MASTER:
@@ -106,6 +125,12 @@ class Reader:
 
     def _served(self, node: AsyncNode) -> Served:
         return Served(node.node.role, node.node.cluster, self._lag.lag_s(node))
+
+
+def said_by(error: SchemalessError, served: Served) -> SchemalessError:
+    """Returns the error of a response that names who said so: a minion's "missing" may only be late."""
+    error.headers = served.headers
+    return error
 
 
 def served_together(parts: Sequence[Served]) -> Served:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import NodeRefuses, SchemalessError
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.shard_head import ServerPosition
@@ -80,11 +80,11 @@ class ReplicaLag:
     async def _position(self, node: AsyncNode) -> ServerPosition | None:
         try:
             position = await node.run(shard_head.position, timeout_s=self._timeout_s)
-        except StorageUnavailable:
+        except NodeRefuses:  # it answers: there is no datastore yet, so no tables
+            position = None
+        except SchemalessError:
             self._on_sample(node.node.name, False)
             return None
-        except SchemalessError:  # it answers: there is no datastore yet, so no tables
-            position = None
         self._on_sample(node.node.name, True)
         return position
 

@@ -7,7 +7,7 @@ from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
 from api.http.request import Request
 from api.http.response import Header, Response, ok_response
 from api.http.route import Route
-from api.read.reader import Served
+from api.read.reader import Served, said_by
 from api.write.response import put_answer
 from schemaless.cell import (
     Cell,
@@ -57,7 +57,7 @@ async def get_cell(request: Request) -> Response:
     key = CellKey(*_column_of(request), parse_ref_key(request.path["ref_key"]))
     cell, served = await request.state.reader.exact(datastore, key, read_from)
     if cell is None:
-        raise CellMissing(f"there is no cell {key}")
+        raise said_by(CellMissing(f"there is no cell {key}"), served)
     return _cell_answer(request, cell, served, IMMUTABLE)
 
 
@@ -68,7 +68,8 @@ async def get_latest(request: Request) -> Response:
     row_key, column_name = _column_of(request)
     cell, served = await request.state.reader.newest(datastore, row_key, column_name, read_from)
     if cell is None:
-        raise CellMissing(f"row {request.path['row_key']} has no cell in column {column_name}")
+        missing = CellMissing(f"row {request.path['row_key']} has no cell in column {column_name}")
+        raise said_by(missing, served)
     return _cell_answer(request, cell, served, ASK_AGAIN)
 
 
@@ -106,7 +107,7 @@ async def get_row(request: Request) -> Response:
         datastore.home(shard), entity_table.row, datastore, shard, row_key, read_from=read_from
     )
     if not cells:
-        raise CellMissing(f"there is no row {request.path['row_key']}")
+        raise said_by(CellMissing(f"there is no row {request.path['row_key']}"), served)
     form = request.response_format()
     views = await all_views(cells, form, request.state.settings.response_bytes_max)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}

@@ -16,7 +16,7 @@ from api.http.route import Route
 from api.index.checkpoint_waiter import CheckpointsAt
 from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entries, parse_query
 from api.read.multi_get import WantedCell, read_many
-from api.read.reader import Served, served_together
+from api.read.reader import Served, said_by, served_together
 from api.routes.indexes import progress_view
 from schemaless.errors import Invalid, LocationGone, NotReady
 from schemaless.location import ShardLocation, is_lag, verify_location
@@ -87,12 +87,12 @@ async def _read(
 async def _verify_kept(request: Request, datastore: Datastore, after: ShardLocation) -> None:
     """Raises LocationGone for a location that is superseded: no index includes that put (I13)."""
     home = datastore.home(after.shard)
-    (head, starts), _ = await request.state.reader.read(home, shard_head.history, datastore.name, after.shard)
+    (head, starts), served = await request.state.reader.read(home, shard_head.history, datastore.name, after.shard)
     try:
         verify_location(after.location.generation, after.location.added_id, starts, head.added_id)
     except LocationGone as gone:
         if not is_lag(after.location, gone):
-            raise
+            raise said_by(gone, served) from None
 
 
 async def _include(

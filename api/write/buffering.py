@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import structlog
 
 from api.write.outcome import BufferState, PendingPut
-from api.write.queue import MasterWriteQueues
+from api.write.queue import MasterWriteQueues, tells_breaker
 from schemaless.cell import RowKey
-from schemaless.errors import Busy, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import SchemalessError
 from schemaless.sharding import by_rendezvous
 from schemaless.storage import buffer_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -44,22 +44,33 @@ class Secondaries:
         self._timeout_s = timeout_s
         self._clock = clock
 
-    def choose(self, home: str, row_key: RowKey) -> str | None:
-        """Returns the cluster that the row prefers among those whose breaker lets a put through, or None."""
-        others = [name for name, breaker in self._queues.breakers.items() if name != home and breaker.may_allow()]
+    def choose(self, home: str, row_key: RowKey, failed: Collection[str] = ()) -> str | None:
+        """Returns the cluster that the row prefers among those that take second copies, or None.
+
+        `failed` are clusters that this put has tried.
+        """
+        others = [
+            name
+            for name in self._queues.breakers
+            if name != home and name not in failed and self._queues.takes_copies(name)
+        ]
         return by_rendezvous(row_key, others)[0] if others else None
 
     async def buffer(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
-        """Sets what the secondary said of each put. A put that no secondary took within the time-out stays NONE."""
+        """Sets what the secondary said of each put. A put that no secondary took within the time-out stays NONE.
+
+        Any error of a secondary, of whatever kind, means that the next one is tried (I5).
+        """
         deadline = self._clock() + self._timeout_s
-        waiting = await self._buffer_once(datastore, home, puts)
-        for _ in range(len(self._queues.breakers) - 2):  # one failed: another one is tried
+        failed: set[str] = set()
+        waiting = await self._buffer_once(datastore, home, puts, failed)
+        for _ in range(len(self._queues.breakers) - 2):
             left_s = deadline - self._clock()
             if not waiting or left_s <= 0:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    waiting = await self._buffer_once(datastore, home, waiting)
+                    waiting = await self._buffer_once(datastore, home, waiting, failed)
 
     async def take_back(self, datastore: Datastore, puts: Sequence[PendingPut]) -> None:
         """Deletes the buffer rows that refused puts inserted. If a delete fails, the cleaner records the conflict."""
@@ -72,33 +83,37 @@ class Secondaries:
                 await self._storage.master(secondary).run(
                     buffer_table.remove, datastore, rows, timeout_s=self._timeout_s
                 )
-            except StorageUnavailable:
-                self._queues.breakers[secondary].failed()
             except SchemalessError as error:
+                if tells_breaker(error):
+                    self._queues.breakers[secondary].failed()
                 log.warning("a refused put's buffer row stays for the cleaner", cluster=secondary, error=str(error))
 
-    async def _buffer_once(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> list[PendingPut]:
-        """Tries each put's preferred secondary once. Returns the puts that no secondary took."""
+    async def _buffer_once(
+        self, datastore: Datastore, home: str, puts: Sequence[PendingPut], failed: set[str]
+    ) -> list[PendingPut]:
+        """Tries each put's preferred secondary once, and adds those that fail to `failed`.
+
+        Returns the puts that no secondary took.
+        """
         groups: dict[str, list[PendingPut]] = {}
         for put in puts:
-            secondary = self.choose(home, put.row.key.row_key)
+            secondary = self.choose(home, put.row.key.row_key, failed)
             if secondary is not None:
                 groups.setdefault(secondary, []).append(put)
         if len(groups) == 1:  # the usual case pays for no tasks
             ((secondary, group),) = groups.items()
-            await self._buffer_on(datastore, secondary, group)
+            await self._buffer_on(datastore, secondary, group, failed)
         elif groups:
-            await asyncio.gather(*(self._buffer_on(datastore, name, group) for name, group in groups.items()))
+            await asyncio.gather(*(self._buffer_on(datastore, name, group, failed) for name, group in groups.items()))
         return [put for put in puts if put.buffered is BufferState.NONE]
 
-    async def _buffer_on(self, datastore: Datastore, secondary: str, puts: Sequence[PendingPut]) -> None:
+    async def _buffer_on(
+        self, datastore: Datastore, secondary: str, puts: Sequence[PendingPut], failed: set[str]
+    ) -> None:
         try:
             outcomes = await self._queues.buffer(secondary, datastore, [put.row for put in puts])
-        except (Unavailable, Busy):
-            return
-        except SchemalessError as error:
-            for put in puts:
-                put.buffered, put.error = BufferState.REFUSED, error
+        except SchemalessError:
+            failed.add(secondary)
             return
         for put, outcome in zip(puts, outcomes, strict=True):
             put.buffered, put.secondary = _STATES[outcome], secondary

@@ -41,8 +41,6 @@ class BufferState(StrEnum):
     """The same body is buffered already, and this put took its claim over."""
     CONFLICT = "conflict"
     """Another body is buffered under the key, so the home is read and not written."""
-    REFUSED = "refused"
-    """The secondary answered with an error."""
 
 
 class HomeState(StrEnum):
@@ -55,9 +53,7 @@ class HomeState(StrEnum):
     NOTHING = "nothing"
     """Read after a conflict in the buffer: no node of the home shows a cell under the key."""
     UNREACHABLE = "unreachable"
-    """Unreachable, hung or too busy. The cell may be stored or not."""
-    REFUSED = "refused"
-    """The home answered with an error."""
+    """Unreachable, hung, too busy, or it refused for a reason of its own. The cell may be stored or not."""
 
 
 class PutState(Enum):
@@ -82,24 +78,19 @@ DECISIONS: Mapping[tuple[BufferState, HomeState], PutState] = {
     (BufferState.INSERTED, HomeState.ALREADY_STORED): PutState.ALREADY_STORED_TWICE,
     (BufferState.INSERTED, HomeState.CONFLICT): PutState.CONFLICT,  # and the put removes its own buffer row
     (BufferState.INSERTED, HomeState.UNREACHABLE): PutState.BUFFERED,
-    (BufferState.INSERTED, HomeState.REFUSED): PutState.FAILED,
     (BufferState.SHARED, HomeState.STORED): PutState.STORED_TWICE,
     (BufferState.SHARED, HomeState.ALREADY_STORED): PutState.ALREADY_STORED_TWICE,
     (BufferState.SHARED, HomeState.CONFLICT): PutState.CONFLICT,  # the row stays: another put relies on it
     (BufferState.SHARED, HomeState.UNREACHABLE): PutState.BUFFERED,
-    (BufferState.SHARED, HomeState.REFUSED): PutState.FAILED,
     (BufferState.NONE, HomeState.STORED): PutState.STORED_ONCE,
     (BufferState.NONE, HomeState.ALREADY_STORED): PutState.ALREADY_STORED_ONCE,
     (BufferState.NONE, HomeState.CONFLICT): PutState.CONFLICT,
     (BufferState.NONE, HomeState.UNREACHABLE): PutState.FAILED,
-    (BufferState.NONE, HomeState.REFUSED): PutState.FAILED,
     (BufferState.NONE, HomeState.NOT_ASKED): PutState.FAILED,  # min_copies needs a secondary
     (BufferState.CONFLICT, HomeState.ALREADY_STORED): PutState.ALREADY_STORED_ONCE,  # the buffered one will be refused
     (BufferState.CONFLICT, HomeState.CONFLICT): PutState.CONFLICT,
     (BufferState.CONFLICT, HomeState.NOTHING): PutState.CONFLICT,  # the buffered one came first
-    (BufferState.CONFLICT, HomeState.UNREACHABLE): PutState.FAILED,
-    (BufferState.CONFLICT, HomeState.REFUSED): PutState.FAILED,  # the cell at home can't be compared
-    (BufferState.REFUSED, HomeState.NOT_ASKED): PutState.FAILED,
+    (BufferState.CONFLICT, HomeState.UNREACHABLE): PutState.FAILED,  # the cell at home can't be compared
 }
 """Every combination that can happen. The others are impossible: a home is put to only after the buffer took the cell or
 no secondary could, and read only after a conflict in the buffer.

@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 
 from api.write.buffering import Secondaries
 from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, PutResult, too_few_copies
-from api.write.queue import MasterWriteQueues, breaker_open
+from api.write.queue import MasterWriteQueues, breaker_open, tells_breaker
 from schemaless.batching import chunks
 from schemaless.cell import Cell, ColumnName, PutStatus, RowKey
 from schemaless.config import ApiSettings
@@ -170,9 +170,9 @@ class CellWriter:
     async def _store_at_home(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
         try:
             places = await self._queues.store(home, datastore, [put.row for put in puts])
-        except SchemalessError as error:
+        except SchemalessError as error:  # none is the caller's: those are outcomes (I5)
             for put in puts:
-                put.home, put.error = _not_done(error), error
+                put.home, put.error = HomeState.UNREACHABLE, error
             return
         for put, placed in zip(puts, places, strict=True):
             put.home, put.placed = _AT_HOME[placed.status], placed
@@ -187,7 +187,7 @@ class CellWriter:
         master = self._storage.master(home)
 
         def on_failure(node: AsyncNode, error: StorageUnavailable) -> None:
-            if node is master:
+            if node is master and tells_breaker(error):
                 breaker.failed()
 
         try:
@@ -204,7 +204,7 @@ class CellWriter:
                     await self._read_at_home(datastore, home, [put])
                 return
             for put in puts:
-                put.home, put.error = _not_done(error), error
+                put.home, put.error = HomeState.UNREACHABLE, error
             return
         for put, placed in zip(puts, found, strict=True):
             put.home = HomeState.NOTHING if placed is None else _AT_HOME[placed.status]
@@ -224,15 +224,12 @@ class CellWriter:
                 timeout_s=self._timeout_s,
                 again_on=again_on,
             )
-        except StorageUnavailable:
-            breaker.failed()
+        except StorageUnavailable as error:
+            if tells_breaker(error):
+                breaker.failed()
             raise
         breaker.succeeded()
         return next_one
-
-
-def _not_done(error: SchemalessError) -> HomeState:
-    return HomeState.UNREACHABLE if isinstance(error, (Unavailable, Busy)) else HomeState.REFUSED
 
 
 def _claim() -> int:

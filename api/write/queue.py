@@ -11,7 +11,7 @@ from typing import cast
 from api.write.write_breaker import BreakerState, WriteBreaker
 from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import Placed
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.storage import put_transaction
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
@@ -36,9 +36,14 @@ class MasterWriteQueues:
         self, storage: AsyncStorage, *, timeout_s: float, open_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.breakers = {name: WriteBreaker(open_s, clock) for name in sorted(storage.topology.clusters)}
+        self._copy_breakers = {name: WriteBreaker(open_s, clock) for name in self.breakers}
         self._storage = storage
         self._timeout_s = timeout_s
         self._batchers: dict[tuple[str, str], Batcher[BufferRow, Placed | BufferOutcome]] = {}
+
+    def takes_copies(self, cluster: str) -> bool:
+        """Returns whether second copies may go there: its master answers, and didn't just refuse one."""
+        return self.breakers[cluster].may_allow() and self._copy_breakers[cluster].may_allow()
 
     def is_full(self, cluster: str, datastore: Datastore) -> bool:
         batcher = self._batchers.get((cluster, datastore.name))
@@ -55,6 +60,8 @@ class MasterWriteQueues:
         self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]
     ) -> asyncio.Future[Sequence[BufferOutcome]]:
         """Puts rows whose home is another cluster into the buffer. Raises what `store` does."""
+        if not self._copy_breakers[cluster].allows():
+            raise breaker_open(cluster)
         return cast("asyncio.Future[Sequence[BufferOutcome]]", self._submit(cluster, datastore, rows))
 
     async def drain(self) -> None:
@@ -78,22 +85,33 @@ class MasterWriteQueues:
     async def _flush(
         self, cluster: str, datastore: Datastore, rows: list[BufferRow]
     ) -> Sequence[Placed | BufferOutcome]:
-        breaker = self.breakers[cluster]
-        if breaker.state is BreakerState.OPEN:  # it failed while these waited
-            raise breaker_open(cluster)
+        breaker, copy_breaker = self.breakers[cluster], self._copy_breakers[cluster]
+        copies = sum([row.home != cluster for row in rows])
+        only_copies = copies == len(rows)
+        if breaker.state is BreakerState.OPEN or (only_copies and copy_breaker.state is BreakerState.OPEN):
+            raise breaker_open(cluster)  # it failed while these waited
         timeout_s = self._timeout_s + _weight(rows) / _BYTES_PER_S_MIN
         try:
             outcomes = await self._storage.master(cluster).run(
                 put_transaction.put_copies, datastore, cluster, rows, timeout_s=timeout_s
             )
-        except StorageUnavailable:
-            breaker.failed()
-            raise
-        except SchemalessError:
+        except SchemalessError as error:
+            if tells_breaker(error):
+                breaker.failed()
+                raise
             breaker.succeeded()  # it answered
+            if only_copies and isinstance(error, NodeRefuses):
+                copy_breaker.failed()
             raise
         breaker.succeeded()
+        if copies:
+            copy_breaker.succeeded()
         return outcomes
+
+
+def tells_breaker(error: SchemalessError) -> bool:
+    """Returns whether an error means that the master can't be reached, and not that it refuses one thing."""
+    return isinstance(error, StorageUnavailable) and not isinstance(error, NodeRefuses)
 
 
 def breaker_open(cluster: str) -> StorageUnavailable:

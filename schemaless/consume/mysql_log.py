@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from schemaless.errors import LocationGone, StorageUnavailable
+from schemaless.errors import LocationGone, SchemalessError
 from schemaless.position import Position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage import shard_head, shard_log
@@ -66,5 +66,5 @@ class ShardHeads:
             self._blocks[cluster] = blocks
             self._movements[cluster] = movement
             return set(changed)
-        except StorageUnavailable:
+        except SchemalessError:
             return set()

@@ -10,6 +10,8 @@ import argparse
 import asyncio
 import sys
 
+import structlog
+
 from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, StartAt
@@ -22,6 +24,8 @@ from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
 
+log = structlog.get_logger()
+
 _LOOK_PAUSE_S = 0.5
 
 
@@ -30,7 +34,7 @@ async def run_program(
 ) -> None:
     """Runs a program until it is cancelled, or until a part fails: the process then ends and is started again.
 
-    A datastore that is still being made is waited for.
+    A datastore that is still being made is waited for, and so are servers that don't answer.
     """
     catalogue = Catalogue(storage)
     while True:
@@ -38,6 +42,9 @@ async def run_program(
             datastore = await catalogue.datastore(datastore_name)
             break
         except NotFound:
+            await asyncio.sleep(_LOOK_PAUSE_S)
+        except SchemalessError as error:
+            log.warning("no catalogue of datastores", why=str(error))
             await asyncio.sleep(_LOOK_PAUSE_S)
     host = ConsumerHost(storage, datastore, settings)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from schemaless.errors import Invalid, Misconfigured, NotFound
+from schemaless.errors import Invalid, Misconfigured, NotFound, SchemalessError, StorageUnavailable
 from schemaless.storage import datastore_table, schema, shard_head
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import Answers, answers_of_all, run_on_all
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
@@ -79,6 +79,7 @@ class Catalogue:
         self._known: dict[str, Datastore] = {}
         self._refreshed_at = -_REFRESH_PAUSE_S
         self._refreshing = asyncio.Lock()
+        self._look: list[asyncio.Task[dict[str, Datastore] | SchemalessError]] = []
 
     async def datastore(self, name: str) -> Datastore:
         """Returns the datastore of that name. Raises NotFound, or StorageUnavailable when no server answers."""
@@ -101,15 +102,46 @@ class Catalogue:
                 await self._refresh()
         return dict(self._known)
 
+    async def readable(self) -> dict[str, Datastore]:
+        """Returns what the first server shows that answers, and waits for no other one.
+
+        Callers share a look that is under way. Raises StorageUnavailable when no server answers.
+        """
+        if all(asked.done() for asked in self._look):
+            self._look = [asyncio.create_task(_shown_by(node)) for node in self._storage.nodes.values()]
+        failures: list[str] = []
+        for answer in asyncio.as_completed(self._look):
+            shown = await answer
+            if not isinstance(shown, SchemalessError):
+                return shown
+            failures.append(str(shown))
+        raise StorageUnavailable("no server answers: " + "; ".join(failures))
+
     async def _refresh(self) -> None:
         began = self._clock()
-        # Minions are asked too: what they show was ready on their master.
+        # Minions are asked too: what they show was ready on their master. A server that fails says nothing.
         questions = {
             name: node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
             for name, node in self._storage.nodes.items()
         }
-        self._known = _union(await answers_of_all(questions))
+        answers = await answers_of_all(questions, tolerated=SchemalessError)
+        _refuse_unknown_format(answers)
+        self._known = _union(answers)
         self._refreshed_at = began
+
+
+async def _shown_by(node: AsyncNode) -> dict[str, Datastore] | SchemalessError:
+    try:
+        return await node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
+    except SchemalessError as error:
+        return error
+
+
+def _refuse_unknown_format(answers: Answers[dict[str, Datastore]]) -> None:
+    """Raises the Misconfigured of a server that has another format."""
+    for error in answers.failures.values():
+        if isinstance(error, Misconfigured):
+            raise error
 
 
 def _union(answers: Answers[dict[str, Datastore]]) -> dict[str, Datastore]:

@@ -14,9 +14,9 @@ import asyncmy
 
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
-from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries
+from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
 from schemaless.storage.sql import Script
-from schemaless.storage.translation import FAILURES, translate
+from schemaless.storage.translation import FAILURES, connecting_failed
 from schemaless.topology import Node, Topology
 
 T = TypeVar("T")
@@ -53,16 +53,17 @@ class AsyncNode:
         It is run again from its start after the errors of `again_on`. An operation that isn't idempotent gives
         `again_on=(Busy,)`: after Busy MySQL has rolled back, after a lost connection the outcome is unknown.
 
-        Raises StorageUnavailable (also when the time is over: the outcome is then unknown), Busy, Misconfigured, or
-        what the operation raises.
+        Raises StorageUnavailable (also when the time is over: the outcome is then unknown), Busy, or what the operation
+        raises.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 try:
                     return await self._attempt(operation, args)  # the usual case pays nothing for the retries
-                except again_on:
-                    pass
+                except again_on as error:
+                    if not runs_again(error, again_on):
+                        raise
                 async for attempt in retries(again_on, limit_s):
                     with attempt:
                         return await self._attempt(operation, args)
@@ -90,7 +91,7 @@ class AsyncNode:
             connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=self._connect_timeout_s)
             await _execute(connection, SESSION)
         except FAILURES as error:
-            raise translate(error, self.node.name) from error
+            raise connecting_failed(error, self.node.name) from error
         except RuntimeError as error:  # asyncmy's, on uvloop: the server closed the connection as it was made
             raise StorageUnavailable(f"{self.node.name}: {error}") from error
         return connection

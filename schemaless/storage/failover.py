@@ -1,6 +1,7 @@
 """Asking several nodes while some are unreachable: the first one that answers (`first_answer`), or all of them.
 
-An unreachable node raises StorageUnavailable. Any other error is an answer, and goes to the caller at once.
+A node that is unreachable, or that refuses, raises StorageUnavailable. Any other error is an answer, and goes to the
+caller at once.
 """
 
 from __future__ import annotations

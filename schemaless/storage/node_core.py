@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pymysql.constants import CLIENT
 
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.storage.operation import Operation
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node, Topology
@@ -65,7 +65,7 @@ def on_node(operation: Operation[T], node: str) -> Operation[T]:
                 results = yield script
             except FAILURES as error:
                 ours = translate(error, node)
-                if not isinstance(ours, StorageUnavailable):  # a server that was lost has rolled back by itself
+                if answered(ours):  # a server that was lost has rolled back by itself
                     try:
                         yield "ROLLBACK"
                     except FAILURES as failure:  # nobody knows what state the connection is in
@@ -76,6 +76,11 @@ def on_node(operation: Operation[T], node: str) -> Operation[T]:
                 script = operation.send(results)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def answered(error: BaseException) -> bool:
+    """Returns whether the server answered, so that the connection is as good as before."""
+    return isinstance(error, NodeRefuses) or not isinstance(error, StorageUnavailable)
 
 
 class ConnectionPool(Generic[Connection]):
@@ -114,7 +119,7 @@ class ConnectionPool(Generic[Connection]):
         idle ones are closed, too: they were lost with it and would fail once for each. After anything else, such as a
         cancellation, its state is unknown.
         """
-        if isinstance(error, StorageUnavailable):
+        if not answered(error):
             self._close(connection)
             self.close_all()
         elif isinstance(error, SchemalessError) and not self._in_transaction(connection):

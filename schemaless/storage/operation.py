@@ -16,7 +16,7 @@ from typing import Any, TypeVar, TypeVarTuple
 import msgspec
 import stamina
 
-from schemaless.errors import Busy, SchemalessError, StorageUnavailable
+from schemaless.errors import Busy, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.storage.sql import Script
 
 T = TypeVar("T")
@@ -53,8 +53,17 @@ ATTEMPTS_MAX = 4
 """How often an operation is run in all, whatever the errors were."""
 
 
+def runs_again(error: BaseException, again_on: tuple[type[SchemalessError], ...]) -> bool:
+    """Returns whether an operation is run again after this error. A server that refuses would refuse again."""
+    return isinstance(error, again_on) and not isinstance(error, NodeRefuses)
+
+
 def retries(again_on: tuple[type[SchemalessError], ...], timeout_s: float) -> Any:
     """Returns the attempts after a first one that failed, for `for` or `async for`. They begin within `timeout_s`."""
     return stamina.retry_context(
-        on=again_on, attempts=ATTEMPTS_MAX - 1, timeout=timeout_s, wait_initial=0.01, wait_max=0.2
+        on=lambda error: runs_again(error, again_on),
+        attempts=ATTEMPTS_MAX - 1,
+        timeout=timeout_s,
+        wait_initial=0.01,
+        wait_max=0.2,
     )

@@ -16,9 +16,9 @@ from pymysql.constants import SERVER_STATUS
 
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
-from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries
+from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
 from schemaless.storage.sql import Script
-from schemaless.storage.translation import FAILURES, translate
+from schemaless.storage.translation import FAILURES, connecting_failed
 from schemaless.topology import Node, Topology
 
 T = TypeVar("T")
@@ -45,13 +45,13 @@ class SyncNode:
         """Runs `operation(*args)` and returns its value. It is run again from its start after the errors of
         `again_on`, while the node's `timeout_s` isn't over.
 
-        Raises StorageUnavailable, Busy, Misconfigured, or what the operation raises.
+        Raises StorageUnavailable, Busy, or what the operation raises.
         """
         deadline = time.monotonic() + self._timeout_s
         try:
             return self._attempt(operation, args)
-        except again_on:
-            if time.monotonic() >= deadline:
+        except again_on as error:
+            if not runs_again(error, again_on) or time.monotonic() >= deadline:
                 raise
         for attempt in retries(again_on, deadline - time.monotonic()):
             with attempt:
@@ -88,7 +88,7 @@ class SyncNode:
             )
             _execute(connection, SESSION)
         except FAILURES as error:
-            raise translate(error, self.node.name) from error
+            raise connecting_failed(error, self.node.name) from error
         return connection
 
 

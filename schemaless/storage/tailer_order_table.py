@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from schemaless.errors import Misconfigured
+from schemaless.errors import TableMissing
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Time, sql
@@ -45,6 +45,6 @@ def all_of() -> Operation[dict[str, TailerCommand]]:
     columns = f"datastore, paused, seeks, {MICROSECONDS.format('changed_at')}"
     try:
         rows = yield from query(f"SELECT {columns} FROM schemaless.tailer_order")
-    except Misconfigured:
+    except TableMissing:
         return {}
     return {name: TailerCommand(bool(paused), seeks, changed_at) for name, paused, seeks, changed_at in rows}

@@ -1,11 +1,28 @@
-"""Driver errors become ours here, for both drivers: they raise the same numbers under names of their own (I15)."""
+"""Driver errors become ours here, for both drivers: they raise the same numbers under names of their own (I15).
+
+A number that isn't listed means that the server can't do this now. Such refusals are counted and logged.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+
 import asyncmy.errors
 import pymysql.err
+import structlog
 
-from schemaless.errors import Busy, DuplicateKey, Misconfigured, NeedsLockedHeads, SchemalessError, StorageUnavailable
+from schemaless.errors import (
+    Busy,
+    DuplicateKey,
+    NeedsLockedHeads,
+    NodeRefuses,
+    SchemalessError,
+    StorageUnavailable,
+    TableMissing,
+)
+
+log = structlog.get_logger()
 
 FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError)
 """What a driver raises when a connection can't be made, or a script can't be executed."""
@@ -31,7 +48,30 @@ _AWAY = {
     4031,  # disconnected by the server
 }  # fmt: skip
 _NULL = {1048}
-_MISFIT = {1044, 1045, 1049, 1054, 1142, 1146, 1193, 1231}
+_TABLE_MISSING = {1049, 1146}
+
+_LOG_PAUSE_S = 1.0  # between two lines about one number of one node
+
+
+class Refusals:
+    """Counts by (node, number) what servers refused. Logs each at most once a second."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, int]] = Counter()
+        self._logged_at: dict[tuple[str, int], float] = {}
+
+    def note(self, node: str, number: int, text: str) -> None:
+        kind = (node, number)
+        self.counts[kind] += 1
+        now = time.monotonic()
+        if now - self._logged_at.get(kind, -_LOG_PAUSE_S) >= _LOG_PAUSE_S:
+            self._logged_at[kind] = now
+            level = log.info if number in _TABLE_MISSING else log.warning  # usual while a datastore is made
+            level("a server refuses", node=node, number=number, error=text, times=self.counts[kind])
+
+
+refusals = Refusals()
+"""Of this process."""
 
 
 def translate(error: Exception, node: str) -> SchemalessError:
@@ -46,8 +86,13 @@ def translate(error: Exception, node: str) -> SchemalessError:
         return Busy(text)
     if number in _NULL:
         return NeedsLockedHeads(text)
-    if number in _MISFIT:
-        return Misconfigured(text)
     if number in _AWAY or isinstance(error, pymysql.err.InterfaceError | asyncmy.errors.InterfaceError):
         return StorageUnavailable(text)
-    return SchemalessError(text)
+    refusals.note(node, number, text)
+    return (TableMissing if number in _TABLE_MISSING else NodeRefuses)(text)
+
+
+def connecting_failed(error: Exception, node: str) -> StorageUnavailable:
+    """Returns the error of a connection that can't be made. The server can't do anything then, whatever it says."""
+    ours = translate(error, node)
+    return StorageUnavailable(str(ours))

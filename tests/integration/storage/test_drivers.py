@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 import uvloop
 
-from schemaless.errors import Busy, DuplicateKey, Invalid, Misconfigured, StorageUnavailable
+from schemaless.errors import Busy, DuplicateKey, Invalid, NodeRefuses, StorageUnavailable, TableMissing
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, _execute
 from schemaless.storage.operation import query
@@ -83,7 +83,7 @@ async def test_a_refusal_keeps_the_connection(open_node):
     def misspelt():
         yield "SELECT nothing FROM schemaless.nowhere"
 
-    for operation, error in ((refusing, Invalid), (misspelt, Misconfigured)):
+    for operation, error in ((refusing, Invalid), (misspelt, TableMissing)):
         with pytest.raises(error):
             await node.run(operation)
         assert await node.run(connection_id) == before
@@ -154,8 +154,8 @@ async def test_errors_are_ours(open_node, make_datastore):
     make_datastore(placement=("b",))
     node = open_node()
     for statement, kind in (
-        ("SELECT * FROM schemaless.nothing", Misconfigured),
-        ("SELECT nothing", Misconfigured),
+        ("SELECT * FROM schemaless.nothing", TableMissing),
+        ("SELECT nothing", NodeRefuses),
         ("INSERT INTO schemaless.format SELECT version FROM schemaless.format", DuplicateKey),
     ):
         with pytest.raises(kind, match="b-master") as caught:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.errors import StorageUnavailable, TableMissing
 from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
 from tailer.cluster_reader import ClusterReader
@@ -94,7 +94,7 @@ async def test_a_long_question_ends_when_a_short_one_finds_the_node_unreachable(
 async def test_what_a_minion_has_not_got_yet_is_asked_of_the_master(nodes, reader):
     """A new datastore's tables come to a minion later: that is no failure of it."""
     asked = reader(Role.MINION)
-    nodes.minion.error = Misconfigured("no such table")
+    nodes.minion.error = TableMissing("no such table")
     assert await asked.run(ASK) == "master"
     nodes.minion.error = None
     assert await asked.run(ASK) == "minion"

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.http.response import problem_response
 from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader, Served, served_together
-from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.errors import LocationGone, Misconfigured, NodeRefuses, StorageUnavailable, TableMissing
 from schemaless.topology import Role
 
 
@@ -74,6 +75,24 @@ async def test_an_answer_that_is_an_error_opens_no_breaker(reader, breaker, node
     with pytest.raises(Misconfigured):
         await answered_by(reader)
     assert breaker.answers(nodes.master)
+
+
+@pytest.mark.parametrize("refusal", [TableMissing("1146"), NodeRefuses("1203"), NodeRefuses("9999")])
+async def test_a_read_that_one_node_refuses_goes_to_the_next_and_opens_no_breaker(reader, breaker, nodes, refusal):
+    """I15: an unknown error means that this node can't do it now. Other reads still go to it."""
+    nodes.master.error = refusal
+    assert await answered_by(reader) == "minion-1"
+    assert breaker.answers(nodes.master)
+    with pytest.raises(NodeRefuses):
+        await answered_by(reader, Role.MASTER)
+
+
+async def test_a_location_that_is_gone_names_the_node_that_said_so(reader, nodes):
+    """I13: a minion's answer may only be late, so a 409 says who answered, as a 200 does."""
+    nodes.minions[0].error = LocationGone("past the head", head=1, resume_at=1, generation=1)
+    with pytest.raises(LocationGone) as gone:
+        await answered_by(reader, Role.MINION)
+    assert problem_response(gone.value).headers[-3:] == Served(Role.MINION, "a", 0.0).headers
 
 
 async def test_the_last_node_that_fails_is_left_out_too(reader, breaker, nodes):

@@ -18,12 +18,12 @@ STORED_IN = {BufferState.INSERTED, BufferState.SHARED, BufferState.NONE}
 def is_possible(buffered: BufferState, home: HomeState) -> bool:
     """Written down a second time, by what the writer does and not by what the table holds."""
     if home is HomeState.NOT_ASKED:
-        return buffered in {BufferState.NONE, BufferState.REFUSED}
+        return buffered is BufferState.NONE
     if home is HomeState.NOTHING:
         return buffered is BufferState.CONFLICT
     if home is HomeState.STORED:
         return buffered in STORED_IN
-    return buffered is not BufferState.REFUSED
+    return True
 
 
 def expected(buffered: BufferState, home: HomeState) -> tuple[PutStatus | None, int]:

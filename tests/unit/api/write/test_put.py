@@ -9,7 +9,16 @@ from api.write.put import CellWriter
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body, same_body
 from schemaless.config import ApiSettings
-from schemaless.errors import Busy, Corrupt, Misconfigured, StorageUnavailable
+from schemaless.errors import (
+    Busy,
+    Corrupt,
+    Misconfigured,
+    NodeRefuses,
+    SchemalessError,
+    StorageUnavailable,
+    TableMissing,
+    Unavailable,
+)
 from schemaless.storage import buffer_table, entity_table, put_transaction
 from schemaless.storage.buffer_table import BufferOutcome
 from schemaless.topology import Datastore, Role
@@ -40,7 +49,9 @@ class Server:
             raise self.says
         if operation is put_transaction.put_copies:
             self.claims.append([row.claim for row in args[2]])
-            return [self.says if self.node.name == "b" else Placed(self.says, 3, 1, 42, 99) for _ in args[2]]
+            return [
+                self.says if isinstance(self.says, BufferOutcome) else Placed(self.says, 3, 1, 42, 99) for _ in args[2]
+            ]
         if operation is entity_table.look_up:
             if self.reads is not None:
                 raise self.reads
@@ -68,13 +79,15 @@ def world():
         home=Server("a", PutStatus.STORED, did),
         minion=Server("a-minion", None, did),
         secondary=Server("b", BufferOutcome.INSERTED, did),
+        third=None,
     )
 
 
 def writer_of(world, **settings):
+    masters = {"a": world.home, "b": world.secondary} | ({"c": world.third} if world.third else {})
     storage = SimpleNamespace(
-        topology=SimpleNamespace(clusters={"a": None, "b": None}),
-        master=lambda cluster: {"a": world.home, "b": world.secondary}[cluster],
+        topology=SimpleNamespace(clusters=dict.fromkeys(masters)),
+        master=lambda cluster: masters[cluster],
         minions=lambda cluster: [world.minion],
     )
     return CellWriter(storage, SETTINGS.model_copy(update=settings), clock=lambda: world.now)
@@ -154,13 +167,6 @@ async def test_with_nobody_reachable_the_error_says_so(world):
     assert result.retryable
 
 
-@pytest.mark.parametrize("refusing", ["home", "secondary"])
-async def test_a_server_that_refuses_is_no_conflict_and_no_success(world, refusing):
-    """An operator has to act, and the caller learns that."""
-    getattr(world, refusing).says = Misconfigured("no table")
-    assert isinstance(await put(writer_of(world)), Misconfigured)
-
-
 @pytest.mark.parametrize(
     "error", [Misconfigured("no table"), Busy("deadlock"), Corrupt("damaged"), StorageUnavailable("x")]
 )
@@ -193,3 +199,59 @@ async def test_a_put_that_is_only_buffered_is_no_success_where_two_copies_are_re
     result = await put(writer_of(world, min_copies=2))
     assert isinstance(result, StorageUnavailable)
     assert result.retryable
+
+
+ERRORS = [
+    StorageUnavailable("down"),
+    NodeRefuses("1203: too many user connections"),
+    TableMissing("1146: no table"),
+    Misconfigured("shard 3 does not live here"),
+    Busy("deadlock"),
+    Corrupt("damaged"),
+    Unavailable("no connection was free"),
+    SchemalessError("something new"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_any_error_of_a_secondary_costs_a_copy_and_never_the_put(world, error):
+    """I5: the home alone stores it."""
+    world.secondary.says = error
+    result = await put(writer_of(world))
+    assert (result.status, result.copies) == (PutStatus.STORED, 1)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_any_error_of_the_home_is_buffered_where_a_copy_is_durable(world, error):
+    """I5: the cleaner stores the cell, so an error would be a wrong answer."""
+    world.home.says = error
+    result = await put(writer_of(world))
+    assert (result.status, result.copies) == (PutStatus.BUFFERED, 1)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_the_next_secondary_takes_the_copy_that_one_refuses(world, error):
+    """I5: each of them is tried once, whichever the row prefers."""
+    world.secondary.says = error
+    world.third = Server("c", BufferOutcome.INSERTED, world.did)
+    for row in range(8):
+        cell = Cell(CellKey(RowKey(bytes([row] * 16)), ColumnName("BASE"), RefKey(1)), CELL.body)
+        (result,) = await writer_of(world).put(TRIPS, [cell])
+        assert (result.status, result.copies) == (PutStatus.STORED, 2)
+    assert {"put_copies b", "put_copies c"} <= set(world.did)
+
+
+async def test_a_refusing_secondary_is_not_asked_again_until_a_probe(world):
+    """Its refusals cost one put in `breaker_open_s`, and it stays the home of its own rows."""
+    writer = writer_of(world)
+    world.secondary.says = TableMissing("1146: no buffer")
+    for _ in range(3):
+        await put(writer)
+    assert world.did.count("put_copies b") == 1
+    world.secondary.says, world.home.says = PutStatus.STORED, BufferOutcome.INSERTED
+    (result,) = await writer.put(Datastore("trips", 4, 2, ("b",)), [CELL])
+    assert (result.status, result.copies) == (PutStatus.STORED, 2)
+    world.secondary.says, world.home.says = BufferOutcome.INSERTED, PutStatus.STORED
+    assert (await put(writer)).copies == 1
+    world.now += SETTINGS.breaker_open_s
+    assert (await put(writer)).copies == 2

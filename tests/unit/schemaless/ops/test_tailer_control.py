@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemaless.errors import Misconfigured
+from schemaless.errors import TableMissing
 from schemaless.ops.tailer_control import latest
 from schemaless.storage import tailer_order_table
 from schemaless.storage.tailer_order_table import TailerCommand
@@ -28,5 +28,5 @@ def test_servers_made_before_the_table_have_no_orders():
     operation = tailer_order_table.all_of()
     next(operation)
     with pytest.raises(StopIteration) as ended:
-        operation.throw(Misconfigured("1146: no such table"))
+        operation.throw(TableMissing("1146: no such table"))
     assert ended.value.value == {}

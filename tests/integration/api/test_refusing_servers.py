@@ -1,0 +1,94 @@
+"""HTTP while a server answers with errors: what a missing table, right or resource of one node costs (I5, I15)."""
+
+import uuid
+from contextlib import contextmanager
+
+import pytest
+
+from tests.integration.api.api_harness import assert_problem, row_in
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+SERVED = {"schemaless-served-by", "schemaless-cluster", "schemaless-lag"}
+
+
+@contextmanager
+def renamed(node, table):
+    """The node lacks the table, and its replicas don't."""
+
+    def rename(before, after):
+        yield f"SET sql_log_bin=0; RENAME TABLE {before} TO {after}; SET sql_log_bin=1"
+
+    node.run(rename, table, f"{table}_gone")
+    try:
+        yield
+    finally:
+        node.run(rename, f"{table}_gone", table)
+
+
+def copies_of(answer):
+    return answer.status_code, answer.json().get("copies")
+
+
+def test_a_secondary_without_its_buffer_costs_a_copy_and_never_the_put(api, make_datastore, storage, eventually):
+    """I5: the healthy home takes every put, and the refusing master stays the home of its own rows."""
+    at_a, at_b = api.at(make_datastore(placement=("a",))), api.at(make_datastore(placement=("b",)))
+    eventually(lambda: at_a.put(uuid.uuid4(), 1, {"v": 0}), 201)
+    with renamed(storage.master("b"), "schemaless.buffer"):
+        assert {copies_of(at_a.put(uuid.uuid4(), 1, {"v": n})) for n in range(10)} == {(201, 1)}
+        assert {copies_of(at_b.put(uuid.uuid4(), 1, {"v": n})) for n in range(10)} == {(201, 2)}
+        items = [
+            {"row_key": str(uuid.uuid4()), "column_name": "BASE", "ref_key": 1, "body": {"v": n}} for n in range(50)
+        ]
+        results = at_a.post("/batch/put", json={"cells": items}).json()["results"]
+        assert {(result["status"], result["copies"]) for result in results} == {("stored", 1)}
+        assert 'schemaless_api_server_refusals_total{code="1146",node="b-master"}' in api.client.get("/metrics").text
+
+    def two_copies():
+        answer = at_a.put(uuid.uuid4(), 1, {"v": 0})
+        answer.status_code = 201 if answer.json().get("copies") == 2 else 202
+        return answer
+
+    eventually(two_copies, 201)
+
+
+def test_a_home_without_one_entity_table_buffers_that_shard_alone(api, make_datastore, storage, eventually):
+    """I5: the cell is durable on the secondary, so the answer is 202 and no error; other shards are stored."""
+    datastore = make_datastore(placement=("a",))
+    call = api.at(datastore)
+    row = row_in(datastore, 0)
+    with renamed(storage.master("a"), f"{datastore.database(0)}.entity"):
+        assert copies_of(call.put(row, 1, {"v": 1})) == (202, 1)
+        assert copies_of(call.put(row_in(datastore, 1), 1, {"v": 1})) == (201, 2)
+        assert_problem(call.post(f"/cells/{row}/BASE", json={"v": 1}), 503)
+        assert_problem(call.get(f"/cells/{row}/BASE/9", params={"read_from": "master"}), 503)
+        answer = call.get(f"/cells/{row}/BASE/9")
+        assert (answer.status_code, answer.headers["schemaless-served-by"]) == (404, "minion")
+    assert call.put(row, 1, {"v": 1}).status_code in {200, 201}
+
+
+@pytest.mark.parametrize("node", ["a-minion-1", "a-master"])
+def test_one_node_without_its_catalogue_is_nobody_elses_outage(api, shared_datastore, storage, node):
+    """A process is ready while one server shows the catalogue, and an unknown name stays a 404."""
+    call = api.at(shared_datastore)
+    with renamed(storage.nodes[node], "schemaless.format"):
+        assert api.client.get("/readyz").status_code == 200
+        assert_problem(api.client.get(f"/v1/nope_{uuid.uuid4().hex[:8]}/shards"), 404)
+        assert call.put(uuid.uuid4(), 1, {"v": 1}).status_code == 201
+
+
+@pytest.mark.parametrize("read_from", ["master", "minion"])
+def test_a_404_and_a_409_name_the_node_that_said_so(call, read_from):
+    """A caller can tell "never written" from "a minion that lags doesn't show it yet"."""
+    row = uuid.uuid4()
+    cells = f"/cells/{row}"
+    for path, query, status in (
+        (f"{cells}/BASE/1", {}, 404),
+        (f"{cells}/BASE", {}, 404),
+        (cells, {}, 404),
+        ("/shards/0/cells", {"after": 99999999}, 409),
+    ):
+        answer = call.get(path, params={"read_from": read_from, **query})
+        assert_problem(answer, status)
+        assert answer.headers.keys() >= SERVED
+        assert answer.headers["schemaless-served-by"] == read_from

@@ -1,0 +1,72 @@
+"""The cleaner's loops: what one pair of clusters meets is its own affair."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cleaner.service import Cleaner
+from cleaner.sweep import Swept
+from schemaless.config import CleanerSettings
+from schemaless.errors import (
+    Busy,
+    Corrupt,
+    Misconfigured,
+    NodeRefuses,
+    SchemalessError,
+    StorageUnavailable,
+    TableMissing,
+)
+
+SETTINGS = CleanerSettings(topology=Path("unused"), kafka="unused").model_copy(update={"pass_pause_s": 0.0})
+
+
+class Sweep:
+    """Passes until `passes_max`, then asks the cleaner to stop. Each pass raises its error."""
+
+    def __init__(self, stop, passes_max, error=None):
+        self.passes = 0
+        self._stop = stop
+        self._passes_max = passes_max
+        self._error = error
+
+    async def step(self):
+        self.passes += 1
+        if self.passes == self._passes_max:
+            self._stop.set()
+        if self._error is not None:
+            raise self._error
+        return Swept()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageUnavailable("down"),
+        TableMissing("1146"),
+        NodeRefuses("1203"),
+        Busy("deadlock"),
+        Corrupt("damaged"),
+        Misconfigured("format 99"),
+        SchemalessError("new"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_pair_that_fails_ends_no_process_and_holds_up_no_other_pair(error):
+    """I6: cells of other homes are still rescued and confirmed, and the failing pair tries again."""
+    refusing = SimpleNamespace(run=lambda *args: _raise(error))
+    storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None}), master=lambda cluster: refusing)
+    cleaner = Cleaner(storage, SETTINGS)
+    stop = asyncio.Event()
+    failing, healthy = Sweep(stop, 1000, error), Sweep(stop, 50)
+    cleaner._sweeps = [failing, healthy]
+    async with asyncio.timeout(10):
+        await cleaner.run(stop)
+    assert healthy.passes == 50
+    assert failing.passes > 1
+    assert await cleaner.tidy() == 0
+
+
+async def _raise(error):
+    raise error
