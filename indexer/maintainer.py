@@ -25,6 +25,7 @@ _SCANNED_AT_ONCE = 8  # index shards in one statement of `supersede`
 
 
 class Maintainer:
+    foreign_code = None
     together = True
     """Entries of several shards go to the same tables: one transaction for each cluster takes them all."""
 

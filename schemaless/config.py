@@ -181,6 +181,9 @@ class ConsumerSettings(FollowerSettings):
     attempt_timeout_s: float = 60.0  # Time for an async call. A sync call can't be cancelled.
     # How long a call may take until its process ends and is started again. A call that takes a tenth of it is logged.
     call_limit_s: float = 600.0
+    # How many processes the call of one cell may end until its shard stops. The first one isn't counted: many cells
+    # were in flight then.
+    kills_max: int = Field(default=3, ge=1)
     retry_delay_s: float = 0.1  # Delay after the first failed call, doubled from attempt to attempt.
     retry_delay_max_s: float = 10.0  # The longest delay after a failed call.
 

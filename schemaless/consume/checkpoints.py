@@ -8,13 +8,14 @@ All consumers of a process share one CommitLane for each cluster, so what is bus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
 from schemaless.batching import Batcher, BatchLimits, all_or_first_error
-from schemaless.consume.ports import Advance, Script, ShardCheckpoint
+from schemaless.consume.ports import Advance, Mark, Predecessor, Script, ShardCheckpoint
+from schemaless.consume.worker import Worker
 from schemaless.errors import StorageUnavailable
 from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage import checkpoint_table, shard_head, shard_log
@@ -52,9 +53,10 @@ class CommitLane:
     event loop.
     """
 
-    def __init__(self, master: AsyncNode, datastore: str) -> None:
+    def __init__(self, master: AsyncNode, datastore: str, worker: int | None = None) -> None:
         self._master = master
         self._datastore = datastore
+        self._worker = worker
         self._batcher: Batcher[_Change, Sequence[Move]] = Batcher(self._flush, _BATCH_LIMITS)
 
     async def move(self, moves: Sequence[Move], effect: Script = "") -> Sequence[Move]:
@@ -73,7 +75,7 @@ class CommitLane:
         while any(waiting):
             moves = [move for found in waiting for move in found]
             effect = ";".join([c.effect for c, found in zip(changes, waiting, strict=True) if c.effect and found])
-            result = await self._master.run(checkpoint_table.move, self._datastore, moves, effect)
+            result = await self._master.run(checkpoint_table.move, self._datastore, moves, effect, self._worker)
             if len(result.undone) == len(moves):
                 raise StorageUnavailable("checkpoints neither moved nor were overtaken")
             for n, change in enumerate(changes):
@@ -84,12 +86,16 @@ class CommitLane:
 
 
 class CommitLanes:
-    """The lanes of one process and datastore, by cluster."""
+    """The lanes of one process and datastore, by cluster. Checkpoints name its worker, if it runs a trigger program."""
 
-    def __init__(self, storage: AsyncStorage, datastore: Datastore) -> None:
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, worker: Worker | None = None) -> None:
         self.storage = storage
         self.datastore = datastore
-        self._lanes = {cluster: CommitLane(storage.master(cluster), datastore.name) for cluster in datastore.clusters}
+        self.worker = worker
+        number = None if worker is None else worker.number
+        self._lanes = {
+            cluster: CommitLane(storage.master(cluster), datastore.name, number) for cluster in datastore.clusters
+        }
 
     def __getitem__(self, cluster: str) -> CommitLane:
         return self._lanes[cluster]
@@ -116,9 +122,12 @@ class Checkpoints:
         by_cluster = self._by_cluster(shards)
         answers = await all_or_first_error(self._read_on(cluster, numbers) for cluster, numbers in by_cluster.items())
         by_shard: dict[int, list[Checkpoint]] = {}
-        for row in (row for answer in answers for row in answer):
-            by_shard.setdefault(row.shard, []).append(row)
-        return {shard: _on_all_clusters(rows) for shard, rows in by_shard.items()}
+        present: set[int] = set()
+        for found, workers in answers:
+            present |= workers
+            for row in found:
+                by_shard.setdefault(row.shard, []).append(row)
+        return {shard: self._on_all_clusters(rows, present) for shard, rows in by_shard.items()}
 
     async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
         lost = await all_or_first_error(
@@ -127,15 +136,27 @@ class Checkpoints:
         )
         return frozenset().union(*lost)
 
+    async def give_away(self, shards: Iterable[int]) -> None:
+        if (worker := self._lanes.worker) is None:
+            return
+        await all_or_first_error(
+            self._lanes.storage.master(cluster).run(
+                checkpoint_table.give_away, self._datastore.name, self.consumer, numbers, worker.number
+            )
+            for cluster, numbers in self._by_cluster(shards).items()
+        )
+
     def _by_cluster(self, shards: Iterable[int]) -> dict[str, list[int]]:
         numbers = list(shards)
         if self._placement is CheckpointPlacement.EVERYWHERE:
             return {cluster: numbers for cluster in self._datastore.clusters} if numbers else {}
         return self._datastore.by_home(numbers, lambda shard: shard)
 
-    async def _read_on(self, cluster: str, shards: Sequence[int]) -> list[Checkpoint]:
+    async def _read_on(self, cluster: str, shards: Sequence[int]) -> tuple[list[Checkpoint], set[int]]:
+        """Returns the rows, and the workers that didn't stop properly, or that run."""
         master = self._lanes.storage.master(cluster)
         name = self._datastore.name
+        workers = set[int]() if self._lanes.worker is None else await self._lanes.worker.others(cluster)
         found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         missing = set(shards) - {row.shard for row in found}
         if missing:
@@ -153,15 +174,32 @@ class Checkpoints:
             await master.run(lambda: checkpoint_table.make(name, self.consumer, starts, counts=counts))
             found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         self._known[cluster].update({row.shard: (row.version, row.position) for row in found})
-        return found
+        return found, workers
+
+    def _on_all_clusters(self, rows: Sequence[Checkpoint], present: Collection[int]) -> ShardCheckpoint:
+        """Returns what all clusters have reached of a shard, where some are further, and who had it before."""
+        lowest = min(rows, key=lambda row: row.location)
+        stopped = [row.reason or "no reason is known" for row in rows if row.state is State.STOPPED]
+        ahead = tuple(row.position for row in rows if row.location != lowest.location)
+        worker = self._lanes.worker
+        if worker is None or lowest.worker == worker.number:
+            predecessor, kills = Predecessor.OURSELVES, lowest.kills
+        elif lowest.worker in present:
+            predecessor, kills = Predecessor.DIED, lowest.kills + lowest.begun
+        else:
+            predecessor, kills = Predecessor.LEFT, lowest.kills
+        return ShardCheckpoint(lowest.position, stopped[0] if stopped else None, ahead, predecessor, kills)
 
     async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> frozenset[int]:
         known = self._known[cluster]
         # A cluster may be ahead: a process ended between two clusters. Its effects are there, guarded by versions.
         moves = [
-            Move(self.consumer, known[shard][0], to.to, to.finished, to.stop_reason, to.restart)
+            _move(self.consumer, known[shard][0], to)
             for shard, to in sorted(advances.items())
-            if known[shard][1].location < to.to.location or to.stop_reason is not None or to.restart
+            if known[shard][1].location < to.to.location
+            or to.stop_reason is not None
+            or to.restart
+            or to.mark is not None
         ]
         if not moves:
             return frozenset()
@@ -171,9 +209,9 @@ class Checkpoints:
         return lost
 
 
-def _on_all_clusters(rows: Sequence[Checkpoint]) -> ShardCheckpoint:
-    """Returns what all clusters have reached of a shard, and where some are further."""
-    lowest = min((row.position for row in rows), key=lambda position: position.location)
-    stopped = [row.reason or "no reason is known" for row in rows if row.state is State.STOPPED]
-    ahead = tuple(row.position for row in rows if row.location != lowest.location)
-    return ShardCheckpoint(lowest, stopped[0] if stopped else None, ahead)
+def _move(consumer: str, version: int, to: Advance) -> Move:
+    mark = to.mark or _NO_MARK
+    return Move(consumer, version, to.to, to.finished, to.stop_reason, to.restart, mark.begun, mark.kills)
+
+
+_NO_MARK = Mark(begun=False)

@@ -19,14 +19,16 @@ from contextlib import nullcontext
 import structlog
 
 from schemaless.cell import StoredCell
+from schemaless.consume.careful_calls import CarefulCalls
+from schemaless.consume.caution import Care
 from schemaless.consume.history import History
-from schemaless.consume.ports import Advance, CheckpointStore, Handler, Log, Outcome, Run
+from schemaless.consume.ports import Advance, CheckpointStore, Handler, HungCall, Log, Outcome, Run
 from schemaless.consume.recorder import Recorder
-from schemaless.consume.shard_work import READING, Assignment, QueuedBytes, ShardWork
+from schemaless.consume.shard_work import READING, Assignment, DeliveryCounts, ShardWork, SharedWork
 from schemaless.errors import Fenced, LocationGone, SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.location import Location
-from schemaless.shard_cursor import CursorCounts, CursorState
+from schemaless.shard_cursor import CursorState, ShardCursor
 from schemaless.storage.shard_head import Head
 
 log = structlog.get_logger()
@@ -42,18 +44,11 @@ _FAILED_PAUSE_MAX_S = 5.0
 _LEAVING = (Assignment.RELEASED, Assignment.RETURNING)
 
 
-class DeliveryCounts(CursorCounts):
-    """Counts since the start. `delivered` cells were finished."""
-
-    delivered: int = 0
-    failures: int = 0
-
-
 class Delivery:
     """Delivers shards of one home cluster to one consumer. Belongs to one event loop.
 
-    `may_call` says whether this process is surely still a member of its group. `queued` counts what waits in all
-    deliveries of the process. `clock` counts seconds, as time.monotonic does.
+    `may_call` says whether this process is surely still a member of its group. `clock` counts seconds, as
+    time.monotonic does.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class Delivery:
         *,
         batch_cells_max: int = 1000,
         may_call: Callable[[], bool] = lambda: True,
-        queued: QueuedBytes | None = None,
+        shared: SharedWork | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = DeliveryCounts()
@@ -75,7 +70,9 @@ class Delivery:
         self._recorder = Recorder(checkpoints, handler.record_within_s)
         self._history = History(handler, checkpoints, home_log)
         self._may_call = may_call
-        self._queued = queued or QueuedBytes()
+        shared = shared or SharedWork()
+        self._queued = shared.queued
+        self._careful = CarefulCalls(handler, checkpoints, self._recorder, shared.marked_calls, may_call)
         self._clock = clock
         self._shards: dict[int, ShardWork] = {}
         self._active: set[ShardWork] = set()  # not at rest. So a pass costs nothing for the others
@@ -83,7 +80,6 @@ class Delivery:
         self._moved: set[int] = set()  # shards whose head moved at the last look
         self._heads: Mapping[int, Head] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._recording = asyncio.Lock()
         self._wake = asyncio.Event()
         self._closing = False
 
@@ -117,6 +113,7 @@ class Delivery:
         while any(work.busy for work in suspended) and self._calls and (left_s := deadline - self._clock()) > 0:
             await asyncio.wait(self._calls, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         await self._record(suspended)
+        await self._careful.let_go(suspended)
 
     def release(self, shards: Iterable[int]) -> None:
         """Forgets these shards. One whose call still runs is forgotten after that, so that it has one call at a time.
@@ -189,22 +186,23 @@ class Delivery:
                 self._active.add(work)
         self._wake.set()
 
-    # What others may ask
+    # What others may ask, and tell
 
-    def locations(self) -> dict[int, Location | None]:
-        """Returns how far each shard is finished, None where that is not known at the moment."""
-        return {
-            shard: None if work.cursor.state is CursorState.LOCATING else work.cursor.done.location
-            for shard, work in self._shards.items()
-        }
+    def cursors(self) -> dict[int, ShardCursor]:
+        """Returns how far each shard is, and what it waits for."""
+        return {shard: work.cursor for shard, work in self._shards.items()}
 
-    def states(self) -> dict[int, CursorState]:
-        """Returns what each shard waits for."""
-        return {shard: work.cursor.state for shard, work in self._shards.items()}
+    def halted(self, state: CursorState) -> list[ShardCursor]:
+        """Returns the shards that are stopped, refused or unconfirmed, as `state` says."""
+        return [work.cursor for work in self._halted if work.cursor.state is state]
 
     def unconfirmed(self) -> list[int]:
         """Returns the shards whose checkpoint another process moved, until the group has confirmed them."""
-        return [work.shard for work in self._halted if work.cursor.state is CursorState.UNCONFIRMED]
+        return [cursor.at.shard for cursor in self.halted(CursorState.UNCONFIRMED)]
+
+    async def blame(self, hung: HungCall) -> None:
+        """Stores that a call doesn't return, for whoever has the shard next. The process has to end then."""
+        await self._careful.blame(self._shards[hung.cell.shard], hung)
 
     # The loop
 
@@ -212,8 +210,7 @@ class Delivery:
         """Delivers until it is cancelled, after `close`."""
         while True:
             self._wake.clear()
-            pause_s = await self.step()
-            if pause_s:
+            if pause_s := await self.step():
                 await pause(self._wake, min(pause_s, IDLE_S))
 
     async def step(self) -> float:
@@ -278,13 +275,13 @@ class Delivery:
             if checkpoint.ahead and checkpoint.stop_reason is None:
                 uneven.append(work)
                 continue
-            work.begin(checkpoint.position, self._heads.get(work.shard))
+            work.begin(checkpoint, self._heads.get(work.shard))
             if checkpoint.stop_reason is not None:
                 work.cursor.stop(checkpoint.stop_reason)
         for work in uneven:
             try:
                 await self._history.prove(found[work.shard])
-                work.begin(found[work.shard].position, self._heads.get(work.shard))
+                work.begin(found[work.shard], self._heads.get(work.shard))
             except LocationGone as gone:
                 work.report(self._checkpoints.consumer, str(gone))
                 work.wait_until = self._clock() + _FAILED_PAUSE_MAX_S
@@ -324,6 +321,7 @@ class Delivery:
         if work.unrecorded or cursor.state is not CursorState.BEHIND or cursor.gone(gone) is None:
             return
         back = cursor.at
+        work.caution.forget()
         cursor.forget()  # where this fails, the shard begins anew with its checkpoint, and comes here again
         try:
             await self._history.take_back(gone, back)
@@ -351,7 +349,7 @@ class Delivery:
         for work in works:
             if left <= 0:
                 break
-            cells = work.next_cells(min(left, work.page_cells))
+            cells = work.next_cells(min(left, work.page_cells), self._handler.foreign_code)
             left -= len(cells)
             runs.append(Run(cells[0].shard, Location(cells[0].generation, cells[0].added_id - 1), cells))
             work.busy = True
@@ -362,7 +360,8 @@ class Delivery:
 
     async def _call(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         try:
-            await self._guarded(works, self._advance(works, runs))
+            async with self._careful.turn(works):
+                await self._guarded(works, self._advance(works, runs))
         finally:
             await self._record([work for work in works if work.assignment in _LEAVING])
             for work in works:
@@ -377,11 +376,14 @@ class Delivery:
 
     async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         """Makes the effect first. Then the checkpoints move, at once or a little later (I10)."""
-        effect = await self._handler.handle(runs)
+        effect = await self._careful.handle(works, runs)
+        if effect is None:
+            return self._lose(works)
         outcomes = list(zip(works, runs, effect.outcomes, strict=True))
         within_s = self._handler.record_within_s
         stops = any([outcome.stop_reason is not None for outcome in effect.outcomes])
-        async with self._recording if within_s and stops else nullcontext():  # or both would move one checkpoint
+        is_suspect = works[0].caution.care is Care.SUSPECT  # nobody else is called until it is known to be innocent
+        async with self._recorder.lock if within_s and (stops or is_suspect) else nullcontext():
             at_once = {
                 run.shard: Advance(
                     work.position_after(run.cells, outcome.finished),
@@ -389,7 +391,7 @@ class Delivery:
                     outcome.stop_reason,
                 )
                 for work, run, outcome in outcomes
-                if outcome.stop_reason is not None or (outcome.finished and not within_s)
+                if outcome.stop_reason is not None or (outcome.finished and (is_suspect or not within_s))
             }
             lost = await self._checkpoints.move(at_once, effect.scripts) if at_once else frozenset()
         if lost:
@@ -405,6 +407,7 @@ class Delivery:
         now = self._clock()
         if outcome.finished:
             work.cursor.finish(work.position_after(run.cells, outcome.finished))
+            work.caution.finished()
             work.failures = 0
             work.careful -= 1
             if work.careful <= 0:
@@ -423,9 +426,7 @@ class Delivery:
             work.put_back(rest)
 
     async def _record(self, works: Sequence[ShardWork]) -> None:
-        if any([work.unrecorded for work in works]) or self._recording.locked():
-            async with self._recording:
-                self._lose(await self._recorder.record(works, self._clock()))
+        self._lose(await self._recorder.record(works, self._clock()))
 
     def _lose(self, lost: Iterable[ShardWork]) -> None:
         for work in lost:

@@ -19,8 +19,9 @@ from schemaless.config import FollowerSettings
 from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog, ShardHeads
-from schemaless.consume.ports import CheckpointStore, Handler
-from schemaless.consume.shard_work import QueuedBytes
+from schemaless.consume.ports import CheckpointStore, Handler, HungCall
+from schemaless.consume.shard_work import SharedWork
+from schemaless.consume.worker import Worker
 from schemaless.errors import BusUnavailable
 from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -70,14 +71,16 @@ class _RunningDelivery:
 class ConsumerHost:
     """Feeds any number of consumers with the partitions that the group assigned to this process."""
 
-    def __init__(self, storage: AsyncStorage, datastore: Datastore, settings: FollowerSettings) -> None:
-        self.lanes = CommitLanes(storage, datastore)
+    def __init__(
+        self, storage: AsyncStorage, datastore: Datastore, settings: FollowerSettings, worker: Worker | None = None
+    ) -> None:
+        self.lanes = CommitLanes(storage, datastore, worker)
         self._storage = storage
         self._datastore = datastore
         self._settings = settings
         self._heads = ShardHeads(storage, datastore)
         self._group: ConsumerGroup | None = None
-        self._queued = QueuedBytes()
+        self._shared = SharedWork()
         self._is_member = True  # as it was logged last
         self._running: dict[tuple[str, str], _RunningDelivery] = {}
         self._partitions: set[int] = set()
@@ -102,7 +105,7 @@ class ConsumerHost:
                     HomeLog(self._storage, self._datastore, home),
                     batch_cells_max=self._settings.batch_cells_max,
                     may_call=self._may_call,
-                    queued=self._queued,
+                    shared=self._shared,
                 )
                 delivery.gain(self._shards(home, self._partitions))
                 self._running[consumer.name, home] = _RunningDelivery(delivery)
@@ -178,6 +181,10 @@ class ConsumerHost:
                 return
         for running, shards in unconfirmed.items():
             running.delivery.confirmed(shards)
+
+    async def blame(self, consumer: str, hung: HungCall) -> None:
+        """Stores that a call doesn't return. The process has to end then."""
+        await self._running[consumer, self._datastore.home(hung.cell.shard)].delivery.blame(hung)
 
     async def run(self) -> None:
         """Looks at the heads again and again until it is cancelled. Raises what ended a delivery."""

@@ -6,6 +6,7 @@ These are values and protocols, without I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Protocol
 
 import msgspec
@@ -47,8 +48,38 @@ class Effect(msgspec.Struct, frozen=True, gc=False):
     scripts: Mapping[str, Script] = {}
 
 
+class Death(Enum):
+    """How a call ended its process."""
+
+    KILLED = "killed"
+    HUNG = "hung"
+
+
+class HungCall(msgspec.Struct, frozen=True, gc=False):
+    """A call that doesn't return. `finished` cells of its run come before its cell, and `last` is the last of them."""
+
+    cell: StoredCell
+    finished: int
+    last: StoredCell | None
+    text: str
+
+
+class ForeignCode(Protocol):
+    """What a handler knows of the functions of other people that it calls. One of them may end the process."""
+
+    def calls(self, cell: StoredCell) -> bool:
+        """Whether a function is called for this cell."""
+
+    def judge_suspect(self, cell: StoredCell, kills: int, death: Death) -> Outcome | None:
+        """Returns an outcome instead of a call for a cell that has ended so many processes, or None to call it."""
+
+
 class Handler(Protocol):
     """May be given a cell more than once (at least once, I9)."""
+
+    @property
+    def foreign_code(self) -> ForeignCode | None:
+        """None for a handler that runs no code but ours. A call of such a handler is never a suspect."""
 
     @property
     def together(self) -> bool:
@@ -67,28 +98,46 @@ class Handler(Protocol):
         """A new generation superseded the shard's cells from `starts_at` on (I13). Returns scripts and no outcomes."""
 
 
+class Predecessor(Enum):
+    """How the process let go of a shard that moved its checkpoint last."""
+
+    OURSELVES = "ourselves"  # or there was none that called anything
+    LEFT = "left"  # it stopped, or gave the shard away
+    DIED = "died"  # it did neither
+
+
 class ShardCheckpoint(msgspec.Struct, frozen=True, gc=False):
     """How far a shard is finished. With a reason the shard stopped there.
 
     `ahead`: the positions of clusters that are further, because a process ended between two clusters. The log may have
-    lost the cells at them since.
+    lost the cells at them since. `kills`: how many processes the call of the next cell has ended.
     """
 
     position: Position
     stop_reason: str | None = None
     ahead: tuple[Position, ...] = ()
+    predecessor: Predecessor = Predecessor.OURSELVES
+    kills: int = 0
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """What a checkpoint says of the next cell: whether its call begins now, and how many processes it has ended."""
+
+    begun: bool
+    kills: int = 0
 
 
 class Advance(msgspec.Struct, frozen=True, gc=False):
     """Where a shard's checkpoint moves to, by how many cells. With a reason the shard stops there.
 
-    `restart`: it moves back, because a generation superseded what was finished.
+    `restart`: it moves back, because a generation superseded what was finished. With a mark it may stay where it is.
     """
 
     to: Position
     finished: int = 0
     stop_reason: str | None = None
     restart: bool = False
+    mark: Mark | None = None
 
 
 class CheckpointStore(Protocol):
@@ -104,6 +153,9 @@ class CheckpointStore(Protocol):
         If there are any, nothing of the effects stays. Without effects the other shards have moved. Raises
         StorageUnavailable.
         """
+
+    async def give_away(self, shards: Iterable[int]) -> None:
+        """Notes that no call of this process runs for these shards any longer. Raises StorageUnavailable."""
 
 
 class Log(Protocol):

@@ -6,11 +6,12 @@ called again after a crash.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import structlog
 
-from schemaless.consume.ports import Advance, CheckpointStore, Outcome
+from schemaless.consume.ports import Advance, CheckpointStore, Mark, Outcome
 from schemaless.consume.shard_work import ShardWork
 from schemaless.errors import SchemalessError
 
@@ -21,9 +22,13 @@ _IDLE_WITHIN_S = 5.0  # for cells of columns that the program has no function fo
 
 
 class Recorder:
-    """Records the checkpoints of one consumer at most `within_s` after their cells were finished."""
+    """Records the checkpoints of one consumer at most `within_s` after their cells were finished.
+
+    Who moves one in another way holds the lock, or both would move it.
+    """
 
     def __init__(self, checkpoints: CheckpointStore, within_s: float) -> None:
+        self.lock = asyncio.Lock()
         self._checkpoints = checkpoints
         self._within_s = within_s
 
@@ -43,6 +48,27 @@ class Recorder:
 
         What can't be stored now is stored later.
         """
+        if not (any([work.unrecorded for work in works]) or self.lock.locked()):
+            return []
+        async with self.lock:
+            return await self._record(works, now)
+
+    async def mark(self, work: ShardWork, mark: Mark) -> bool:
+        """Stores what is finished, with what the checkpoint has to say before the next call begins.
+
+        Returns False if another process has moved the checkpoint. Raises StorageUnavailable.
+        """
+        async with self.lock:
+            pass  # nothing in flight moves this checkpoint any longer, and nothing will: nothing of it is unrecorded
+        finished, work.unrecorded = work.unrecorded, 0
+        try:
+            lost = await self._checkpoints.move({work.shard: Advance(work.cursor.done, finished, mark=mark)}, {})
+        except SchemalessError:
+            work.unrecorded += finished
+            raise
+        return not lost
+
+    async def _record(self, works: Sequence[ShardWork], now: float) -> list[ShardWork]:
         pending = {work.shard: work for work in works if work.unrecorded}
         if not pending:
             return []

@@ -10,6 +10,8 @@ from math import inf
 import structlog
 
 from schemaless.cell import StoredCell
+from schemaless.consume.caution import MarkedCalls, ShardCaution
+from schemaless.consume.ports import ForeignCode, ShardCheckpoint
 from schemaless.position import Position, position_of
 from schemaless.shard_cursor import CursorCounts, CursorState, ShardCursor
 from schemaless.storage.shard_head import Head
@@ -36,6 +38,13 @@ class Assignment(Enum):
     RETURNING = "returning"  # ours again: it begins anew when its last call has ended
 
 
+class DeliveryCounts(CursorCounts):
+    """Counts since the start. `delivered` cells were finished."""
+
+    delivered: int = 0
+    failures: int = 0
+
+
 class QueuedBytes:
     """Bodies that wait in the queues of a process, in bytes."""
 
@@ -43,6 +52,14 @@ class QueuedBytes:
 
     def __init__(self) -> None:
         self.total = 0
+
+
+class SharedWork:
+    """What all deliveries of a process share."""
+
+    def __init__(self) -> None:
+        self.queued = QueuedBytes()
+        self.marked_calls = MarkedCalls()
 
 
 class ShardWork:
@@ -54,13 +71,14 @@ class ShardWork:
     """
 
     __slots__ = (
-        "assignment", "busy", "careful", "cells", "cells_bytes", "cursor", "failures", "page_cells", "queued",
-        "record_at", "reported", "served_at", "unrecorded", "wait_until",
+        "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "failures", "page_cells",
+        "queued", "record_at", "reported", "served_at", "unrecorded", "wait_until",
     )  # fmt: skip
 
     def __init__(self, shard: int, counts: CursorCounts, queued: QueuedBytes) -> None:
         self.queued = queued
         self.cursor = ShardCursor(shard, counts)
+        self.caution = ShardCaution()
         self.cells: deque[StoredCell] = deque()
         self.cells_bytes = 0
         self.busy = False
@@ -107,9 +125,10 @@ class ShardWork:
         """Returns how far the shard is finished when so many of these cells are."""
         return position_of(cells[finished - 1]) if finished else self.cursor.done
 
-    def begin(self, position: Position, head: Head | None) -> None:
-        """Continues after a stored position. `head` is what the last look showed."""
-        self.cursor.begin(position, None if head is None else head.location)
+    def begin(self, checkpoint: ShardCheckpoint, head: Head | None) -> None:
+        """Continues after a checkpoint. `head` is what the last look showed."""
+        self.caution.begin(checkpoint.predecessor, checkpoint.kills)
+        self.cursor.begin(checkpoint.position, None if head is None else head.location)
 
     def due_at(self, now: float) -> float:
         """When something has to be done, even if nothing happens until then."""
@@ -145,7 +164,10 @@ class ShardWork:
         self.cells.extendleft(reversed(cells))
         self._count(sum([len(cell.body) for cell in cells]))
 
-    def next_cells(self, count_max: int) -> list[StoredCell]:
+    def next_cells(self, count_max: int, foreign: ForeignCode | None = None) -> list[StoredCell]:
+        """Returns the cells of the next call, at least one. The handler's functions may ask for care."""
+        if foreign is not None:
+            count_max = self.caution.cells_of_call(self.cells, foreign.calls, count_max)
         cells = [self.cells.popleft() for _ in range(min(count_max, len(self.cells)))]
         self._count(-sum([len(cell.body) for cell in cells]))
         return cells

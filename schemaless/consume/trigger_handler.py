@@ -19,9 +19,8 @@ import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
-from schemaless.consume.ports import Effect, Outcome, Run
+from schemaless.consume.ports import Death, Effect, HungCall, Outcome, Run
 from schemaless.consume.trigger_program import TriggerProgram
-from schemaless.errors import CallHangs
 from schemaless.location import Location
 from schemaless.trigger import Context, Park, Retry, Skip, Stop, Trigger
 
@@ -41,10 +40,17 @@ class _Attempts(msgspec.Struct):
 
 
 class _RunningCall(msgspec.Struct):
+    """`finished` cells of the run come before its cell."""
+
     begun_at: float
     name: str
-    cell: StoredCell
+    run: Run
+    finished: int
     logged_s: float = 0.0
+
+    @property
+    def cell(self) -> StoredCell:
+        return self.run.cells[self.finished]
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -89,8 +95,21 @@ class TriggerHandler:
     async def handle(self, runs: Sequence[Run]) -> Effect:
         return Effect([await self._handle(run) for run in runs])
 
+    @property
+    def foreign_code(self) -> TriggerHandler:
+        return self
+
+    def calls(self, cell: StoredCell) -> bool:
+        return cell.column_name in self._program.triggers
+
+    def judge_suspect(self, cell: StoredCell, kills: int, death: Death) -> Outcome | None:
+        """Stops the shard after the last attempt. When it is resumed, the cell has all its attempts again."""
+        if kills < self._settings.kills_max:
+            return None
+        return self._stop(cell, 0, f"{death.value}: the call on {cell.key} ended {kills} processes")
+
     async def _handle(self, run: Run) -> Outcome:
-        if not any(cell.column_name in self._program.triggers for cell in run.cells):
+        if not any([self.calls(cell) for cell in run.cells]):
             return Outcome(len(run.cells), idle=True)
         plan = self._plan(run)
         if not self._has_async:
@@ -108,19 +127,22 @@ class TriggerHandler:
         self._attempts.pop(shard, None)
         return Effect([])
 
-    def look_at_calls(self) -> None:
-        """Logs calls that take long, again whenever their age has doubled. Raises CallHangs for one above the limit."""
+    def hung_call(self) -> HungCall | None:
+        """Returns a call above the limit. Logs calls that take long, again whenever their age has doubled."""
         now, limit_s = self._clock(), self._settings.call_limit_s
         for call in tuple(self._running.values()):
             age_s = now - call.begun_at
             if age_s > limit_s:
-                raise CallHangs(f"{call.name} on {call.cell.key} hasn't returned for {age_s:.0f} s")
+                last = call.run.cells[call.finished - 1] if call.finished else None
+                text = f"{call.name} on {call.cell.key} hasn't returned for {age_s:.0f} s"
+                return HungCall(call.cell, call.finished, last, text)
             if age_s > max(limit_s / _LONG_CALLS, 2 * call.logged_s):
                 call.logged_s = age_s
                 log.warning(
                     "a call takes long", trigger=call.name, cell=str(call.cell.key), shard=call.cell.shard,
                     age_s=round(age_s, 1), limit_s=limit_s,
                 )  # fmt: skip
+        return None
 
     def _plan(self, run: Run) -> _Plan:
         until = self._clock() + _RUN_S
@@ -132,7 +154,7 @@ class TriggerHandler:
                 if position < attempts.done:
                     continue
                 context = Context(self._program.name, self._datastore, attempts.failed + 1)
-                self._running[cell.shard] = _RunningCall(self._clock(), marked.name, cell)
+                self._running[cell.shard] = _RunningCall(self._clock(), marked.name, run, finished)
                 try:
                     error = yield _Call(marked, cell, context)
                 finally:

@@ -18,7 +18,8 @@ from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, Sta
 from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
-from schemaless.errors import NotFound, SchemalessError
+from schemaless.consume.worker import Worker
+from schemaless.errors import CallHangs, NotFound, SchemalessError
 from schemaless.lifecycle import cancelled_at, run_service
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
@@ -46,18 +47,24 @@ async def run_program(
         except SchemalessError as error:
             log.warning("no catalogue of datastores", why=str(error))
             await asyncio.sleep(_LOOK_PAUSE_S)
-    host = ConsumerHost(storage, datastore, settings)
+    worker = Worker(storage, datastore, program.consumer)
+    host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
     handler = TriggerHandler(program, datastore.name, settings)
     await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
     host.join(transport)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(transport.run())
-        tasks.create_task(host.run())
-        while True:
-            await asyncio.sleep(_LOOK_PAUSE_S)
-            handler.look_at_calls()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(transport.run())
+            tasks.create_task(host.run())
+            while True:
+                await asyncio.sleep(_LOOK_PAUSE_S)
+                if (hung := handler.hung_call()) is not None:
+                    await host.blame(program.consumer, hung)
+                    raise CallHangs(hung.text)  # the transport leaves the group before the process ends
+    finally:
+        await worker.leave()
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import msgspec
 from schemaless.errors import NeedsLockedHeads
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position
-from schemaless.storage.operation import Operation, query
+from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Script, commas, sql
 
@@ -32,6 +32,9 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     """`position` is the last one finished. `reason` says why a shard stopped. `updated_at` is in microseconds.
 
     `finished` cells were finished since `counted_from`, an added_id. It is None for an index, which doesn't count.
+
+    `worker` moved it last, None if that process gave the shard away. `begun`: it began the call of the next cell, which
+    had ended as many processes as `kills` says.
     """
 
     consumer: str
@@ -42,6 +45,9 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     state: State
     reason: str | None
     updated_at: int
+    worker: int | None = None
+    begun: bool = False
+    kills: int = 0
 
     @property
     def shard(self) -> int:
@@ -55,7 +61,8 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
 class Move(msgspec.Struct, frozen=True, gc=False):
     """From the version of the row that was read to a position. With a reason the shard stops there.
 
-    `finished` cells are added to the count. `restart`: the move goes back, and counting begins there.
+    `finished` cells are added to the count. `restart`: the move goes back, and counting begins there. `begun` and
+    `kills` are as in a checkpoint.
     """
 
     consumer: str
@@ -64,6 +71,8 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     finished: int = 0
     stop_reason: str | None = None
     restart: bool = False
+    begun: bool = False
+    kills: int = 0
 
 
 def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool = True) -> Operation[None]:
@@ -95,14 +104,10 @@ def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Op
     only = f"AND shard IN ({numbers}) " if numbers else ""
     rows = yield from query(
         "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
-        f" {MICROSECONDS.format('updated_at')} FROM {_TABLE}"
+        f" {MICROSECONDS.format('updated_at')}, worker, begun, kills FROM {_TABLE}"
         + sql(f" WHERE datastore = %s AND consumer = %s {only}ORDER BY shard", datastore, consumer)
     )
-    found = []
-    for name, shard, generation, added_id, digest, counted_from, finished, version, state, reason, moved_at in rows:
-        position = Position(shard, generation, added_id, digest=digest)
-        found.append(Checkpoint(name, position, counted_from, finished, version, State(state), reason, moved_at))
-    return found
+    return [_checkpoint(row) for row in rows]
 
 
 def reached(datastore: str, consumer: str, shard: int) -> Script:
@@ -124,12 +129,14 @@ class MoveResult(msgspec.Struct, frozen=True, gc=False):
     undone: Sequence[Move] = ()
 
 
-def move(datastore: str, moves: Sequence[Move], effect: Script = "") -> Operation[MoveResult]:
-    """Moves checkpoints of any consumers, at least one, in one transaction with `effect`.
+def move(
+    datastore: str, moves: Sequence[Move], effect: Script = "", worker: int | None = None
+) -> Operation[MoveResult]:
+    """Moves checkpoints of any consumers, at least one, in one transaction with `effect`. `worker` is the process.
 
     With an effect, one move that is overtaken undoes the whole transaction. Without one, each move is for itself.
     """
-    update = _compare_and_set(datastore, moves)
+    update = _compare_and_set(datastore, moves, worker)
     try:
         if not effect:
             (result,) = yield update
@@ -147,7 +154,8 @@ def move(datastore: str, moves: Sequence[Move], effect: Script = "") -> Operatio
     overtaken, undone = [], []
     for move in moves:
         row = found.get((move.consumer, move.to.shard))
-        if row is not None and row.version == move.version + 1 and row.location == move.to.location:
+        moved = (move.version + 1, move.to.location, worker)
+        if row is not None and (row.version, row.location, row.worker) == moved:
             continue  # our own COMMIT had succeeded before its answer was lost
         if row is not None and row.version == move.version and row.state is State.RUNNING:
             undone.append(move)
@@ -165,7 +173,8 @@ def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operati
     numbers = commas([str(shard) for shard in shards])
     only = f" AND shard IN ({numbers})" if numbers else ""
     (result,) = yield sql(
-        f"UPDATE {_TABLE} SET state = 'running', reason = NULL, updated_at = UTC_TIMESTAMP(6), version = version + 1"
+        f"UPDATE {_TABLE} SET state = 'running', reason = NULL, worker = NULL, begun = 0, kills = 0,"
+        " updated_at = UTC_TIMESTAMP(6), version = version + 1"
         f" WHERE datastore = %s AND consumer = %s AND state = 'stopped'{only}",
         datastore,
         consumer,
@@ -173,9 +182,31 @@ def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operati
     return result.affected
 
 
-def _compare_and_set(datastore: str, moves: Sequence[Move]) -> Script:
+def give_away(datastore: str, consumer: str, shards: Iterable[int], worker: int) -> Operation[None]:
+    """Notes that a process gave these shards away, at least one, and that none of its calls are to blame."""
+    yield (
+        sql(
+            f"UPDATE {_TABLE} SET worker = NULL, begun = 0 WHERE datastore = %s AND consumer = %s AND worker = %s",
+            datastore,
+            consumer,
+            worker,
+        )
+        + f" AND shard IN ({commas([str(shard) for shard in shards])})"
+    )
+
+
+def _checkpoint(row: Row) -> Checkpoint:
+    consumer, shard, generation, added_id, digest, *columns = row
+    counted_from, finished, version, state, reason, at, worker, begun, kills = columns
+    position, shown = Position(shard, generation, added_id, digest=digest), State(state)
+    return Checkpoint(
+        consumer, position, counted_from, finished, version, shown, reason, at, worker, bool(begun), kills
+    )  # fmt: skip
+
+
+def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) -> Script:
     """Returns one statement, whatever the number of consumers and shards. A shard that is stopped doesn't move."""
-    rows = []
+    rows: list[Script] = []
     for move in sorted(moves, key=lambda move: (move.consumer, move.to.shard)):
         to, reason = move.to, move.stop_reason and move.stop_reason[:REASON_CHARACTERS_MAX]
         values: tuple[object, ...] = (
@@ -187,10 +218,14 @@ def _compare_and_set(datastore: str, moves: Sequence[Move]) -> Script:
             move.finished,
             int(move.restart),
             reason,
+            int(move.begun),
+            move.kills,
         )
         consumer = f"_ascii x'{move.consumer.encode().hex()}' COLLATE ascii_bin"  # so that rows are found by their keys
         rendered = [consumer, *(sql("%s", value) for value in values)]
-        rows.append("SELECT " + commas([f"{text} AS {name}" for name, text in zip(_MOVED, rendered, strict=True)]))
+        if not rows:  # a union takes the names of its first part
+            rendered = [f"{text} AS {name}" for name, text in zip(_MOVED, rendered, strict=True)]
+        rows.append("SELECT " + commas(rendered))
     return (
         f"UPDATE ({' UNION ALL '.join(rows)}) AS moved STRAIGHT_JOIN {_TABLE} AS rows_"
         + sql(" ON rows_.datastore = %s", datastore.encode())
@@ -199,9 +234,14 @@ def _compare_and_set(datastore: str, moves: Sequence[Move]) -> Script:
         " rows_.finished = IF(moved.restarted, rows_.finished * 0, rows_.finished + moved.cells),"
         " rows_.generation = moved.generation, rows_.added_id = moved.added_id, rows_.digest = moved.digest,"
         " rows_.state = IF(moved.reason IS NULL, 'running', 'stopped'), rows_.reason = moved.reason,"
-        " rows_.updated_at = UTC_TIMESTAMP(6), rows_.version = rows_.version + 1"
+        " rows_.begun = moved.begun, rows_.kills = moved.kills,"
+        + sql(" rows_.worker = %s,", worker)
+        + " rows_.updated_at = UTC_TIMESTAMP(6), rows_.version = rows_.version + 1"
         " WHERE rows_.version = moved.read_version AND rows_.state = 'running'"
     )
 
 
-_MOVED = ("consumer", "shard", "read_version", "generation", "added_id", "digest", "cells", "restarted", "reason")
+_MOVED = (
+    "consumer", "shard", "read_version", "generation", "added_id", "digest", "cells", "restarted", "reason", "begun",
+    "kills",
+)  # fmt: skip

@@ -104,8 +104,22 @@ CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
     version BIGINT UNSIGNED NOT NULL DEFAULT 0,
     state VARCHAR(16) CHARACTER SET ascii NOT NULL DEFAULT 'running',
     reason TEXT NULL COMMENT 'why the shard stopped',
+    worker BIGINT UNSIGNED NULL COMMENT 'the process that moved it last, NULL: an index, or that process gave the shard away',
+    begun TINYINT NOT NULL DEFAULT 0 COMMENT '1: that process began the call of the next cell',
+    kills INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'how many processes the call of the next cell has ended before',
     updated_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, consumer, shard)
+) ENGINE=InnoDB;
+
+-- One row for each process that runs a trigger program, on every cluster. A clean stop deletes it. So the row of a process
+-- that died is still there, and whoever takes its shards over is careful with the cells that it may have died of.
+CREATE TABLE IF NOT EXISTS schemaless.worker (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    worker BIGINT UNSIGNED NOT NULL,
+    report MEDIUMTEXT NOT NULL COMMENT 'JSON: what it is, and what waits there',
+    seen_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, consumer, worker)
 ) ENGINE=InnoDB;
 
 -- What an operator told the tailers of a datastore. On every cluster: the latest row counts.

@@ -127,7 +127,7 @@ async def test_entries_on_the_other_cluster_are_taken_back_when_the_home_lost_it
         delivery = Delivery(rows.maintainer, checkpoints, HomeLog(async_storage, rows.datastore, home))
         delivery.gain([0])
         async with asyncio.timeout(60):
-            while delivery.locations()[0] != until:
+            while delivery.cursors()[0].done.location != until:
                 await delivery.step()
                 await asyncio.sleep(0.01)
         await delivery.close(10)

@@ -81,7 +81,10 @@ class Master:
         if script.startswith("SELECT"):
             # added_id and version
             stands = {n: (9, 7) if n in self._lost else (5, 1) if n in self.moved else (0, 0) for n in range(4)}
-            rows = [("c", n, 1, at, None, 0, 0, version, "running", None, 0) for n, (at, version) in stands.items()]
+            rows = [
+                ("c", n, 1, at, None, 0, 0, version, "running", None, 0, None, 0, 0)
+                for n, (at, version) in stands.items()
+            ]
             return [Result(rows)]
         self.scripts.append(script)
         shards = [int(found) for found in re.findall(r"ascii_bin(?: AS consumer)?,(\d+)", script)]

@@ -119,6 +119,7 @@ class Recorder:
     """Keeps what it was given. `judge` may say something else than finished. A shard with a gate waits for it."""
 
     def __init__(self, together, record_within_s):
+        self.foreign_code = None
         self.together = together
         self.record_within_s = record_within_s
         self.seen = {shard: [] for shard in SHARDS}
@@ -292,7 +293,7 @@ async def test_shards_at_their_head_are_not_read_at_a_start(world):
     world.delivery.look(world.log.heads())
     await world.settle()
     assert world.log.reads == reads
-    assert world.delivery.states() == {0: CursorState.LIVE, 2: CursorState.LIVE}
+    assert {cursor.state for cursor in world.delivery.cursors().values()} == {CursorState.LIVE}
 
 
 async def test_a_tail_that_the_topic_never_brings_is_found_by_the_heads(world):
@@ -335,12 +336,12 @@ async def test_whoever_lost_a_shard_without_being_told_calls_nothing_more_until_
     await world.until(lambda: world.finished(0) == 8)
     world.delivery = loser
     await world.look_twice()
-    assert loser.states()[0] is CursorState.UNCONFIRMED
+    assert loser.cursors()[0].state is CursorState.UNCONFIRMED
     assert world.handler.begun[0] == calls + 1  # the owner's one
     loser.confirmed([0])
     await world.settle()
-    assert loser.states()[0] is CursorState.LIVE
-    assert loser.locations()[0] == Location(1, 8)
+    assert loser.cursors()[0].state is CursorState.LIVE
+    assert loser.cursors()[0].done.location == Location(1, 8)
     assert world.handler.begun[0] == calls + 1
 
 
@@ -427,7 +428,7 @@ async def test_a_slow_shard_costs_no_memory_and_catches_up_from_the_log(world):
     world.log.grow(0, 2000)
     await world.bring(*cells(0, 1, 1))
     world.delivery.take(0, cells(0, 2, 2000))
-    assert world.delivery.states()[0] is CursorState.BEHIND
+    assert world.delivery.cursors()[0].state is CursorState.BEHIND
     await world.settle()
     assert sum(map(len, (work.cells for work in world.delivery._shards.values()))) <= 64
     world.handler.gates[0].set()
@@ -580,7 +581,7 @@ async def test_a_shard_that_waits_for_the_group_is_named_while_others_have_a_bac
     world.delivery.look(world.log.heads())
     world.delivery.look(world.log.heads())
     world.delivery.take(2, cells(2, 4, 4))
-    while world.delivery.states()[2] is not CursorState.UNCONFIRMED:
+    while world.delivery.cursors()[2].state is not CursorState.UNCONFIRMED:
         await world.delivery.step()
         await asyncio.sleep(0)
     await world.delivery.step()
@@ -720,7 +721,8 @@ async def test_effects_of_another_history_on_one_cluster_hold_up_their_shard_onl
     world.table.ahead[0] = (Position(0, 1, 6, digest=12345),)
     world.delivery = world.process()
     await world.look_twice()
-    assert world.delivery.states() == {0: CursorState.LOCATING, 2: CursorState.LIVE}
+    states = {shard: cursor.state for shard, cursor in world.delivery.cursors().items()}
+    assert states == {0: CursorState.LOCATING, 2: CursorState.LIVE}
     assert (world.finished(0), world.finished(2)) == (3, 6)
     world.log.table.open_generation(0, 5)
     world.log.grow(0, 7)
@@ -754,7 +756,7 @@ async def test_another_history_is_refused_and_nothing_of_it_is_called(world):
     world.log.grow(0, 9)
     world.delivery = world.process()
     await world.look_twice()
-    assert world.delivery.states()[0] is CursorState.REFUSED
+    assert world.delivery.cursors()[0].state is CursorState.REFUSED
     assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6]
 
 
@@ -764,7 +766,7 @@ async def test_records_that_the_log_does_not_have_cost_no_read_until_the_next_lo
     reads = world.log.reads
     await world.bring(*cells(0, 6, 6))
     assert world.log.reads == reads
-    assert world.delivery.states()[0] is CursorState.REFUSED
+    assert world.delivery.cursors()[0].state is CursorState.REFUSED
     world.log.grow(0, 7)
     await world.look_twice()
     assert world.handler.seen[0] == list(range(1, 8))

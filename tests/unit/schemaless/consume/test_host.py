@@ -64,6 +64,7 @@ class MemoryMasters:
 class MemoryConsumer:
     """A consumer that keeps its checkpoints and what it was given."""
 
+    foreign_code = None
     together = True
     record_within_s = 0.0
 

@@ -14,7 +14,7 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume.ports import Outcome, Run
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
-from schemaless.errors import CallHangs, Invalid, Misconfigured
+from schemaless.errors import Invalid, Misconfigured
 from schemaless.location import BEGINNING
 from schemaless.trigger import Takes, triggers_of
 
@@ -266,14 +266,15 @@ async def test_a_call_that_takes_long_is_logged_and_one_that_hangs_ends_the_proc
     await asyncio.to_thread(begun.wait)
     with capture_logs() as logs:
         for now[0] in (59.0, 61.0, 62.0, 121.0, 123.0, 600.0):
-            handler.look_at_calls()
+            assert handler.hung_call() is None
     assert [(line["shard"], line["age_s"]) for line in logs] == [(3, 61.0), (3, 123.0), (3, 600.0)]
     now[0] = 601.0
-    with pytest.raises(CallHangs, match=r"hangs.* hasn't returned for 601 s"):
-        handler.look_at_calls()
+    hung = handler.hung_call()
+    assert (hung.cell.shard, hung.finished, hung.last) == (3, 0, None)
+    assert "hasn't returned for 601 s" in hung.text
     release.set()
     assert await handling == Outcome(1)
-    handler.look_at_calls()
+    assert handler.hung_call() is None
 
 
 async def test_an_error_whose_text_raises_stops_its_shard_like_any_other(settings):

@@ -1,0 +1,86 @@
+"""CarefulCalls: the calls of one delivery, each with the care that its shard needs (schemaless/consume/caution.py).
+
+A call that needs care changes the checkpoint before it begins. A handler that runs no code but ours needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import structlog
+
+from schemaless.consume.caution import Care, MarkedCalls
+from schemaless.consume.ports import Advance, CheckpointStore, Death, Effect, Handler, HungCall, Mark, Outcome, Run
+from schemaless.consume.recorder import Recorder
+from schemaless.consume.shard_work import Assignment, ShardWork
+from schemaless.errors import SchemalessError
+from schemaless.position import position_of
+
+log = structlog.get_logger()
+
+
+class CarefulCalls:
+    """Calls the handler of one consumer. `marked_calls` are those of the process. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        checkpoints: CheckpointStore,
+        recorder: Recorder,
+        marked_calls: MarkedCalls,
+        may_call: Callable[[], bool],
+    ) -> None:
+        self._handler = handler
+        self._checkpoints = checkpoints
+        self._recorder = recorder
+        self._marked_calls = marked_calls
+        self._may_call = may_call
+
+    def turn(self, works: Sequence[ShardWork]) -> AbstractAsyncContextManager[None]:
+        """Holds the place of a call until it is recorded. A handler that is given shards together needs no care."""
+        return self._marked_calls.turn(works[0].caution.care)
+
+    async def handle(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> Effect | None:
+        """Lets the handler work, or returns None: another process moved the checkpoint. Raises StorageUnavailable."""
+        foreign, work, cells = self._handler.foreign_code, works[0], runs[0].cells
+        if foreign is None or work.caution.care is Care.NONE or not any([foreign.calls(cell) for cell in cells]):
+            return await self._handler.handle(runs)
+        if work.assignment is not Assignment.OURS or not self._may_call():  # that changed while it waited for its turn
+            return Effect([Outcome(0)])
+        kills = work.caution.kills
+        if kills and (outcome := foreign.judge_suspect(cells[0], kills, Death.KILLED)) is not None:
+            return Effect([outcome])
+        if not await self._recorder.mark(work, work.caution.mark()):
+            return None
+        work.caution.marked()
+        return await self._handler.handle(runs)
+
+    async def blame(self, work: ShardWork, hung: HungCall) -> None:
+        """Stores that the call of a cell hangs, which counts as one death, and stops the shard after the last."""
+        kills = work.caution.kills + 1
+        foreign = self._handler.foreign_code
+        outcome = foreign.judge_suspect(hung.cell, kills, Death.HUNG) if foreign is not None else None
+        finished, work.unrecorded = work.unrecorded + hung.finished, 0
+        advance = Advance(
+            work.cursor.done if hung.last is None else position_of(hung.last),
+            finished,
+            None if outcome is None else outcome.stop_reason,
+            mark=Mark(begun=False, kills=kills),
+        )
+        async with self._recorder.lock:
+            try:
+                await self._checkpoints.move({work.shard: advance}, {})
+            except SchemalessError as error:
+                log.warning("nobody learns of a call that hangs", shard=work.shard, why=str(error))
+
+    async def let_go(self, works: Sequence[ShardWork]) -> None:
+        """Stores that no call of this process is to blame for what happens to these shards from now on."""
+        claimed = [work for work in works if work.caution.is_claimed]
+        try:
+            if claimed and self._handler.foreign_code is not None:
+                await self._checkpoints.give_away([work.shard for work in claimed])
+        except SchemalessError as error:
+            log.warning("others will call with care", consumer=self._checkpoints.consumer, why=str(error))
+        for work in claimed:
+            work.caution.let_go()

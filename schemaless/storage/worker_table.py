@@ -1,0 +1,81 @@
+"""worker: the processes that run trigger programs. A clean stop deletes the row of its process, nothing else does.
+
+A checkpoint names the process that moved it last. Where the row of that process is still there, the process died, or it
+lives and was cut off from its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.sql import commas, sql
+
+_TABLE = "schemaless.worker"
+_AGE_S = "TIMESTAMPDIFF(MICROSECOND, seen_at, UTC_TIMESTAMP(6)) / 1000000"
+
+
+class WorkerRow(msgspec.Struct, frozen=True, gc=False):
+    """One process. `report` is JSON. `age_s` is the time since it was seen last, by the server's clock."""
+
+    consumer: str
+    worker: int
+    report: str
+    age_s: float
+
+
+def put(datastore: str, consumer: str, worker: int, report: str) -> Operation[None]:
+    """Makes the row of a process, or stores a later report of it."""
+    yield sql(
+        f"INSERT INTO {_TABLE} (datastore, consumer, worker, report, seen_at) VALUES (%s, %s, %s, %s, UTC_TIMESTAMP(6))"
+        " ON DUPLICATE KEY UPDATE report = VALUES(report), seen_at = VALUES(seen_at)",
+        datastore,
+        consumer,
+        worker,
+        report,
+    )
+
+
+def remove(datastore: str, consumer: str, workers: Collection[int]) -> Operation[None]:
+    """Deletes the rows of these processes."""
+    if workers:
+        numbers = commas([str(worker) for worker in workers])
+        yield sql(f"DELETE FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer) + (
+            f" AND worker IN ({numbers})"
+        )
+
+
+def numbers_of(datastore: str, consumer: str) -> Operation[set[int]]:
+    """Returns the processes of a consumer that have a row on this server."""
+    rows = yield from query(
+        sql(f"SELECT worker FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer)
+    )
+    return {worker for (worker,) in rows}
+
+
+def of_datastore(datastore: str) -> Operation[list[WorkerRow]]:
+    """Returns the processes of all consumers that have a row on this server."""
+    rows = yield from query(
+        sql(
+            f"SELECT consumer, worker, report, {_AGE_S} FROM {_TABLE} WHERE datastore = %s ORDER BY consumer, worker",
+            datastore,
+        )
+    )
+    return [WorkerRow(consumer, worker, report, float(age_s)) for consumer, worker, report, age_s in rows]
+
+
+def remove_forgotten(datastore: str, consumer: str, older_than_s: float) -> Operation[None]:
+    """Deletes the rows of processes that weren't seen for so long and that no checkpoint on this server names."""
+    rows = yield from query(
+        sql(
+            f"SELECT w.worker FROM {_TABLE} AS w WHERE w.datastore = %s AND w.consumer = %s AND {_AGE_S} > %s"
+            " AND NOT EXISTS (SELECT * FROM schemaless.checkpoint AS c"
+            " WHERE c.datastore = w.datastore AND c.consumer = w.consumer AND c.worker = w.worker)",
+            datastore,
+            consumer,
+            older_than_s,
+        )
+    )
+    yield from remove(datastore, consumer, [worker for (worker,) in rows])

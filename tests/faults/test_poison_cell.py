@@ -1,0 +1,120 @@
+"""A cell whose call kills its process, or never returns: its shard stops there, and nobody else's does (I10, I14).
+
+Real workers, which are started again as their supervisor would. Some are killed from outside meanwhile.
+"""
+
+import os
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from schemaless.__main__ import app
+from schemaless.bus.topics import ensure_topics
+from schemaless.config import TransportKind
+from schemaless.storage import checkpoint_table, worker_table
+from schemaless.storage.checkpoint_table import State
+from tests.consumer_harness import heads, reached, running_consumer, write_program
+from tests.log_harness import new_cell, put, running_tailers
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+SHARDS, POISONED, BEFORE = 4, 1, 20
+KILLS_MAX = 2
+ENDS = [("kill", TransportKind.FAUST)]
+if os.environ.get("SCHEMALESS_FAULTS_LONG"):
+    ENDS.append(("hang", TransportKind.PLAIN))
+PROGRAM = """
+import os, pathlib, signal, time
+from schemaless import trigger
+
+HERE = pathlib.Path(__file__).parent
+CALLS = os.open(HERE / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+@trigger(column="BASE")
+def call(cell):
+    os.write(CALLS, f"{cell.location}\\n".encode())
+    time.sleep(0.01)
+    if cell.body.get("ends") and not (HERE / "repaired").exists():
+        if cell.body["ends"] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3600)
+"""
+
+
+def rows(storage, datastore, consumer):
+    return {
+        row.shard: row
+        for cluster in datastore.clusters
+        for row in storage.master(cluster).run(checkpoint_table.of_consumer, datastore.name, consumer)
+    }
+
+
+def called(folder):
+    return (folder / "calls").read_text().count("\n") if (folder / "calls").exists() else 0
+
+
+@pytest.fixture
+def kafka_address(running, kafka, monkeypatch):
+    """Also what the commands of operators use."""
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
+    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
+    return kafka
+
+
+@pytest.mark.parametrize(("ends", "transport"), ENDS)
+def test_the_shard_of_a_cell_that_ends_its_process_stops_at_it(
+    running, kafka_address, storage, make_datastore, tmp_path, ends, transport
+):
+    kafka = kafka_address
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    ensure_topics(kafka, datastore)
+    consumer = f"trigger:poison_{ends}"
+    program = ["consumers", write_program(tmp_path, f"poison_{ends}", PROGRAM), "--datastore", datastore.name]
+    settings = {"topology": running.path, "kafka": kafka, "transport": transport.value, "session_timeout_s": 1.5}
+    settings |= {"kills_max": KILLS_MAX, "call_limit_s": 2.0}
+
+    def put_cells(count, **body):
+        for shard in range(SHARDS):
+            put(storage, datastore, [new_cell(datastore, {"n": n, **body}, shard=shard) for n in range(count)])
+
+    put_cells(BEFORE)
+    with running_tailers(1, running.path, kafka, datastore), running_consumer(program, settings) as worker:
+        deadline = time.monotonic() + 90.0
+        ended = 0
+
+        def until(holds):
+            """Waits, and starts the worker again when it has ended."""
+            nonlocal ended
+            while not holds():
+                assert time.monotonic() < deadline, rows(storage, datastore, consumer)
+                if worker.process.poll() is not None:
+                    ended += 1
+                    worker.kill_and_restart()
+                time.sleep(0.02)
+
+        for calls in (10, 30):
+            until(lambda calls=calls: called(tmp_path) >= calls)
+            worker.kill_and_restart()  # from outside, while calls are in flight
+        put(storage, datastore, [new_cell(datastore, {"ends": ends}, shard=POISONED)])
+        put_cells(BEFORE)
+        others = set(range(SHARDS)) - {POISONED}
+        until(lambda: len(rows(storage, datastore, consumer)) == SHARDS)
+        until(lambda: rows(storage, datastore, consumer)[POISONED].state is State.STOPPED)
+        until(lambda: all(reached(storage, datastore, consumer)[n] == heads(storage, datastore)[n] for n in others))
+        found = rows(storage, datastore, consumer)
+        assert found[POISONED].location.added_id == BEFORE
+        assert found[POISONED].reason.startswith({"kill": "killed: ", "hang": "hung: "}[ends])
+        assert f"ended {KILLS_MAX} processes" in found[POISONED].reason
+        assert ended <= KILLS_MAX + 1
+        assert {(found[shard].state, found[shard].kills) for shard in others} == {(State.RUNNING, 0)}
+        (tmp_path / "repaired").touch()
+        resumed = CliRunner().invoke(app, ["triggers", "resume", f"poison_{ends}", "--datastore", datastore.name])
+        assert "1 shards run again" in resumed.output
+        until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
+        until(lambda: worker.process.poll() is None)
+        numbers = {row.worker for row in rows(storage, datastore, consumer).values()}
+        assert worker.stop() == 0
+    assert {(row.begun, row.kills) for row in rows(storage, datastore, consumer).values()} == {(False, 0)}
+    left = [storage.master(c).run(worker_table.numbers_of, datastore.name, consumer) for c in datastore.clusters]
+    assert not numbers & set().union(*left)  # a clean stop leaves no row
