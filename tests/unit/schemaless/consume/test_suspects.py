@@ -1,4 +1,4 @@
-"""Suspects: which cell is blamed when processes die, one after the other, while many cells are in flight.
+"""Suspects: which cell is blamed when processes die, one after the other, while many cells are in flight (I10).
 
 Processes are simulated: each is a delivery over checkpoints in memory, and dies by being cancelled without a word.
 """
