@@ -1,4 +1,4 @@
-"""Cleaner: sweeps every secondary's buffer rows for every home, and deletes old Idempotency-Keys."""
+"""Cleaner: sweeps every secondary's buffer rows for every home, and deletes old Idempotency-Keys and refusals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 
 import structlog
 
-from cleaner.sweep import BufferSweep, Swept
+from cleaner.confirmation import Confirmation
+from cleaner.pair import ClusterPair, Swept
+from cleaner.rescue import Rescue
 from schemaless.config import CleanerSettings
 from schemaless.errors import SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.ops.datastores import Catalogue
-from schemaless.storage import idempotency_table
+from schemaless.storage import idempotency_table, refusal_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
 
@@ -23,46 +25,56 @@ _TIDY_ROWS_MAX = 1000
 
 
 class Cleaner:
-    """Sweeps all pairs of clusters. Pairs don't wait for one another."""
+    """Sweeps all pairs of clusters. Pairs don't wait for one another, and neither do a pair's two passes."""
 
     def __init__(self, storage: AsyncStorage, settings: CleanerSettings) -> None:
         catalogue = Catalogue(storage)
         clusters = sorted(storage.topology.clusters)
-        self._settings = settings
-        self._masters = {cluster: storage.master(cluster) for cluster in clusters}
-        self._sweeps = [
-            BufferSweep(storage, catalogue, settings, secondary, home)
+        pairs = [
+            ClusterPair(storage, catalogue, settings, secondary, home)
             for secondary in clusters
             for home in clusters
             if secondary != home
         ]
+        self._settings = settings
+        self._masters = {cluster: storage.master(cluster) for cluster in clusters}
+        self._passes = [(Confirmation(pair, settings), Rescue(pair, settings)) for pair in pairs]
 
     async def step(self) -> Swept:
-        """Makes one complete pass over the buffers of all secondaries that can be reached."""
-        passes = await asyncio.gather(*(_swept(sweep) for sweep in self._sweeps))
-        return sum(passes, Swept())
+        """Makes one complete pass over the buffers of all secondaries that can be reached: confirms, then rescues."""
+
+        async def both(confirmation: Confirmation, rescue: Rescue) -> Swept:
+            return await _swept(confirmation) + await _swept(rescue)
+
+        return sum(await asyncio.gather(*(both(*passes) for passes in self._passes)), Swept())
 
     async def tidy(self) -> int:
-        """Deletes a bounded number of old Idempotency-Keys on each master that can be reached. Returns how many."""
+        """Deletes a bounded number of old Idempotency-Keys and of refusals without a buffer row, on each master that
+        can be reached. Returns how many.
+        """
         deletions = {
-            cluster: master.run(idempotency_table.delete_old, _TIDY_ROWS_MAX)
+            f"{cluster} {table.__name__}": master.run(delete, _TIDY_ROWS_MAX)
             for cluster, master in self._masters.items()
+            for table, delete in (
+                (idempotency_table, idempotency_table.delete_old),
+                (refusal_table, refusal_table.delete_orphans),
+            )
         }
         return sum((await answers_of_all(deletions, tolerated=SchemalessError)).found.values())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sweeps each pair in a loop of its own, so that a hung home delays only its own rows."""
+        """Makes each pass of each pair in a loop of its own, so that a hung home delays only its own rows."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_tidy(stop))
-            for sweep in self._sweeps:
-                tasks.create_task(self._keep_swept(sweep, stop))
+            for passes in self._passes:
+                for one in passes:
+                    tasks.create_task(self._keep_swept(one, stop))
 
-    async def _keep_swept(self, sweep: BufferSweep, stop: asyncio.Event) -> None:
+    async def _keep_swept(self, one: Confirmation | Rescue, stop: asyncio.Event) -> None:
         shortest_s = pause_s = self._settings.pass_pause_s
         while not stop.is_set():
-            swept = await _swept(sweep)
-            worked = swept.confirmed or swept.rewritten or swept.conflicts
-            pause_s = shortest_s if worked else min(pause_s * 2, shortest_s * _PAUSE_GROWTH_MAX)
+            swept = await _swept(one)
+            pause_s = shortest_s if swept.changed else min(pause_s * 2, shortest_s * _PAUSE_GROWTH_MAX)
             await pause(stop, pause_s)
 
     async def _keep_tidy(self, stop: asyncio.Event) -> None:
@@ -71,9 +83,9 @@ class Cleaner:
             await pause(stop, self._settings.pass_pause_s if deleted else _TIDY_PAUSE_S)
 
 
-async def _swept(sweep: BufferSweep) -> Swept:
+async def _swept(one: Confirmation | Rescue) -> Swept:
     try:
-        return await sweep.step()
-    except SchemalessError as error:  # of one pair: the others go on
+        return await one.step()
+    except SchemalessError as error:  # of one pass of one pair: the others go on
         log.warning("a buffer can't be swept now", error=str(error))
         return Swept()

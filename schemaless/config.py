@@ -122,7 +122,9 @@ class CleanerSettings(ServiceSettings):
     # Age at which a missing cell is written again. A younger row is likely still on its way.
     rescue_grace_s: float = 2.0
     node_timeout_s: float = 1.5  # Time for one query to a node, so that a hung node doesn't hold up the rows of others.
-    batch_rows_max: int = 1000  # Buffer rows of one query.
+    batch_rows_max: int = Field(default=1000, ge=1)  # Buffer rows that are looked up together.
+    # Bytes of the bodies that are looked up together. The home hashes as many. A time-out lowers it for a while.
+    batch_bytes_max: int = Field(default=16 << 20, ge=1)
 
 
 class TailerSettings(ServiceSettings):

@@ -19,6 +19,7 @@ from enum import StrEnum
 
 import msgspec
 
+from schemaless.batching import chunks
 from schemaless.cell import CellKey
 from schemaless.errors import Busy, DuplicateKey
 from schemaless.storage import stored_bodies
@@ -44,16 +45,25 @@ class BufferOutcome(StrEnum):
 
 
 class Buffered(msgspec.Struct, frozen=True, gc=False):
-    """A row as the cleaner sees it, with size and SHA-256 of its body instead of the body."""
+    """A row as the cleaner sees it, with size and SHA-256 of its body instead of the body. `was_refused`: its home
+    refused the cell when it was last put there.
+    """
 
     buffer_id: int
     datastore: str
     shard: int
     key: CellKey
     claim: int
-    age_s: float
     size_bytes: int
     digest: bytes
+    was_refused: bool = False
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """The sizes of the bodies that are looked for, both ends included."""
+
+    least_bytes: int = 0
+    most_bytes: int = 2**32 - 1
 
 
 _INSERT = (
@@ -61,8 +71,8 @@ _INSERT = (
     " (datastore, home, shard, row_key, column_name, ref_key, body, digest, size, owner, claim, buffered_at) VALUES "
 )
 _BUFFERED = (
-    "buffer_id, datastore, shard, row_key, column_name, ref_key, claim,"
-    " TIMESTAMPDIFF(MICROSECOND, buffered_at, UTC_TIMESTAMP(6)), size, digest"
+    "buffer_id, datastore, shard, row_key, column_name, ref_key, claim, size, digest,"
+    " EXISTS (SELECT * FROM schemaless.refusal WHERE refusal.buffer_id = buffer.buffer_id)"
 )
 _KEY = "datastore = %s AND row_key = %s AND column_name = %s AND ref_key = %s"
 
@@ -101,23 +111,41 @@ def remove(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[None]:
     yield ";".join(["BEGIN", *deletes, "COMMIT"])
 
 
-def oldest(home: str, after_buffer_id: int, limit: int, grace_s: float) -> Operation[list[Buffered]]:
-    """Returns rows of one home in the order of their ids. The put of a row younger than `grace_s` may be in flight."""
+def newest_id(home: str) -> Operation[int]:
+    """Returns the highest buffer_id of the rows of one home, 0 where there is none."""
+    ((newest,),) = yield from query(
+        sql("SELECT COALESCE(MAX(buffer_id), 0) FROM schemaless.buffer WHERE home = %s", home.encode())
+    )
+    return int(newest)
+
+
+def page(
+    home: str, after: int, until: int, sizes: Sizes, *, rows_max: int, bytes_max: int
+) -> Operation[list[Buffered]]:
+    """Returns rows of one home with an id above `after` and up to `until`, in the order of their ids.
+
+    It ends before the row that exceeds either bound, but has one row at least. No body is read for it.
+    """
+    if sizes.least_bytes:
+        rows_max = max(1, min(rows_max, bytes_max // sizes.least_bytes))
     rows = yield from query(
         sql(
-            f"SELECT {_BUFFERED} FROM schemaless.buffer"
-            " WHERE home = %s AND buffer_id > %s AND buffered_at <= UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND"
+            f"SELECT {_BUFFERED} FROM schemaless.buffer FORCE INDEX (home)"
+            " WHERE home = %s AND buffer_id > %s AND buffer_id <= %s AND size BETWEEN %s AND %s"
             " ORDER BY buffer_id LIMIT %s",
             home.encode(),
-            after_buffer_id,
-            round(grace_s * 1e6),
-            limit,
+            after,
+            until,
+            sizes.least_bytes,
+            sizes.most_bytes,
+            rows_max,
         )
     )
-    return [
-        Buffered(buffer_id, datastore, shard, CellKey(row_key, column_name, ref_key), claim, age_us / 1e6, size, digest)
-        for buffer_id, datastore, shard, row_key, column_name, ref_key, claim, age_us, size, digest in rows
+    found = [
+        Buffered(number, datastore, shard, CellKey(row_key, column_name, ref_key), claim, size, digest, bool(refused))
+        for number, datastore, shard, row_key, column_name, ref_key, claim, size, digest, refused in rows
     ]
+    return list(next(chunks(found, bytes_max=bytes_max, size_bytes=lambda row: row.size_bytes), ()))
 
 
 def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:

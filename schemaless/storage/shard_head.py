@@ -273,6 +273,31 @@ def position() -> Operation[ServerPosition]:
     return ServerPosition(int(total), int(moment))
 
 
+class ServerHistory(msgspec.Struct, frozen=True):
+    """Which server this is, and how far each datastore is on it."""
+
+    server_id: int
+    movements: Mapping[str, Movement]
+
+    def continues(self, before: ServerHistory) -> bool:
+        """Returns whether nothing that `before` showed can be lost: the same server and generations, and no head fell.
+
+        A head that fell and grew again since is not seen.
+        """
+        return self.server_id == before.server_id and all(
+            name in self.movements
+            and self.movements[name].generations_sum == moved.generations_sum
+            and self.movements[name].heads_sum >= moved.heads_sum
+            for name, moved in before.movements.items()
+        )
+
+
+def server_history() -> Operation[ServerHistory]:
+    """Returns what tells whether this server's history is still the one that was seen before (I13)."""
+    ((server_id,),) = yield from query("SELECT @@server_id")
+    return ServerHistory(int(server_id), (yield from movements()))
+
+
 def _heads_where(datastore: str, condition: Script) -> Operation[list[Head]]:
     where = sql("WHERE datastore = %s", datastore) + f" AND {condition} ORDER BY shard"
     rows = yield from query(f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where}")

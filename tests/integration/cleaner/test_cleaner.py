@@ -1,6 +1,7 @@
 """The buffer cleaner on real servers: what it deletes, what it must not, what it writes again (I6)."""
 
 import asyncio
+import hashlib
 import uuid
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.config import CleanerSettings
 from schemaless.sharding import shard_of
-from schemaless.storage import buffer_table, conflict_table, entity_table, shard_head
-from schemaless.storage.buffer_table import BufferRow
+from schemaless.storage import buffer_table, conflict_table, entity_table, refusal_table, shard_head
+from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
 
@@ -145,15 +146,65 @@ async def test_a_taken_over_row_is_not_deleted_behind_its_put(async_storage, dat
     """A claim that changed since the row was read keeps the row for the next pass."""
     row = row_of(datastore, n=1)
     await buffer(async_storage, datastore, [row])
-    (seen,) = await async_storage.master("b").run(only, buffer_table.oldest("a", 0, 1000, 0.0), datastore.name)
+    (seen,) = await async_storage.master("b").run(rows_of, datastore.name)
     again = BufferRow(row.key, row.body, row.shard, row.home, row.claim + 1)
     await buffer(async_storage, datastore, [again])
     assert await async_storage.master("b").run(buffer_table.delete_confirmed, [seen]) == 0
 
 
-def only(operation, name):
-    rows = yield from operation
+def rows_of(name):
+    rows = yield from buffer_table.page("a", 0, 2**63, Sizes(), rows_max=1000, bytes_max=1 << 30)
     return [row for row in rows if row.datastore == name]
+
+
+async def test_a_page_is_bounded_by_rows_and_bytes_and_by_the_sizes_that_are_asked_for(async_storage, datastore):
+    """I14: digest and size are columns, so no body is read for it."""
+    rows = [row_of(datastore, text=uuid.uuid4().hex * size) for size in (1, 400, 1, 400, 400)]
+    await buffer(async_storage, datastore, rows)
+    node = async_storage.master("b")
+    seen = await node.run(rows_of, datastore.name)
+    assert [row.key for row in seen] == [row.key for row in rows]
+    assert [(row.size_bytes, row.digest) for row in seen] == [
+        (len(row.body), hashlib.sha256(row.body).digest()) for row in rows
+    ]
+    begin = seen[0].buffer_id - 1
+
+    async def page(sizes, rows_max, bytes_max):
+        def operation():
+            return buffer_table.page("a", begin, 2**63, sizes, rows_max=rows_max, bytes_max=bytes_max)
+
+        return [row.key for row in await node.run(operation)]
+
+    keys = [row.key for row in rows]
+    small_bytes = seen[0].size_bytes
+    assert await page(Sizes(), 2, 1 << 30) == keys[:2]
+    assert await page(Sizes(), 1000, 1) == keys[:1]
+    assert await page(Sizes(), 1000, seen[0].size_bytes + seen[1].size_bytes) == keys[:2]
+    assert await page(Sizes(most_bytes=small_bytes), 1000, 1 << 30) == [keys[0], keys[2]]
+    assert await page(Sizes(least_bytes=small_bytes + 1), 1000, 1 << 30) == [keys[1], keys[3], keys[4]]
+
+
+async def test_a_cell_that_its_home_refuses_is_noted_until_it_is_taken(cleaner, async_storage, datastore):
+    """D10: its table is gone. The error stands beside it, other cells of the page go home, and it follows them."""
+    rows = [row_of(datastore, n=n) for n in range(20)]
+    refused = rows[7]
+    table = f"`{datastore.database(refused.shard)}`.entity"
+    here, there = async_storage.master("b"), async_storage.master("a")
+    await there.run(query, f"RENAME TABLE {table} TO {table}_away")
+    await buffer(async_storage, datastore, rows)
+    await cleaner.step()
+    await there.run(query, f"RENAME TABLE {table}_away TO {table}")
+    others = [row for row in rows if row.shard != refused.shard]
+    assert None not in await there.run(entity_table.get, datastore, [(row.shard, row.key) for row in others])
+    assert await here.run(refusal_table.refused, datastore.name) == {}  # not for a minute yet
+    await here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 61 SECOND")
+    found = (await here.run(refusal_table.refused, datastore.name))["a"]
+    assert found.cells == len(rows) - len(others)
+    assert "entity" in found.reason
+    assert found.oldest_s > refusal_table.REFUSED_FOR_S
+    await Cleaner(async_storage, SETTINGS).step()
+    assert await here.run(refusal_table.refused, datastore.name) == {}
+    assert await here.run(query, "SELECT * FROM schemaless.refusal") == ()
 
 
 async def test_the_large_and_the_many_are_bounded(cleaner, async_storage, datastore):

@@ -1,0 +1,119 @@
+"""Confirmation: deletes the buffer rows whose cells a minion of the home shows (I6).
+
+A minion, not the master: what only the master holds is lost with it. Where the home has no minion, rows stay. Any
+number of processes may confirm the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from cleaner.cursor import BufferCursor, Horizon, PageSize
+from cleaner.pair import ClusterPair, Digests, Errors, Swept
+from schemaless.config import CleanerSettings
+from schemaless.errors import StorageUnavailable
+from schemaless.storage import buffer_table
+from schemaless.storage.asyncmy_driver import AsyncNode
+from schemaless.storage.buffer_table import Buffered
+from schemaless.storage.failover import first_answer
+
+log = structlog.get_logger()
+
+_TURNS_MAX = 100  # of a step, so that a stop doesn't wait for a large backlog
+
+
+class Confirmation:
+    """Looks up on minions what one secondary holds for one home.
+
+    Two cursors take turns. `fresh` follows the newest rows and looks at each once. `backlog` goes over those that no
+    minion showed then, from the oldest. A minion shows a prefix of its master's commits. So `backlog` returns to the
+    oldest row at a page of which the minion shows nothing. If nothing was shown before it, those rows wait for
+    something else than replication, and it goes past them.
+    """
+
+    def __init__(
+        self, pair: ClusterPair, settings: CleanerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pair = pair
+        self._minions = deque(pair.minions)
+        self._horizon = Horizon(settings.grace_s, clock)
+        size = (settings.batch_rows_max, settings.batch_bytes_max)
+        self._fresh = BufferCursor(PageSize(*size))
+        self._fresh_from_newest = True
+        self._backlog = BufferCursor(PageSize(*size))
+        self._backlog_moves = False
+
+    async def step(self) -> Swept:
+        """Makes one pass over the rows that are old enough. Raises StorageUnavailable if the secondary is unreachable.
+
+        It ends when no minion answers, which then costs one time-out for each and not one for each page.
+        """
+        horizon = await self._horizon.look(self._pair)
+        if self._fresh_from_newest:
+            self._fresh.after, self._fresh_from_newest = self._horizon.newest, False
+        swept = Swept()
+        backlog_goes_on = True
+        for _ in range(_TURNS_MAX):
+            fresh = await self._fresh.page(self._pair, horizon)
+            until = min(self._fresh.after, horizon)
+            old = await self._backlog.page(self._pair, until) if backlog_goes_on else []
+            for cursor, rows in ((self._fresh, fresh), (self._backlog, old)):
+                shown = await self._shown(cursor, rows) if rows else {}
+                if shown is None:
+                    self._fresh_from_newest = True  # what waits until then is backlog
+                    return swept
+                swept += await self._confirm(rows, shown)
+                if cursor is self._backlog:
+                    backlog_goes_on = self._backlog_goes_on(old, shown, until)
+            if not fresh and not backlog_goes_on:
+                break
+        return swept
+
+    def _backlog_goes_on(self, rows: Sequence[Buffered], shown: Digests, until: int) -> bool:
+        if any(digest is not None for digest in shown.values()):
+            self._backlog_moves = True
+            return True
+        if self._backlog_moves or self._backlog.after >= until or not rows:
+            self._backlog.after, self._backlog_moves = 0, False
+        return False
+
+    async def _shown(self, cursor: BufferCursor, rows: Sequence[Buffered]) -> Digests | None:
+        """Returns the digests by buffer_id as one minion shows them, or None when no minion answers."""
+        self._minions.rotate(-1)
+        try:
+            (shown, errors), node = await first_answer(
+                list(self._minions), lambda minion: self._pair.digests(minion, rows), on_failure=_log_unreachable
+            )
+        except StorageUnavailable:
+            cursor.failed(rows)
+            return None
+        cursor.moved_past(rows)
+        _log_errors(node, errors)
+        return shown
+
+    async def _confirm(self, rows: Sequence[Buffered], shown: Digests) -> Swept:
+        """Deletes the rows whose cells were shown with the same body, and records conflicts. A row whose claim was
+        taken over stays.
+        """
+        same = [row for row in rows if shown.get(row.buffer_id) == row.digest]
+        differing = [row for row in rows if shown.get(row.buffer_id) not in (None, row.digest)]
+        equal, conflicts = await self._pair.compare(list(self._minions), differing)
+        same += equal
+        if not same:
+            return Swept(conflicts=conflicts)
+        confirmed = await self._pair.run(self._pair.secondary, buffer_table.delete_confirmed, same)
+        return Swept(confirmed=confirmed, conflicts=conflicts)
+
+
+def _log_unreachable(node: AsyncNode, error: StorageUnavailable) -> None:
+    log.info("a node does not answer the cleaner", node=node.node.name, error=str(error))
+
+
+def _log_errors(node: AsyncNode, errors: Errors) -> None:
+    if errors:
+        error = next(iter(errors.values()))
+        log.warning("buffer rows can't be looked up", node=node.node.name, rows=len(errors), error=str(error))

@@ -1,0 +1,146 @@
+"""A pair of clusters in memory: the buffer of the secondary, and what the servers of the home show."""
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+
+from cleaner.pair import ClusterPair
+from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
+from schemaless.codec import encode_body
+from schemaless.config import CleanerSettings
+from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
+from schemaless.storage.buffer_table import Buffered
+from schemaless.storage.shard_head import Movement, ServerHistory
+from schemaless.topology import Datastore
+
+TRIPS = Datastore("trips", 4, 2, ("a",))
+PAGE_ROWS = 3
+SETTINGS = CleanerSettings(topology=Path("unused"), kafka="unused", grace_s=1.0, rescue_grace_s=2.0).model_copy(
+    update={"batch_rows_max": PAGE_ROWS}
+)
+
+
+def body(value):
+    return encode_body({"n": value})
+
+
+class Server:
+    """The cells that one node of the home shows, by key. `asked` names its operations, and `looked_up` the keys that it
+    was asked for. `error` is raised by everything, `rows_max` is how many cells it looks up within the time-out, and
+    `refused` are keys that it doesn't store.
+    """
+
+    def __init__(self, name):
+        self.node = SimpleNamespace(name=name)
+        self.cells = {}
+        self.asked = []
+        self.looked_up = []
+        self.error = self.bodies_error = None
+        self.rows_max = 1_000_000
+        self.refused = set()
+        self.server_id = 1
+
+    async def run(self, operation, *args, timeout_s):
+        if self.error is not None:
+            self.asked.append(operation.__name__)
+            raise self.error
+        if operation is shard_head.server_history:
+            return ServerHistory(self.server_id, {"trips": Movement(len(self.cells), 4)})
+        self.asked.append(operation.__name__)
+        _, keys = args
+        if len(keys) > self.rows_max:
+            raise StorageUnavailable("no answer within 1.5 s")
+        if operation is entity_table.put_cells:
+            if self.refused & {cell.key for cell in keys}:
+                raise Misconfigured("no table")
+            self.cells |= {cell.key: cell.body for cell in keys}
+            return None
+        found = [self.cells.get(key) for _, key in keys]
+        if operation is entity_table.digests:
+            self.looked_up.append([key for _, key in keys])
+            return [cell and hashlib.sha256(cell).digest() for cell in found]
+        assert operation is entity_table.get
+        if self.bodies_error is not None:
+            raise self.bodies_error
+        return [cell and SimpleNamespace(body=cell) for cell in found]
+
+
+class Secondary:
+    """The buffer, by id, the conflicts that were recorded, and the refusals by key."""
+
+    def __init__(self):
+        self.node = SimpleNamespace(name="b-master")
+        self.rows = {}
+        self.conflicts = []
+        self.refusals = {}
+        self.pages = 0
+        self._newest = 0
+
+    def add(self, value, size_bytes=None):
+        self._newest = number = self._newest + 1
+        key = CellKey(RowKey(number.to_bytes(16)), ColumnName("BASE"), RefKey(1))
+        digest = hashlib.sha256(body(value)).digest()
+        size_bytes = len(body(value)) if size_bytes is None else size_bytes
+        self.rows[number] = (Buffered(number, "trips", 0, key, number, size_bytes, digest), body(value))
+        return key
+
+    async def run(self, operation, *args, timeout_s):
+        if operation is buffer_table.newest_id:
+            return max(self.rows, default=0)
+        if operation.__name__ == "_page":
+            return self._page(operation.__self__, args[1])
+        if operation is buffer_table.bodies:
+            return [self.rows[row.buffer_id][1] for row in args[0]]
+        if operation is buffer_table.delete_confirmed:
+            return sum(self.rows.pop(row.buffer_id, None) is not None for row in args[0])
+        if operation is refusal_table.note:
+            self.refusals |= {self.rows[number][0].key: reason for number, reason in args[0].items()}
+            return None
+        if operation is refusal_table.clear:
+            for number in args[0]:
+                del self.refusals[self.rows[number][0].key]
+            return None
+        assert operation is buffer_table.record_conflict
+        row, stored = args
+        self.conflicts.append((row.key, stored))
+        return self.rows.pop(row.buffer_id, None) is not None
+
+    def _page(self, cursor, until):
+        self.pages += 1
+        sizes, page_size, left, page = cursor._sizes, cursor.page_size, cursor.page_size.bytes, []
+        for number, (row, _) in sorted(self.rows.items()):
+            if cursor.after < number <= until and sizes.least_bytes <= row.size_bytes <= sizes.most_bytes:
+                left -= row.size_bytes
+                if len(page) == page_size.rows or (page and left < 0):
+                    break
+                refused = row.key in self.refusals
+                page.append(Buffered(*(getattr(row, name) for name in row.__struct_fields__[:-1]), was_refused=refused))
+        return page
+
+
+class World:
+    """Home a with a master and a minion, secondary b, and the time."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.secondary, self.master, self.minion = Secondary(), Server("a-master"), Server("a-minion")
+
+    def clock(self):
+        return self.now
+
+    def pair(self, settings=SETTINGS):
+        async def datastore(name):
+            return TRIPS
+
+        storage = SimpleNamespace(
+            master=lambda cluster: {"a": self.master, "b": self.secondary}[cluster],
+            minions=lambda cluster: [self.minion],
+        )
+        return ClusterPair(storage, SimpleNamespace(datastore=datastore), settings, "b", "a")
+
+    async def passes(self, one, count=1):
+        """Passes that are old enough for what is there now. The first one sees only what is newest."""
+        await one.step()
+        self.now += 10.0
+        return [await one.step() for _ in range(count)][-1]

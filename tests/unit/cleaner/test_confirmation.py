@@ -1,0 +1,126 @@
+"""What is deleted from a buffer, and in which order rows are looked up on minions (I6)."""
+
+import pytest
+
+from cleaner.confirmation import Confirmation
+from cleaner.pair import Swept
+from schemaless.errors import Misconfigured, StorageUnavailable
+from tests.unit.cleaner.cleaner_world import PAGE_ROWS, SETTINGS, World, body
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def confirmation(world):
+    return Confirmation(world.pair(), SETTINGS, world.clock)
+
+
+async def test_a_row_goes_only_after_a_minion_showed_its_body(world, confirmation):
+    """I6: the master's word is not enough, and nobody asks for it."""
+    world.master.cells[world.secondary.add(1)] = body(1)
+    assert await world.passes(confirmation) == Swept()
+    world.minion.cells = dict(world.master.cells)
+    assert await confirmation.step() == Swept(confirmed=1)
+    assert world.secondary.rows == {}
+    assert world.master.asked == []
+
+
+async def test_a_young_row_is_not_looked_up(world, confirmation):
+    """Its cell is hardly on a minion yet."""
+    await world.passes(confirmation)
+    world.secondary.add(1)
+    await confirmation.step()
+    world.now += SETTINGS.grace_s / 2
+    await confirmation.step()
+    assert world.minion.asked == []
+    world.now += SETTINGS.grace_s / 2
+    await confirmation.step()
+    assert world.minion.asked == ["digests"]
+
+
+async def test_another_body_is_recorded_with_what_is_stored(world, confirmation):
+    """I6: nothing is dropped silently."""
+    key = world.secondary.add(1)
+    world.minion.cells[key] = body(2)
+    assert await world.passes(confirmation) == Swept(conflicts=1)
+    assert world.secondary.conflicts == [(key, body(2))]
+
+
+async def test_a_pass_ends_at_a_page_of_which_the_minion_shows_nothing(world, confirmation):
+    """A minion shows a prefix of its master's commits. The next pass goes past it, in case something else is wrong."""
+    rows = [world.secondary.add(value) for value in range(4 * PAGE_ROWS)]
+    await world.passes(confirmation)
+    assert world.minion.looked_up == [rows[:PAGE_ROWS]]
+    await confirmation.step()
+    assert world.minion.looked_up[1:] == [rows[PAGE_ROWS : 2 * PAGE_ROWS]]
+
+
+async def test_after_pages_that_a_minion_shows_the_next_pass_begins_at_the_oldest(world, confirmation):
+    """A minion that lags is asked for what it will show next, not for everything."""
+    rows = [world.secondary.add(value) for value in range(3 * PAGE_ROWS)]
+    world.minion.cells = {key: body(value) for value, key in enumerate(rows[:PAGE_ROWS])}
+    await world.passes(confirmation)
+    assert world.minion.looked_up == [rows[:PAGE_ROWS], rows[PAGE_ROWS : 2 * PAGE_ROWS]]
+    await confirmation.step()
+    assert world.minion.looked_up[2:] == [rows[PAGE_ROWS : 2 * PAGE_ROWS]]
+
+
+async def test_old_rows_that_no_minion_shows_hold_up_no_fresh_ones(world, confirmation):
+    """S12: fresh rows have a cursor of their own. One pass is enough for them, whatever waits before."""
+    for value in range(10 * PAGE_ROWS):
+        world.secondary.add(value)
+    await world.passes(confirmation)
+    fresh = {world.secondary.add(value): body(value) for value in range(2 * PAGE_ROWS)}
+    world.minion.cells = fresh
+    await confirmation.step()
+    world.now += SETTINGS.grace_s
+    assert (await confirmation.step()).confirmed == 2 * PAGE_ROWS
+
+
+async def test_with_no_minion_reachable_nothing_goes_and_one_time_out_is_paid(world, confirmation):
+    """What waits then is found when a minion is back."""
+    for value in range(2 * PAGE_ROWS):
+        world.minion.cells[world.secondary.add(value)] = body(value)
+    world.minion.error = StorageUnavailable("down")
+    await world.passes(confirmation)
+    assert world.minion.asked == ["digests"]
+    world.minion.error = None
+    await confirmation.step()
+    assert world.secondary.rows == {}
+
+
+async def test_a_page_that_is_too_much_gets_smaller_and_grows_again(world, confirmation):
+    """S12: a time-out is followed by less, so a large page doesn't come again and again."""
+    for value in range(4 * PAGE_ROWS):
+        world.minion.cells[world.secondary.add(value)] = body(value)
+    world.minion.rows_max = 1
+    await world.passes(confirmation, count=3)
+    assert len(world.secondary.rows) == 4 * PAGE_ROWS - 2  # one in each of two passes
+    world.minion.rows_max = PAGE_ROWS
+    await confirmation.step()
+    assert world.secondary.rows == {}
+    assert max(map(len, world.minion.looked_up)) == PAGE_ROWS
+
+
+async def test_a_page_ends_by_bytes_too(world):
+    """I14: the minion hashes as many bytes as a page has, and one row at least."""
+    settings = SETTINGS.model_copy(update={"batch_rows_max": 1000, "batch_bytes_max": 10 << 20})
+    confirmation = Confirmation(world.pair(settings), settings, world.clock)
+    for value, size_mib in enumerate((4, 4, 4, 20, 1)):
+        world.minion.cells[world.secondary.add(value, size_mib << 20)] = body(value)
+    await world.passes(confirmation)
+    assert [len(keys) for keys in world.minion.looked_up] == [2, 1, 1, 1]
+
+
+async def test_a_row_that_a_minion_cant_show_holds_up_no_other(world, confirmation):
+    """One body can't be read, and one table is away: the others are confirmed all the same."""
+    differing, equal = world.secondary.add(1), world.secondary.add(2)
+    world.minion.cells = {differing: body(7), equal: body(2)}
+    world.minion.bodies_error = StorageUnavailable("slow")
+    assert (await world.passes(confirmation)).confirmed == 1
+    world.minion.bodies_error = Misconfigured("damaged")
+    await confirmation.step()
+    assert [row.key for row, _ in world.secondary.rows.values()] == [differing]

@@ -1,0 +1,145 @@
+"""What is written again at home, in which order, and what the cleaner forgets (I6, I13)."""
+
+import pytest
+
+from cleaner.pair import Swept
+from cleaner.rescue import SMALL_BYTES_MAX, Rescue
+from schemaless.errors import StorageUnavailable
+from tests.unit.cleaner.cleaner_world import PAGE_ROWS, SETTINGS, World, body
+
+LARGE = SMALL_BYTES_MAX + 1
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def rescue(world):
+    return Rescue(world.pair(), SETTINGS, world.clock)
+
+
+async def test_a_missing_cell_is_put_at_home_and_its_row_stays(world, rescue):
+    """I6: until a minion shows it. A younger row may be under way, and is left to its own put."""
+    missing = world.secondary.add(1)
+    await rescue.step()
+    world.now += SETTINGS.rescue_grace_s
+    young = world.secondary.add(2)
+    assert await rescue.step() == Swept(rewritten=1)
+    assert world.master.cells == {missing: body(1)}
+    assert [row.key for row, _ in world.secondary.rows.values()] == [missing, young]
+
+
+async def test_another_body_is_recorded_with_what_is_stored(world, rescue):
+    """I6: the master's word is enough, because a cell never changes."""
+    key = world.secondary.add(1)
+    world.master.cells[key] = body(2)
+    assert await world.passes(rescue) == Swept(conflicts=1)
+    assert world.secondary.conflicts == [(key, body(2))]
+
+
+async def test_what_was_seen_at_home_is_not_asked_again_for_a_minute(world, rescue):
+    """S3: and after it, it is: no knowledge of a home lasts longer."""
+    world.master.cells[world.secondary.add(1)] = body(1)
+    await world.passes(rescue, count=5)
+    assert world.master.asked == ["digests"]
+    world.master.cells = {world.secondary.add(2): body(2)}  # the first one is lost, and no head fell
+    world.now += 61.0
+    swept = [await rescue.step() for _ in range(2)]
+    assert sum(swept, Swept()).rewritten == 1
+    assert len(world.master.cells) == 2
+
+
+@pytest.mark.parametrize("told_by", ["heads that fell", "server id"])
+async def test_a_home_whose_history_changed_is_asked_for_everything_again(world, rescue, told_by):
+    """S3: a restored home lacks cells that the cleaner had seen there. Their buffer rows are the only copies."""
+    for value in range(2 * PAGE_ROWS):
+        world.master.cells[world.secondary.add(value)] = body(value)
+    assert await world.passes(rescue) == Swept()
+    lost = list(world.master.cells)[-2:]
+    for key in lost:
+        del world.master.cells[key]
+    if told_by == "server id":
+        world.master.server_id = 2
+    assert (await rescue.step()).rewritten == 2
+    assert world.master.cells.keys() >= set(lost)
+
+
+async def test_small_cells_of_a_backlog_dont_wait_for_large_ones(world, rescue):
+    """S12: they take turns. The small ones are at home after as many pages as they need."""
+    world.master.error = StorageUnavailable("down")
+    for value in range(20 * PAGE_ROWS):
+        world.secondary.add(value, LARGE)
+    small = [world.secondary.add(value) for value in range(PAGE_ROWS)]
+    await world.passes(rescue)
+    world.master.error = None
+    await rescue.step()
+    order = [key for keys in world.master.looked_up for key in keys]
+    assert max(map(order.index, small)) < 3 * PAGE_ROWS
+    assert len(world.master.cells) == 21 * PAGE_ROWS
+
+
+async def test_old_rows_hold_up_no_fresh_ones(world, rescue):
+    """S12: what came since the home is back goes first, also beside a walk over everything that waits."""
+    for value in range(200 * PAGE_ROWS):
+        world.master.cells[world.secondary.add(value)] = body(value)
+    await rescue.step()
+    fresh = world.secondary.add(1)
+    world.now += SETTINGS.rescue_grace_s
+    await rescue.step()  # the walk ends its pass long before the last row
+    await rescue.step()
+    world.now += SETTINGS.rescue_grace_s
+    world.master.looked_up.clear()
+    await rescue.step()
+    assert [fresh] in world.master.looked_up[:2]
+
+
+async def test_an_unreachable_home_costs_one_time_out(world, rescue):
+    """And everything that was buffered meanwhile is written when it is back."""
+    world.master.error = StorageUnavailable("down")
+    keys = [world.secondary.add(value) for value in range(4 * PAGE_ROWS)]
+    await world.passes(rescue)
+    assert len(world.master.asked) == 2  # one for each pass
+    world.master.error = None
+    await rescue.step()
+    assert world.master.cells.keys() == set(keys)
+
+
+async def test_a_page_that_is_too_much_gets_smaller_and_grows_again(world, rescue):
+    """S12: down to one row."""
+    keys = [world.secondary.add(value) for value in range(4 * PAGE_ROWS)]
+    world.master.rows_max = 1
+    await world.passes(rescue, count=3)
+    world.master.rows_max = PAGE_ROWS
+    await rescue.step()
+    assert world.master.cells.keys() == set(keys)
+    assert max(map(len, world.master.looked_up)) == PAGE_ROWS
+
+
+async def test_a_row_for_which_the_time_never_suffices_holds_up_no_other(world, rescue):
+    """It is noted as refused, and the others go on."""
+    world.master.rows_max = 0
+    first = world.secondary.add(1)
+    await world.passes(rescue)
+    assert set(world.secondary.refusals) == {first}
+    world.master.rows_max = PAGE_ROWS
+    second = world.secondary.add(2)
+    await rescue.step()
+    world.now += SETTINGS.rescue_grace_s
+    await rescue.step()
+    assert second in world.master.cells
+
+
+async def test_what_the_home_refuses_is_noted_with_the_error_and_holds_up_no_other(world, rescue):
+    """D10: a table is gone, say. The cell is tried again, and the note goes when the home has taken it."""
+    keys = [world.secondary.add(value) for value in range(PAGE_ROWS)]
+    world.master.refused = {keys[1]}
+    swept = await world.passes(rescue)
+    assert (swept.rewritten, swept.refused) == (PAGE_ROWS - 1, 1)
+    assert world.secondary.refusals == {keys[1]: "no table"}
+    world.master.refused = set()
+    world.now += 10.0
+    await rescue.step()
+    assert world.master.cells.keys() == set(keys)
+    assert world.secondary.refusals == {}
