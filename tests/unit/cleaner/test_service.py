@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from cleaner.pair import Swept
 from cleaner.service import Cleaner
-from cleaner.sweep import Swept
 from schemaless.config import CleanerSettings
 from schemaless.errors import (
     Busy,
@@ -53,14 +53,14 @@ class Sweep:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_pair_that_fails_ends_no_process_and_holds_up_no_other_pair(error):
+async def test_a_pass_that_fails_ends_no_process_and_holds_up_no_other(error):
     """I6: cells of other homes are still rescued and confirmed, and the failing pair tries again."""
     refusing = SimpleNamespace(run=lambda *args: _raise(error))
     storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None}), master=lambda cluster: refusing)
     cleaner = Cleaner(storage, SETTINGS)
     stop = asyncio.Event()
     failing, healthy = Sweep(stop, 1000, error), Sweep(stop, 50)
-    cleaner._sweeps = [failing, healthy]
+    cleaner._passes = [(failing, healthy)]
     async with asyncio.timeout(10):
         await cleaner.run(stop)
     assert healthy.passes == 50
