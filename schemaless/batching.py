@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from schemaless.errors import NodeRefuses, SchemalessError, Unavailable
+from schemaless.pace import Pace
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -94,10 +95,11 @@ class _Unit(Generic[Item, Outcome]):
 
 
 class Batcher(Generic[Item, Outcome]):
-    """Lives on one event loop."""
+    """Lives on one event loop. With a `pace`, a lane waits after a flush in proportion to what the last ones took."""
 
-    def __init__(self, flush: Flush[Item, Outcome], limits: BatchLimits) -> None:
+    def __init__(self, flush: Flush[Item, Outcome], limits: BatchLimits, pace: Pace | None = None) -> None:
         self._flush = flush
+        self._pace = pace
         self._limits = limits
         self._queue: deque[_Unit[Item, Outcome]] = deque()
         self._queued_bytes = 0
@@ -139,7 +141,11 @@ class Batcher(Generic[Item, Outcome]):
     async def _run_lane(self) -> None:
         try:
             while batch := self._take():
+                began = self._loop.time()
                 await self._settle(batch)
+                if self._pace is not None:
+                    self._pace.took(self._loop.time() - began)
+                    await asyncio.sleep(self._pace.pause_s)
         finally:
             self._running -= 1
             if not self._running:  # it failed: no other lane will come for what waits

@@ -17,6 +17,7 @@ from schemaless.batching import Batcher, BatchLimits, all_or_first_error
 from schemaless.consume.ports import Advance, Mark, Predecessor, Script, ShardCheckpoint
 from schemaless.consume.worker import Worker
 from schemaless.errors import StorageUnavailable
+from schemaless.pace import Pace
 from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage import checkpoint_table, shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -25,6 +26,11 @@ from schemaless.topology import Datastore
 
 _BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20)
 _MOVE_BYTES = 200  # of a move as SQL, about
+
+
+def _pace() -> Pace:
+    """Returns the pace of a lane: under load its transactions are few and large, and an idle lane doesn't wait."""
+    return Pace(usual_min_s=0.004, pause_min_s=0.0, pause_max_s=0.05)
 
 
 class CheckpointPlacement(Enum):
@@ -57,7 +63,7 @@ class CommitLane:
         self._master = master
         self._datastore = datastore
         self._worker = worker
-        self._batcher: Batcher[_Change, Sequence[Move]] = Batcher(self._flush, _BATCH_LIMITS)
+        self._batcher: Batcher[_Change, Sequence[Move]] = Batcher(self._flush, _BATCH_LIMITS, _pace())
 
     async def move(self, moves: Sequence[Move], effect: Script = "") -> Sequence[Move]:
         """Returns the moves that another process has overtaken, when the transaction is committed.

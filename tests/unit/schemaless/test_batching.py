@@ -6,6 +6,7 @@ import pytest
 
 from schemaless.batching import Batcher, BatchLimits, chunks
 from schemaless.errors import Invalid, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.pace import Pace
 
 
 class Flusher:
@@ -60,6 +61,18 @@ async def test_what_arrives_during_a_flush_goes_together(flusher):
     flusher.open.set()
     assert await asyncio.gather(first, *others) == [[10], [20, 30], [40, 50], [60, 70]]
     assert flusher.batches == [[1], [2, 3, 4, 5, 6, 7]]
+
+
+async def test_what_arrives_in_a_pause_goes_together(flusher):
+    """After a flush a lane waits as its pace says. What comes meanwhile shares the next flush."""
+    flusher.open.set()
+    batcher = Batcher(flusher, BatchLimits(), Pace(usual_min_s=1.0, pause_min_s=0.02, pause_max_s=0.02))
+    await batcher.submit([1], 1)
+    second = batcher.submit([2], 1)
+    await settled()
+    third = batcher.submit([3], 1)
+    assert [await second, await third] == [[20], [30]]
+    assert flusher.batches == [[1], [2, 3]]
 
 
 @pytest.mark.parametrize("limits", [BatchLimits(items_max=4), BatchLimits(bytes_max=4)], ids=["items", "bytes"])
