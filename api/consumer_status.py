@@ -50,12 +50,16 @@ class ConsumerStatus(msgspec.Struct, frozen=True):
 
 
 class ConsumerShard(msgspec.Struct, frozen=True):
-    """How far a consumer has finished one shard. `lag` is in cells, and None while no server shows the shard's head."""
+    """How far a consumer has finished one shard. `lag` is in cells, and None while no server shows the shard's head.
+
+    `kills`: how many processes the call of the next cell is known to have ended.
+    """
 
     location: Location
     lag: int | None
     state: State
     reason: str | None
+    kills: int = 0
 
 
 class _OfOneServer(Protocol):
@@ -155,6 +159,7 @@ def _consumer_shard(
         None if head is None else max(0, head - kept_until(lowest.location, starts)),
         State.STOPPED if stopped else State.RUNNING,
         stopped.reason if stopped else None,
+        lowest.kills,
     )
 
 

@@ -16,9 +16,10 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.worker import Worker
 from schemaless.errors import SchemalessError
 from schemaless.index.catalogue import IndexWatch
-from schemaless.names import index_consumer, indexer_group
+from schemaless.names import INDEXER, index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
@@ -63,12 +64,17 @@ class DatastoreIndexer:
         self._host = ConsumerHost(storage, datastore, settings)
         self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
+        self._worker = Worker(storage, datastore, INDEXER)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._transport.run())
-            tasks.create_task(self._host.run())
-            tasks.create_task(self._follow_definitions())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._transport.run())
+                tasks.create_task(self._host.run())
+                tasks.create_task(self._worker.run(self._host.report))
+                tasks.create_task(self._follow_definitions())
+        finally:
+            await self._worker.leave()
 
     async def step(self) -> None:
         """Takes every defined index one stage further. One that has its tables becomes a consumer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -227,6 +228,14 @@ def read_settings(kind: type[S]) -> S:
     except ValidationError as error:
         first = error.errors()[0]
         raise Misconfigured(f"{variable_of(kind, str(first['loc'][0]))}: {first['msg']}") from error
+
+
+def program_version() -> str:
+    """Returns the version of this program."""
+    try:
+        return version("schemaless")
+    except PackageNotFoundError:  # run from a folder that nobody installed
+        return "unknown"
 
 
 def variable_of(kind: type[Settings], field: str) -> str:

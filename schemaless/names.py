@@ -7,6 +7,8 @@ from __future__ import annotations
 
 INDEX_PREFIX = "index:"
 TRIGGER_PREFIX = "trigger:"
+INDEXER = "indexer"
+"""The name under which an indexer reports what it does."""
 
 VERSION_HEADER, KIND_HEADER, COLUMN_HEADER = "v", "kind", "column"
 RECORD_VERSION = b"1"

@@ -10,6 +10,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.status import NodeStatus, Status, read_status
+from api.worker_status import read_workers, worker_view
 from schemaless.topology import Node, Role, StorageCluster
 
 NEVER_KEPT = (b"cache-control", b"no-store")
@@ -21,8 +22,10 @@ async def get_status(request: Request) -> Response:
     request.query()
     state = request.state
     timeout_s = state.settings.status_timeout_s
-    status, (consumers, unanswered) = await asyncio.gather(
-        read_status(state.storage, datastore, timeout_s), read_consumers(state.storage, datastore, timeout_s)
+    status, (consumers, unanswered), workers = await asyncio.gather(
+        read_status(state.storage, datastore, timeout_s),
+        read_consumers(state.storage, datastore, timeout_s),
+        read_workers(state.storage, datastore, timeout_s),
     )
     document = {
         "datastore": datastore.name,
@@ -34,6 +37,7 @@ async def get_status(request: Request) -> Response:
         "tailing": "paused" if status.tailing_paused(datastore.name) else "running",
         "clusters": {name: _cluster_view(request, status, name) for name in status.clusters()},
         "consumers": [consumer_view(name, consumer) for name, consumer in consumers.items()],
+        "workers": [worker_view(row) for row in workers],
         "consumers_unknown": unanswered,  # why, by cluster: what its servers know of consumers is missing
     }
     return ok_response(request.response_format(), document, NEVER_KEPT)

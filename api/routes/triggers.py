@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from api.consumer_status import ConsumerShard, in_all, read_consumer, read_consumers, require_known
@@ -9,6 +10,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT, consumer_view
+from api.worker_status import read_workers, worker_view, workers_in_all
 from schemaless.errors import NotBuilt, NotFound
 from schemaless.names import TRIGGER_PREFIX, trigger_consumer
 
@@ -18,10 +20,15 @@ async def list_triggers(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     state = request.state
-    consumers, unanswered = await read_consumers(state.storage, datastore, state.settings.status_timeout_s)
+    timeout_s = state.settings.status_timeout_s
+    (consumers, unanswered), workers = await asyncio.gather(
+        read_consumers(state.storage, datastore, timeout_s), read_workers(state.storage, datastore, timeout_s)
+    )
     require_known(consumers, unanswered)
     programs = [
-        _view(consumer_view(name, consumer)) for name, consumer in consumers.items() if name.startswith(TRIGGER_PREFIX)
+        {**_view(consumer_view(name, consumer)), **workers_in_all([row for row in workers if row.consumer == name])}
+        for name, consumer in consumers.items()
+        if name.startswith(TRIGGER_PREFIX)
     ]
     return ok_response(request.response_format(), {"triggers": programs, "unknown": unanswered}, NEVER_KEPT)
 
@@ -31,15 +38,22 @@ async def get_trigger(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     program = request.path["program"]
-    state = request.state
-    shards, unanswered = await read_consumer(
-        state.storage, datastore, trigger_consumer(program), state.settings.status_timeout_s
+    state, consumer, timeout_s = request.state, trigger_consumer(program), request.state.settings.status_timeout_s
+    (shards, unanswered), workers = await asyncio.gather(
+        read_consumer(state.storage, datastore, consumer, timeout_s),
+        read_workers(state.storage, datastore, timeout_s),
     )
     if not shards:
         raise NotFound(f"no trigger program {program!r} has run here yet")
-    view = _view(consumer_view(trigger_consumer(program), in_all(shards)))
-    details = [_shard_view(number, shard) for number, shard in shards.items()]
-    return ok_response(request.response_format(), {**view, "shards": details, "unknown": unanswered}, NEVER_KEPT)
+    own = [row for row in workers if row.consumer == consumer]
+    document = {
+        **_view(consumer_view(consumer, in_all(shards))),
+        **workers_in_all(own),
+        "shards": [_shard_view(number, shard) for number, shard in shards.items()],
+        "workers": [worker_view(row) for row in own],
+        "unknown": unanswered,
+    }
+    return ok_response(request.response_format(), document, NEVER_KEPT)
 
 
 async def parked_cells(request: Request) -> Response:
@@ -59,6 +73,7 @@ def _shard_view(number: int, shard: ConsumerShard) -> dict[str, object]:
         "lag": shard.lag,
         "state": shard.state,
         "reason": shard.reason,
+        "kills": shard.kills,
     }
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -63,13 +63,25 @@ def list_all(client: Client, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    rows = [(each["program"], each["state"], each["lag"], len(each["stopped"])) for each in document["triggers"]]
-    print_table(("program", "state", "cells behind", "stopped shards"), rows)
+    rows = [
+        (
+            each["program"],
+            each["state"],
+            each["lag"],
+            len(each["stopped"]),
+            each["worker_count"],
+            each["unconfirmed_count"] + each["refused_count"],
+            each["oldest_call_s"],
+        )
+        for each in document["triggers"]
+    ]
+    columns = ("program", "state", "cells behind", "stopped shards", "workers", "waiting shards", "oldest call, s")
+    print_table(columns, rows)
 
 
 @api_command
 def status(client: Client, as_json: bool, program: ProgramName) -> None:
-    """Show how far behind one program is, and why shards stopped."""
+    """Show how far behind one program is, why shards stopped or wait, and what its workers do."""
     document = client.document(f"/triggers/{program}")
     if as_json:
         print_json(document)
@@ -77,6 +89,20 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     print(f"{document['program']} {document['state']}, {document['lag']} cells behind")
     for shard in document["stopped"]:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
+    for worker in document["workers"]:
+        _print_worker(worker)
+
+
+def _print_worker(worker: dict[str, Any]) -> None:
+    place = f"{worker['host']}, pid {worker['pid']}"
+    print(f"worker {place}: {worker['partitions']} partitions, {worker['transport']}, version {worker['version']}")
+    for state in ("unconfirmed", "refused"):
+        for shard in worker[state]:
+            print(f"shard {shard['shard']} is {state}: {shard['reason']}")
+        if (more := worker[f"{state}_count"] - len(worker[state])) > 0:
+            print(f"and {more} more are {state}")
+    if (call := worker["oldest_call"]) is not None:
+        print(f"shard {call['shard']}: {call['trigger']} on {call['cell']} has run for {call['age_s']} s")
 
 
 @needs("triggers resume", Extra.MYSQL)

@@ -7,6 +7,8 @@ unreachable holds up its own shards only. A record is decoded once, whatever the
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -15,7 +17,7 @@ import msgspec
 import structlog
 
 from schemaless.cell import StoredCell
-from schemaless.config import FollowerSettings
+from schemaless.config import FollowerSettings, program_version
 from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog, ShardHeads
@@ -24,7 +26,9 @@ from schemaless.consume.shard_work import SharedWork
 from schemaless.consume.worker import Worker
 from schemaless.errors import BusUnavailable
 from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
+from schemaless.shard_cursor import CursorState
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.worker_table import WAITING_MAX, OldestCall, WaitingShard, WorkerReport
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -185,6 +189,33 @@ class ConsumerHost:
     async def blame(self, consumer: str, hung: HungCall) -> None:
         """Stores that a call doesn't return. The process has to end then."""
         await self._running[consumer, self._datastore.home(hung.cell.shard)].delivery.blame(hung)
+
+    def report(self, oldest_call: OldestCall | None = None) -> WorkerReport:
+        """Returns what people may want to know of this process."""
+        answered = "" if self._may_call() else ", and the group doesn't answer"
+        unconfirmed = [
+            WaitingShard(name, cursor.at.shard, f"another process moved its checkpoint{answered}")
+            for (name, _), running in self._running.items()
+            for cursor in running.delivery.halted(CursorState.UNCONFIRMED)
+        ]
+        refused = [
+            WaitingShard(name, cursor.at.shard, cursor.reason or "")
+            for (name, _), running in self._running.items()
+            for cursor in running.delivery.halted(CursorState.REFUSED)
+        ]
+        return WorkerReport(
+            version=program_version(),
+            transport=self._settings.transport,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            is_member=self._may_call(),
+            partitions=len(self._partitions),
+            unconfirmed=tuple(unconfirmed[:WAITING_MAX]),
+            unconfirmed_count=len(unconfirmed),
+            refused=tuple(refused[:WAITING_MAX]),
+            refused_count=len(refused),
+            oldest_call=oldest_call,
+        )
 
     async def run(self) -> None:
         """Looks at the heads again and again until it is cancelled. Raises what ended a delivery."""

@@ -22,12 +22,14 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume.ports import Death, Effect, HungCall, Outcome, Run
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.location import Location
+from schemaless.storage.worker_table import OldestCall
 from schemaless.trigger import Context, Park, Retry, Skip, Stop, Trigger
 
 log = structlog.get_logger()
 
 _THREADS_MAX = 16
 _LONG_CALLS = 10  # a call that takes this part of the limit is logged
+_SHOWN_S = 2.0  # a call that takes longer is shown in status
 _RUN_S = 0.25  # after that what is finished is recorded: a kill repeats no more than that
 
 
@@ -126,6 +128,15 @@ class TriggerHandler:
         """Calls that were made can't be taken back. The cells of the new generation come as any others."""
         self._attempts.pop(shard, None)
         return Effect([])
+
+    def oldest_call(self) -> OldestCall | None:
+        """Returns the call that has run longest."""
+        calls = tuple(self._running.values())
+        if not calls:
+            return None
+        oldest = min(calls, key=lambda call: call.begun_at)
+        age_s = round(self._clock() - oldest.begun_at, 1)
+        return OldestCall(oldest.name, str(oldest.cell.key), oldest.cell.shard, age_s) if age_s >= _SHOWN_S else None
 
     def hung_call(self) -> HungCall | None:
         """Returns a call above the limit. Logs calls that take long, again whenever their age has doubled."""

@@ -58,6 +58,7 @@ async def run_program(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(transport.run())
             tasks.create_task(host.run())
+            tasks.create_task(worker.run(lambda: host.report(handler.oldest_call())))
             while True:
                 await asyncio.sleep(_LOOK_PAUSE_S)
                 if (hung := handler.hung_call()) is not None:

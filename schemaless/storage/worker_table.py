@@ -1,7 +1,7 @@
-"""worker: the processes that run trigger programs. A clean stop deletes the row of its process, nothing else does.
+"""worker: the processes that run trigger programs or maintain indexes, with what each reports of itself.
 
-A checkpoint names the process that moved it last. Where the row of that process is still there, the process died, or it
-lives and was cut off from its group.
+A clean stop deletes the row of its process. A checkpoint of a trigger program names the process that moved it last.
+Where the row of that process is still there, the process died, or it lives and was cut off from its group.
 """
 
 from __future__ import annotations
@@ -17,16 +17,59 @@ _TABLE = "schemaless.worker"
 _AGE_S = "TIMESTAMPDIFF(MICROSECOND, seen_at, UTC_TIMESTAMP(6)) / 1000000"
 
 
-class WorkerRow(msgspec.Struct, frozen=True, gc=False):
-    """One process. `report` is JSON. `age_s` is the time since it was seen last, by the server's clock."""
+SEEN_WITHIN_S = 30.0
+"""How long a process counts as running after it was seen last. Each is seen every ten seconds."""
+
+WAITING_MAX = 20
+"""How many waiting shards of each kind a report names."""
+
+
+class WaitingShard(msgspec.Struct, frozen=True, gc=False):
+    """A shard that a worker has and doesn't work on. `reason` says what it waits for."""
 
     consumer: str
-    worker: int
-    report: str
+    shard: int
+    reason: str
+
+
+class OldestCall(msgspec.Struct, frozen=True, gc=False):
+    """The call that has run longest, of a trigger function on a cell, and for how long when that was reported."""
+
+    trigger: str
+    cell: str
+    shard: int
     age_s: float
 
 
-def put(datastore: str, consumer: str, worker: int, report: str) -> Operation[None]:
+class WorkerReport(msgspec.Struct, frozen=True, gc=False):
+    """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log.
+
+    Of many shards only some are named, and the counts have all. A field that another version doesn't know is left out.
+    """
+
+    version: str = ""
+    transport: str = ""
+    host: str = ""
+    pid: int = 0
+    is_member: bool = False
+    partitions: int = 0
+    unconfirmed: tuple[WaitingShard, ...] = ()
+    unconfirmed_count: int = 0
+    refused: tuple[WaitingShard, ...] = ()
+    refused_count: int = 0
+    oldest_call: OldestCall | None = None
+
+
+class WorkerRow(msgspec.Struct, frozen=True, gc=False):
+    """One process. `age_s` is the time since it was seen last, by the server's clock."""
+
+    consumer: str
+    worker: int
+    report: WorkerReport
+    age_s: float
+
+
+def put(datastore: str, consumer: str, worker: int, report: WorkerReport) -> Operation[None]:
     """Makes the row of a process, or stores a later report of it."""
     yield sql(
         f"INSERT INTO {_TABLE} (datastore, consumer, worker, report, seen_at) VALUES (%s, %s, %s, %s, UTC_TIMESTAMP(6))"
@@ -34,7 +77,7 @@ def put(datastore: str, consumer: str, worker: int, report: str) -> Operation[No
         datastore,
         consumer,
         worker,
-        report,
+        msgspec.json.encode(report).decode(),
     )
 
 
@@ -63,7 +106,14 @@ def of_datastore(datastore: str) -> Operation[list[WorkerRow]]:
             datastore,
         )
     )
-    return [WorkerRow(consumer, worker, report, float(age_s)) for consumer, worker, report, age_s in rows]
+    return [WorkerRow(consumer, worker, _report(report), float(age_s)) for consumer, worker, report, age_s in rows]
+
+
+def _report(text: str) -> WorkerReport:
+    try:
+        return msgspec.json.decode(text, type=WorkerReport)
+    except msgspec.DecodeError:
+        return WorkerReport()  # of a version that says it in another way
 
 
 def remove_forgotten(datastore: str, consumer: str, older_than_s: float) -> Operation[None]:

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from schemaless.position import Position
-from schemaless.storage import checkpoint_table
+from schemaless.storage import checkpoint_table, worker_table
 from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.storage.worker_table import OldestCall, WaitingShard, WorkerReport
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in, row_in
 from tests.log_harness import run_sql
 
@@ -155,6 +156,34 @@ def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: 
     (shown,) = caller.get("/status").json()["consumers"]
     assert (shown["consumer"], shown["kind"], shown["name"], shown["lag"]) == (consumer, "trigger", "billing", 8)
     assert shown["stopped"] == [{"shard": 0, "reason": "card processor is down"}]
+
+
+def test_workers_show_what_waits_there(api, make_datastore, storage: SyncStorage):
+    """Of a program by name, and all of them in the status. One that wasn't seen for long has ended."""
+    datastore = make_datastore(shards=2, placement=("a",))
+    caller, master, name, consumer = api.at(datastore), storage.master("a"), datastore.name, "trigger:billing"
+    master.run(checkpoint_table.make, name, consumer, [Position(shard, 1, 0) for shard in (0, 1)])
+    report = WorkerReport(
+        transport="plain",
+        unconfirmed=(WaitingShard(consumer, 1, "another process moved its checkpoint"),),
+        unconfirmed_count=1,
+        oldest_call=OldestCall("bill_rider", "a cell", 0, 90.0),
+    )
+    master.run(worker_table.put, name, consumer, 7, report)
+    master.run(worker_table.put, name, "indexer", 8, WorkerReport())
+    master.run(worker_table.put, name, consumer, 9, report)
+    run_sql(master, f"UPDATE schemaless.worker SET seen_at = '2020-01-01' WHERE datastore = '{name}' AND worker = 9")
+    (listed,) = caller.get("/triggers").json()["triggers"]
+    assert (listed["worker_count"], listed["unconfirmed_count"], listed["refused_count"]) == (1, 1, 0)
+    assert 90 <= listed["oldest_call_s"] < 120
+    program = caller.get("/triggers/billing").json()
+    (worker,) = program["workers"]
+    assert worker["unconfirmed"] == [
+        {"consumer": consumer, "shard": 1, "reason": "another process moved its checkpoint"}
+    ]
+    assert (worker["worker"], worker["transport"]) == ("0000000000000007", "plain")
+    assert [shard["kills"] for shard in program["shards"]] == [0, 0]
+    assert [each["consumer"] for each in caller.get("/status").json()["workers"]] == ["indexer", consumer]
 
 
 def test_lag_counts_from_where_a_later_generation_superseded_a_checkpoint(api, make_datastore, storage: SyncStorage):

@@ -7,7 +7,7 @@ import pytest
 
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import encode_body
-from schemaless.storage import checkpoint_table
+from schemaless.storage import checkpoint_table, worker_table
 from schemaless.storage.checkpoint_table import State
 from schemaless.storage.entity_table import CellKey, ShardCell
 from tests.consumer_harness import heads, reached, running_consumer, wait_until_finished, write_program
@@ -159,6 +159,38 @@ def test_other_columns_move_the_checkpoint_without_a_call(tmp_path, storage, dat
         put(storage, datastore, [*base, *other])
         wait_until_finished(storage, datastore, "trigger:columns")
     assert len([call for call in calls(tmp_path) if call[0] == "check"]) == 8
+
+
+def test_a_call_that_takes_long_is_reported_with_its_age(tmp_path, storage, datastore, settings):
+    """By the worker, on every cluster. A clean stop takes the report away."""
+    program = write_program(
+        tmp_path,
+        "slow",
+        "import pathlib, time\n"
+        "from schemaless import trigger\n"
+        "HERE = pathlib.Path(__file__).parent\n"
+        "@trigger(column='BASE')\n"
+        "def waits(cell):\n"
+        "    while not (HERE / 'go').exists(): time.sleep(0.05)\n",
+    )
+
+    def report(cluster):
+        found = storage.master(cluster).run(worker_table.of_datastore, datastore.name)
+        return next((row.report for row in found if row.consumer == "trigger:slow"), None)
+
+    with run(program, datastore, {**settings, "transport": "plain"}, "--from", "end") as process:
+        wait_for(lambda: len(reached(storage, datastore, "trigger:slow")) == SHARDS)
+        put(storage, datastore, [new_cell(datastore, {"n": 1}, shard=2)])
+        for cluster in datastore.clusters:
+            wait_for(lambda cluster=cluster: report(cluster) is not None and report(cluster).oldest_call)
+            found = report(cluster)
+            assert (found.oldest_call.trigger, found.oldest_call.shard) == ("waits", 2)
+            assert found.oldest_call.age_s >= 2.0
+            assert (found.transport, found.is_member, found.pid) == ("plain", True, process.process.pid)
+        (tmp_path / "go").touch()
+        wait_for(lambda: report("a").oldest_call is None)
+        assert process.stop() == 0
+    assert report("a") is None
 
 
 @pytest.mark.parametrize(

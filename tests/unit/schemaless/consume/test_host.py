@@ -19,7 +19,7 @@ from schemaless.storage.shard_head import Head, Movement
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 2, ("a", "b"))  # shards 0 and 2 are partition 0, with their homes a; 1 and 3 the others
-SETTINGS = types.SimpleNamespace(batch_cells_max=100)
+SETTINGS = types.SimpleNamespace(batch_cells_max=100, transport="plain")
 
 
 def record(shard, added_id, partition=None):
@@ -206,3 +206,25 @@ async def test_a_lost_shard_begins_anew_when_the_group_has_confirmed_its_partiti
     await host.step()
     await consumer.until_seen((0, 2), (0, 3))
     assert group.asked[-1] == {0}
+
+
+async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
+    """Of one that lost its checkpoint, and of one whose log contradicts what is known."""
+    consumer = await added(host, "trigger:p")
+    await host.assigned([0, 1])
+    consumer.lost = {0}
+    masters.heads.update({0: 1, 1: 1})
+    host.take(0, [record(0, 1)])
+    host.take(1, [record(1, 2)])  # the log has no more than one cell
+    for _ in range(2000):
+        report = host.report()
+        if report.unconfirmed_count and report.refused_count:
+            break
+        await asyncio.sleep(0)
+    assert [(each.consumer, each.shard, each.reason) for each in report.unconfirmed] == [
+        ("trigger:p", 0, "another process moved its checkpoint")
+    ]
+    assert [(each.shard, each.reason) for each in report.refused] == [
+        (1, "the topic has cells up to 1:2, but the log ends at 1:1")
+    ]
+    assert (report.is_member, report.partitions) == (True, 2)
