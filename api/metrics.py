@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from api.backlogs import Backlogs
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from schemaless.cell import PutStatus
@@ -52,12 +53,41 @@ class Metrics:
         self.registry.register(_PutCollector(puts))
         self.registry.register(_RefusalCollector(refusals.counts))
 
+    def watch_backlogs(self, backlogs: Backlogs) -> None:
+        self.registry.register(_BacklogCollector(backlogs))
+
     def watch_followers(self, followers: Sized) -> None:
         gauge = Gauge("schemaless_api_followers", "Requests that follow a log now.", registry=self.registry)
         gauge.set_function(lambda: len(followers))
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _BacklogCollector(Collector):
+    """What waits in the buffers, as of the last sample."""
+
+    def __init__(self, backlogs: Backlogs) -> None:
+        self._backlogs = backlogs
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["datastore", "secondary", "home"]
+        rows = GaugeMetricFamily("schemaless_api_buffer_rows", "Buffered cells, counted to 100,000.", labels=labels)
+        oldest = GaugeMetricFamily(
+            "schemaless_api_buffer_oldest_seconds", "How long the oldest buffered cell has waited.", labels=labels
+        )
+        refused = GaugeMetricFamily(
+            "schemaless_api_buffer_refused_cells",
+            "Buffered cells that their home has refused for a minute, with the error of the oldest.",
+            labels=[*labels, "error"],
+        )
+        for secondary, sample in self._backlogs.samples.items():
+            for (datastore, home), waiting in sample.waiting.items():
+                rows.add_metric([datastore, secondary, home], waiting.rows)
+                oldest.add_metric([datastore, secondary, home], waiting.oldest_s)
+            for (datastore, home), found in sample.refused.items():
+                refused.add_metric([datastore, secondary, home, found.reason], found.cells)
+        return (rows, oldest, refused)
 
 
 class _PutCollector(Collector):

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from api.backlogs import Backlogs
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
 from api.http.request import PayloadBudget
@@ -40,6 +41,7 @@ class ApiState:
     checkpoint_waiter: CheckpointWaiter
     read_breaker: ReadBreaker
     lag: ReplicaLag
+    backlogs: Backlogs
     metrics: Metrics
     payload_budget: PayloadBudget
     writer: CellWriter
@@ -63,13 +65,15 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         writer = CellWriter(storage, settings)
         metrics = Metrics()
+        backlogs = Backlogs(storage, timeout_s=settings.status_timeout_s, age_max_s=settings.backlog_age_max_s)
+        metrics.watch_backlogs(backlogs)
         metrics.watch(storage, read_breaker, lag, writer.counts)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
         in_flight = RequestsInFlight()
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         metrics.watch_followers(followers)
         await lag.step()
-        async with _in_background(lag.run(), *(watch.run() for watch in watches.values())):
+        async with _in_background(lag.run(), backlogs.run(), *(watch.run() for watch in watches.values())):
             yield ApiState(
                 settings=settings,
                 storage=storage,
@@ -81,6 +85,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 writer=writer,
                 read_breaker=read_breaker,
                 lag=lag,
+                backlogs=backlogs,
                 metrics=metrics,
                 payload_budget=PayloadBudget(settings.payload_bytes_max),
                 in_flight=in_flight,

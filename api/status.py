@@ -7,28 +7,34 @@ its heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from api.consumer_status import best
 from schemaless.errors import SchemalessError
 from schemaless.ops.tailer_control import latest
-from schemaless.storage import buffer_table, conflict_table, shard_head, tailer_order_table
+from schemaless.storage import buffer_table, conflict_table, refusal_table, shard_head, tailer_order_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.buffer_table import Waiting
 from schemaless.storage.failover import answers_of_all
 from schemaless.storage.operation import Operation
+from schemaless.storage.refusal_table import Refused
 from schemaless.storage.shard_head import Head
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore
 
+T = TypeVar("T")
+
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """The report of one server. `buffered` counts waiting rows by the home that they wait for. `commands` are the
-    operators' commands to the tailers.
+    """The report of one server. `waiting` is what it buffers, and `refused` what of it is refused, by the home that it
+    waits for. `commands` are the operators' commands to the tailers.
     """
 
     heads: Sequence[Head]
-    buffered: Mapping[str, int]
+    waiting: Mapping[str, Waiting]
+    refused: Mapping[str, Refused]
     conflicts: int
     commands: Mapping[str, TailerCommand]
 
@@ -81,8 +87,13 @@ async def read_status(storage: AsyncStorage, datastore: Datastore, timeout_s: fl
 
 def _report(datastore: str) -> Operation[NodeReport]:
     heads = yield from shard_head.heads(datastore)
-    depths = yield from buffer_table.depths()
+    waiting = yield from buffer_table.waiting()
+    refused = yield from refusal_table.refused()
     conflicts = yield from conflict_table.count(datastore)
     commands = yield from tailer_order_table.all_of()
-    waiting = {home: count for (name, home), count in depths.items() if name == datastore}
-    return NodeReport(heads, waiting, conflicts, commands)
+    return NodeReport(heads, of_datastore(datastore, waiting), of_datastore(datastore, refused), conflicts, commands)
+
+
+def of_datastore(datastore: str, found: Mapping[tuple[str, str], T]) -> dict[str, T]:
+    """Returns what belongs to one datastore, by home."""
+    return {home: one for (name, home), one in found.items() if name == datastore}

@@ -95,6 +95,9 @@ class ApiSettings(ServiceSettings):
     # Durable copies that a put needs, 1 or 2. Fewer in time are a 503, also where one exists (I5).
     min_copies: int = Field(default=1, ge=1, le=2)
     breaker_open_s: float = 1.0  # How long the circuit breaker of a failing master stays open.
+    # How long the oldest buffered cell may wait for confirmation. A backlog that is older is called stalled, in
+    # /status, /readyz and a metric. A healthy cleaner needs a few seconds.
+    backlog_age_max_s: float = 60.0
     read_timeout_s: float = 2.0  # Time for a read from one node. Then the next node is asked.
     status_timeout_s: float = 1.0  # Time for each server when /status asks them all.
     requests_max: int = 1000  # Concurrent requests of a process. One more gets a 503, so memory stays bounded.

@@ -18,9 +18,13 @@ async def healthz(request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """200 if the catalogue can be read from at least one server, else 503. It waits for no other server."""
+    """200 if the catalogue can be read from at least one server, else 503. It waits for no other server.
+
+    Its details name the buffers whose backlog doesn't shrink. The process serves all the same.
+    """
     datastores = await request.state.catalogue.readable()
-    return ok_response(JSON, {"status": "ready", "datastores": sorted(datastores)}, NEVER_KEPT)
+    document = {"status": "ready", "datastores": sorted(datastores), "backlogs": request.state.backlogs.details()}
+    return ok_response(JSON, document, NEVER_KEPT)
 
 
 async def metrics(request: Request) -> Response:

@@ -9,8 +9,9 @@ from api.consumer_status import ConsumerStatus, read_consumers
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.status import NodeStatus, Status, read_status
+from api.status import NodeReport, NodeStatus, Status, read_status
 from api.worker_status import read_workers, worker_view
+from schemaless.storage.refusal_table import Refused
 from schemaless.topology import Node, Role, StorageCluster
 
 NEVER_KEPT = (b"cache-control", b"no-store")
@@ -32,7 +33,8 @@ async def get_status(request: Request) -> Response:
         "shards": datastore.shards,
         "partitions": datastore.partitions,
         "heads_sum": sum(report.heads_sum for report in status.reports()),
-        "buffered": sum(sum(report.buffered.values()) for report in status.reports()),
+        "buffered": sum(waiting.rows for report in status.reports() for waiting in report.waiting.values()),
+        "refused": sum(refused.cells for report in status.reports() for refused in report.refused.values()),
         "conflicts": sum(report.conflicts for report in status.reports()),
         "tailing": "paused" if status.tailing_paused(datastore.name) else "running",
         "clusters": {name: _cluster_view(request, status, name) for name in status.clusters()},
@@ -76,10 +78,32 @@ def _cluster_view(request: Request, status: Status, name: str) -> dict[str, Any]
     report = status.best_report(name)
     return {
         "heads_sum": None if report is None else report.heads_sum,
-        "buffered": {} if report is None else report.buffered,
+        "buffered": {} if report is None else {home: waiting.rows for home, waiting in report.waiting.items()},
+        "backlogs": {} if report is None else _backlogs_view(request, report),
         "conflicts": None if report is None else report.conflicts,
         "nodes": [_node_view(request, node) for node in status.of_cluster(name)],
     }
+
+
+def _backlogs_view(request: Request, report: NodeReport) -> dict[str, Any]:
+    """Shows by home what waits for it. A backlog that doesn't shrink is stalled, and a home may say why."""
+    age_max_s = request.state.settings.backlog_age_max_s
+    return {
+        home: {
+            "rows": waiting.rows,
+            "bytes": waiting.size_bytes,
+            "oldest_s": round(waiting.oldest_s, 3),
+            "stalled": waiting.oldest_s > age_max_s,
+            "refused": _refused_view(report.refused.get(home)),
+        }
+        for home, waiting in report.waiting.items()
+    }
+
+
+def _refused_view(refused: Refused | None) -> dict[str, Any] | None:
+    if refused is None:
+        return None
+    return {"cells": refused.cells, "oldest_s": round(refused.oldest_s, 3), "reason": refused.reason}
 
 
 def _node_view(request: Request, status: NodeStatus) -> dict[str, Any]:

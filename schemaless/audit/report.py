@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from schemaless.storage.refusal_table import Refused
 
 STALL_S = 30.0
 FINDINGS_MAX = 100
@@ -146,6 +149,9 @@ class AuditReport:
     consumers: Sequence[ConsumerReport]
     findings: Findings
     buffered: int
+    oldest_buffered_s: float
+    refused: Sequence[tuple[str, Refused]]
+    """By home what it refuses."""
     conflicts: int
     foreign_records: int
     seeks: int
@@ -161,14 +167,18 @@ class AuditReport:
         superseded = sum(shard.superseded for shard in self.shards)
         not_held = sum(shard.not_held for shard in self.shards)
         counts = {
-            f"{self.buffered} cells wait in buffers": self.buffered,
+            f"{self.buffered} cells wait in buffers, the oldest for {self.oldest_buffered_s:.0f} s": self.buffered,
             f"{self.conflicts} conflicts recorded": self.conflicts,
             f"{superseded} records of superseded generations: {self._superseded()}": superseded,
             f"{not_held} cells are older than what the topic holds: {self._beginnings()}": not_held,
             f"{self.seeks} times an operator said from where a shard is published": self.seeks,
             f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
         }
-        return [text for text, count in counts.items() if count]
+        refusals = [
+            f"the home {home} refuses {refused.cells} buffered cells, for {refused.oldest_s:.0f} s: {refused.reason}"
+            for home, refused in self.refused
+        ]
+        return [text for text, count in counts.items() if count] + refusals
 
     def _beginnings(self) -> str:
         """Returns where the topic begins, for shards whose first cells it no longer holds."""

@@ -35,6 +35,7 @@ from schemaless.storage import (
     consumer_summary,
     entity_table,
     index_definition_table,
+    refusal_table,
     shard_head,
     shard_log,
 )
@@ -91,10 +92,16 @@ class _DatastoreAudit:
         consumers, indexes = self._audit_consumers(Patience(stall_s)), self._audit_indexes()
         masters = [storage.master(cluster) for cluster in storage.topology.clusters]
         waiting = [
-            count
+            waiting
             for master in masters
-            for (waiting_in, _), count in master.run(buffer_table.depths).items()
-            if waiting_in == name
+            for (datastore, _), waiting in master.run(buffer_table.waiting).items()
+            if datastore == name
+        ]
+        refused = [
+            (home, refused)
+            for master in masters
+            for (datastore, home), refused in master.run(refusal_table.refused).items()
+            if datastore == name
         ]
         return AuditReport(
             datastore=name,
@@ -102,7 +109,9 @@ class _DatastoreAudit:
             indexes=indexes,
             consumers=consumers,
             findings=self._findings,
-            buffered=sum(waiting),
+            buffered=sum(one.rows for one in waiting),
+            oldest_buffered_s=max((one.oldest_s for one in waiting), default=0.0),
+            refused=refused,
             conflicts=sum(master.run(conflict_table.count, name) for master in masters),
             foreign_records=self._foreign,
             seeks=self._seeks,

@@ -66,6 +66,19 @@ class Sizes(msgspec.Struct, frozen=True):
     most_bytes: int = 2**32 - 1
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """What waits in a server's buffer for one home. `oldest_s` is how long the oldest row has waited.
+
+    `rows` and `size_bytes` count the oldest `COUNTED_ROWS_MAX` rows: that many mean as many or more.
+    """
+
+    rows: int
+    size_bytes: int
+    oldest_s: float
+
+
+COUNTED_ROWS_MAX = 100_000
+
 _INSERT = (
     "INSERT INTO schemaless.buffer"
     " (datastore, home, shard, row_key, column_name, ref_key, body, digest, size, owner, claim, buffered_at) VALUES "
@@ -194,10 +207,27 @@ def record_conflict(buffered: Buffered, stored_body: bytes) -> Operation[bool]:
     return True
 
 
-def depths() -> Operation[dict[tuple[str, str], int]]:
-    """Returns how many rows this server buffers, by (datastore, home)."""
-    rows = yield from query("SELECT datastore, home, COUNT(*) FROM schemaless.buffer GROUP BY datastore, home")
-    return {(datastore, home): count for datastore, home, count in rows}
+def waiting() -> Operation[dict[tuple[str, str], Waiting]]:
+    """Returns what this server buffers, by (datastore, home). Read from one key, at most `COUNTED_ROWS_MAX` a home."""
+    homes = yield from query("SELECT DISTINCT home FROM schemaless.buffer")
+    if not homes:
+        return {}
+    results = yield ";".join(
+        sql(
+            "SELECT datastore, COUNT(*), CAST(SUM(size) AS SIGNED),"
+            " TIMESTAMPDIFF(MICROSECOND, MIN(buffered_at), UTC_TIMESTAMP(6)) FROM"
+            " (SELECT datastore, size, buffered_at FROM schemaless.buffer FORCE INDEX (home) WHERE home = %s"
+            " ORDER BY buffer_id LIMIT %s) AS oldest GROUP BY datastore",
+            home.encode(),
+            COUNTED_ROWS_MAX,
+        )
+        for (home,) in homes
+    )
+    return {
+        (datastore, home): Waiting(rows, size_bytes, max(0.0, age_us / 1e6))
+        for (home,), result in zip(homes, results, strict=True)
+        for datastore, rows, size_bytes, age_us in result.rows
+    }
 
 
 def _insert_missing(datastore: Datastore, rows: Sequence[BufferRow]) -> Operation[list[BufferOutcome]]:

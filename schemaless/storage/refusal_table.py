@@ -19,7 +19,7 @@ _REASON_CHARACTERS_MAX = 300
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The cells of a datastore that one home refuses. `reason` is the error of the one that it refuses longest."""
+    """Cells of a datastore that one home refuses. `reason` is the error of the one that it refuses longest."""
 
     cells: int
     oldest_s: float
@@ -54,16 +54,15 @@ def delete_orphans(limit: int) -> Operation[int]:
     return len(rows)
 
 
-def refused(datastore: str) -> Operation[dict[str, Refused]]:
-    """Returns by home what it has refused for `REFUSED_FOR_S` at least, of the rows that this server buffers."""
+def refused() -> Operation[dict[tuple[str, str], Refused]]:
+    """Returns by (datastore, home) what a home has refused for `REFUSED_FOR_S` at least, of the rows buffered here."""
     rows = yield from query(
         sql(
-            "SELECT home, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(refused_since), UTC_TIMESTAMP(6)),"
+            "SELECT datastore, home, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(refused_since), UTC_TIMESTAMP(6)),"
             " SUBSTRING_INDEX(GROUP_CONCAT(reason ORDER BY refused_since SEPARATOR '\\n'), '\\n', 1)"
             " FROM schemaless.refusal JOIN schemaless.buffer USING (buffer_id)"
-            " WHERE datastore = %s AND refused_since <= UTC_TIMESTAMP(6) - INTERVAL %s SECOND GROUP BY home",
-            datastore.encode(),
+            " WHERE refused_since <= UTC_TIMESTAMP(6) - INTERVAL %s SECOND GROUP BY datastore, home",
             REFUSED_FOR_S,
         )
     )
-    return {home: Refused(count, age_us / 1e6, reason) for home, count, age_us, reason in rows}
+    return {(datastore, home): Refused(count, age_us / 1e6, reason) for datastore, home, count, age_us, reason in rows}

@@ -13,8 +13,10 @@ import httpx
 import pytest
 
 from schemaless.position import Position
-from schemaless.storage import checkpoint_table, worker_table
+from schemaless.storage import checkpoint_table, refusal_table, worker_table
+from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.storage.sql import sql
 from schemaless.storage.worker_table import OldestCall, WaitingShard, WorkerReport
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in, row_in
 from tests.log_harness import run_sql
@@ -131,6 +133,44 @@ def test_status_adds_up_heads_and_buffers(api, make_datastore):
     roles = {node["name"]: node["role"] for cluster in status["clusters"].values() for node in cluster["nodes"]}
     assert roles == {"a-master": "master", "a-minion-1": "minion", "b-master": "master", "b-minion-1": "minion"}
     assert all(node["reachable"] for cluster in status["clusters"].values() for node in cluster["nodes"])
+
+
+def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, make_datastore, storage, eventually):
+    """D10, S12: in the status, in the details of readiness and in metrics. A fresh one is no news."""
+    datastore = make_datastore(placement=("a",))
+    caller = api.at(datastore)
+    for _ in range(3):
+        caller.put(uuid.uuid4(), 1, {"v": 1})
+    backlog = caller.get("/status").json()["clusters"]["b"]["backlogs"]["a"]
+    assert (backlog["rows"], backlog["stalled"], backlog["refused"]) == (3, False, None)
+    here, mine = storage.master("b"), sql("WHERE datastore = %s", datastore.name.encode())
+    here.run(query, f"UPDATE schemaless.buffer SET buffered_at = buffered_at - INTERVAL 90 SECOND {mine}")
+    ((first,),) = here.run(query, f"SELECT MIN(buffer_id) FROM schemaless.buffer {mine}")
+    here.run(refusal_table.note, {first: "a-master: no table"})
+    here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 70 SECOND")
+    status = caller.get("/status").json()
+    backlog = status["clusters"]["b"]["backlogs"]["a"]
+    assert (backlog["rows"], backlog["stalled"], status["refused"]) == (3, True, 1)
+    assert 90 <= backlog["oldest_s"] < 120
+    assert (backlog["refused"]["cells"], backlog["refused"]["reason"]) == (1, "a-master: no table")
+
+    def told():
+        answer = api.client.get("/readyz")
+        assert answer.json()["status"] == "ready"
+        return [one for one in answer.json()["backlogs"] if one["datastore"] == datastore.name]
+
+    deadline = time.monotonic() + 20
+    while not told():  # sampled every few seconds
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (detail,) = told()
+    assert (detail["secondary"], detail["home"], detail["rows"], detail["refused"]) == ("b", "a", 3, 1)
+    metrics = api.client.get("/metrics").text
+    labels = f'datastore="{datastore.name}",'
+    assert f'schemaless_api_buffer_rows{{{labels}home="a",secondary="b"}} 3.0' in metrics
+    assert f'schemaless_api_buffer_oldest_seconds{{{labels}home="a",secondary="b"}} 9' in metrics
+    assert f'schemaless_api_buffer_refused_cells{{{labels}error="a-master: no table",' in metrics
+    here.run(refusal_table.clear, [first])
 
 
 def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: SyncStorage):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import uuid
 
 import msgspec
@@ -29,12 +30,14 @@ from schemaless.storage import (
     checkpoint_table,
     index_definition_table,
     index_table,
+    refusal_table,
     shard_head,
     shard_log,
 )
-from schemaless.storage.buffer_table import BufferRow
+from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.checkpoint_table import Move
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.operation import query
 from schemaless.storage.shard_log import LogRange
 from tests.log_harness import new_cell, put, restore, run_sql
 from tests.topic_harness import announce, delete_before
@@ -158,7 +161,29 @@ def test_buffered_cells_are_a_warning(audited, publish, storage, datastore):
     row = BufferRow(key, encode_body({}), 0, "a", int.from_bytes(os.urandom(7)))
     storage.master("b").run(buffer_table.insert, datastore, [row])
     report = audited()
-    assert (report.clean, report.warnings) == (True, ["1 cells wait in buffers"])
+    assert report.clean
+    (warning,) = report.warnings
+    assert re.fullmatch("1 cells wait in buffers, the oldest for [0-9] s", warning)
+
+
+def test_a_cell_that_its_home_refuses_is_a_warning_with_the_error(audited, publish, storage, datastore):
+    """D10: the backlog's reason is seen, and not only its size. A minute later, because a restart takes less."""
+    publish()
+    row = BufferRow(CellKey(uuid.uuid4().bytes, "BASE", 1), encode_body({}), 0, "a", int.from_bytes(os.urandom(7)))
+    here = storage.master("b")
+    here.run(buffer_table.insert, datastore, [row])
+    (seen,) = [one for one in here.run(all_rows) if one.key == row.key]
+    here.run(refusal_table.note, {seen.buffer_id: "a-master: the table is gone"})
+    assert len(audited().warnings) == 1
+    here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 90 SECOND")
+    report = audited()
+    assert report.clean
+    assert report.warnings[1] == "the home a refuses 1 buffered cells, for 90 s: a-master: the table is gone"
+    here.run(refusal_table.clear, [seen.buffer_id])
+
+
+def all_rows():
+    return buffer_table.page("a", 0, 2**63, Sizes(), rows_max=1000, bytes_max=1 << 30)
 
 
 INDEX = parse_definition(

@@ -196,14 +196,14 @@ async def test_a_cell_that_its_home_refuses_is_noted_until_it_is_taken(cleaner, 
     await there.run(query, f"RENAME TABLE {table}_away TO {table}")
     others = [row for row in rows if row.shard != refused.shard]
     assert None not in await there.run(entity_table.get, datastore, [(row.shard, row.key) for row in others])
-    assert await here.run(refusal_table.refused, datastore.name) == {}  # not for a minute yet
+    assert await here.run(refusal_table.refused) == {}  # not for a minute yet
     await here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 61 SECOND")
-    found = (await here.run(refusal_table.refused, datastore.name))["a"]
+    found = (await here.run(refusal_table.refused))[datastore.name, "a"]
     assert found.cells == len(rows) - len(others)
     assert "entity" in found.reason
     assert found.oldest_s > refusal_table.REFUSED_FOR_S
     await Cleaner(async_storage, SETTINGS).step()
-    assert await here.run(refusal_table.refused, datastore.name) == {}
+    assert await here.run(refusal_table.refused) == {}
     assert await here.run(query, "SELECT * FROM schemaless.refusal") == ()
 
 

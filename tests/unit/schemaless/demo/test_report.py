@@ -70,6 +70,8 @@ def facts(**changes: Any) -> Facts:
         consumers=[ConsumerReport(name, ALL, values["finished"]) for name in CONSUMERS],
         findings=findings,
         buffered=values["buffered"],
+        oldest_buffered_s=3.0,
+        refused=[],
         conflicts=values["conflicts"],
         foreign_records=0,
         seeks=0,
