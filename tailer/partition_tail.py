@@ -16,6 +16,7 @@ import structlog
 
 from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.bus.published_progress import Progress
+from schemaless.bus.topic_settings import BODY_BYTES_MAX
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
 from schemaless.errors import Corrupt, LocationGone, Misconfigured, StorageUnavailable
@@ -217,7 +218,10 @@ class PartitionTail:
         return cells
 
     async def _next_cells(self, shard: ShardProgress, page: ProvenPage) -> Sequence[StoredCell]:
-        """Returns the cells of a page that can be published now: those of the published generation."""
+        """Returns the cells of a page that can be published now: those of the published generation.
+
+        They end before a cell that is too large for Kafka, which no retry would change.
+        """
         generation = shard.published.generation
         try:
             verify_page(shard.published, page)
@@ -230,6 +234,12 @@ class PartitionTail:
                 await self._cross_generation(shard)
             elif shard.waiting:  # the head was another server's, and a minion lags behind it
                 self._shards.back_off(shard, NOT_THERE_YET_S)
+        for n, cell in enumerate(cells):
+            if len(cell.body) > BODY_BYTES_MAX:
+                if n == 0:
+                    what = f"cell {cell.location}, {cell.key}, has {len(cell.body)} stored bytes"
+                    self._report(shard, f"{what} and fits no record of Kafka: at most {BODY_BYTES_MAX} do")
+                return cells[:n]
         return cells
 
     async def _cross_generation(self, shard: ShardProgress) -> None:

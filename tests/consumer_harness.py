@@ -19,8 +19,15 @@ from tests.environment import environment_of
 class ConsumerProcess:
     """`python -m MODULE …` with the settings of a consumer, and a short session: others soon have what it left."""
 
-    def __init__(self, arguments: list[str], settings: Mapping[str, object], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        settings: Mapping[str, object],
+        environment: Mapping[str, str],
+        stdout: int | None = None,
+    ) -> None:
         self._command = [sys.executable, "-m", *arguments]
+        self._stdout = stdout
         named = {"session_timeout_s": 3.0, **settings}
         kind = {"indexer": IndexerSettings, "consumers.probe": ProbeSettings}.get(arguments[0], ConsumerSettings)
         if kind is not IndexerSettings:
@@ -30,7 +37,7 @@ class ConsumerProcess:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:
-        return subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+        return subprocess.Popen(self._command, env=self._environment, start_new_session=True, stdout=self._stdout)
 
     def kill_and_restart(self) -> None:
         self.process.kill()

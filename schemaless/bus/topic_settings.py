@@ -15,6 +15,9 @@ from schemaless.location import INT64_MAX
 MESSAGE_BYTES_MAX = 4 << 20
 """Largest size of one record. A body has at most 1 MiB as sent, and may grow in its stored form."""
 
+BODY_BYTES_MAX = MESSAGE_BYTES_MAX - 4096
+"""Largest stored body that surely fits a record. The rest is for the key, the headers and the other fields."""
+
 CELLS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",

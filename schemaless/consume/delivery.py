@@ -258,8 +258,8 @@ class Delivery:
         for call in self._calls:
             call.cancel()
         await self._record(list(self._active))
-        if repeated := sum([work.unrecorded for work in self._active]):
-            log.warning("finished cells come again: no checkpoint", consumer=self._checkpoints.consumer, cells=repeated)
+        if cells := sum([work.unrecorded for work in self._active]):
+            log.warning("finished cells may come again", consumer=self._checkpoints.consumer, cells=cells)
 
     def _next_due_in_s(self, now: float) -> float:
         return max(0.001, min([IDLE_S, *(work.due_at(now) - now for work in self._active)]))

@@ -166,6 +166,18 @@ def test_a_digest_has_to_be_that_of_the_cell(call, log):
         assert_problem(call.get("/shards/0/cells", params={"after": text}), 422, "after")
 
 
+def test_a_position_of_another_datastore_is_refused(api, call, log, make_datastore):
+    """Its numbers fit, and its digest doesn't (I16)."""
+    datastore = make_datastore(shards=2)
+    caller = api.at(datastore)
+    for n in range(3):
+        caller.put(row_in(datastore, 0), 1, {"v": n})
+    foreign = caller.get("/shards/0/cells").json()["next"]
+    after = f"{foreign['generation']}:{foreign['added_id']}:{foreign['digest']}"
+    assert assert_problem(call.get("/shards/0/cells", params={"after": after}), 409)["resume_at"] == 0
+    assert caller.get("/shards/0/cells", params={"after": after}).json()["pending"] == 0
+
+
 def test_a_poll_at_a_head_with_another_cell_ends_with_the_next_one(api, make_datastore):
     """A shard that waits at its head is compared when its next cell comes, and then at once (I16)."""
     datastore = make_datastore(shards=2)

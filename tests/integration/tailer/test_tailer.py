@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from schemaless.audit.run import audit
+from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
 from schemaless.bus.topics import ensure_topics
 from schemaless.ops.datastores import create_shards
 from schemaless.storage import shard_head
@@ -65,6 +66,21 @@ async def test_bodies_of_any_size_come_in_bounded_batches(running, kafka, new_da
     put(storage, datastore, cells)
     tailing(datastore, transaction_bytes_max=4000, transaction_cells_max=20)
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, len(cells))
+
+
+async def test_a_cell_that_fits_no_record_stops_its_shard_and_no_other(kafka, new_datastore, storage, tailing):
+    """The API takes no such body by default. The shard waits, its reason names the cell, and others go on."""
+    datastore = new_datastore(shards=2, partitions=1)
+    huge = os.urandom(MESSAGE_BYTES_MAX // 2).hex()
+    put(storage, datastore, [new_cell(datastore, shard=0), new_cell(datastore, shard=1)])
+    put(storage, datastore, [new_cell(datastore, {"noise": huge + huge[::-1]}, shard=0)])
+    with capture_logs() as told:
+        tailing(datastore)
+        await asyncio.to_thread(wait_for_cells, kafka, datastore, 2)
+        await until(lambda: any("fits no record" in str(entry.get("error")) for entry in told))
+        put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
+        cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
+    assert sorted((cell.shard, cell.added_id) for cell in cells) == [(0, 1), (1, 1), (1, 2)]
 
 
 async def test_a_hole_stops_its_shard_and_no_other(kafka, new_datastore, storage, tailing, monkeypatch):
