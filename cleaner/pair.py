@@ -11,7 +11,7 @@ import structlog
 
 from schemaless.codec import same_body
 from schemaless.config import CleanerSettings
-from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import HeadsLocked, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import buffer_table, entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -126,6 +126,11 @@ async def in_parts(
     try:
         await work(rows)
     except SchemalessError as error:
+        locked = error.shards if isinstance(error, HeadsLocked) else frozenset()
+        free = [row for row in rows if row.shard not in locked]
+        if len(free) < len(rows):  # the others wait for that lock no second time
+            held: Errors = {row.buffer_id: error for row in rows if row.shard in locked}
+            return held | (await in_parts(free, work) if free else {})
         if isinstance(error, StorageUnavailable) and not isinstance(error, NodeRefuses):
             raise
         if len(rows) == 1:

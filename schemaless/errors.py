@@ -16,10 +16,12 @@ SchemalessError
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
-│   │       └── TableMissing  it has no such table or database
+│   │       ├── TableMissing  it has no such table or database
+│   │       └── HeadsLocked  another transaction holds the heads of some shards
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
 ├── Busy                    MySQL rolled the transaction back: a deadlock, or a lock that came too late; run it again
+│   └── LockTimeout         a lock came too late
 ├── DuplicateKey            an INSERT met a unique key; stays inside the storage adapter
 ├── NeedsLockedHeads        an INSERT met a NULL for a missing head or a late clock; stays inside the storage adapter
 ├── CallHangs               a trigger function doesn't return; its process ends and is started again
@@ -31,6 +33,7 @@ SchemalessError
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 
@@ -131,6 +134,16 @@ class TableMissing(NodeRefuses):
     hint = "wait until the datastore is made, and replicated to the server that the message names"
 
 
+class HeadsLocked(NodeRefuses):
+    """Another transaction held the heads of these shards for longer than a lock is waited for."""
+
+    hint = "try again: a transaction that holds heads and does nothing is ended after some seconds"
+
+    def __init__(self, why: str, shards: Collection[int] = ()) -> None:
+        super().__init__(why)
+        self.shards = frozenset(shards)
+
+
 class BusUnavailable(Unavailable):
     hint = "check Kafka: nothing is lost, and work continues when it can be reached again"
 
@@ -142,6 +155,10 @@ class TopicMissing(BusUnavailable):
 class Busy(SchemalessError):
     retryable = True
     hint = "run the transaction again"
+
+
+class LockTimeout(Busy):
+    pass
 
 
 class DuplicateKey(SchemalessError):

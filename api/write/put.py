@@ -18,10 +18,9 @@ Interleavings that decided the details. K is a key, A and B are bodies that diff
   nothing if the cell is there (I1).
 - A buffer row whose outcome is unknown is not counted as a copy. It may be there, and the cleaner treats it as any
   other.
-- Everything that is written to one master shares one transaction, second copies too. A process that is stopped
-  between lock and insert holds the lock of a head for longer than `write_timeout_s`. Second copies that share a batch
-  with that shard are then missing, and their puts have one copy. The server ends such a transaction
-  (schemaless/storage/node_core.py).
+- Everything that is written to one master shares one transaction, second copies too. If another transaction holds a
+  head, the batch waits a second, once. Then that shard stays out of shared transactions, its puts are buffered, and
+  the rest of the batch is written (api/write/held_shards.py).
 - A batch holds K twice. Buffer and home both keep its order, because a caller's cells for one home stay together.
 """
 
@@ -35,17 +34,16 @@ from collections.abc import Callable, Sequence
 
 from api.write.buffering import Secondaries
 from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, PutResult, too_few_copies
-from api.write.queue import MasterWriteQueues, breaker_open, tells_breaker
+from api.write.queue import MasterWriteQueues, tells_breaker
 from schemaless.batching import chunks
 from schemaless.cell import Cell, ColumnName, PutStatus, RowKey
 from schemaless.config import ApiSettings
-from schemaless.errors import Busy, Corrupt, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import Corrupt, HeadsLocked, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, post_version
+from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.failover import first_answer
-from schemaless.storage.operation import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
 from schemaless.topology import Datastore
 
@@ -175,7 +173,10 @@ class CellWriter:
                 put.home, put.error = HomeState.UNREACHABLE, error
             return
         for put, placed in zip(puts, places, strict=True):
-            put.home, put.placed = _AT_HOME[placed.status], placed
+            if isinstance(placed, HeadsLocked):
+                put.home, put.error = HomeState.UNREACHABLE, placed
+            else:
+                put.home, put.placed = _AT_HOME[placed.status], placed
         refused = [put for put in puts if put.home is HomeState.CONFLICT]
         if refused:
             await self._secondaries.take_back(datastore, refused)
@@ -211,25 +212,10 @@ class CellWriter:
             put.placed = placed
 
     async def _put_next_at(self, home: str, datastore: Datastore, new: NewVersion) -> NextVersion:
-        breaker = self._queues.breakers[home]
-        if not breaker.allows():
-            raise breaker_open(home)
-        # Without an Idempotency-Key nothing recognises a version whose outcome was lost: a retry would write it twice.
-        again_on = (Busy,) if new.idempotency_key is None else AGAIN_ON
-        try:
-            next_one = await self._storage.master(home).run(
-                post_version.put_next,
-                datastore,
-                new,
-                timeout_s=self._timeout_s,
-                again_on=again_on,
-            )
-        except StorageUnavailable as error:
-            if tells_breaker(error):
-                breaker.failed()
-            raise
-        breaker.succeeded()
-        return next_one
+        (appended,) = await self._queues.append(home, datastore, new)
+        if isinstance(appended, SchemalessError):
+            raise appended
+        return appended
 
 
 def _claim() -> int:

@@ -1,23 +1,23 @@
-"""The two ways in which cells get behind the heads of their shards (I3, I4). Each is one transaction.
+"""How cells get behind the heads of their shards: one script, which is one transaction (I3, I4).
 
-`insert_new` is the usual one, a single round trip: heads stay in user variables of the session, so they are locked no
-longer than the server works. `append` is for a caller that has locked the heads to look at something first. Both raise
-DuplicateKey, with nothing written, when one of the cells exists.
+The heads are in user variables of the session. So they are locked no longer than the server works, and no process
+holds a lock while it waits for a round trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
-from schemaless.cell import Placed, PutStatus
-from schemaless.errors import NeedsLockedHeads
+from schemaless.cell import ColumnName, Placed, PutStatus, RowKey
+from schemaless.errors import HeadsLocked, LockTimeout, Misconfigured, NeedsLockedHeads
 from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import MICROSECONDS, Head
-from schemaless.storage.sql import Name, Script, commas, literal, sql, time_literal
+from schemaless.storage.sql import Name, Script, commas, literal, sql
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
@@ -28,114 +28,194 @@ log = structlog.get_logger()
 CLOCK_BEHIND_MAX_US = 60_000_000
 """A master's clock further behind the last created_at than this is a loud warning (I4)."""
 
-_VARIABLE_HEADS_MAX = 64  # the locking SELECT has two expressions for each, evaluated for each
+SHARDS_MAX = 64
+"""Shards of one transaction: the locking SELECT has two expressions for each, evaluated for each."""
+
 _COLUMNS = "(added_id, generation, row_key, column_name, ref_key, body, created_at)"
+
+
+class NewRow(msgspec.Struct, frozen=True, gc=False):
+    """A row to insert: `values` are its row_key, column_name, ref_key and body in SQL."""
+
+    shard: int
+    values: Script
+
+
+class TransactionSteps(msgspec.Struct, frozen=True, gc=False):
+    """What else a transaction does: `first`, while no head is locked yet, `locked`, before the cells are inserted, and
+    `last`. `numbers` are integers in SQL that it returns.
+    """
+
+    first: Sequence[Script] = ()
+    locked: Sequence[Script] = ()
+    last: Sequence[Script] = ()
+    numbers: Sequence[Script] = ()
+
+
+NOTHING_ELSE = TransactionSteps()
 
 
 def insert_new(
     datastore: Datastore, cells: Sequence[ShardCell], before: Sequence[Script] = ()
 ) -> Operation[list[Placed]]:
-    """Inserts cells of which none exists yet and returns their places, in order.
+    """Inserts cells of at most SHARDS_MAX shards, of which none exists yet, and returns their places, in order.
 
     `before` runs first in the same transaction, while no head is locked yet. Raises DuplicateKey when a cell exists,
-    and Misconfigured when a shard doesn't live on this cluster.
+    with nothing written, and what `insert` does.
     """
-    shards = sorted({cell.shard for cell in cells})
-    if len(shards) <= _VARIABLE_HEADS_MAX:
-        script, offsets = _insertion_with_variables(datastore, shards, cells, before)
-        try:
-            results = yield script
-        except NeedsLockedHeads:
-            pass
-        else:
-            ((numbers_text,),) = results[-1].rows
-            now, *numbers = map(int, numbers_text.split())
-            heads = {shard: Head(shard, numbers[2 * n], numbers[2 * n + 1], now) for n, shard in enumerate(shards)}
-            return [_placed(heads[cell.shard], offset) for cell, offset in zip(cells, offsets, strict=True)]
-    heads, now = yield from shard_head.lock(datastore.name, shards, before)
-    return (yield from append(datastore, heads, now, cells))
-
-
-def append(
-    datastore: Datastore, heads: Mapping[int, Head], now: int, cells: Sequence[ShardCell], also: Sequence[Script] = ()
-) -> Operation[list[Placed]]:
-    """Inserts cells behind locked heads, runs `also`, moves the heads and commits, in one round trip.
-
-    `heads` and `now` are what shard_head.lock returned in this transaction. Returns the places of the cells, in order.
-    """
-    shards = {cell.shard for cell in cells}
-    moved = {n: Head(n, heads[n].generation, heads[n].added_id, max(now, heads[n].last_created_at)) for n in shards}
-    rows: dict[int, list[Script]] = {shard: [] for shard in shards}
-    placed = []
-    for cell in cells:
-        head = moved[cell.shard]
-        at = _placed(head, len(rows[cell.shard]) + 1)
-        placed.append(at)
-        rows[cell.shard].append(f"({at.added_id},{at.generation},{_row_values(cell)},{time_literal(at.created_at)})")
-    ends = [Head(n, h.generation, h.added_id + len(rows[n]), h.last_created_at) for n, h in moved.items()]
-    inserts = [_insert(datastore, shard, values) for shard, values in rows.items()]
-    yield ";".join([*inserts, *also, shard_head.move(datastore.name, ends), "COMMIT"])
-    for head in moved.values():
-        if head.last_created_at - now > CLOCK_BEHIND_MAX_US:
-            log.warning(
-                "the master's clock is behind the last created_at of a shard",
-                datastore=datastore.name,
-                shard=head.shard,
-                behind_s=(head.last_created_at - now) / 1e6,
-            )
+    steps = TransactionSteps(first=before) if before else NOTHING_ELSE
+    placed, _ = yield from insert(datastore, [NewRow(cell.shard, _values(cell)) for cell in cells], steps)
     return placed
 
 
-def _insertion_with_variables(
-    datastore: Datastore, shards: Sequence[int], cells: Sequence[ShardCell], before: Sequence[Script]
-) -> tuple[Script, list[int]]:
-    """Returns the whole transaction as one script, and how far behind its shard's head each cell gets.
+def insert(
+    datastore: Datastore, rows: Sequence[NewRow], steps: TransactionSteps = NOTHING_ELSE
+) -> Operation[tuple[list[Placed], list[int]]]:
+    """Inserts rows behind the heads of at most SHARDS_MAX shards. Returns their places, in order, and the numbers.
 
-    The nth shard has its head in @hn and its generation in @gn, and @now is created_at: the master's clock under the
-    lock. Columns of a cell take no NULL, so the script fails with NeedsLockedHeads where one of them is NULL: @hn and
-    @gn of a head that isn't on this server, and @now where the clock is behind the last created_at of a head.
+    Raises Misconfigured when a shard doesn't live on this cluster, HeadsLocked when another transaction held heads for
+    too long, and NeedsLockedHeads when one of the steps made a NULL.
+    """
+    shards = sorted({row.shard for row in rows})
+    try:
+        try:
+            times = _one_time(shards)
+            results = yield _script(datastore, shards, rows, steps, times)
+        except NeedsLockedHeads:
+            times = _own_times(shards)
+            try:
+                results = yield _script(datastore, shards, rows, steps, times)
+            except NeedsLockedHeads:
+                yield from _verify_home(datastore, shards)
+                raise
+    except LockTimeout as error:
+        locked = yield from shard_head.locked(datastore.name, shards)
+        if locked:
+            why = f"datastore {datastore.name}: another transaction holds the heads of shards {locked[:10]}"
+            raise HeadsLocked(why, locked) from error
+        raise
+    ((text,),) = results[-1].rows
+    numbers = [int(number) for number in text.split()]
+    clock, own, numbers = numbers[0], numbers[1 : len(times.shown)], numbers[len(times.shown) :]
+    heads = {
+        shard: Head(shard, numbers[2 * n], numbers[2 * n + 1], own[n] if own else clock)
+        for n, shard in enumerate(shards)
+    }
+    for head in heads.values():
+        if head.last_created_at - clock > CLOCK_BEHIND_MAX_US:
+            log.warning(
+                "a master's clock is behind the last created_at of a shard",
+                datastore=datastore.name,
+                shard=head.shard,
+                behind_s=(head.last_created_at - clock) / 1e6,
+            )
+    placed = []
+    offsets = dict.fromkeys(shards, 0)
+    for row in rows:
+        offsets[row.shard] += 1
+        placed.append(_placed(heads[row.shard], offsets[row.shard]))
+    return placed, numbers[2 * len(shards) :]
 
-    The last statement returns one text of numbers: @now in microseconds since the epoch, then generation and head of
-    each shard. As columns they would cost drivers a description each, more than all else of this statement.
+
+def _verify_home(datastore: Datastore, shards: Sequence[int]) -> Operation[None]:
+    """Raises Misconfigured when a shard doesn't live on this cluster."""
+    found = yield from shard_head.heads_of(datastore.name, shards)
+    missing = sorted(set(shards) - {head.shard for head in found})
+    if missing:
+        raise Misconfigured(f"datastore {datastore.name}: shards {missing[:5]} do not live on this cluster")
+
+
+class _Times(msgspec.Struct, frozen=True):
+    """How the cells of a transaction get their created_at: what is selected with the heads into which variables, what
+    is computed under the lock, the variable of each shard, and what is shown: the clock, then the shards' own times.
+    """
+
+    selected: list[Script]
+    into: list[Script]
+    computed: Script
+    of_shards: list[Script]
+    shown: list[Script]
+
+
+def _one_time(shards: Sequence[int]) -> _Times:
+    """Returns the usual way: one time, the master's clock. It is NULL where the clock is behind a head."""
+    return _Times(
+        ["MAX(last_created_at)"],
+        ["@now"],
+        "SET @now=IF(CAST(@now AS DATETIME(6))<=UTC_TIMESTAMP(6),UTC_TIMESTAMP(6),NULL)",
+        ["@now"] * len(shards),
+        [MICROSECONDS.format("@now")],
+    )
+
+
+def _own_times(shards: Sequence[int]) -> _Times:
+    """Returns the way for a clock that is behind a head: each shard's time is at least its last one (I4)."""
+    names = [f"@t{n}" for n in range(len(shards))]
+    later = commas([f"{name}=GREATEST(CAST({name} AS DATETIME(6)),UTC_TIMESTAMP(6))" for name in names])
+    return _Times(
+        [f"MAX(CASE heads.shard WHEN {shard} THEN last_created_at END)" for shard in shards],
+        names,
+        f"SET {later}",
+        names,
+        [MICROSECONDS.format(moment) for moment in ("UTC_TIMESTAMP(6)", *names)],
+    )
+
+
+def _script(
+    datastore: Datastore, shards: Sequence[int], rows: Sequence[NewRow], steps: TransactionSteps, times: _Times
+) -> Script:
+    """Returns the whole transaction as one script.
+
+    The nth shard has its head in @hn and its generation in @gn. Columns of a cell take no NULL, so the script fails
+    with NeedsLockedHeads where one of them is NULL: @hn and @gn of a head that isn't on this server, and a time that
+    can't be given.
+
+    The last statement returns one text of numbers: the times in microseconds since the epoch, then generation and head
+    of each shard. As columns they would cost drivers a description each, more than all else of this statement.
     """
     variables = {shard: n for n, shard in enumerate(shards)}
-    rows: dict[int, list[Script]] = {shard: [] for shard in shards}
-    offsets = []
-    for cell in cells:
-        n, values = variables[cell.shard], rows[cell.shard]
-        offset = len(values) + 1
-        offsets.append(offset)
-        values.append(f"(@h{n}+{offset},@g{n},{_row_values(cell)},@now)")
+    values: dict[int, list[Script]] = {shard: [] for shard in shards}
+    for row in rows:
+        n, here = variables[row.shard], values[row.shard]
+        here.append(f"(@h{n}+{len(here) + 1},@g{n},{row.values},{times.of_shards[n]})")
     columns = [
         f"MAX(CASE heads.shard WHEN {shard} THEN {column} END)" for shard in shards for column in ("head", "generation")
     ]
     name = sql("%s", datastore.name.encode())
-    moved = [f"({name},{shard},@g{n},@h{n}+{len(rows[shard])},@now)" for shard, n in variables.items()]
-    script = ";".join(
+    moved = [
+        f"({name},{shard},@g{n},@h{n}+{len(values[shard])},{times.of_shards[n]})" for shard, n in variables.items()
+    ]
+    shown = [*times.shown, *(f"@g{n},@h{n}" for n in variables.values()), *steps.numbers]
+    return ";".join(
         [
             "BEGIN",
-            *before,
-            f"SELECT MAX(last_created_at),{commas(columns)}"
-            f" INTO @now,{commas([f'@h{n},@g{n}' for n in variables.values()])}"
+            *steps.first,
+            f"SELECT {commas(times.selected)},{commas(columns)}"
+            f" INTO {commas(times.into)},{commas([f'@h{n},@g{n}' for n in variables.values()])}"
             f" {shard_head.from_exactly(datastore.name, shards)} FOR UPDATE",
-            "SET @now=IF(CAST(@now AS DATETIME(6))<=UTC_TIMESTAMP(6),UTC_TIMESTAMP(6),NULL)",
-            *(_insert(datastore, shard, values) for shard, values in rows.items()),
+            times.computed,
+            *steps.locked,
+            *(_insert(datastore, shard, here) for shard, here in values.items()),
+            *steps.last,
             shard_head.MOVE.format(commas(moved)),
             "COMMIT",
-            f"SELECT CONCAT_WS(' ',{MICROSECONDS.format('@now')},"
-            f"{commas([f'@g{n},@h{n}' for n in variables.values()])})",
+            f"SELECT CONCAT_WS(' ',{commas(shown)})",
         ]
     )
-    return script, offsets
 
 
 def _insert(datastore: Datastore, shard: int, rows: list[Script]) -> Script:
     return f"INSERT INTO {literal(Name(datastore.database(shard)))}.entity {_COLUMNS} VALUES {commas(rows)}"
 
 
-def _row_values(cell: ShardCell) -> Script:
+def _values(cell: ShardCell) -> Script:
     key = cell.key
-    return f"x'{key.row_key.hex()}',x'{key.column_name.encode().hex()}',{key.ref_key},x'{cell.body.hex()}'"
+    return values(key.row_key, key.column_name, str(key.ref_key), cell.body)
+
+
+def values(row_key: RowKey, column_name: ColumnName, ref_key: Script, body: bytes) -> Script:
+    """Returns the values of a NewRow. `ref_key` is a number or a variable."""
+    return f"x'{row_key.hex()}',x'{column_name.encode().hex()}',{ref_key},x'{body.hex()}'"
 
 
 def _placed(head: Head, offset: int) -> Placed:

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from schemaless.batching import chunks
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
-from schemaless.errors import DuplicateKey
+from schemaless.errors import Busy, DuplicateKey
 from schemaless.location import ADDED_ID_MAX
-from schemaless.storage import append, shard_head, stored_bodies
+from schemaless.storage import append, stored_bodies
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
@@ -27,6 +28,7 @@ _ADDED_ID, _BODY, _LENGTH = 4, 6, 7
 NEWEST_BYTES_MAX = 8 << 20
 """The most bytes of stored bodies that `newest_until` reads at once, beyond the first row."""
 
+_LOOKS_MAX = 5  # a put is looked up again only after another one was faster with one of its cells
 _NEWEST_CELLS_MAX = 4096  # looked up at once: a statement's text stays below 1 MiB
 
 
@@ -37,23 +39,27 @@ class ShardCell(Cell, frozen=True, gc=False):
 
 
 def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Puts cells whose shards all live on this cluster, in one transaction. Returns one outcome for each, in order.
+    """Puts cells whose shards all live on this cluster. Returns one outcome for each, in order.
 
-    A key that occurs twice counts in order: the later one is ALREADY_STORED or CONFLICT. Raises Misconfigured when a
-    shard doesn't live on this cluster.
+    It is one transaction for each append.SHARDS_MAX shards. A key that occurs twice counts in order: the later one is
+    ALREADY_STORED or CONFLICT. Raises what append.insert does.
     """
     firsts: dict[CellKey, ShardCell] = {}
     for cell in cells:
         firsts.setdefault(cell.key, cell)
-    distinct = list(firsts.values())
-    try:
-        placed = yield from append.insert_new(datastore, distinct)
-    except DuplicateKey:
-        placed = yield from _insert_missing(datastore, distinct)
-    else:
-        if len(distinct) == len(cells):
-            return placed
-    places = dict(zip(firsts, placed, strict=True))
+    shards = sorted({cell.shard for cell in firsts.values()})
+    places: dict[CellKey, Placed] = {}
+    for some in chunks(shards, count_max=append.SHARDS_MAX):
+        wanted = frozenset(some)
+        distinct = [cell for cell in firsts.values() if cell.shard in wanted]
+        try:
+            placed = yield from append.insert_new(datastore, distinct)
+        except DuplicateKey:
+            placed = yield from _insert_missing(datastore, distinct)
+        else:
+            if len(distinct) == len(cells):
+                return placed
+        places.update(zip([cell.key for cell in distinct], placed, strict=True))
     inserted = {key: firsts[key].body for key, place in places.items() if place.status is PutStatus.STORED}
     repeats = [cell for cell in cells if cell.key not in inserted or cell is not firsts[cell.key]]
     same = iter((yield from stored_bodies.same_as_stored(repeats, inserted, _selector(datastore))))
@@ -259,19 +265,19 @@ def has_unique_key(datastore: Datastore, shard: int) -> Operation[bool]:
 
 
 def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
-    """Finds under the locks which cells exist, and inserts the others: they are STORED.
+    """Inserts the cells that don't exist: they are STORED. The others are ALREADY_STORED, and not compared yet.
 
-    No body is read while the heads are locked. What exists comes back as ALREADY_STORED, not compared yet.
+    It looks without a lock. A cell that another put inserts in between is found by the next look.
     """
-    heads, now = yield from shard_head.lock(datastore.name, (cell.shard for cell in cells))
-    existing = yield from _places(datastore, cells)
-    missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
-    if missing:
-        inserted = iter((yield from append.append(datastore, heads, now, missing)))
-    else:
-        yield "COMMIT"
-        inserted = iter(())
-    return [next(inserted) if found is None else found for found in existing]
+    for _ in range(_LOOKS_MAX):
+        existing = yield from _places(datastore, cells)
+        missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
+        try:
+            inserted = iter((yield from append.insert_new(datastore, missing)) if missing else ())
+        except DuplicateKey:
+            continue
+        return [next(inserted) if found is None else found for found in existing]
+    raise Busy("other puts inserted cells of this one again and again")
 
 
 def _places(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed | None]]:

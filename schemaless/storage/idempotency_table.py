@@ -6,17 +6,19 @@ if that was lost on its way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from schemaless.cell import ColumnName, RefKey, RowKey
-from schemaless.storage.operation import Operation, query
+from schemaless.storage.operation import Operation
 from schemaless.storage.sql import Script, sql
 
 KEPT_HOURS = 25
 """The contract says at least 24; an hour for clocks and slow cleaners."""
 
 
-def find(datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_key: str) -> Operation[RefKey | None]:
-    """Returns the ref_key that an earlier POST with this key got, None if there was none."""
-    rows = yield from query(
+def find(datastore: str, wanted: Sequence[tuple[RowKey, ColumnName, str]]) -> Operation[list[RefKey | None]]:
+    """Returns, for each (row key, column, Idempotency-Key), the ref_key that an earlier POST with it got, or None."""
+    results = yield ";".join(
         sql(
             "SELECT ref_key FROM schemaless.idempotency"
             " WHERE datastore = %s AND row_key = %s AND column_name = %s AND idempotency_key = %s",
@@ -25,21 +27,24 @@ def find(datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_k
             column_name.encode(),
             idempotency_key.encode(),
         )
+        for row_key, column_name, idempotency_key in wanted
     )
-    return RefKey(rows[0][0]) if rows else None
+    return [RefKey(result.rows[0][0]) if result.rows else None for result in results]
 
 
 def insertion(
-    datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_key: str, ref_key: RefKey
+    datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_key: str, ref_key: Script
 ) -> Script:
-    """Returns a statement for the transaction that inserts the cell."""
-    return sql(
-        "INSERT INTO schemaless.idempotency VALUES (%s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
-        datastore.encode(),
-        row_key,
-        column_name.encode(),
-        idempotency_key.encode(),
-        ref_key,
+    """Returns a statement for the transaction that inserts the cell. `ref_key` is an expression."""
+    return (
+        sql(
+            "INSERT INTO schemaless.idempotency VALUES (%s, %s, %s, %s, ",
+            datastore.encode(),
+            row_key,
+            column_name.encode(),
+            idempotency_key.encode(),
+        )
+        + f"{ref_key}, UTC_TIMESTAMP(6))"
     )
 
 

@@ -23,7 +23,7 @@ Connection = TypeVar("Connection")
 
 SESSION = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;"
-    "SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 3,"
+    "SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,"
     " wait_timeout = 60 /*M! , idle_transaction_timeout = 5 */"
 )
 """The first script of every connection.

@@ -1,21 +1,25 @@
-"""The next version of a column: a cell whose ref_key the server gives (POST), in one transaction at home.
+"""The next versions of columns: cells whose ref_key the server gives (POST), each batch in one transaction at home.
 
-The shard's head is locked from the question for the highest ref_key to the commit, so no other put can take the same
+The script that locks the heads also asks for the highest ref_key of each column, so no other put can take the same
 one: a POST never loses a race. Not idempotent by itself: without an Idempotency-Key each run is a new version.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from schemaless.cell import REF_KEY_MAX, Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
+from schemaless.cell import REF_KEY_MAX, Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
 from schemaless.codec import same_body
-from schemaless.errors import Corrupt, Invalid
-from schemaless.storage import append, entity_table, idempotency_table, shard_head
-from schemaless.storage.entity_table import ShardCell
+from schemaless.errors import Busy, Corrupt, DuplicateKey, Invalid, NeedsLockedHeads, SchemalessError
+from schemaless.storage import append, entity_table, idempotency_table
+from schemaless.storage.append import NewRow, TransactionSteps
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Name, sql
+from schemaless.storage.sql import Name, Script, sql
 from schemaless.topology import Datastore
+
+_LOOKS_MAX = 5  # Idempotency-Keys are looked up again only after another POST was faster with one of them
 
 
 class NewVersion(msgspec.Struct, frozen=True, gc=False):
@@ -27,6 +31,10 @@ class NewVersion(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     idempotency_key: str | None = None
 
+    @property
+    def column(self) -> tuple[int, RowKey, ColumnName]:
+        return self.shard, self.row_key, self.column_name
+
 
 class NextVersion(msgspec.Struct, frozen=True, gc=False):
     """`replayed`: an earlier POST with the same Idempotency-Key wrote the cell."""
@@ -36,49 +44,132 @@ class NextVersion(msgspec.Struct, frozen=True, gc=False):
     replayed: bool
 
 
-def put_next(datastore: Datastore, new: NewVersion) -> Operation[NextVersion]:
-    """Raises Invalid for an Idempotency-Key that was used with another body, or when no higher ref_key is left."""
-    heads, now = yield from shard_head.lock(datastore.name, [new.shard])
-    first = yield from _first_answer(datastore, new)
-    if first is not None:
-        yield "ROLLBACK"
-        return first
-    key = CellKey(new.row_key, new.column_name, (yield from _next_ref_key(datastore, new)))
-    cell = ShardCell(key, new.body, new.shard)
-    also = []
-    if new.idempotency_key is not None:
-        also = [
-            idempotency_table.insertion(datastore.name, new.row_key, new.column_name, new.idempotency_key, key.ref_key)
-        ]
-    (placed,) = yield from append.append(datastore, heads, now, [cell], also)
-    return NextVersion(cell, placed, replayed=False)
+def put_next(datastore: Datastore, versions: Sequence[NewVersion]) -> Operation[list[NextVersion | SchemalessError]]:
+    """Returns what came of each POST, in order, at most append.SHARDS_MAX of them: versions of one column in order.
+
+    An Invalid is an Idempotency-Key that was used with another body. Raises Invalid when no higher ref_key is left in a
+    column, and what append.insert does.
+    """
+    found: dict[int, NextVersion | SchemalessError] = {}
+    for _ in range(_LOOKS_MAX):
+        pending = [n for n in range(len(versions)) if n not in found]
+        firsts = _one_of_each_key(versions, pending)
+        try:
+            appended = yield from _append(datastore, [versions[n] for n in firsts])
+        except DuplicateKey:  # some Idempotency-Keys were used before
+            pass
+        else:
+            found.update(zip(firsts, appended, strict=True))
+            pending = [n for n in pending if n not in found]
+        if pending:
+            answers = yield from _first_answers(datastore, [versions[n] for n in pending])
+            found.update({n: answer for n, answer in zip(pending, answers, strict=True) if answer is not None})
+        if len(found) == len(versions):
+            return [found[n] for n in range(len(versions))]
+    raise Busy("other POSTs used these Idempotency-Keys again and again")
 
 
-def _first_answer(datastore: Datastore, new: NewVersion) -> Operation[NextVersion | None]:
-    if new.idempotency_key is None:
-        return None
-    ref_key = yield from idempotency_table.find(datastore.name, new.row_key, new.column_name, new.idempotency_key)
-    if ref_key is None:
-        return None
-    key = CellKey(new.row_key, new.column_name, ref_key)
-    (found,) = yield from entity_table.get(datastore, [(new.shard, key)])
-    if found is None:
-        raise Corrupt(f"an Idempotency-Key names {key}, which is not there")
-    if not same_body(found.body, new.body):
-        raise Invalid("Idempotency-Key", "was used with another body")
-    placed = Placed(PutStatus.STORED, new.shard, found.generation, found.added_id, found.created_at)
-    return NextVersion(Cell(key, found.body), placed, replayed=True)
+def _one_of_each_key(versions: Sequence[NewVersion], pending: Sequence[int]) -> list[int]:
+    """Returns the positions to append now. A repeat of an Idempotency-Key waits for the answer of the first one."""
+    firsts: list[int] = []
+    seen = set()
+    for n in pending:
+        key = (versions[n].column, versions[n].idempotency_key)
+        if versions[n].idempotency_key is None or key not in seen:
+            firsts.append(n)
+            seen.add(key)
+    return firsts
 
 
-def _next_ref_key(datastore: Datastore, new: NewVersion) -> Operation[RefKey]:
-    ((highest,),) = yield from query(
-        sql(
-            "SELECT MAX(ref_key) FROM %s.entity WHERE row_key = %s AND column_name = %s",
-            Name(datastore.database(new.shard)),
-            new.row_key,
-            new.column_name.encode(),
+def _append(datastore: Datastore, versions: Sequence[NewVersion]) -> Operation[list[NextVersion]]:
+    """Appends all of them in one script. Raises DuplicateKey when an Idempotency-Key was used before."""
+    columns = {column: n for n, column in enumerate(dict.fromkeys([version.column for version in versions]))}
+    counts = dict.fromkeys(columns, 0)
+    rows, last, offsets = [], [], []
+    for version in versions:
+        counts[version.column] += 1
+        offsets.append(counts[version.column])
+        ref_key = f"@r{columns[version.column]}+{offsets[-1]}"
+        values = append.values(version.row_key, version.column_name, ref_key, version.body)
+        rows.append(NewRow(version.shard, values))
+        if version.idempotency_key is not None:
+            last.append(
+                idempotency_table.insertion(
+                    datastore.name, version.row_key, version.column_name, version.idempotency_key, ref_key
+                )
+            )
+    highest = [_highest(datastore, column, f"@r{n}", counts[column]) for column, n in columns.items()]
+    steps = TransactionSteps(locked=highest, last=last, numbers=[f"@r{n}" for n in columns.values()])
+    try:
+        placed, numbers = yield from append.insert(datastore, rows, steps)
+    except NeedsLockedHeads:
+        yield from _verify_room(datastore, list(columns))
+        raise
+    return [
+        NextVersion(
+            Cell(
+                CellKey(version.row_key, version.column_name, RefKey(numbers[columns[version.column]] + offset)),
+                version.body,
+            ),
+            place,
+            replayed=False,
+        )
+        for version, place, offset in zip(versions, placed, offsets, strict=True)
+    ]
+
+
+def _highest(datastore: Datastore, column: tuple[int, RowKey, ColumnName], variable: str, count: int) -> Script:
+    """Sets a variable to the highest ref_key of a column, 0 for a new one, NULL where no `count` are left above it."""
+    shard, row_key, column_name = column
+    return (
+        f"SET {variable}=(SELECT IF(COALESCE(MAX(ref_key),0)<={REF_KEY_MAX - count},COALESCE(MAX(ref_key),0),NULL)"
+        + sql(
+            " FROM %s.entity WHERE row_key = %s AND column_name = %s)",
+            Name(datastore.database(shard)),
+            row_key,
+            column_name.encode(),
         )
     )
-    if highest == REF_KEY_MAX:
-        raise Invalid("ref_key", "the column holds the highest one already")
-    return RefKey(1 if highest is None else highest + 1)
+
+
+def _verify_room(datastore: Datastore, columns: Sequence[tuple[int, RowKey, ColumnName]]) -> Operation[None]:
+    """Raises Invalid when a column holds the highest ref_key."""
+    for shard, row_key, column_name in columns:
+        ((highest,),) = yield from query(
+            sql(
+                "SELECT MAX(ref_key) FROM %s.entity WHERE row_key = %s AND column_name = %s",
+                Name(datastore.database(shard)),
+                row_key,
+                column_name.encode(),
+            )
+        )
+        if highest == REF_KEY_MAX:
+            raise Invalid("ref_key", "the column holds the highest one already")
+
+
+def _first_answers(
+    datastore: Datastore, versions: Sequence[NewVersion]
+) -> Operation[list[NextVersion | SchemalessError | None]]:
+    """Returns for each POST the answer that an earlier one with the same Idempotency-Key got, or None."""
+    keyed = [version for version in versions if version.idempotency_key is not None]
+    if not keyed:
+        return [None] * len(versions)
+    wanted = [(version.row_key, version.column_name, version.idempotency_key or "") for version in keyed]
+    ref_keys = yield from idempotency_table.find(datastore.name, wanted)
+    used = [
+        (version, CellKey(version.row_key, version.column_name, ref_key))
+        for version, ref_key in zip(keyed, ref_keys, strict=True)
+        if ref_key is not None
+    ]
+    cells = (yield from entity_table.get(datastore, [(version.shard, key) for version, key in used])) if used else []
+    answers = {id(version): _replay(version, key, cell) for (version, key), cell in zip(used, cells, strict=True)}
+    return [answers.get(id(version)) for version in versions]
+
+
+def _replay(version: NewVersion, key: CellKey, found: StoredCell | None) -> NextVersion | SchemalessError:
+    if found is None:
+        return Corrupt(f"an Idempotency-Key names {key}, which is not there")
+    if not same_body(found.body, version.body):
+        return Invalid("Idempotency-Key", "was used with another body")
+    placed = Placed(PutStatus.STORED, version.shard, found.generation, found.added_id, found.created_at)
+    return NextVersion(Cell(key, found.body), placed, replayed=True)

@@ -27,7 +27,7 @@ def put_copies(
     others = [row for row in rows if row.home != cluster]
     placed: Sequence[Placed] = ()
     buffered: Sequence[BufferOutcome] = ()
-    together = bool(at_home and others)
+    together = bool(at_home and others) and len({row.shard for row in at_home}) <= append.SHARDS_MAX
     if together:
         try:
             placed = yield from append.insert_new(datastore, at_home, [buffer_table.insertion_of(datastore, others)])

@@ -52,6 +52,9 @@ MOVE = (
 )
 """SQL that moves heads, each by its key, all in one statement. It belongs into the transaction of the insertion."""
 
+_LOOKS_S = (0.0, 0.02, 0.05)
+"""Pauses before the looks at locked heads. A commit of another process takes less than all of them."""
+
 _HEAD_COLUMNS = f"heads.shard, generation, head, {MICROSECONDS.format('last_created_at')}"
 
 
@@ -233,6 +236,20 @@ def lock(
         missing = sorted(set(wanted) - locked.keys())
         raise Misconfigured(f"datastore {datastore}: shards {missing[:5]} do not live on this cluster")
     return locked, int(clock.rows[0][0])
+
+
+def locked(datastore: str, shards: Sequence[int]) -> Operation[list[int]]:
+    """Returns the shards, out of those that live here, whose heads another transaction holds for longer than a commit.
+
+    It waits for no lock, and looks again after a moment at what is locked.
+    """
+    held = sorted({head.shard for head in (yield from heads_of(datastore, shards))})
+    for pause_s in _LOOKS_S:
+        if held:
+            select = f"SELECT heads.shard {from_exactly(datastore, held)} FOR UPDATE SKIP LOCKED"
+            *_, free = yield f"DO SLEEP({pause_s});{select}"
+            held = sorted(set(held) - {shard for (shard,) in free.rows})
+    return held
 
 
 def move(datastore: str, moved: Iterable[Head]) -> Script:

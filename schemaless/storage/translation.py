@@ -15,6 +15,7 @@ import structlog
 from schemaless.errors import (
     Busy,
     DuplicateKey,
+    LockTimeout,
     NeedsLockedHeads,
     NodeRefuses,
     SchemalessError,
@@ -29,7 +30,8 @@ FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError
 
 # Numbers: MySQL 9 error reference; MariaDB has the same ones.
 _DUPLICATE = {1062}
-_BUSY = {1205, 1213, 1614, 3572}
+_BUSY = {1213, 1614}
+_LOCK_TIMEOUT = {1205, 3572}
 _AWAY = {
     1021,  # disk full
     1026,  # error writing file
@@ -84,6 +86,8 @@ def translate(error: Exception, node: str) -> SchemalessError:
         return DuplicateKey(text)
     if number in _BUSY:
         return Busy(text)
+    if number in _LOCK_TIMEOUT:
+        return LockTimeout(text)
     if number in _NULL:
         return NeedsLockedHeads(text)
     if number in _AWAY or isinstance(error, pymysql.err.InterfaceError | asyncmy.errors.InterfaceError):

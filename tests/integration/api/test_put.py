@@ -195,11 +195,11 @@ async def test_old_idempotency_keys_are_deleted(writer, async_storage, datastore
     outcome = await writer.put_next(datastore, row, BASE, encode_body({}), "key")
     home = async_storage.master(datastore.home(outcome.shard))
     await home.run(idempotency_table.delete_old, 100)
-    find = partial(idempotency_table.find, datastore.name, row, BASE, "key")
-    assert await home.run(find) == 1
+    find = partial(idempotency_table.find, datastore.name, [(row, BASE, "key")])
+    assert await home.run(find) == [1]
     await home.run(query, "UPDATE schemaless.idempotency SET created_at = created_at - INTERVAL 26 HOUR")
     assert await home.run(idempotency_table.delete_old, 100) >= 1
-    assert await home.run(find) is None
+    assert await home.run(find) == [None]
 
 
 async def test_digests_tell_equal_bytes(writer, async_storage, datastore):

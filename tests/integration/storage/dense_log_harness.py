@@ -15,7 +15,7 @@ from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey, Stor
 from schemaless.codec import encode_body
 from schemaless.errors import SchemalessError
 from schemaless.sharding import shard_of
-from schemaless.storage import append, entity_table, shard_head
+from schemaless.storage import entity_table, shard_head
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation
 from schemaless.storage.pymysql_driver import SyncNode
@@ -64,7 +64,21 @@ def put_with_the_lock_let_go(datastore: Datastore, cells: Sequence[ShardCell]) -
     }
     yield f"{shard_head.move(datastore.name, moved.values())};COMMIT"
     yield "BEGIN"
-    return (yield from append.append(datastore, heads, now, cells))
+    inserts = [
+        sql(
+            "INSERT INTO %s.entity VALUES (%s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
+            Name(datastore.database(cell.shard)),
+            heads[cell.shard].added_id + 1 + [other for other in cells if other.shard == cell.shard].index(cell),
+            heads[cell.shard].generation,
+            cell.key.row_key,
+            cell.key.column_name,
+            cell.key.ref_key,
+            cell.body,
+        )
+        for cell in cells
+    ]
+    yield ";".join([*inserts, "COMMIT"])
+    return []
 
 
 def meddled(operation: Operation[list], rng: random.Random) -> Operation[list]:

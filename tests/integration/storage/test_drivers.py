@@ -93,7 +93,7 @@ async def test_every_session_is_set(open_node):
     """I3, I4: READ COMMITTED, UTC, strict; a lost client's locks don't outlive a minute."""
     rows = await open_node().run(query, "SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
     zone, mode, lock_wait_s, idle_s = rows[0]
-    assert (zone, lock_wait_s, idle_s) == ("+00:00", 3, 60)
+    assert (zone, lock_wait_s, idle_s) == ("+00:00", 1, 60)
     assert "STRICT_ALL_TABLES" in mode
 
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from schemaless.cell import REF_KEY_MAX, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.errors import Misconfigured
+from schemaless.errors import Misconfigured, TableMissing
 from schemaless.location import GenerationStart
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -280,7 +280,7 @@ async def test_a_shard_of_another_cluster_takes_nothing(storage, make_datastore)
     """A cell that was sent to the wrong home is refused loudly, alone and in company."""
     datastore = make_datastore(placement=("a", "b"))
     for cells in ([cell(shard=1)], [cell(shard=0), cell(shard=1, row=OTHER_ROW)]):
-        with pytest.raises(Misconfigured):
+        with pytest.raises(TableMissing):
             storage.master("a").run(entity_table.put_cells, datastore, cells)
     assert storage.master("a").run(shard_head.movement, datastore.name).heads_sum == 0
 

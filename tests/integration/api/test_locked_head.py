@@ -1,0 +1,98 @@
+"""HTTP while another transaction holds the head of one shard: what it costs, and whom (I5)."""
+
+import asyncio
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pymysql
+import pytest
+
+from schemaless.storage.node_core import connect_options
+from tests.integration.api.api_harness import assert_problem, row_in
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+
+@contextmanager
+def held_head(node, datastore, shard):
+    """A client that begins, locks a head, and does nothing more. It has none of our session's time-outs."""
+    connection = pymysql.connect(**connect_options(node.node))
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            select = "SELECT head FROM schemaless.shard_head WHERE datastore = %s AND shard = %s FOR UPDATE"
+            assert cursor.execute(select, (datastore.name, shard)) == 1
+        yield connection
+    finally:
+        connection.close()
+
+
+def put_in(call, datastore, shard):
+    began = time.monotonic()
+    answer = call.put(row_in(datastore, shard), 1, {"v": 1})
+    return answer.status_code, answer.json().get("copies"), time.monotonic() - began
+
+
+def test_a_locked_head_costs_its_own_shard_only(api, make_datastore, storage, eventually):
+    """Puts to other shards are stored twice: one of them waited once. The shard's own are buffered at once."""
+    datastore = make_datastore(placement=("a",))
+    call = api.at(datastore)
+    eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
+    with held_head(storage.master("a"), datastore, 0), ThreadPoolExecutor(8) as pool:
+        first = pool.submit(put_in, call, datastore, 0)
+        others = list(pool.map(lambda n: put_in(call, datastore, 1 + n % 3), range(60)))
+        status, copies, seconds = first.result()
+        assert (status, copies, seconds < 3) == (202, 1, True)
+        assert {(status, copies) for status, copies, _ in others} == {(201, 2)}
+        assert sum(seconds > 0.5 for _, _, seconds in others) <= 8, "they waited more than once"
+        status, copies, seconds = put_in(call, datastore, 0)
+        assert (status, copies, seconds < 0.5) == (202, 1, True)
+        items = [
+            {"row_key": str(row_in(datastore, n % 4)), "column_name": "BASE", "ref_key": 1, "body": {}}
+            for n in range(8)
+        ]
+        results = call.post("/batch/put", json={"cells": items}).json()["results"]
+        assert [result["status"] for result in results] == ["buffered", "stored", "stored", "stored"] * 2
+        assert_problem(call.post(f"/cells/{row_in(datastore, 0)}/BASE", json={}), 503)
+        assert call.post(f"/cells/{row_in(datastore, 1)}/BASE", json={}).status_code == 201
+    eventually(lambda: call.put(row_in(datastore, 0), 1, {"v": 1}), 201)
+
+
+def test_an_idle_transaction_that_holds_a_head_is_ended(api, make_datastore, storage):
+    """A process that stands still inside a transaction stops its shard for seconds, on MySQL as on MariaDB."""
+    datastore = make_datastore(placement=("a",))
+    call = api.at(datastore)
+    with held_head(storage.master("a"), datastore, 0) as connection:
+        deadline = time.monotonic() + 15
+        while put_in(call, datastore, 0)[0] != 201:
+            assert time.monotonic() < deadline, "nobody ended it"
+            time.sleep(0.2)
+        with pytest.raises(pymysql.err.MySQLError):
+            connection.ping(reconnect=False)
+
+
+async def test_many_posts_to_one_column_cost_other_rows_nothing(api, make_datastore, eventually):
+    """600 at once: each is a version of its own, and no put meanwhile loses a copy or is only buffered."""
+    datastore = make_datastore(placement=("a",))
+    call = api.at(datastore)
+    eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
+    hot = f"{call.prefix}/cells/{row_in(datastore, 0)}/BASE"
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=api.client.base_url, timeout=20, limits=limits) as client:
+        posts = [asyncio.create_task(client.post(hot, json={"n": n})) for n in range(600)]
+        puts = []
+        while not all(post.done() for post in posts):
+            row = row_in(datastore, 1)
+            puts.append(await client.put(f"{call.prefix}/cells/{row}/BASE/1", json={}))
+        answers = await asyncio.gather(*posts)
+    assert puts
+    assert {(put.status_code, put.json().get("copies")) for put in puts} == {(201, 2)}
+    stored = [answer for answer in answers if answer.status_code == 201]
+    assert sorted(answer.json()["ref_key"] for answer in stored) == list(range(1, len(stored) + 1))
+    assert len(stored) > 500
+    for answer in answers:
+        if answer.status_code != 201:
+            assert_problem(answer, 503)

@@ -1,0 +1,148 @@
+"""The write queue of one master: what a locked head costs, and POSTs of one column (I3, I5)."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from api.write.held_shards import HeldShards
+from api.write.queue import MasterWriteQueues
+from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
+from schemaless.errors import Busy, HeadsLocked, StorageUnavailable
+from schemaless.storage import idle_transactions, post_version, put_transaction, shard_head
+from schemaless.storage.buffer_table import BufferOutcome, BufferRow
+from schemaless.storage.operation import AGAIN_ON
+from schemaless.storage.post_version import NewVersion, NextVersion
+from schemaless.topology import Datastore
+
+TRIPS = Datastore("trips", 8, 2, ("a",))
+
+
+class Master:
+    """Fails what meets a head of `locked`. `wrote` has the shards of each batch, `ended` the looks at transactions."""
+
+    def __init__(self):
+        self.node = SimpleNamespace(name="a-master")
+        self.locked = set()
+        self.wrote = []
+        self.again_on = []
+        self.error = None
+        self.ended = 0
+
+    async def run(self, operation, *args, timeout_s, again_on=AGAIN_ON):
+        await asyncio.sleep(0)
+        if operation is shard_head.locked:
+            return [shard for shard in args[1] if shard in self.locked]
+        if operation is idle_transactions.end:
+            self.ended += 1
+            return []
+        if self.error is not None:
+            raise self.error
+        items = args[-1]
+        shards = [item.shard for item in items if getattr(item, "home", "a") == "a"]
+        met = self.locked & set(shards)
+        if met:
+            raise HeadsLocked("locked", met)
+        self.wrote.append(shards)
+        if operation is post_version.put_next:
+            self.again_on.append(again_on)
+            return [next_version(version, n) for n, version in enumerate(items, start=1)]
+        assert operation is put_transaction.put_copies
+        return [placed(row.shard) if row.home == "a" else BufferOutcome.INSERTED for row in items]
+
+
+def placed(shard):
+    return Placed(PutStatus.STORED, shard, 1, 42, 99)
+
+
+def next_version(version, ref_key):
+    key = CellKey(version.row_key, version.column_name, RefKey(ref_key))
+    return NextVersion(Cell(key, version.body), placed(version.shard), replayed=False)
+
+
+@pytest.fixture
+def master():
+    return Master()
+
+
+@pytest.fixture
+async def queues(master):
+    storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None, "b": None}), master=lambda name: master)
+    queues = MasterWriteQueues(storage, timeout_s=1.25, open_s=1.0)
+    yield queues
+    await queues.drain()
+
+
+def row(shard, home="a"):
+    return BufferRow(CellKey(RowKey(bytes([shard] * 16)), ColumnName("BASE"), RefKey(1)), b"body", shard, home, 1)
+
+
+def version(shard, key=None):
+    return NewVersion(shard, RowKey(bytes([shard] * 16)), ColumnName("BASE"), b"body", key)
+
+
+async def test_a_locked_head_costs_its_own_shard_only(queues, master):
+    """One wait, and the others of that batch are stored; from then on nobody waits for that shard."""
+    master.locked = {3}
+    first = queues.store("a", TRIPS, [row(1)])
+    mixed = queues.store("a", TRIPS, [row(2), row(3), row(4)])
+    copy = queues.buffer("a", TRIPS, [row(3, home="b")])
+    assert await first == [placed(1)]
+    stored, locked, also = await mixed
+    assert (stored, also) == (placed(2), placed(4))
+    assert isinstance(locked, HeadsLocked)
+    assert await copy == [BufferOutcome.INSERTED]
+    assert queues.held_shards() == 1
+    (again,) = await queues.store("a", TRIPS, [row(3)])
+    assert isinstance(again, HeadsLocked)
+    assert [3 in shards for shards in master.wrote] == [False] * len(master.wrote)
+    assert queues.breakers["a"].may_allow()
+
+
+async def test_a_head_that_is_free_again_is_found_without_a_put(master):
+    """So a rare put to that shard isn't buffered for nothing. Until then idle transactions are looked for."""
+    pauses = asyncio.Semaphore(0)
+    held = HeldShards(master, "trips", timeout_s=1.0, pause=lambda s: pauses.acquire())
+    master.locked = {3}
+    held.hold({3, 4})
+    await held.look()
+    assert (held.shards, master.ended) == ({3}, 1)
+    master.locked = set()
+    await held.look()
+    assert (held.shards, master.ended) == (frozenset(), 1)
+    await held.close()
+
+
+async def test_posts_that_wait_are_one_script(queues, master):
+    """600 at once to one column: a head is locked a dozen times and not 600 times."""
+    master.locked = set()
+    await asyncio.gather(*(queues.append("a", TRIPS, version(1)) for _ in range(600)))
+    assert sum(map(len, master.wrote)) == 600
+    assert len(master.wrote) <= 12
+
+
+async def test_only_posts_with_an_idempotency_key_are_run_again_after_a_lost_outcome(queues, master):
+    """Nothing recognises the version of another one."""
+    await asyncio.gather(queues.append("a", TRIPS, version(1)), queues.append("a", TRIPS, version(1, "key")))
+    assert sorted(master.again_on, key=len) == [(Busy,), AGAIN_ON]
+
+
+async def test_a_post_to_a_locked_head_fails_and_others_are_stored(queues, master):
+    """503 for that column; POSTs to other shards in the same script are appended once."""
+    master.locked = {3}
+    (ok,), (locked,) = await asyncio.gather(
+        queues.append("a", TRIPS, version(1)), queues.append("a", TRIPS, version(3))
+    )
+    assert ok.placed.shard == 1
+    assert isinstance(locked, HeadsLocked)
+    assert locked.retryable
+    assert master.wrote.count([1]) == 1
+
+
+async def test_a_master_that_is_lost_opens_its_breaker(queues, master):
+    """Posts and puts share it."""
+    master.error = StorageUnavailable("down")
+    with pytest.raises(StorageUnavailable):
+        await queues.append("a", TRIPS, version(1))
+    with pytest.raises(StorageUnavailable, match="breaker"):
+        await queues.store("a", TRIPS, [row(1)])
