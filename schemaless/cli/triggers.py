@@ -1,4 +1,4 @@
-"""`schemaless triggers run|list|status|resume`: runs trigger programs, shows their lag, and resumes stopped shards."""
+"""`schemaless triggers run|list|status|resume|remove`: runs trigger programs, shows them, and what operators do."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import typer
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import DatastoreOption, api_command, hosts_or_none, servers
 from schemaless.client.client import Client
+from schemaless.errors import Invalid
 from schemaless.extras import Extra, needs
 from schemaless.names import trigger_consumer
 from schemaless.stack.plan import DEFAULT_DATASTORE
@@ -33,7 +34,7 @@ def register(app: typer.Typer) -> None:
         app,
         "triggers",
         "Run and supervise trigger programs.",
-        {"run": run, "list": list_all, "status": status, "resume": resume},
+        {"run": run, "list": list_all, "status": status, "resume": resume, "remove": remove},
     )
 
 
@@ -122,6 +123,39 @@ def resume(
             for cluster in storage.topology.clusters
         )
     print(f"{resumed} shards run again")
+
+
+@needs("triggers remove", Extra.MYSQL)
+def remove(
+    program: ProgramName,
+    datastore: DatastoreOption = DEFAULT_DATASTORE,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be removed")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="don't ask")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, which needs --dry-run or --yes")] = False,
+) -> None:
+    """Remove the checkpoints of a program that no worker runs any longer. It begins anew if it is run again."""
+    from schemaless.ops.trigger_removal import plan_removal, remove_program, require_no_workers
+    from schemaless.storage.pymysql_driver import SyncStorage
+
+    if as_json and not (dry_run or yes):
+        raise Invalid("--json", "needs --dry-run or --yes, because nobody can be asked")
+    reached = servers()
+    found = reached.datastore(datastore)
+    with SyncStorage(reached.topology) as storage:
+        plan = plan_removal(storage, found, program)
+        if not as_json:
+            print(f"{program}: {plan.checkpoints} checkpoints, {plan.finished} finished cells counted")
+            print(f"{len(plan.running)} workers run" + (": stop them first" if plan.running else ""))
+        if not dry_run:
+            require_no_workers(plan)
+            if not yes:
+                typer.confirm("remove them?", abort=True)
+            remove_program(storage, found, plan)
+    if as_json:
+        counts = {"checkpoints": plan.checkpoints, "finished": plan.finished, "workers": len(plan.running)}
+        print_json({"program": program, **counts, "removed": not dry_run})
+    elif not dry_run:
+        print("removed")
 
 
 class Workers:

@@ -20,7 +20,9 @@ from schemaless.errors import Misconfigured
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, api_names, write_private_json
 
 RESTARTS_MAX = 10**9  # a supervisor must not give up at night
-STARTED_AFTER_S = 1  # a process that ends sooner is started again, a second later each time
+STARTED_AFTER_S = 1  # a server that ends sooner is started again, a second later each time
+SERVICE_STARTED_AFTER_S = 10
+"""The same of services. One that can't start, because its module or its group refuses, may need seconds to say so."""
 
 _BEGINS_COMMENT = re.compile(r"[\r\n]|\s[;#]")
 
@@ -38,6 +40,9 @@ class ProcessRole(StrEnum):
     CLEANER = "cleaner"
     MYSQL = "mysql"
     KAFKA = "kafka"
+
+
+_SERVERS = (ProcessRole.MYSQL, ProcessRole.KAFKA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def _section(program: SupervisedProgram, log: Path) -> str:
         "directory": _escaped(program.directory),
         "autostart": "false",
         "autorestart": "true",
-        "startsecs": STARTED_AFTER_S,
+        "startsecs": STARTED_AFTER_S if program.role in _SERVERS else SERVICE_STARTED_AFTER_S,
         "startretries": RESTARTS_MAX,
         "stopsignal": "TERM",
         "stopwaitsecs": program.stop_timeout_s,

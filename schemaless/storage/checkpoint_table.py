@@ -195,6 +195,24 @@ def give_away(datastore: str, consumer: str, shards: Iterable[int], worker: int)
     )
 
 
+def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[bool]:
+    """Deletes the checkpoints of a consumer and the rows of its workers, unless one was seen lately.
+
+    Returns whether they are gone.
+    """
+    where = sql("datastore = %s AND consumer = %s", datastore, consumer)
+    running = (
+        f"SELECT * FROM schemaless.worker WHERE {where}"
+        f" AND seen_at >= UTC_TIMESTAMP(6) - INTERVAL {round(seen_within_s)} SECOND"
+    )
+    yield f"DELETE FROM {_TABLE} WHERE {where} AND NOT EXISTS ({running})"
+    rows = yield from query(f"SELECT 1 FROM {_TABLE} WHERE {where} LIMIT 1")
+    if rows:
+        return False
+    yield f"DELETE FROM schemaless.worker WHERE {where}"
+    return True
+
+
 def _checkpoint(row: Row) -> Checkpoint:
     consumer, shard, generation, added_id, digest, *columns = row
     counted_from, finished, version, state, reason, at, worker, begun, kills = columns

@@ -211,6 +211,20 @@ def test_added_program_is_supervised_until_it_is_removed(settings: StackSettings
     assert "extra-0" not in {process.name for process in supervision.processes(settings.home)}
 
 
+def test_a_program_that_can_not_start_is_tried_again_with_growing_pauses(settings: StackSettings) -> None:
+    """Also where it takes longer to fail than supervisord's usual second."""
+    home, starts = settings.home, settings.home / "starts"
+    code = f"import time; print(time.time(), file=open({str(starts)!r}, 'a')); time.sleep(1.2); exit(1)"
+    supervision.add_program(home, "broken-0", ProcessRole.CONSUMERS, [sys.executable, "-c", code], {})
+    try:
+        assert eventually(lambda: starts.exists() and len(starts.read_text().split()) >= 3)
+    finally:
+        supervision.remove_program(home, "broken-0")
+    first, second, third = map(float, starts.read_text().split()[:3])
+    assert second - first > 1.9
+    assert third - second > 2.9
+
+
 def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
     plan = require_plan(settings.home)
     create_datastore(load_topology(plan.topology_file), plan.broker().bootstrap, "flights", shards=2, partitions=2)

@@ -119,6 +119,15 @@ def test_program_survives_its_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_service_has_longer_to_say_that_it_can_not_start(tmp_path: Path) -> None:
+    """One that imports for two seconds and then fails would be started again at once, for ever."""
+    for role, seconds in ((ProcessRole.CONSUMERS, "10"), (ProcessRole.MYSQL, "1")):
+        save_program(tmp_path, SupervisedProgram("x-0", role, ("x",), "/"), log=tmp_path / "x.log")
+        parser = configparser.RawConfigParser()
+        parser.read(tmp_path / "x-0.conf")
+        assert parser["program:x-0"]["startsecs"] == seconds
+
+
 def test_stored_program_gets_the_settings_of_today(tmp_path: Path) -> None:
     """A variable under an old name would end it at the next start of the stack. Its own variables stay."""
     plan = load_or_make_plan(settings(tmp_path))
