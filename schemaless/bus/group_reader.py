@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from schemaless.bus.client import client_settings, translated
 from schemaless.bus.reader import Span, record_of
-from schemaless.errors import NotFound
+from schemaless.errors import NotFound, SchemalessError
 from schemaless.record import Record
 
 _BATCH = 500
@@ -51,6 +51,7 @@ class GroupReader:
         self._paused: list[TopicPartition] = []
         self._begun: dict[int, int] = {}
         self._seen_at = time.monotonic()
+        self._failure: SchemalessError | None = None  # met beside records
         settings: dict[str, Any] = {
             **client_settings(bootstrap),
             "group.id": group or "schemaless.subscriber",  # the client wants one; without a group nothing joins
@@ -102,7 +103,11 @@ class GroupReader:
         self.fresh.remove(partition)
 
     def consume(self, wait_s: float) -> list[Record]:
-        """Returns the next records, as soon as there are some, or none after `wait_s`."""
+        """Returns the next records, as soon as there are some, or none after `wait_s`.
+
+        An error that came between records is raised by the next call, because the records don't come again.
+        """
+        self._raise_failure()
         if self._paused:  # by `keep`; partitions that wait for `read_from` stay paused
             with translated(f"reading {self._topic}"):
                 self._consumer.resume([place for place in self._paused if place.partition not in self.fresh])
@@ -112,8 +117,14 @@ class GroupReader:
             first = self._consumer.poll(wait_s)
             messages = [] if first is None else [first, *self._consumer.consume(_BATCH, 0)]
         for message in messages:
-            self._note(message.error(), message.partition())
-        return [record_of(message) for message in messages if message.error() is None]
+            try:
+                self._note(message.error(), message.partition())
+            except SchemalessError as error:
+                self._failure = self._failure or error
+        records = [record_of(message) for message in messages if message.error() is None]
+        if not records:
+            self._raise_failure()
+        return records
 
     def keep(self) -> None:
         """Keeps the membership, and pauses the topic, while the caller is busy with something else. Call it often."""
@@ -144,6 +155,11 @@ class GroupReader:
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
         self._consumer.close()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _note(self, error: KafkaError | None, partition: int | None) -> None:
         """Notes whether a partition is at its end. Raises other errors, unless they pass."""
