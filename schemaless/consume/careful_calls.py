@@ -75,10 +75,14 @@ class CarefulCalls:
                 log.warning("nobody learns of a call that hangs", shard=work.shard, why=str(error))
 
     async def let_go(self, works: Sequence[ShardWork]) -> None:
-        """Stores that no call of this process is to blame for what happens to these shards from now on."""
+        """Stores that no call of this process is to blame for what happens to these shards from now on.
+
+        Where even their checkpoints couldn't be stored, the group isn't kept waiting for this.
+        """
         claimed = [work for work in works if work.caution.is_claimed]
+        is_away = any([work.unrecorded for work in works])
         try:
-            if claimed and self._handler.foreign_code is not None:
+            if claimed and not is_away and self._handler.foreign_code is not None:
                 await self._checkpoints.give_away([work.shard for work in claimed])
         except SchemalessError as error:
             log.warning("others will call with care", consumer=self._checkpoints.consumer, why=str(error))

@@ -13,6 +13,7 @@ from schemaless.cell import StoredCell
 from schemaless.consume.caution import CAREFUL_CELLS, Care, MarkedCalls, ShardCaution
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.ports import Effect, HungCall, Mark, Outcome, Predecessor, ShardCheckpoint
+from schemaless.errors import StorageUnavailable
 from schemaless.position import BEGINNING_DIGEST, Position, position_of
 from tests.unit.schemaless.consume.test_delivery import MemoryLog
 
@@ -275,6 +276,31 @@ async def test_a_shard_that_was_given_away_properly_is_called_as_before_while_th
     await world.pass_by(5)
     cares = {shard: work.caution.care for shard, work in world.delivery._shards.items()}
     assert (cares[0], cares[2]) == (Care.NONE, Care.MARK)
+    await world.kill()
+
+
+@pytest.mark.parametrize(("is_away", "asked"), [(False, 1), (True, 0)])
+async def test_a_rebalance_waits_once_for_a_cluster_that_is_away(is_away, asked):
+    """For the checkpoints. What others would learn beside them only makes them call with care."""
+    world = World(head=1)
+    world.start()
+    while len(world.called) < 2:
+        await world.pass_by(1)
+    await asyncio.sleep(0)  # the calls return
+    store, gave_away = world.delivery._checkpoints, []
+
+    async def away(advances, effects):
+        raise StorageUnavailable("no answer")
+
+    async def give_away(shards):
+        gave_away.append(list(shards))
+
+    store.give_away = give_away
+    if is_away:
+        store.move = away
+    await world.delivery.suspend(SHARDS, 0.0)
+    assert len(gave_away) == asked
+    assert {work.caution.care for work in world.delivery._shards.values()} == {Care.CLAIM}
     await world.kill()
 
 
