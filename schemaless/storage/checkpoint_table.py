@@ -17,7 +17,7 @@ from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, commas, sql
+from schemaless.storage.sql import Script, commas, literal, sql
 
 REASON_CHARACTERS_MAX = 2000
 _TABLE = "schemaless.checkpoint"
@@ -240,7 +240,7 @@ def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) 
             move.kills,
         )
         consumer = f"_ascii x'{move.consumer.encode().hex()}' COLLATE ascii_bin"  # so that rows are found by their keys
-        rendered = [consumer, *(sql("%s", value) for value in values)]
+        rendered = [consumer, *map(literal, values)]
         if not rows:  # a union takes the names of its first part
             rendered = [f"{text} AS {name}" for name, text in zip(_MOVED, rendered, strict=True)]
         rows.append("SELECT " + commas(rendered))
