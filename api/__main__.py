@@ -5,6 +5,7 @@ On SIGTERM it takes no more requests, ends those that follow a log, finishes tho
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from contextlib import suppress
@@ -13,7 +14,7 @@ import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from api.app import create_app
-from api.http.server import ApiServer, CoalescingProtocol
+from api.http.server import ApiServer, connections_within_limits, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.lifecycle import configure_logging, report_failure
@@ -21,6 +22,9 @@ from schemaless.lifecycle import configure_logging, report_failure
 STOP_TIMEOUT_S = 10
 YOUNG_OBJECTS_MAX = 20_000
 """How often the collector looks at young objects (Python: 700): a request makes hundreds, and hardly any cycle."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_RETURNED_BYTES_MIN = 128 << 10
 
 
 def main() -> int:
@@ -34,12 +38,18 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what lives as long as the process is never looked at again
     gc.set_threshold(YOUNG_OBJECTS_MAX, 20, 20)
+    return_large_memory()
+    nodes = sum(len(cluster.nodes) for cluster in app.topology.clusters.values())
+    protocol = protocol_within(
+        connections_max=connections_within_limits(nodes * settings.connections_max),
+        head_timeout_s=settings.head_timeout_s,
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=CoalescingProtocol,
+        http=protocol,
         ws="none",
         access_log=False,
         proxy_headers=False,
@@ -52,6 +62,17 @@ def main() -> int:
     with suppress(KeyboardInterrupt):  # the server raises its signals again when it has stopped
         server.run()
     return 0 if server.started else STARTUP_FAILURE
+
+
+def return_large_memory() -> None:
+    """Has the allocator give back the memory of large payloads and pages as soon as they are done (glibc only).
+
+    By itself it raises its threshold with the first large piece that is freed, and keeps those of later ones.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES_MIN)
+        mallopt(_M_TRIM_THRESHOLD, _RETURNED_BYTES_MIN)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from api.routes import ROUTES
 from api.state import ApiState, opened_state
 from schemaless.config import ApiSettings
 from schemaless.errors import SchemalessError
-from schemaless.topology import load_topology
+from schemaless.topology import Topology, load_topology
 
 
 def create_app(settings: ApiSettings) -> SchemalessApp:
@@ -42,6 +42,7 @@ def create_app(settings: ApiSettings) -> SchemalessApp:
             yield
 
     return SchemalessApp(
+        topology,
         requests_max=settings.requests_max,
         title="Schemaless",
         summary="Append-only cells on sharded MySQL, and their log",
@@ -59,8 +60,9 @@ class SchemalessApp(FastAPI):
 
     api_state: ApiState
 
-    def __init__(self, *, requests_max: int, **options: Any) -> None:
+    def __init__(self, topology: Topology, *, requests_max: int, **options: Any) -> None:
         super().__init__(**options)
+        self.topology = topology
         self._router = Router(ROUTES)
         self._requests_max = requests_max
         self._dispatcher = self._dispatcher_before(super().__call__)

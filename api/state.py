@@ -14,6 +14,7 @@ import structlog
 from api.backlogs import Backlogs
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
+from api.http.budget import ReadBudget
 from api.http.request import PayloadBudget
 from api.index.checkpoint_waiter import CheckpointWaiter
 from api.index.definition_cache import BuildEta, IndexCatalogue
@@ -44,6 +45,7 @@ class ApiState:
     backlogs: Backlogs
     metrics: Metrics
     payload_budget: PayloadBudget
+    read_budget: ReadBudget
     writer: CellWriter
     build_eta: BuildEta
     index_catalogue: IndexCatalogue
@@ -87,7 +89,12 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 lag=lag,
                 backlogs=backlogs,
                 metrics=metrics,
-                payload_budget=PayloadBudget(settings.payload_bytes_max),
+                payload_budget=PayloadBudget(
+                    settings.payload_bytes_max,
+                    arriving_max=settings.payloads_max,
+                    address_arriving_max=settings.address_payloads_max,
+                ),
+                read_budget=ReadBudget(settings.read_bytes_max, wait_s=settings.read_timeout_s),
                 in_flight=in_flight,
                 followers=followers,
             )

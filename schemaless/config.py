@@ -106,7 +106,14 @@ class ApiSettings(ServiceSettings):
     follow_poll_s: float = 0.03  # How often a cluster is asked which heads moved, while somebody follows.
     follow_bytes_max: int = 256 << 10  # The largest page of a stream, which a slow reader holds in memory.
     heartbeat_s: float = 10.0  # How long a stream may be silent before it sends a heartbeat.
-    payload_bytes_max: int = 128 << 20  # Memory for all large payloads in flight together.
+    payload_bytes_max: int = 64 << 20  # Memory for all large payloads in flight together.
+    # Memory for what is read from MySQL and not yet taken by clients. Each address may hold half of it.
+    read_bytes_max: int = 96 << 20
+    behind_proxy: bool = False  # Whether clients come through a proxy: then an address has no limits of its own.
+    payloads_max: int = 500  # Payloads that are arriving at once. One more gets a 503.
+    address_payloads_max: int = 100  # Payloads that are arriving from one address. One more gets a 429.
+    payload_bytes_per_s_min: int = 16 << 10  # What must arrive of a payload, after its first five seconds.
+    head_timeout_s: float = 10.0  # Time for the path and headers of a request to arrive.
     # Time for a payload to arrive over a slow line. Then its connection holds no request any longer.
     payload_timeout_s: float = 30.0
     keep_alive_s: int = 75  # How long an idle connection is kept. Clients and load balancers should close theirs first.

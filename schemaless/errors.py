@@ -20,6 +20,7 @@ SchemalessError
 │   │       └── HeadsLocked  another transaction holds the heads of some shards
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
+├── TooManyRequests         more than a caller may send in a second
 ├── Busy                    MySQL rolled the transaction back: a deadlock, or a lock that came too late; run it again
 │   └── LockTimeout         a lock came too late
 ├── DuplicateKey            an INSERT met a unique key; stays inside the storage adapter
@@ -150,6 +151,11 @@ class BusUnavailable(Unavailable):
 
 class TopicMissing(BusUnavailable):
     hint = "start a tailer, which makes the topic: it was not made yet, or it was deleted"
+
+
+class TooManyRequests(SchemalessError):
+    retryable = True
+    hint = "send fewer at once: wait as long as Retry-After says"
 
 
 class Busy(SchemalessError):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
 from schemaless.codec import same_body
-from schemaless.errors import Misconfigured
+from schemaless.errors import Misconfigured, TooLarge
 from schemaless.location import ADDED_ID_MAX, FIRST_GENERATION, GenerationStart
-from schemaless.storage.entity_table import NEWEST_BYTES_MAX, NewestRows, ShardCell
+from schemaless.storage.entity_table import NEWEST_BYTES_MAX, CellPage, NewestRows, ShardCell
 from schemaless.storage.shard_head import Head, Movement
 from schemaless.topology import Datastore
 
@@ -78,10 +78,14 @@ class MemoryEntityTable:
                 cells += found
         return NewestRows(cells, unread)
 
-    def row(self, shard: int, row_key: RowKey) -> list[StoredCell]:
+    def row(self, shard: int, row_key: RowKey, bytes_max: int) -> list[StoredCell]:
         """Returns the newest version of every column of a row, by column name."""
         names = sorted({cell.column_name for cell in self._logs[shard] if cell.row_key == row_key})
-        return [found for name in names if (found := self._newest_of(shard, row_key, name, ADDED_ID_MAX)) is not None]
+        newest = [self._newest_of(shard, row_key, name, ADDED_ID_MAX) for name in names]
+        found = [cell for cell in newest if cell is not None]
+        if _page(found, len(found), bytes_max).following is not None:
+            raise TooLarge(f"the row has more than {bytes_max} bytes")
+        return found
 
     def versions(
         self,
@@ -90,11 +94,12 @@ class MemoryEntityTable:
         ref_keys: tuple[int, int],
         descending: bool,
         limit: int,
-    ) -> list[StoredCell]:
+        bytes_max: int,
+    ) -> CellPage:
         """Returns versions of one column, with a ref_key from the first of `ref_keys` to the second, both included."""
         low, high = ref_keys
         found = [cell for cell in self._column(shard, *column) if low <= cell.ref_key <= high]
-        return sorted(found, key=_ref_key, reverse=descending)[:limit]
+        return _page(sorted(found, key=_ref_key, reverse=descending), limit, bytes_max)
 
     def read_after(
         self, shard: int, after: int, limit: int, columns: Iterable[str] = (), until: int = ADDED_ID_MAX
@@ -158,6 +163,16 @@ class MemoryEntityTable:
 
     def _column(self, shard: int, row_key: RowKey, column_name: ColumnName) -> list[StoredCell]:
         return [c for c in self._logs[shard] if (c.row_key, c.column_name) == (row_key, column_name)]
+
+
+def _page(cells: Sequence[StoredCell], limit: int, bytes_max: int) -> CellPage:
+    fitting = size = 0
+    for cell in cells[:limit]:
+        size += len(cell.body)
+        if size > bytes_max and fitting:
+            break
+        fitting += 1
+    return CellPage(list(cells[:fitting]), cells[fitting].ref_key if fitting < len(cells) else None)
 
 
 def _ref_key(cell: StoredCell) -> int:

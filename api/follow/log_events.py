@@ -17,6 +17,7 @@ import msgspec
 
 from api.follow.followers import Follower
 from api.follow.log_pages import AfterLocation, PageRequest, ShardLogPage, Start, read_shard
+from api.http.budget import SMALL_BYTES_MAX
 from api.http.cell_json import cell_view, views_within
 from api.http.content import EVENTS, JSON
 from api.http.parameters import LIMIT_MAX
@@ -134,8 +135,8 @@ class EventStream:
     async def _continue(self, send: Send, follower: Follower, events: ShardEvents) -> None:
         try:
             if not self._pending:
-                await _send_and_drain(send, events.heartbeat())
-            while await _send_and_drain(send, await self._next(events, follower)):  # no name holds on to what was sent
+                await self._send_and_drain(send, events.heartbeat())
+            while await self._send_and_drain(send, await self._next(events, follower)):  # no name holds what was sent
                 pass
         except SchemalessError as error:
             await send({"type": "http.response.body", "body": problem_event(error), "more_body": True})
@@ -190,15 +191,19 @@ class EventStream:
         self._pending = page.pending > 0
         return events.of_page(page, views)
 
+    async def _send_and_drain(self, send: Send, chunk: bytes) -> bool:
+        """Sends a chunk, and returns once the connection takes more. Returns False for an empty chunk.
 
-async def _send_and_drain(send: Send, chunk: bytes) -> bool:
-    """Sends a chunk, and returns once the connection takes more. Returns False for an empty chunk.
-
-    The second message waits until the first one was written.
-    """
-    if not chunk:
-        return False
-    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await asyncio.sleep(0)  # what is written in one pass of the loop is sent at its end (api/http/server.py)
-    await send({"type": "http.response.body", "body": b"", "more_body": True})
-    return True
+        The second message waits until the first one was written.
+        """
+        if not chunk:
+            return False
+        if len(chunk) > SMALL_BYTES_MAX:
+            await self._request.read.reserve(len(chunk))
+        try:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await asyncio.sleep(0)  # what is written in one pass of the loop is sent at its end (api/http/server.py)
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+        finally:
+            self._request.release()
+        return True

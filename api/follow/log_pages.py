@@ -122,12 +122,14 @@ def read_page(
     examined = after
     for limit in map(len, chunks(range(wanted.limit), count_max=READ_CHUNK_CELLS)):
         reached = cells[-1].added_id if cells else after
-        if reached >= until or sum(len(cell.body) for cell in cells) >= bytes_max:
+        left = bytes_max - sum(len(cell.body) for cell in cells)
+        if reached >= until or left <= 0:
             break
-        chunk = yield from entity_table.read_after(datastore, shard, reached, limit, wanted.columns, until)
-        cells += chunk
-        examined = until if len(chunk) < limit else cells[-1].added_id
-        if len(chunk) < limit:
+        page = yield from entity_table.read_page_after(datastore, shard, reached, limit, wanted.columns, until, left)
+        cells += page.cells
+        was_cut = page.following is not None
+        examined = cells[-1].added_id if was_cut or len(page.cells) == limit else until
+        if len(page.cells) < limit:
             break
     if cells and cells[-1].added_id == examined:
         digest = cell_digest(cells[-1])
@@ -286,7 +288,11 @@ class ShardPages:
 
     async def _read(self, shards: Collection[int]) -> None:
         mixed = random.sample(list(shards), len(shards))  # so that a full answer leaves out other shards each time
+        held = sum(self._wanted[shard].limit for shard in shards) * self._request.state.settings.body_bytes_max
+        await self._request.read.reserve(min(held, self._request.state.settings.response_bytes_max))
         await asyncio.gather(*map(self._read_one, mixed))
+        shown = [page for page in self._shown.values() if isinstance(page, ShownPage)]
+        self._request.read.resize(sum(len(bytes(view)) for page in shown for view in page.views))
 
     async def _read_one(self, shard: int) -> None:
         async with self._limiter:
@@ -314,7 +320,7 @@ class ShardPages:
             at = known.position
             start = AfterLocation(at.generation, at.added_id, at.digest)
             wanted = msgspec.structs.replace(wanted, start=start)
-        bytes_max = self._request.state.settings.response_bytes_max
+        bytes_max = max(1, self._bytes_left // min(SHARDS_AT_ONCE, len(self._wanted)))
         page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
         views = await views_within(map(cell_view, page.cells), self._form, bytes_max)
         self._bytes_left -= sum(len(bytes(view)) for view in views)

@@ -22,10 +22,11 @@ from api.http.response import (
     StreamResponse,
     document_response,
     problem,
+    problem_of,
     problem_response,
     send_response,
 )
-from api.http.route import Router
+from api.http.route import RouteMatch, Router
 from api.state import ApiState
 from schemaless.errors import NotRepeatable, SchemalessError, Unavailable
 
@@ -39,6 +40,11 @@ UNEXPECTED = problem_response(SchemalessError("an unexpected error; the log of t
 """The response when a handler raises what nobody foresaw. The server logs the error with its trace."""
 _STOPS = Unavailable("this process stops, before the request had its outcome")
 STOPPING = problem_response(_STOPS)
+
+
+_CLOSE = (b"connection", b"close")
+"""Sent where the rest of a payload would keep a connection: what this process has no room for, it doesn't wait for."""
+_NO_ROOM = problem_response(Unavailable("too many large responses at once: earlier ones were not taken yet"))
 
 
 class StateOwner(Protocol):
@@ -68,31 +74,43 @@ class Dispatcher:
         path = route_path(scope) if scope.get("root_path") else scope["path"]
         found = self._router.find(scope["method"], path)
         in_flight.count += 1
-        began = time.perf_counter()
         try:
             if found is None:
-                await self._serve_other(state, scope, receive, send, began)
-                return
-            match, parameters = found
-            request = Request(state, scope, receive, parameters)
-            response = UNEXPECTED
+                await self._serve_other(state, scope, receive, send, time.perf_counter())
+            else:
+                match, parameters = found
+                await self._serve_route(match, Request(state, scope, receive, parameters), scope, send)
+        finally:
+            in_flight.count -= 1
+
+    async def _serve_route(self, match: RouteMatch, request: Request, scope: Scope, send: Send) -> None:
+        state = request.state
+        began = time.perf_counter()
+        response = UNEXPECTED
+        try:
+            if not request.is_whole:
+                request.arrives()
+            response = await match.handler(request)
+        except SchemalessError as error:
+            response = _problem(request, error)
+        except asyncio.CancelledError:
+            response = _problem(request, _STOPS)
+            raise
+        finally:
             try:
-                response = await match.handler(request)
-            except SchemalessError as error:
-                response = _problem(request, error)
-            except asyncio.CancelledError:
-                response = _problem(request, _STOPS)
-                raise
-            finally:
+                if request.arriving and response.status in (429, 503):
+                    response = msgspec.structs.replace(response, headers=(*response.headers, _CLOSE))
                 request.finish()
                 if isinstance(response, StreamResponse):
                     await self._serve_stream(state, response, send, began)
                 else:
+                    if not request.hold_response(len(response.body)):
+                        response = _NO_ROOM
                     await send_response(response, send, headers_only=scope["method"] == "HEAD")
                     name = FOLLOW if request.following else match.name
                     state.metrics.answered(name, response.status, time.perf_counter() - began)
-        finally:
-            in_flight.count -= 1
+            finally:
+                request.release()
 
     async def _serve_stream(self, state: ApiState, response: StreamResponse, send: Send, began: float) -> None:
         watched = WatchedSend(send)
@@ -114,7 +132,7 @@ class Dispatcher:
 def _problem(request: Request, error: SchemalessError) -> Response:
     """Returns the problem of an error. A request that may write twice is never called safe to repeat."""
     if error.retryable and not request.repeatable:
-        error = NotRepeatable(str(error))
+        error = NotRepeatable(problem_of(error)["detail"])
     return problem_response(error)
 
 

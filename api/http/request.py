@@ -7,13 +7,15 @@ one message and is covered by the bound on concurrent requests. Only longer ones
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from api.http.budget import SMALL_BYTES_MAX, Held
 from api.http.content import Format, request_format, response_format
 from api.http.parameters import Parameter, parse_query
 from api.http.response import Response
-from schemaless.errors import Malformed, TooLarge, Unavailable
+from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
@@ -25,11 +27,20 @@ PAYLOAD_COMPLETE = "schemaless.payload_complete"
 """The server's ASGI extension of a request whose payload has arrived as a whole: reading it needs no time-out."""
 
 
-class PayloadBudget:
-    """The bytes of long payloads that a process may hold at once."""
+PAYLOAD_GRACE_S = 5.0
+"""How long a payload may take before its rate counts."""
+_WITHOUT_PAYLOAD = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
-    def __init__(self, bytes_max: int) -> None:
+
+class PayloadBudget:
+    """The long payloads that a process receives: their bytes, and how many are arriving, in all and of one address."""
+
+    def __init__(self, bytes_max: int, *, arriving_max: int = 500, address_arriving_max: int = 100) -> None:
         self._left = bytes_max
+        self._arriving_max = arriving_max
+        self._address_arriving_max = address_arriving_max
+        self._by_address: Counter[str] = Counter()
+        self.arriving = 0
 
     def take(self, count: int) -> None:
         """Raises Unavailable."""
@@ -40,6 +51,21 @@ class PayloadBudget:
     def give_back(self, count: int) -> None:
         self._left += count
 
+    def begin(self, address: str) -> None:
+        """Counts a payload that has not arrived as a whole. Raises TooManyRequests or Unavailable."""
+        if address and self._by_address[address] >= self._address_arriving_max:
+            raise TooManyRequests("too many payloads from this address have not arrived yet")
+        if self.arriving >= self._arriving_max:
+            raise Unavailable("too many payloads have not arrived yet")
+        self.arriving += 1
+        self._by_address[address] += 1
+
+    def end(self, address: str) -> None:
+        self.arriving -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
 
 class Request:
     """One request of a route of ours. `path` holds the parameters of the path as text, not yet parsed.
@@ -48,7 +74,18 @@ class Request:
     sent twice may write twice.
     """
 
-    __slots__ = ("_headers", "_held_bytes", "_receive", "_scope", "following", "path", "repeatable", "state")
+    __slots__ = (
+        "_headers",
+        "_held_bytes",
+        "_read",
+        "_receive",
+        "_scope",
+        "arriving",
+        "following",
+        "path",
+        "repeatable",
+        "state",
+    )
 
     def __init__(self, state: ApiState, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
         self.state = state
@@ -59,6 +96,8 @@ class Request:
         self._receive = receive
         self._headers: dict[bytes, bytes] | None = None
         self._held_bytes = 0
+        self._read: Held | None = None
+        self.arriving = False
 
     async def datastore(self) -> Datastore:
         """Raises NotFound."""
@@ -99,14 +138,51 @@ class Request:
         if PAYLOAD_COMPLETE in self._scope.get("extensions", ()):
             # A timer that nothing waits for would cost as much as parsing a small body.
             return await self._read_payload(bytes_max)
-        timeout_s = self.state.settings.payload_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._read_payload(bytes_max)
-        except TimeoutError:
-            raise Malformed(f"the payload was not there after {timeout_s} s") from None
+        payload = await self._in_time(bytes_max)
+        self.arrived()
+        if self.state.in_flight.count > self.state.settings.requests_max:
+            raise Unavailable("too many concurrent requests: the payload arrived, and there is no room for it")
+        return payload
 
-    async def _read_payload(self, bytes_max: int) -> bytes:
+    @property
+    def is_whole(self) -> bool:
+        """Whether the payload has arrived: until then the request holds nothing but its connection."""
+        return PAYLOAD_COMPLETE in self._scope.get("extensions", ()) or self._scope["method"] in _WITHOUT_PAYLOAD
+
+    def arrives(self) -> None:
+        """Counts the request as one whose payload arrives, and not as one in flight. Raises TooManyRequests or
+        Unavailable.
+        """
+        self.state.payload_budget.begin(self.address)
+        self.arriving = True
+        self.state.in_flight.count -= 1
+
+    def arrived(self) -> None:
+        """The payload is there, or nobody waits for it any longer."""
+        if self.arriving:
+            self.arriving = False
+            self.state.payload_budget.end(self.address)
+            self.state.in_flight.count += 1
+
+    async def _in_time(self, bytes_max: int) -> bytes:
+        """Reads a payload that arrives by a deadline, and at a least rate."""
+        settings = self.state.settings
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def deadline(received: int) -> float:
+            rate_s = PAYLOAD_GRACE_S + received / settings.payload_bytes_per_s_min
+            return began + min(settings.payload_timeout_s, rate_s)
+
+        try:
+            async with asyncio.timeout_at(deadline(0)) as limit:
+                return await self._read_payload(bytes_max, lambda received: limit.reschedule(deadline(received)))
+        except TimeoutError:
+            raise Malformed(
+                f"the payload was not there after {loop.time() - began:.0f} s: it came too slowly"
+            ) from None
+
+    async def _read_payload(self, bytes_max: int, progressed: Callable[[int], None] = lambda received: None) -> bytes:
         message = await self._receive()
         received = bytearray()
         while message["type"] == "http.request":
@@ -120,6 +196,7 @@ class Request:
             received += chunk
             if not message.get("more_body"):
                 return bytes(received)
+            progressed(len(received))
             message = await self._receive()
         raise Malformed("the connection ended within the payload")
 
@@ -148,8 +225,34 @@ class Request:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    @property
+    def address(self) -> str:
+        """The client's, or nothing behind a proxy, whose address stands for nobody."""
+        client = self._scope.get("client")
+        return client[0] if client and not self.state.settings.behind_proxy else ""
+
+    @property
+    def read(self) -> Held:
+        """What the request holds of the bytes that the process has read and its clients have not taken yet."""
+        if self._read is None:
+            self._read = Held(self.state.read_budget, self.address)
+        return self._read
+
+    def hold_response(self, size: int) -> bool:
+        """Counts a response instead of what was read for it, until `release`. False: there is no room for it."""
+        if size > SMALL_BYTES_MAX:
+            return self.read.resize(size)
+        self.release()
+        return True
+
+    def release(self) -> None:
+        """Gives back what the response held: its client has taken it, or has gone."""
+        if self._read is not None:
+            self._read.resize(0)
+
     def finish(self) -> None:
         """Gives back the bytes that the payload took of the process's budget. The response is made."""
+        self.arrived()
         if self._held_bytes:
             self.state.payload_budget.give_back(self._held_bytes)
             self._held_bytes = 0

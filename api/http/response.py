@@ -5,31 +5,43 @@ Owns the one table from error class to HTTP status, and the problem documents (R
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
+import structlog
 
 from api.http.content import Format
 from schemaless.errors import (
+    BusUnavailable,
     Busy,
     CellMissing,
     Conflict,
+    Corrupt,
     Fenced,
     Invalid,
     InvalidRequest,
     LocationGone,
     Malformed,
+    Misconfigured,
     NotBuilt,
     NotFound,
     NotReady,
     SchemalessError,
+    StorageUnavailable,
     TooLarge,
+    TooManyRequests,
     Unavailable,
     UnsupportedMedia,
 )
 
+log = structlog.get_logger()
+
 RETRY_AFTER_S = 1
+PIECE_BYTES = 256 << 10
+"""The most of a response that waits in a connection for a client to take it."""
 TYPE_PREFIX = "urn:schemaless:problem:"
 
 Header = tuple[bytes, bytes]
@@ -82,7 +94,13 @@ async def send_response(response: Response, send: Send, *, headers_only: bool = 
     if response.status != 304:  # its length would be that of the body left out
         headers.append((b"content-length", b"%d" % len(response.body)))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if headers_only else response.body})
+    body = b"" if headers_only else response.body
+    end = 0
+    while len(body) - end > PIECE_BYTES:  # the client takes a large response piece by piece
+        start, end = end, end + PIECE_BYTES
+        await send({"type": "http.response.body", "body": body[start:end], "more_body": True})
+        await asyncio.sleep(0)  # what is written in one turn of the loop is sent at its end (api/http/server.py)
+    await send({"type": "http.response.body", "body": body[end:] if end else body})
 
 
 class ProblemKind(msgspec.Struct, frozen=True):
@@ -106,12 +124,28 @@ KINDS: dict[type[BaseException], ProblemKind] = {
     NotReady: ProblemKind(409, "not-ready", "It is not ready to answer yet"),
     NotBuilt: ProblemKind(501, "not-built", "In the contract, not built yet"),
     Unavailable: ProblemKind(503, "unavailable", "Something needed is away"),
+    TooManyRequests: ProblemKind(429, "too-many-requests", "This caller sends too much at once"),
     Busy: ProblemKind(503, "busy", "The database gave way to other work"),
     Fenced: ProblemKind(503, "fenced", "Another process has taken over"),
     SchemalessError: ProblemKind(500, "internal", "The server is at fault"),
 }
 NO_SUCH_PATH = ProblemKind(404, "no-such-path", "There is no such path")
+HEAD_TOO_LARGE_KIND = ProblemKind(431, "head-too-large", "The request's head is too large")
 METHOD_NOT_ALLOWED = ProblemKind(405, "method-not-allowed", "The path takes other methods")
+
+
+_OF_SERVERS = (StorageUnavailable, BusUnavailable, Busy, Fenced, Misconfigured, Corrupt)
+"""Errors whose texts may name servers or have SQL in them. They are for the log, and not for a stranger."""
+_LOG_PERIOD_S = 1.0
+_logged_at: dict[str, float] = {}
+
+
+def log_hidden(kind: ProblemKind, detail: str) -> None:
+    """Logs a detail that no caller is shown, at most one of a kind in a second: an outage has thousands."""
+    now = time.monotonic()
+    if now - _logged_at.get(kind.name, -_LOG_PERIOD_S) >= _LOG_PERIOD_S:
+        _logged_at[kind.name] = now
+        log.warning("a request failed for a reason that its caller is not shown", problem=kind.name, error=detail)
 
 
 def kind_of(error: SchemalessError) -> ProblemKind:
@@ -122,7 +156,11 @@ def kind_of(error: SchemalessError) -> ProblemKind:
 def problem_of(error: SchemalessError) -> dict[str, Any]:
     """Returns the members of an error's problem document."""
     kind = kind_of(error)
-    document = problem(kind, str(error), retryable=error.retryable)
+    detail = str(error)
+    if isinstance(error, _OF_SERVERS):
+        log_hidden(kind, detail)
+        detail = kind.title
+    document = problem(kind, detail, retryable=error.retryable)
     if error.hint:
         document["hint"] = error.hint
     if isinstance(error, Invalid):

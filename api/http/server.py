@@ -1,20 +1,40 @@
-"""The server: uvicorn, with a protocol that sends head and body in one write and cuts off readers that take nothing."""
+"""The server: uvicorn, with a protocol that sends head and body in one write, and that bounds connections (I14).
+
+Heads have a deadline and a size, and clients have to take their responses. Where a process has no room for another
+connection, the one that was idle for longest makes room.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.http.request import PAYLOAD_COMPLETE
+from api.http.response import HEAD_TOO_LARGE_KIND, Response, document_response, problem, problem_response
+from schemaless.errors import Malformed, Unavailable
 
-STALL_TIMEOUT_S = 60.0
+STALL_TIMEOUT_S = 15.0
 STOP_STALL_TIMEOUT_S = 1.0
 """While the process stops: a reader that takes nothing would keep it from ending."""
+TAKEN_BYTES_PER_S_MIN = 2048
+"""A reader that takes less of what waits for it is cut off."""
+HEAD_BYTES_MAX = 64 << 10
+HEADERS_MAX = 100
+FILES_MAX = 20_000
+_RESERVED_FILES = 100
+"""Of the process's limit of open files: what the program itself, logs and new connections to servers need."""
+NO_HTTP = problem_response(Malformed("the request is not valid HTTP"))
+NO_ROOM = problem_response(Unavailable("too many connections"))
+HEAD_TOO_LARGE = document_response(
+    problem(HEAD_TOO_LARGE_KIND, f"path and headers have at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers")
+)
 _EXTENSIONS: dict[str, dict[object, object]] = {PAYLOAD_COMPLETE: {}}
 
 
@@ -30,18 +50,117 @@ class ApiServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class BoundExceeded(Exception):
+    """A head is larger than it may be. The parser ends at it."""
+
+
 class CoalescingProtocol(HttpToolsProtocol):
     """A uvicorn protocol that sends head and body in one write, and marks a request as complete when its last byte has
-    arrived.
+    arrived. It holds the bounds of a connection.
     """
 
+    head_timeout_s = 10.0
+    connections_max = 1 << 20
     _pauses = 0
     _stall_timeout_s = STALL_TIMEOUT_S
+    _head_deadline: asyncio.TimerHandle | None = None
+    _in_head = True
+    _head_bytes = 0
+    _head_is_too_large = False
+    _idle_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(cast(asyncio.Transport, CoalescingTransport(transport, self.loop)))
+        self._idle_since = self.loop.time()
+        if len(self.connections) > self.connections_max and not self._make_room():
+            self._end(NO_ROOM)
+        else:
+            self._set_head_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_head_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if not self.is_idle:
+            if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
+                self.flow.pause_reading()  # until the request before it has its response
+            return
+        if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
+            self._end(HEAD_TOO_LARGE)
+        elif self._head_deadline is None:  # also for the rest of a payload that nobody reads
+            self._set_head_deadline()
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > HEADERS_MAX or (self._head_bytes > HEAD_BYTES_MAX and self._size() > HEAD_BYTES_MAX):
+            self._head_is_too_large = True
+            raise BoundExceeded
+        super().on_headers_complete()
+        self._in_head = False
+        self._unset_head_deadline()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP with a problem document. An earlier request gets its own response first."""
+        if self.is_idle or (self.cycle.more_body and not self.cycle.response_started):
+            self._end(HEAD_TOO_LARGE if self._head_is_too_large else NO_HTTP)
+        elif self.cycle.more_body:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+            self.pipeline.clear()
+            self.flow.pause_reading()
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no request is under way, whether or not its head has begun to arrive."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _size(self) -> int:
+        """Returns what the head has without the bytes that arrived with it."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _make_room(self) -> bool:
+        """Closes the connection that was idle for longest. False: none is."""
+        idle = [other for other in self.connections if other is not self and getattr(other, "is_idle", False)]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda other: getattr(other, "_idle_since", 0.0))
+        self.connections.discard(longest)
+        cast(CoalescingProtocol, longest).transport.close()
+        return True
+
+    def _set_head_deadline(self) -> None:
+        self._head_deadline = self.loop.call_later(self.head_timeout_s, self._end_if_idle)
+
+    def _unset_head_deadline(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _end_if_idle(self) -> None:
+        self._head_deadline = None
+        if self.is_idle and not self.transport.is_closing():
+            self.transport.close()
+
+    def _end(self, response: Response) -> None:
+        """Answers before there is a request, and closes."""
+        if not self.transport.is_closing():
+            head = b"HTTP/1.1 %d %b\r\n" % (response.status, HTTPStatus(response.status).phrase.encode())
+            headers = (*response.headers, (b"content-length", b"%d" % len(response.body)), (b"connection", b"close"))
+            fields = b"".join(b"%b: %b\r\n" % header for header in headers)
+            self.transport.write(head + fields + b"\r\n" + response.body)
+            self.transport.close()
 
     def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
         cast(dict[str, Any], self.scope)["extensions"] = _EXTENSIONS
         super().on_message_complete()
 
@@ -64,10 +183,30 @@ class CoalescingProtocol(HttpToolsProtocol):
         if not self.flow.write_paused or pause != self._pauses:
             return
         left = self.transport.get_write_buffer_size()
-        if left < left_before:
+        if left_before - left >= TAKEN_BYTES_PER_S_MIN * self._stall_timeout_s:
             self._look_again(pause, left)
         else:
             self.transport.abort()
+
+
+def protocol_within(*, connections_max: int, head_timeout_s: float) -> type[CoalescingProtocol]:
+    """Returns the protocol with these bounds. uvicorn makes one for each connection."""
+    bounds = {"connections_max": connections_max, "head_timeout_s": head_timeout_s}
+    return type("BoundedProtocol", (CoalescingProtocol,), bounds)
+
+
+def connections_within_limits(to_servers: int) -> int:
+    """Returns how many clients may be connected, below the process's limit of open files, which it raises first.
+
+    `to_servers` is the most connections to MySQL.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    limit = FILES_MAX if soft == resource.RLIM_INFINITY else soft
+    return max(1, min(limit, FILES_MAX) - to_servers - _RESERVED_FILES)
 
 
 class CoalescingTransport:
@@ -104,5 +243,6 @@ class CoalescingTransport:
 
     def _flush(self) -> None:
         if self._pieces:
-            self._transport.write(b"".join(self._pieces))
+            if not self._transport.is_closing():
+                self._transport.write(b"".join(self._pieces))
             self._pieces.clear()

@@ -80,10 +80,12 @@ async def batch_get(request: Request) -> Response:
     read_from = READ_FROM.of(request.query(READ_FROM))
     form = request.request_format(batch=True)
     wanted = await parse_gets(await request.payload(request.state.settings.batch_bytes_max), form)
-    bytes_max = request.state.settings.response_bytes_max
+    settings = request.state.settings
+    bytes_max = min(settings.response_bytes_max, len(wanted) * (settings.body_bytes_max + KEY_BYTES_MAX))
+    await request.read.reserve(bytes_max)
     cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
     answer_form = request.response_format(batch=True)
-    views = await all_views(cells, answer_form, bytes_max)
+    views = await all_views(cells, answer_form, settings.response_bytes_max)
     return ok_response(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from schemaless.batching import chunks
-from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RowKey, StoredCell
-from schemaless.errors import Busy, DuplicateKey
+from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
+from schemaless.errors import Busy, DuplicateKey, TooLarge
 from schemaless.location import ADDED_ID_MAX
 from schemaless.storage import append, stored_bodies
 from schemaless.storage.operation import Operation, Row, query
@@ -23,7 +23,11 @@ from schemaless.topology import Datastore
 DIGEST = "UNHEX(SHA2(body, 256))"
 _INSERTION = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}"
 _COLUMNS = f"{_INSERTION}, body"
-_ADDED_ID, _BODY, _LENGTH = 4, 6, 7
+_REF_KEY, _ADDED_ID, _BODY, _LENGTH = 2, 4, 6, 7
+_NO_BOUND = 1 << 62
+
+ROW_COLUMNS_MAX = 10_000
+"""Columns of a row that is read as a whole."""
 
 NEWEST_BYTES_MAX = 8 << 20
 """The most bytes of stored bodies that `newest_until` reads at once, beyond the first row."""
@@ -162,22 +166,28 @@ def newest_until(
         unread.setdefault(shard, []).append(row_key)
     read = [(shard, row) for shard, row_key in asked[:fitting] for row in found.get((shard, row_key), ())]
     large = yield from _bodies(datastore, [(shard, row[_ADDED_ID]) for shard, row in read if row[_BODY] is None])
-    cells = [
-        _stored((*row[:_BODY], large[shard, row[_ADDED_ID]] if row[_BODY] is None else row[_BODY]), shard)
-        for shard, row in read
-    ]
+    cells = [_whole(row, shard, large) for shard, row in read]
     return NewestRows(cells, unread)
 
 
-def row(datastore: Datastore, shard: int, row_key: RowKey) -> Operation[list[StoredCell]]:
-    """Returns the newest version of every column of a row, by column name."""
+def row(datastore: Datastore, shard: int, row_key: RowKey, bytes_max: int) -> Operation[list[StoredCell]]:
+    """Returns the newest version of every column of a row, by column name. Raises TooLarge beyond `bytes_max`."""
     table = sql("%s.entity", Name(datastore.database(shard)))
     tail = (
         f"JOIN (SELECT column_name, MAX(ref_key) AS ref_key FROM {table} WHERE row_key = %s GROUP BY column_name)"
         " AS newest USING (column_name, ref_key) WHERE row_key = %s ORDER BY column_name"
     )
-    rows = yield from query(_select(datastore, shard, tail, row_key, row_key))
-    return [_stored(found, shard) for found in rows]
+    page = yield from _page(datastore, shard, tail, (row_key, row_key), ROW_COLUMNS_MAX, bytes_max)
+    if page.following is not None:
+        raise TooLarge(f"the row has more than {bytes_max} bytes or {ROW_COLUMNS_MAX} columns: ask for its columns")
+    return page.cells
+
+
+class CellPage(msgspec.Struct, frozen=True):
+    """The first cells of a selection, as many as fit, but at least one. `following` is the first that didn't fit."""
+
+    cells: list[StoredCell]
+    following: RefKey | None
 
 
 def versions(
@@ -187,15 +197,15 @@ def versions(
     ref_keys: tuple[int, int],
     descending: bool,
     limit: int,
-) -> Operation[list[StoredCell]]:
+    bytes_max: int,
+) -> Operation[CellPage]:
     """Returns versions of one column, with a ref_key from the first of `ref_keys` to the second, both included."""
     tail = (
-        "WHERE row_key = %s AND column_name = %s AND ref_key BETWEEN %s AND %s "
-        f"ORDER BY ref_key {'DESC' if descending else 'ASC'} LIMIT %s"
+        "WHERE row_key = %s AND column_name = %s AND ref_key BETWEEN %s AND %s"
+        f" ORDER BY ref_key {'DESC' if descending else 'ASC'}"
     )
     row_key, column_name = column
-    rows = yield from query(_select(datastore, shard, tail, row_key, column_name.encode(), *ref_keys, limit))
-    return [_stored(found, shard) for found in rows]
+    return (yield from _page(datastore, shard, tail, (row_key, column_name.encode(), *ref_keys), limit, bytes_max))
 
 
 def read_after(
@@ -206,11 +216,42 @@ def read_after(
     Where `columns` are named, cells of others are left out.
     `until`, the last added_id to look at, bounds what a search for rare columns examines.
     """
+    return (yield from read_page_after(datastore, shard, after, limit, columns, until, _NO_BOUND)).cells
+
+
+def read_page_after(
+    datastore: Datastore, shard: int, after: int, limit: int, columns: Iterable[str], until: int, bytes_max: int
+) -> Operation[CellPage]:
+    """Returns what `read_after` does, within a bound of bytes."""
     names = _literals(columns)
     only = f"AND column_name IN ({names}) " if names else ""
-    tail = f"WHERE added_id > %s AND added_id <= %s {only}ORDER BY added_id LIMIT %s"
-    rows = yield from query(_select(datastore, shard, tail, after, until, limit))
-    return [_stored(found, shard) for found in rows]
+    tail = f"WHERE added_id > %s AND added_id <= %s {only}ORDER BY added_id"
+    return (yield from _page(datastore, shard, tail, (after, until), limit, bytes_max))
+
+
+def get_or_newest(
+    datastore: Datastore, keys: Sequence[tuple[int, RowKey, ColumnName, RefKey | None]], bytes_max: int
+) -> Operation[list[StoredCell | None]]:
+    """Returns the cells under (shard, row key, column, ref_key), in order. Without a ref_key it is the newest version.
+
+    Raises TooLarge when they have more than `bytes_max` bytes together. It never holds more than twice that.
+    """
+    share = max(1, bytes_max // len(keys))
+    scripts = []
+    for shard, row_key, column_name, ref_key in keys:
+        which = "ORDER BY ref_key DESC LIMIT 1" if ref_key is None else f"AND ref_key = {ref_key}"
+        tail = f"WHERE row_key = %s AND column_name = %s {which}"
+        scripts.append(_select_sized(datastore, shard, tail, (row_key, column_name.encode()), share))
+    results = yield ";".join(scripts)
+    found = [
+        (shard, result.rows[0]) if result.rows else None for result, (shard, *_) in zip(results, keys, strict=True)
+    ]
+    if sum(one[1][_LENGTH] for one in found if one is not None) > bytes_max:
+        raise TooLarge("the answer would be too large: ask for fewer at once")
+    large = yield from _bodies(
+        datastore, sorted({(shard, row[_ADDED_ID]) for shard, row in filter(None, found) if row[_BODY] is None})
+    )
+    return [None if one is None else _whole(one[1], one[0], large) for one in found]
 
 
 def first_since(datastore: Datastore, shard: int, created_at: int, head: int) -> Operation[int]:
@@ -325,6 +366,38 @@ def _newest_until(
         + sql(") AS wanted) AS newest STRAIGHT_JOIN %s.entity USING (added_id)", Name(datastore.database(shard)))
         for column in columns
     )
+
+
+def _page(
+    datastore: Datastore, shard: int, tail: str, values: Sequence[object], limit: int, bytes_max: int
+) -> Operation[CellPage]:
+    """Reads the first cells of a selection, and never holds more than twice `bytes_max` of bodies.
+
+    A body above its even share of the bytes is read only once its length is known to fit.
+    """
+    share = max(1, bytes_max // max(1, limit))
+    rows = yield from query(_select_sized(datastore, shard, f"{tail} LIMIT {limit + 1}", values, share))
+    left = bytes_max
+    fitting = 0
+    for row in rows[:limit]:
+        left -= row[_LENGTH]
+        if left < 0 and fitting:
+            break
+        fitting += 1
+    large = yield from _bodies(datastore, [(shard, row[_ADDED_ID]) for row in rows[:fitting] if row[_BODY] is None])
+    following = rows[fitting][_REF_KEY] if fitting < len(rows) else None
+    return CellPage([_whole(row, shard, large) for row in rows[:fitting]], following)
+
+
+def _select_sized(datastore: Datastore, shard: int, tail: str, values: Sequence[object], share: int) -> Script:
+    """Selects an insertion, a body up to `share` bytes, and every body's length."""
+    columns = f"{_INSERTION}, IF(LENGTH(body) <= {share}, body, NULL), LENGTH(body)"
+    return sql(f"SELECT {columns} FROM %s.entity {tail}", Name(datastore.database(shard)), *values)
+
+
+def _whole(row: Row, shard: int, large: Mapping[tuple[int, int], bytes]) -> StoredCell:
+    body = large[shard, row[_ADDED_ID]] if row[_BODY] is None else row[_BODY]
+    return _stored((*row[:_BODY], body), shard)
 
 
 def _bodies(datastore: Datastore, places: Sequence[tuple[int, int]]) -> Operation[dict[tuple[int, int], bytes]]:

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from schemaless.cell import REF_KEY_MAX, CellKey, ColumnName, PutStatus, RefKey, RowKey
-from schemaless.codec import encode_body
-from schemaless.errors import Misconfigured, TableMissing
+from schemaless.codec import decode_body, encode_body
+from schemaless.errors import Misconfigured, TableMissing, TooLarge
 from schemaless.location import GenerationStart
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -87,6 +87,11 @@ def cell(row=ROW, column=BASE, ref_key=1, shard=0, **body) -> ShardCell:
     return ShardCell(CellKey(row, column, RefKey(ref_key)), encode_body(body), shard)
 
 
+def noise(size: int) -> str:
+    """Returns a text that takes so many bytes where it is stored, too: it can't be compressed much."""
+    return Random(size).randbytes(size // 2).hex()
+
+
 def statuses(placed) -> list[PutStatus]:
     return [outcome.status for outcome in placed]
 
@@ -160,7 +165,7 @@ async def test_a_row_is_the_newest_of_each_of_its_columns(table):
         "put_cells",
         [cell(ref_key=1), cell(ref_key=2), cell(column=STATUS, ref_key=9), cell(column="base"), cell(row=OTHER_ROW)],
     )
-    row = await table.run("row", 0, ROW)
+    row = await table.run("row", 0, ROW, 1 << 20)
     assert [(c.column_name, c.ref_key) for c in row] == [("BASE", 2), ("STATUS", 9), ("base", 1)]
 
 
@@ -214,13 +219,39 @@ async def test_versions_come_in_the_order_and_range_asked_for(table):
     await table.run("put_cells", [cell(ref_key=n) for n in (1, 2, 3, 5, 8)])
 
     async def versions(low, high, descending, limit):
-        found = await table.run("versions", 0, (ROW, BASE), ref_keys=(low, high), descending=descending, limit=limit)
-        return [c.ref_key for c in found]
+        page = await table.run("versions", 0, (ROW, BASE), (low, high), descending, limit, 1 << 20)
+        return [c.ref_key for c in page.cells]
 
     assert await versions(0, REF_KEY_MAX, False, 10) == [1, 2, 3, 5, 8]
     assert await versions(2, 5, True, 10) == [5, 3, 2]
     assert await versions(2, 8, True, 2) == [8, 5]
     assert await versions(6, 7, False, 10) == []
+
+
+async def test_a_page_of_versions_is_bounded_in_bytes(table):
+    """I14: as many as fit, at least one; `following` is where the next page starts. Large and small alike."""
+    sizes = {1: 2000, 2: 10, 3: 5000, 4: 10, 5: 9000}
+    await table.run("put_cells", [cell(ref_key=n, noise=noise(size)) for n, size in sizes.items()])
+
+    async def page(low, limit, bytes_max):
+        found = await table.run("versions", 0, (ROW, BASE), (low, REF_KEY_MAX), False, limit, bytes_max)
+        assert all(decode_body(c.body)["noise"] == noise(sizes[c.ref_key]) for c in found.cells)
+        return [c.ref_key for c in found.cells], found.following
+
+    assert await page(1, 10, 1 << 20) == ([1, 2, 3, 4, 5], None)
+    assert await page(1, 5, 1 << 20) == ([1, 2, 3, 4, 5], None)
+    assert await page(1, 4, 1 << 20) == ([1, 2, 3, 4], 5)
+    assert await page(1, 10, 3000) == ([1, 2], 3)
+    assert await page(3, 10, 100) == ([3], 4)
+    assert await page(6, 10, 100) == ([], None)
+
+
+async def test_a_row_is_bounded_in_bytes(table):
+    """I14: a row has no pages, so a larger one is refused."""
+    await table.run("put_cells", [cell(column=c, ref_key=1, noise=noise(3000)) for c in (BASE, STATUS)])
+    assert len(await table.run("row", 0, ROW, 10_000)) == 2
+    with pytest.raises(TooLarge):
+        await table.run("row", 0, ROW, 2500)
 
 
 async def test_reading_the_log_goes_on_behind_a_location(table):

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from api.app import create_app
 from api.follow.followers import RequestsInFlight
+from api.http.budget import ReadBudget
 from api.http.request import PayloadBudget
 from api.metrics import Metrics
 from api.routes import ROUTES
@@ -46,12 +47,14 @@ class EmptyCatalogue:
 
 
 @pytest.fixture
-def state():
+def state(settings):
     return SimpleNamespace(
+        settings=settings,
         in_flight=RequestsInFlight(),
         metrics=Metrics(),
         catalogue=EmptyCatalogue(),
         payload_budget=PayloadBudget(1 << 20),
+        read_budget=ReadBudget(1 << 20, wait_s=1.0),
     )
 
 

@@ -5,20 +5,29 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.follow.followers import RequestsInFlight
 from api.http.request import PAYLOAD_COMPLETE, PayloadBudget, Request
-from schemaless.errors import Malformed, TooLarge, Unavailable
+from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable
 
 
-def request(*messages, budget=None, headers=(), extensions=()):
+def request(*messages, budget=None, headers=(), extensions=(), in_flight=None, address="10.0.0.1"):
     """A request whose payload arrives as `messages`, and never more."""
     coming = iter(messages)
 
     async def receive():
         return next(coming)
 
-    settings = SimpleNamespace(payload_timeout_s=30.0)
-    state = SimpleNamespace(settings=settings, payload_budget=budget or PayloadBudget(100))
-    scope = {"type": "http", "method": "PUT", "headers": list(headers), "extensions": {key: {} for key in extensions}}
+    settings = SimpleNamespace(payload_timeout_s=30.0, payload_bytes_per_s_min=1000, requests_max=2, behind_proxy=False)
+    state = SimpleNamespace(
+        settings=settings, payload_budget=budget or PayloadBudget(100), in_flight=in_flight or RequestsInFlight()
+    )
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "headers": list(headers),
+        "extensions": {key: {} for key in extensions},
+        "client": (address, 1),
+    }
     return Request(state, scope, receive, {})
 
 
@@ -76,3 +85,49 @@ async def test_a_payload_that_never_comes_is_given_up():
     waiting._receive = asyncio.Event().wait
     with pytest.raises(Malformed, match="not there after"):
         await waiting.payload(3)
+
+
+async def test_a_request_is_in_flight_when_its_payload_is_whole():
+    """Slow payloads take no place of requests that are here, and what there is no room for then is refused."""
+    in_flight = RequestsInFlight(count=1)
+    slow = request(part(b"a"), part(b"ll", more=False), in_flight=in_flight)
+    assert not slow.is_whole
+    slow.arrives()
+    assert in_flight.count == 0
+    assert await slow.payload(3) == b"all"
+    assert in_flight.count == 1
+    slow.finish()
+    assert in_flight.count == 1
+    late = request(part(b"all", more=False), in_flight=in_flight)
+    in_flight.count += 1
+    late.arrives()
+    in_flight.count += 2
+    with pytest.raises(Unavailable, match="concurrent"):
+        await late.payload(3)
+
+
+def test_payloads_that_arrive_are_counted_by_address():
+    """A thousand slow ones of one address take a hundred places, and leave the others to everybody else."""
+    budget = PayloadBudget(100, arriving_max=3, address_arriving_max=2)
+    first, second = (request(budget=budget) for _ in range(2))
+    first.arrives()
+    second.arrives()
+    with pytest.raises(TooManyRequests):
+        request(budget=budget).arrives()
+    request(budget=budget, address="10.0.0.2").arrives()
+    with pytest.raises(Unavailable):
+        request(budget=budget, address="10.0.0.3").arrives()
+    first.finish()
+    request(budget=budget).arrives()
+    assert budget.arriving == 3
+
+
+async def test_a_payload_has_a_least_rate(monkeypatch):
+    """A byte now and then doesn't keep it: each byte buys its time, and none of them more than the deadline."""
+    loop = asyncio.get_running_loop()
+    deadlines = []
+    monkeypatch.setattr(loop, "time", lambda: 100.0)
+    monkeypatch.setattr(asyncio.Timeout, "reschedule", lambda self, when: deadlines.append(when))
+    parts = [part(b"x"), part(b"x" * 999), part(b"x" * 99_000), part(b"", more=False)]
+    await request(*parts, budget=PayloadBudget(1 << 20)).payload(1 << 20)
+    assert [round(when, 3) for when in deadlines if when] == [105.0, 105.001, 106.0, 130.0]

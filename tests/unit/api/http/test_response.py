@@ -1,7 +1,11 @@
 """Problem documents: every error of the tree has a status."""
 
-import pytest
+import json
 
+import pytest
+from structlog.testing import capture_logs
+
+from api.http import response
 from api.http.response import kind_of, problem_of
 from schemaless import errors
 from schemaless.errors import Invalid, LocationGone, SchemalessError
@@ -59,3 +63,16 @@ def test_members_tell_what_to_do():
     assert problem_of(made(Invalid))["field"] == "limit"
     gone = problem_of(made(LocationGone))
     assert (gone["head"], gone["resume_at"], gone["generation"]) == (7, 5, 2)
+
+
+OF_SERVERS = [errors.StorageUnavailable, errors.BusUnavailable, errors.Busy, errors.Misconfigured, errors.Corrupt]
+
+
+@pytest.mark.parametrize("kind", OF_SERVERS)
+def test_details_name_no_server(kind):
+    """What a driver said is in the log. A caller is told only what kind of trouble it is."""
+    response._logged_at.clear()
+    with capture_logs() as logged:
+        shown = [problem_of(kind("a-master: (1146, 'no table')")) for _ in range(3)]
+    assert "a-master" not in json.dumps(shown)
+    assert [line["error"] for line in logged] == ["a-master: (1146, 'no table')"]

@@ -5,7 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.http.server import STALL_TIMEOUT_S, STOP_STALL_TIMEOUT_S, CoalescingProtocol, CoalescingTransport
+from api.http.server import (
+    STALL_TIMEOUT_S,
+    STOP_STALL_TIMEOUT_S,
+    TAKEN_BYTES_PER_S_MIN,
+    CoalescingProtocol,
+    CoalescingTransport,
+)
 
 
 class Recorder(asyncio.Transport):
@@ -17,6 +23,9 @@ class Recorder(asyncio.Transport):
 
     def write(self, data):
         self.did.append(bytes(data))
+
+    def is_closing(self):
+        return "closed" in self.did
 
     def close(self):
         self.did.append("closed")
@@ -102,10 +111,10 @@ def test_a_reader_that_takes_nothing_is_cut_off(paused):
 
 
 def test_a_reader_that_is_only_slow_is_not(paused):
-    """One that takes a little of it each time, and one that took all of it and was given more."""
+    """One that takes a least rate of it, and one that took all of it and was given more."""
     connection, protocol = paused
-    for _ in range(3):
-        connection.left -= 1
+    for _ in range(2):
+        connection.left -= int(TAKEN_BYTES_PER_S_MIN * STALL_TIMEOUT_S)
         connection.time_passes()
     connection.left = 300_000
     protocol.pause_writing()
@@ -126,12 +135,12 @@ def test_a_reader_that_took_all_is_not(paused):
 
 
 def test_a_stop_cuts_off_a_reader_that_takes_nothing_within_a_second(paused):
-    """It would keep the process from ending. One that takes a little each time is waited for."""
+    """It would keep the process from ending. One that takes a least rate is waited for."""
     connection, protocol = paused
     connection.timers.clear()
     connection.stall_timeout_s = STOP_STALL_TIMEOUT_S
     protocol.shutdown()
-    connection.left -= 1
+    connection.left -= TAKEN_BYTES_PER_S_MIN
     connection.time_passes()
     assert not connection.aborted
     connection.time_passes()

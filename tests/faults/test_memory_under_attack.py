@@ -1,0 +1,115 @@
+"""All hostile clients at once: the process's memory is bounded (I14), goes back, and honest clients are served."""
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.integration.api.api_harness import api_process
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
+
+RSS_MAX = 512 << 20
+ATTACK_S = 20.0
+VERSIONS = 40
+
+
+def resident(pid, which="VmRSS"):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(which))
+
+
+class Attack:
+    """Threads that repeat something until they are told to stop, and sockets that are kept open."""
+
+    def __init__(self, api, datastore):
+        self.api = api
+        self.path = f"/v1/{datastore.name}"
+        self.sockets = []
+        self.stopped = threading.Event()
+        self.threads = []
+        self.errors = []
+
+    def hold(self, count, sent, receive_buffer=None):
+        for _ in range(count):
+            sock = socket.socket()
+            if receive_buffer:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            sock.settimeout(2)
+            try:
+                sock.connect(("127.0.0.1", self.api.port))
+                sock.sendall(sent)
+            except OSError:
+                pass
+            self.sockets.append(sock)
+
+    def repeat(self, count, method, path, content=None):
+        def run():
+            import httpx
+
+            with httpx.Client(base_url=self.api.client.base_url, timeout=60) as client:
+                while not self.stopped.is_set():
+                    with contextlib.suppress(httpx.TransportError):
+                        client.request(method, self.path + path, content=content)
+
+        for _ in range(count):
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def stop(self):
+        self.stopped.set()
+        for sock in self.sockets:
+            sock.close()
+        for thread in self.threads:
+            thread.join(60)
+
+
+def test_memory_is_bounded_under_all_attacks_at_once(running, shared_datastore):
+    """Clients that don't read, readers of large pages, slow payloads, endless heads, idle ones, large batches."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    with api_process(running.path) as api:
+        attack = Attack(api, shared_datastore)
+        row = uuid.uuid4()
+        for version in range(VERSIONS):
+            body = json.dumps({"a": os.urandom(520_000).hex()})
+            assert api.client.put(f"{attack.path}/cells/{row}/V/{version}", content=body).status_code == 201
+        nested = b'{"a":[' + b",".join([b"[]"] * 49_000) + b"]}"
+        item = b'{"row_key":"%b","column_name":"N","ref_key":1,"body":%b}'
+        batch = b'{"cells":[' + b",".join(item % (str(uuid.uuid4()).encode(), nested) for _ in range(100)) + b"]}"
+        before = resident(api.process.pid)
+        get = f"GET {attack.path}/cells/{row}/V/versions?limit=1000 HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        put = f"PUT {attack.path}/cells/{row}/BASE/1 HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{{".encode()
+        attack.hold(40, get, receive_buffer=4096)
+        attack.hold(10, b"GET /healthz HTTP/1.1\r\nx-a: " + b"a" * (20 << 20))
+        attack.hold(500, b"")
+        attack.hold(1050, put)
+        attack.repeat(16, "GET", f"/cells/{row}/V/versions?limit=1000")
+        attack.repeat(4, "POST", "/batch/put", batch)
+        honest, slowest, peak = [], 0.0, 0
+        ends = time.monotonic() + ATTACK_S
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            path = f"{attack.path}/cells/{uuid.uuid4()}/BASE/1"
+            honest.append(api.client.put(path, json={"a": 1}).status_code)
+            honest.append(api.client.get(path).status_code)
+            slowest = max(slowest, time.monotonic() - began)
+            peak = max(peak, resident(api.process.pid))
+        attack.stop()
+        time.sleep(2)
+        after = resident(api.process.pid)
+        figures = {"before": before >> 20, "peak": resident(api.process.pid, "VmHWM") >> 20, "after": after >> 20}
+        counted = {status: honest.count(status) for status in set(honest)}
+        print(f"\nMiB: {figures}; honest: {counted}, slowest pair {slowest:.2f} s")
+        assert resident(api.process.pid, "VmHWM") <= RSS_MAX
+        assert after <= max(1.5 * before, before + (64 << 20))
+        assert set(honest) <= {200, 201, 202, 404}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

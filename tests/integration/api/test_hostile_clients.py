@@ -1,0 +1,107 @@
+"""Clients that are slow, idle, or speak no HTTP: they hold nothing that others need, and errors are documents."""
+
+import json
+import resource
+import socket
+import time
+import uuid
+from contextlib import closing
+
+import pytest
+
+from tests.integration.api.api_harness import api_process
+
+pytestmark = pytest.mark.storage
+
+SLOW = 1050
+
+
+@pytest.fixture(scope="module")
+def bounded(running):
+    """A process with short deadlines."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    with api_process(running.path, head_timeout_s=1.0) as api:
+        yield api
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def connect(api):
+    return socket.create_connection(("127.0.0.1", api.port), timeout=10)
+
+
+def answer_to(api, *parts):
+    """What the process sends until it closes, or until one answer is there."""
+    with closing(connect(api)) as sock:
+        try:
+            for part in parts:
+                sock.sendall(part)
+        except OSError:  # it closed before it had taken everything
+            pass
+        received = b""
+        try:
+            while chunk := sock.recv(65536):
+                received += chunk
+        except ConnectionResetError:
+            pass
+    head, _, body = received.partition(b"\r\n\r\n")
+    return head.decode().lower(), body
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([b"BREW /healthz HTTP/1.1\r\nhost: x\r\n\r\n"], 400),
+        ([b"PUT /v1/x/cells HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n"], 400),
+        ([b"POST /v1/x/batch/put HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"], 400),
+        ([b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 200 + b"\r\n"], 431),
+        ([b"GET /healthz HTTP/1.1\r\nhost: x\r\na: " + b"a" * 200_000 + b"\r\n\r\n"], 431),
+        ([b"GET /healthz HTTP/1.1\r\nhost: x\r\na: ", *[b"a" * 65_536] * 320], 431),
+        ([b"GET /healthz?" + b"x" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], 431),
+    ],
+)
+def test_what_is_no_request_is_answered_with_a_document(bounded, parts, status):
+    """Of the protocol's errors, too; a client that goes on sending may miss its answer, but not the process."""
+    head, body = answer_to(bounded, *parts)
+    if head or len(parts) == 1:
+        assert head.startswith(f"http/1.1 {status} ")
+        assert "content-type: application/problem+json" in head
+        assert "connection: close" in head
+        assert json.loads(body)["status"] == status
+    assert bounded.client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: "])
+def test_a_head_has_a_deadline(bounded, sent):
+    """A connection that sends none, or half of one, is closed."""
+    began = time.monotonic()
+    assert answer_to(bounded, sent) == ("", b"")
+    assert time.monotonic() - began < 8
+
+
+def test_a_thousand_slow_payloads_cost_honest_clients_nothing(bounded, shared_datastore):
+    """Each announces a megabyte and sends a byte. They are turned away or wait; nobody else notices (I14)."""
+    put = b"PUT /v1/%b/cells/%b/BASE/1 HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{"
+    slow = []
+    try:
+        for _ in range(SLOW):
+            sock = connect(bounded)
+            sock.sendall(put % (shared_datastore.name.encode(), str(uuid.uuid4()).encode()))
+            slow.append(sock)
+        for _ in range(50):
+            path = f"/v1/{shared_datastore.name}/cells/{uuid.uuid4()}/BASE/1"
+            assert bounded.client.put(path, json={"a": 1}).status_code == 201
+            assert bounded.client.get(path).status_code == 200
+        refused = [sock for sock in slow if sock.getblocking() and _first_line(sock).endswith(b"429 Too Many Requests")]
+        assert len(refused) == SLOW - 100
+    finally:
+        for sock in slow:
+            sock.close()
+
+
+def _first_line(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(4096).split(b"\r\n")[0]
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,92 @@
+"""What a process holds for clients that don't take their responses is bounded, and one of them leaves others room (I14)."""
+
+import asyncio
+
+import pytest
+
+from api.http.budget import Held, ReadBudget
+from schemaless.errors import Unavailable
+
+
+def budget(bytes_max=100, wait_s=60.0):
+    return ReadBudget(bytes_max, wait_s=wait_s)
+
+
+async def test_more_than_is_left_waits_until_it_is_given_back():
+    """In order: a small request doesn't overtake a large one for ever."""
+    everything = budget()
+    await everything.take(80, "a")
+    order = []
+
+    async def ask(count, peer):
+        await everything.take(count, peer)
+        order.append(count)
+
+    tasks = [asyncio.ensure_future(ask(60, "b")), asyncio.ensure_future(ask(10, "c"))]
+    await asyncio.sleep(0)
+    assert order == []
+    everything.give_back(80, "a")
+    await asyncio.gather(*tasks)
+    assert order == [60, 10]
+    assert everything.held_bytes == 70
+
+
+async def test_an_address_holds_half():
+    """Whoever takes nothing of its responses leaves the others room, and nobody waits behind it."""
+    everything = budget(wait_s=0.0)
+    await everything.take(50, "a")
+    assert not everything.take_now(1, "a")
+    with pytest.raises(Unavailable):
+        await everything.take(1, "a")
+    await everything.take(40, "b")
+    assert everything.held_bytes == 90
+
+
+async def test_a_proxy_is_no_address():
+    """Behind one, only the bound of all holds."""
+    everything = budget()
+    await everything.take(100, "")
+    assert not everything.take_now(1, "")
+
+
+async def test_who_waits_in_vain_holds_nothing():
+    """Neither after the time is over, nor when the request is cancelled, also as its turn comes."""
+    everything = budget(wait_s=0.0)
+    await everything.take(100, "a")
+    with pytest.raises(Unavailable):
+        await everything.take(10, "b")
+    patient = budget()
+    await patient.take(100, "a")
+    task = asyncio.ensure_future(patient.take(10, "b"))
+    await asyncio.sleep(0)
+    patient.give_back(100, "a")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert patient.held_bytes == 0
+    assert everything.held_bytes == 100
+
+
+async def test_what_is_larger_than_the_budget_fits_an_empty_one():
+    """A bound that is set too low makes one request wait for the other, and none fail."""
+    everything = budget()
+    await everything.take(1000, "a")
+    everything.give_back(1000, "a")
+    assert everything.held_bytes == 0
+
+
+async def test_a_response_replaces_what_was_read_for_it():
+    """It may be larger only where there is room."""
+    everything = budget()
+    held = Held(everything, "a")
+    await held.reserve(30)
+    assert held.resize(10)
+    assert everything.held_bytes == 10
+    other = Held(everything, "b")
+    await other.reserve(45)
+    assert held.resize(50)
+    assert not other.resize(60)
+    assert everything.held_bytes == 95
+    assert held.resize(0)
+    assert other.resize(0)
+    assert everything.held_bytes == 0
