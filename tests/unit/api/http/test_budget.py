@@ -1,4 +1,4 @@
-"""What a process holds for clients that don't take their responses is bounded, and one of them leaves others room (I14)."""
+"""What a process holds for clients that don't take their responses is bounded (I14), and one leaves others room."""
 
 import asyncio
 
