@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-STEP_BYTES_MAX = 256 << 10
+STEP_BYTES_MAX = 64 << 10
 """Bytes of JSON or MessagePack that are parsed, compared or rendered before others get their turn.
 
 One body is never split, so a step has at most this and the largest body.

@@ -94,7 +94,9 @@ async def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest
     decoder = form.decoder(_PutItem)
     steps = Steps()
     parsed = []
-    for item in _items(payload, form, _PutItems, "cells"):
+    items = _items(payload, form, _PutItems, "cells")
+    await steps.after(len(payload))
+    for item in items:
         parsed.append(_put_item(item, form, decoder))
         await steps.after(len(bytes(item)))
     return parsed
@@ -105,7 +107,9 @@ async def parse_gets(payload: bytes, form: Format) -> list[WantedCell]:
     decoder = form.decoder(_GetItem)
     steps = Steps()
     wanted = []
-    for position, item in enumerate(_items(payload, form, _Gets, "keys")):
+    items = _items(payload, form, _Gets, "keys")
+    await steps.after(len(payload))
+    for position, item in enumerate(items):
         wanted.append(_get_item(item, form, decoder, f"keys[{position}]"))
         await steps.after(len(bytes(item)))
     return wanted
