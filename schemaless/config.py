@@ -111,7 +111,7 @@ class ApiSettings(ServiceSettings):
     read_bytes_max: int = 96 << 20
     behind_proxy: bool = False  # Whether clients come through a proxy: then an address has no limits of its own.
     payloads_max: int = 500  # Payloads that are arriving at once. One more gets a 503.
-    address_payloads_max: int = 100  # Payloads that are arriving from one address. One more gets a 429.
+    address_payloads_max: int = 250  # Payloads that are arriving from one address. One more gets a 429.
     payload_bytes_per_s_min: int = 16 << 10  # What must arrive of a payload, after its first five seconds.
     head_timeout_s: float = 10.0  # Time for the path and headers of a request to arrive.
     # Time for a payload to arrive over a slow line. Then its connection holds no request any longer.
