@@ -72,12 +72,13 @@ class Attack:
             thread.join(60)
 
 
-def test_memory_is_bounded_under_all_attacks_at_once(running, shared_datastore):
+def test_memory_is_bounded_under_all_attacks_at_once(running, make_datastore):
     """Clients that don't read, readers of large pages, slow payloads, endless heads, idle ones, large batches."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    datastore = make_datastore()
     with api_process(running.path) as api:
-        attack = Attack(api, shared_datastore)
+        attack = Attack(api, datastore)
         row = uuid.uuid4()
         for version in range(VERSIONS):
             body = json.dumps({"a": os.urandom(520_000).hex()})

@@ -17,7 +17,7 @@ SLOW = 1050
 
 
 @pytest.fixture(scope="module")
-def bounded(running):
+def bounded(running, shared_datastore):
     """A process with short deadlines."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
