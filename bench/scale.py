@@ -24,6 +24,8 @@ class Scale:
     stack_warm_up_s: float
     idle_s: float
     awakenings: int
+    cells_called: int
+    cells_indexed: int
     cost_cells_few: int
     cost_cells_many: int
 
@@ -40,6 +42,8 @@ QUICK = Scale(
     stack_warm_up_s=5.0,
     idle_s=10.0,
     awakenings=5,
+    cells_called=60_000,
+    cells_indexed=50_000,
     cost_cells_few=20_000,
     cost_cells_many=100_000,
 )
@@ -55,6 +59,8 @@ FULL = Scale(
     stack_warm_up_s=45.0,
     idle_s=30.0,
     awakenings=15,
+    cells_called=300_000,
+    cells_indexed=300_000,
     cost_cells_few=100_000,
     cost_cells_many=5_000_000,
 )

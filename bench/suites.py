@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import batches, cell_cost, drain, idle, latency, log_latency, peer_drain, puts, reads, restart, whole_stack
+from bench import (
+    batches,
+    calls,
+    cell_cost,
+    drain,
+    idle,
+    indexing,
+    latency,
+    log_latency,
+    peer_drain,
+    puts,
+    reads,
+    restart,
+    whole_stack,
+)
 from bench.figures import Figure
 from bench.report import Section
 from bench.scale import MANY_SHARDS, PARTITIONS, PARTITIONS_AT_500, PEER_SHARDS, Scale
@@ -133,6 +147,26 @@ def idle_tailer(folder: Path, scale: Scale, _beside: Path | None) -> list[Sectio
     return [Section("A tailer at rest", notes, rows)]
 
 
+def trigger_calls(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
+        rows = calls.measure(stack, scale)
+    notes = (
+        f"One worker process, {scale.cells_called:,} cells a round. Beside it: a stock Faust agent that does nothing "
+        "with each event and acknowledges it (`bench/stock_agent.py`)."
+    )
+    return [Section("Calls of triggers", notes, rows)]
+
+
+def index_maintenance(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
+        rows = indexing.measure(stack, scale)
+    notes = (
+        f"One indexer process builds indexes of {scale.cells_indexed:,} cells in the order of the log. Beside it: "
+        "PyMySQL upserts the same entries, in statements of the same kind and transactions of as many cells."
+    )
+    return [Section("Maintenance of indexes", notes, rows)]
+
+
 def restarted_indexer(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with (
         running_broker(folder / "kafka") as kafka,
@@ -155,6 +189,8 @@ SUITES: Mapping[str, Suite] = {
     "drain": tail_drain,
     "idle": idle_tailer,
     "restart": restarted_indexer,
+    "calls": trigger_calls,
+    "indexing": index_maintenance,
     "cell-cost": cost_of_a_cell,
     "latency": effects,
     "stack": stack,
