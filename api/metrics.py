@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +12,7 @@ from api.backlogs import Backlogs
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from schemaless.cell import PutStatus
+from schemaless.loop_lag import LoopLag
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.translation import refusals
 
@@ -48,10 +49,22 @@ class Metrics:
         counter.inc()
         histogram.observe(seconds)
 
-    def watch(self, storage: AsyncStorage, breaker: ReadBreaker, lag: ReplicaLag, puts: PutCounts) -> None:
+    def watch(
+        self,
+        storage: AsyncStorage,
+        breaker: ReadBreaker,
+        lag: ReplicaLag,
+        puts: PutCounts,
+        held_shards: Callable[[], int],
+    ) -> None:
         self.registry.register(_Nodes(storage, breaker, lag))
         self.registry.register(_PutCollector(puts))
         self.registry.register(_RefusalCollector(refusals.counts))
+        self.registry.register(_LoopCollector(storage.loop_lag))
+        held = Gauge(
+            "schemaless_api_held_shards", "Shards whose heads another transaction holds.", registry=self.registry
+        )
+        held.set_function(held_shards)
 
     def watch_backlogs(self, backlogs: Backlogs) -> None:
         self.registry.register(_BacklogCollector(backlogs))
@@ -118,6 +131,20 @@ class _RefusalCollector(Collector):
         for (node, number), count in self._counts.items():
             family.add_metric([node, str(number)], count)
         return (family,)
+
+
+class _LoopCollector(Collector):
+    """How late the event loop of this process was."""
+
+    def __init__(self, loop_lag: LoopLag) -> None:
+        self._loop_lag = loop_lag
+
+    def collect(self) -> Iterable[Metric]:
+        late = CounterMetricFamily("schemaless_api_loop_late_seconds", "Time in which the event loop stood still.")
+        late.add_metric([], self._loop_lag.late_s())
+        longest = GaugeMetricFamily("schemaless_api_loop_late_longest_seconds", "The longest such time at once.")
+        longest.add_metric([], self._loop_lag.longest_s)
+        return (late, longest)
 
 
 class _Nodes(Collector):

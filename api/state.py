@@ -26,7 +26,7 @@ from api.write.put import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import shard_head
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage, shares_of
 from schemaless.storage.shard_head import Moved
 from schemaless.topology import Topology
 
@@ -58,7 +58,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
     """Opens the pools and the watches. A server that is unreachable doesn't keep it from opening."""
     async with AsyncStorage(
         topology,
-        connections_max=settings.connections_max,
+        shares=shares_of(settings.connections_max),
         connect_timeout_s=settings.connect_timeout_s,
         timeout_s=settings.statement_timeout_s,
     ) as storage:
@@ -69,7 +69,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         metrics = Metrics()
         backlogs = Backlogs(storage, timeout_s=settings.status_timeout_s, age_max_s=settings.backlog_age_max_s)
         metrics.watch_backlogs(backlogs)
-        metrics.watch(storage, read_breaker, lag, writer.counts)
+        metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
         in_flight = RequestsInFlight()
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)

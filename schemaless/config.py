@@ -79,8 +79,8 @@ class ServiceSettings(Settings):
     connect_timeout_s: float = shared("SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S", 1.0)
     # Time for one statement. The default is enough for a batch of 16 MiB.
     statement_timeout_s: float = shared("SCHEMALESS_MYSQL_STATEMENT_TIMEOUT_S", 10.0)
-    # Connections of a process to each MySQL server.
-    connections_max: int = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
+    # Connections of a process to each MySQL server, at least 3. The API divides them between writes, reads and probes.
+    connections_max: Annotated[int, Field(ge=3)] = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
 
 
 class ApiSettings(ServiceSettings):

@@ -18,6 +18,7 @@ SchemalessError
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
 │   │       ├── TableMissing  it has no such table or database
 │   │       └── HeadsLocked  another transaction holds the heads of some shards
+│   ├── Overloaded          this process has too much to do: that says nothing about a server
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
 ├── TooManyRequests         more than a caller may send in a second
@@ -143,6 +144,10 @@ class HeadsLocked(NodeRefuses):
     def __init__(self, why: str, shards: Collection[int] = ()) -> None:
         super().__init__(why)
         self.shards = frozenset(shards)
+
+
+class Overloaded(Unavailable):
+    hint = "send it again after a moment, or to another process: this one has too much to do"
 
 
 class BusUnavailable(Unavailable):

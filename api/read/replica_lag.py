@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from schemaless.errors import NodeRefuses, SchemalessError
+from schemaless.errors import NodeRefuses, Overloaded, SchemalessError
 from schemaless.storage import shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
 
@@ -79,7 +79,9 @@ class ReplicaLag:
 
     async def _position(self, node: AsyncNode) -> ServerPosition | None:
         try:
-            position = await node.run(shard_head.position, timeout_s=self._timeout_s)
+            position = await node.run(shard_head.position, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
+        except Overloaded:  # nobody knows: this process had too much to do
+            return None
         except NodeRefuses:  # it answers: there is no datastore yet, so no tables
             position = None
         except SchemalessError:

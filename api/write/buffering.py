@@ -15,7 +15,7 @@ from schemaless.cell import RowKey
 from schemaless.errors import SchemalessError
 from schemaless.sharding import by_rendezvous
 from schemaless.storage import buffer_table
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
 
@@ -81,7 +81,7 @@ class Secondaries:
         for secondary, rows in groups.items():
             try:
                 await self._storage.master(secondary).run(
-                    buffer_table.remove, datastore, rows, timeout_s=self._timeout_s
+                    buffer_table.remove, datastore, rows, timeout_s=self._timeout_s, traffic=Traffic.WRITE
                 )
             except SchemalessError as error:
                 if tells_breaker(error):

@@ -14,7 +14,7 @@ import structlog
 
 from schemaless.errors import HeadsLocked, SchemalessError
 from schemaless.storage import idle_transactions, shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode
+from schemaless.storage.asyncmy_driver import AsyncNode, Traffic
 
 log = structlog.get_logger()
 
@@ -65,14 +65,20 @@ class HeldShards:
         """Lets the shards whose heads are free return, and ends idle transactions that hold rows."""
         try:
             locked = await self._master.run(
-                shard_head.locked, self._datastore, sorted(self.shards), timeout_s=self._timeout_s
+                shard_head.locked,
+                self._datastore,
+                sorted(self.shards),
+                timeout_s=self._timeout_s,
+                traffic=Traffic.PROBE,
             )
             free = self.shards - frozenset(locked)
             self.shards -= free
             if free:
                 log.info("heads are free again", node=self._master.node.name, shards=sorted(free))
             if self.shards:
-                for ended in await self._master.run(idle_transactions.end, IDLE_MAX_S, timeout_s=self._timeout_s):
+                for ended in await self._master.run(
+                    idle_transactions.end, IDLE_MAX_S, timeout_s=self._timeout_s, traffic=Traffic.PROBE
+                ):
                     log.warning("an idle transaction is ended", node=self._master.node.name, connection=ended)
         except SchemalessError as error:
             log.info("held heads can't be looked at", node=self._master.node.name, error=str(error))

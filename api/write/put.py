@@ -119,6 +119,10 @@ class CellWriter:
         self.counts[next_one.placed.status, copies] += 1
         return PutOutcome(next_one.placed.status, cell.key, shard, next_one.placed, copies, next_one.replayed)
 
+    def held_shards(self) -> int:
+        """Returns how many shards stay out of shared transactions now: another transaction holds their heads."""
+        return self._queues.held_shards()
+
     async def close(self) -> None:
         """Returns when every put under way has its outcome. Called at the end, with no request in flight."""
         await self._queues.drain()

@@ -12,9 +12,9 @@ from api.write.held_shards import HeldShards
 from api.write.write_breaker import BreakerState, WriteBreaker
 from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import Placed
-from schemaless.errors import Busy, HeadsLocked, NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import Busy, HeadsLocked, NodeRefuses, Overloaded, SchemalessError, StorageUnavailable
 from schemaless.storage import append, post_version, put_transaction
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import AGAIN_ON, Args, Operation
 from schemaless.storage.post_version import NewVersion, NextVersion
@@ -208,11 +208,13 @@ class MasterWriteQueues:
         if breaker.state is BreakerState.OPEN:  # it failed while these waited
             raise breaker_open(cluster)
         try:
-            outcome = await self._storage.master(cluster).run(operation, *args, timeout_s=timeout_s, again_on=again_on)
+            outcome = await self._storage.master(cluster).run(
+                operation, *args, timeout_s=timeout_s, again_on=again_on, traffic=Traffic.WRITE
+            )
         except SchemalessError as error:
             if tells_breaker(error):
                 breaker.failed()
-            else:
+            elif not isinstance(error, Overloaded):
                 breaker.succeeded()  # it answered
             raise
         breaker.succeeded()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from schemaless.errors import Invalid, Misconfigured, NotFound, SchemalessError, StorageUnavailable
 from schemaless.storage import datastore_table, schema, shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.failover import Answers, answers_of_all, run_on_all
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
@@ -121,7 +121,7 @@ class Catalogue:
         began = self._clock()
         # Minions are asked too: what they show was ready on their master. A server that fails says nothing.
         questions = {
-            name: node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
+            name: node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S, traffic=Traffic.PROBE)
             for name, node in self._storage.nodes.items()
         }
         answers = await answers_of_all(questions, tolerated=SchemalessError)
@@ -132,7 +132,7 @@ class Catalogue:
 
 async def _shown_by(node: AsyncNode) -> dict[str, Datastore] | SchemalessError:
     try:
-        return await node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S)
+        return await node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S, traffic=Traffic.PROBE)
     except SchemalessError as error:
         return error
 

@@ -80,11 +80,13 @@ def insert(
     try:
         try:
             times = _one_time(shards)
-            results = yield _script(datastore, shards, rows, steps, times)
+            script, offsets = _script(datastore, shards, rows, steps, times)
+            results = yield script
         except NeedsLockedHeads:
             times = _own_times(shards)
             try:
-                results = yield _script(datastore, shards, rows, steps, times)
+                script, offsets = _script(datastore, shards, rows, steps, times)
+                results = yield script
             except NeedsLockedHeads:
                 yield from _verify_home(datastore, shards)
                 raise
@@ -109,11 +111,7 @@ def insert(
                 shard=head.shard,
                 behind_s=(head.last_created_at - clock) / 1e6,
             )
-    placed = []
-    offsets = dict.fromkeys(shards, 0)
-    for row in rows:
-        offsets[row.shard] += 1
-        placed.append(_placed(heads[row.shard], offsets[row.shard]))
+    placed = [_placed(heads[row.shard], offset) for row, offset in zip(rows, offsets, strict=True)]
     return placed, numbers[2 * len(shards) :]
 
 
@@ -163,8 +161,8 @@ def _own_times(shards: Sequence[int]) -> _Times:
 
 def _script(
     datastore: Datastore, shards: Sequence[int], rows: Sequence[NewRow], steps: TransactionSteps, times: _Times
-) -> Script:
-    """Returns the whole transaction as one script.
+) -> tuple[Script, list[int]]:
+    """Returns the whole transaction as one script, and how far behind its shard's head each row gets.
 
     The nth shard has its head in @hn and its generation in @gn. Columns of a cell take no NULL, so the script fails
     with NeedsLockedHeads where one of them is NULL: @hn and @gn of a head that isn't on this server, and a time that
@@ -175,9 +173,12 @@ def _script(
     """
     variables = {shard: n for n, shard in enumerate(shards)}
     values: dict[int, list[Script]] = {shard: [] for shard in shards}
+    offsets = []
     for row in rows:
         n, here = variables[row.shard], values[row.shard]
-        here.append(f"(@h{n}+{len(here) + 1},@g{n},{row.values},{times.of_shards[n]})")
+        offset = len(here) + 1
+        offsets.append(offset)
+        here.append(f"(@h{n}+{offset},@g{n},{row.values},{times.of_shards[n]})")
     columns = [
         f"MAX(CASE heads.shard WHEN {shard} THEN {column} END)" for shard in shards for column in ("head", "generation")
     ]
@@ -186,7 +187,7 @@ def _script(
         f"({name},{shard},@g{n},@h{n}+{len(values[shard])},{times.of_shards[n]})" for shard, n in variables.items()
     ]
     shown = [*times.shown, *(f"@g{n},@h{n}" for n in variables.values()), *steps.numbers]
-    return ";".join(
+    script = ";".join(
         [
             "BEGIN",
             *steps.first,
@@ -202,6 +203,7 @@ def _script(
             f"SELECT CONCAT_WS(' ',{commas(shown)})",
         ]
     )
+    return script, offsets
 
 
 def _insert(datastore: Datastore, shard: int, rows: list[Script]) -> Script:

@@ -1,18 +1,21 @@
 """Runs operations by asyncmy, for the services: its rows come five to nine times faster than PyMySQL's.
 
-Each node has one pool of connections, which is bounded (I14).
+The connections to each node are bounded (I14). Time in a process's own queue, and time in which its event loop
+stood still, never count against a server.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from types import TracebackType
 from typing import Any, TypeVar
 
 import asyncmy
 
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import Overloaded, SchemalessError, StorageUnavailable
+from schemaless.loop_lag import LiveTimeout, LoopLag
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
 from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
 from schemaless.storage.sql import Script
@@ -22,24 +25,60 @@ from schemaless.topology import Node, Topology
 T = TypeVar("T")
 
 
+class Traffic(StrEnum):
+    """What a connection is used for. Where each kind has a share of its own, none waits for another."""
+
+    WRITE = "write"
+    READ = "read"
+    PROBE = "probe"
+
+
+Shares = Mapping[Traffic, int]
+
+
+def shares_of(connections_max: int) -> Shares:
+    """Divides the connections to one node: half of them for reads, one in eight for probes."""
+    probes = max(1, connections_max // 8)
+    writes = max(1, connections_max * 3 // 8)
+    return {Traffic.WRITE: writes, Traffic.READ: max(1, connections_max - writes - probes), Traffic.PROBE: probes}
+
+
+class _Lane:
+    """The connections of one share."""
+
+    __slots__ = ("pool", "slots")
+
+    def __init__(self, connections_max: int) -> None:
+        self.pool: ConnectionPool[Any] = ConnectionPool(
+            lambda connection: connection.close(), lambda connection: bool(connection.get_transaction_status())
+        )
+        self.slots = asyncio.BoundedSemaphore(connections_max)
+
+
 class AsyncNode:
-    """One MySQL server, reached through at most `connections_max` connections. Lives on one event loop."""
+    """One MySQL server, reached through at most `connections_max` connections. Lives on one event loop.
+
+    With `shares` each kind of traffic has connections of its own, else all kinds share them.
+    """
 
     def __init__(
         self,
         node: Node,
         *,
         connections_max: int = 16,
+        shares: Shares | None = None,
         connect_timeout_s: float = 1.0,
         timeout_s: float = 10.0,
+        loop_lag: LoopLag | None = None,
     ) -> None:
         self.node = node
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
-        self._pool: ConnectionPool[Any] = ConnectionPool(
-            lambda connection: connection.close(), lambda connection: bool(connection.get_transaction_status())
-        )
-        self._slots = asyncio.BoundedSemaphore(connections_max)
+        self._loop_lag = LoopLag() if loop_lag is None else loop_lag
+        if shares is None:
+            self._lanes = dict.fromkeys(Traffic, _Lane(connections_max))
+        else:
+            self._lanes = {traffic: _Lane(share) for traffic, share in shares.items()}
 
     async def run(
         self,
@@ -47,6 +86,7 @@ class AsyncNode:
         *args: *Args,
         timeout_s: float | None = None,
         again_on: tuple[type[SchemalessError], ...] = AGAIN_ON,
+        traffic: Traffic = Traffic.READ,
     ) -> T:
         """Runs `operation(*args)` within `timeout_s` seconds, all attempts together, and returns its value.
 
@@ -54,42 +94,66 @@ class AsyncNode:
         `again_on=(Busy,)`: after Busy MySQL has rolled back, after a lost connection the outcome is unknown.
 
         Raises StorageUnavailable (also when the time is over: the outcome is then unknown), Busy, or what the operation
-        raises.
+        raises. Raises Overloaded when no connection was free in that time, or when the event loop was too late to see
+        an answer: neither says anything about the server.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        lane = self._lanes[traffic]
+        if lane.slots.locked():
+            await self._wait_for_slot(lane, traffic, limit_s)
+        else:
+            await lane.slots.acquire()
+        timeout = LiveTimeout(limit_s, self._loop_lag)
         try:
-            async with asyncio.timeout(limit_s):
+            async with timeout:
                 try:
-                    return await self._attempt(operation, args)  # the usual case pays nothing for the retries
+                    return await self._attempt(lane, operation, args)  # the usual case pays nothing for the retries
                 except again_on as error:
                     if not runs_again(error, again_on):
                         raise
                 async for attempt in retries(again_on, limit_s):
                     with attempt:
-                        return await self._attempt(operation, args)
+                        return await self._attempt(lane, operation, args)
         except TimeoutError as error:
-            raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
+            if timeout.server_had_its_time:
+                raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
+            raise Overloaded(f"{self.node.name}: this process was too late to see an answer") from error
+        finally:
+            lane.slots.release()
         raise AssertionError("stamina returns or raises")
 
     async def close(self) -> None:
-        while (connection := self._pool.take()) is not None:
-            await connection.ensure_closed()
+        for lane in self._lanes.values():
+            while (connection := lane.pool.take()) is not None:
+                await connection.ensure_closed()
 
-    async def _attempt(self, operation: Callable[[*Args], Operation[T]], args: tuple[*Args]) -> T:
-        async with self._slots:
-            connection = self._pool.take() or await self._connect()
-            try:
-                value = await _drive(connection, on_node(operation(*args), self.node.name))
-            except BaseException as error:
-                self._pool.give_after(connection, error)
-                raise
-            self._pool.give(connection)
-            return value
+    async def _wait_for_slot(self, lane: _Lane, traffic: Traffic, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await lane.slots.acquire()
+        except TimeoutError as error:
+            why = f"{self.node.name}: no connection for {traffic} was free for {limit_s} s"
+            raise Overloaded(why) from error
+
+    async def _attempt(self, lane: _Lane, operation: Callable[[*Args], Operation[T]], args: tuple[*Args]) -> T:
+        connection = lane.pool.take() or await self._connect()
+        try:
+            value = await _drive(connection, on_node(operation(*args), self.node.name))
+        except BaseException as error:
+            lane.pool.give_after(connection, error)
+            raise
+        lane.pool.give(connection)
+        return value
 
     async def _connect(self) -> Any:
+        limit_s = self._connect_timeout_s
         try:
-            connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=self._connect_timeout_s)
+            async with LiveTimeout(limit_s, self._loop_lag):
+                # The driver's own time-out knows nothing of a loop that is late, so it comes last.
+                connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=limit_s * 4)
             await _execute(connection, SESSION)
+        except TimeoutError as error:
+            raise StorageUnavailable(f"{self.node.name}: no connection within {limit_s} s") from error
         except FAILURES as error:
             raise connecting_failed(error, self.node.name) from error
         except RuntimeError as error:  # asyncmy's, on uvloop: the server closed the connection as it was made
@@ -98,29 +162,43 @@ class AsyncNode:
 
 
 class AsyncStorage(Storage[AsyncNode]):
-    """All nodes of a topology, by name. Each has a pool of at most `connections_max` connections."""
+    """All nodes of a topology, by name. Each has at most `connections_max` connections, in `shares` if these are given.
+
+    While it is open it measures how late the event loop is, so that no time-out takes a late loop for a dead server.
+    """
 
     def __init__(
         self,
         topology: Topology,
         *,
         connections_max: int = 16,
+        shares: Shares | None = None,
         connect_timeout_s: float = 1.0,
         timeout_s: float = 10.0,
     ) -> None:
+        self.loop_lag = LoopLag()
+        self._ticking: asyncio.Task[None] | None = None
         super().__init__(
             topology,
             lambda node: AsyncNode(
-                node, connections_max=connections_max, connect_timeout_s=connect_timeout_s, timeout_s=timeout_s
+                node,
+                connections_max=connections_max,
+                shares=shares,
+                connect_timeout_s=connect_timeout_s,
+                timeout_s=timeout_s,
+                loop_lag=self.loop_lag,
             ),
         )
 
     async def __aenter__(self) -> AsyncStorage:
+        self._ticking = asyncio.create_task(self.loop_lag.run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
         for node in self.nodes.values():
             await node.close()
 

@@ -51,11 +51,8 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
     firsts: dict[CellKey, ShardCell] = {}
     for cell in cells:
         firsts.setdefault(cell.key, cell)
-    shards = sorted({cell.shard for cell in firsts.values()})
     places: dict[CellKey, Placed] = {}
-    for some in chunks(shards, count_max=append.SHARDS_MAX):
-        wanted = frozenset(some)
-        distinct = [cell for cell in firsts.values() if cell.shard in wanted]
+    for distinct in _transactions(list(firsts.values())):
         try:
             placed = yield from append.insert_new(datastore, distinct)
         except DuplicateKey:
@@ -73,6 +70,15 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
         else _compared(places[cell.key], next(same))
         for cell in cells
     ]
+
+
+def _transactions(cells: Sequence[ShardCell]) -> list[Sequence[ShardCell]]:
+    """Returns the cells in groups of few enough shards for one transaction. Usually that is one group."""
+    shards = {cell.shard for cell in cells}
+    if len(shards) <= append.SHARDS_MAX:
+        return [cells]
+    groups = [frozenset(some) for some in chunks(sorted(shards), count_max=append.SHARDS_MAX)]
+    return [[cell for cell in cells if cell.shard in group] for group in groups]
 
 
 def look_up(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed | None]]:

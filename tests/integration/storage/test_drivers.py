@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 import uvloop
 
-from schemaless.errors import Busy, DuplicateKey, Invalid, NodeRefuses, StorageUnavailable, TableMissing
+from schemaless.errors import Busy, DuplicateKey, Invalid, NodeRefuses, Overloaded, StorageUnavailable, TableMissing
 from schemaless.storage import entity_table, shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode, _execute
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic, _execute
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Node, Role
@@ -260,3 +260,31 @@ def reset_all(listener):
 async def errors_of(node, tries):
     answers = [node.run(shard_head.position, again_on=()) for _ in range(tries)]
     return {type(error) for error in await asyncio.gather(*answers, return_exceptions=True)}
+
+
+async def test_each_kind_of_traffic_has_connections_of_its_own(topology):
+    """S9: time in our own queue is nobody's failure, and a probe doesn't wait behind slow reads."""
+    node = AsyncNode(topology.cluster("b").master, shares=dict.fromkeys(Traffic, 1))
+    slow = asyncio.create_task(node.run(query, "SELECT SLEEP(0.6)"))
+    await asyncio.sleep(0.1)
+    with pytest.raises(Overloaded, match="for read was free"):
+        await node.run(query, "SELECT 1", timeout_s=0.1)
+    for traffic in (Traffic.PROBE, Traffic.WRITE):
+        assert await node.run(query, "SELECT 1", timeout_s=0.3, traffic=traffic) == ((1,),)
+    assert await slow == ((0,),)
+    await node.close()
+
+
+async def test_a_loop_that_stood_still_is_not_taken_for_a_dead_server(topology):
+    """S8: the answer lies in the socket when the time-out fires, and the call gets it."""
+    async with AsyncStorage(topology) as storage:
+        node = storage.master("b")
+        await node.run(query, "SELECT 1")
+        await asyncio.sleep(0.2)
+        asked = [asyncio.create_task(node.run(query, "SELECT SLEEP(0.05)", timeout_s=0.5)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        time.sleep(0.8)  # noqa: ASYNC251
+        assert await asyncio.gather(*asked) == [((0,),)] * 4
+        assert storage.loop_lag.longest_s > 0.5
+        with pytest.raises(StorageUnavailable):
+            await node.run(query, "SELECT SLEEP(3)", timeout_s=0.2)

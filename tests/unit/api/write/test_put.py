@@ -43,7 +43,7 @@ class Server:
         self.claims = []
         self._did = did
 
-    async def run(self, operation, *args, timeout_s, again_on=None):
+    async def run(self, operation, *args, timeout_s, again_on=None, traffic=None):
         self._did.append(f"{operation.__name__} {self.node.name}")
         if isinstance(self.says, Exception):
             raise self.says

@@ -29,7 +29,7 @@ class Master:
         self.error = None
         self.ended = 0
 
-    async def run(self, operation, *args, timeout_s, again_on=AGAIN_ON):
+    async def run(self, operation, *args, timeout_s, again_on=AGAIN_ON, traffic=None):
         await asyncio.sleep(0)
         if operation is shard_head.locked:
             return [shard for shard in args[1] if shard in self.locked]

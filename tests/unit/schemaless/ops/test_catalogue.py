@@ -30,7 +30,7 @@ class Node:
         self.hangs.set()
         self.asked = 0
 
-    async def run(self, operation, timeout_s):
+    async def run(self, operation, timeout_s, traffic=None):
         self.asked += 1
         await self.hangs.wait()
         if self.error is not None:
