@@ -184,7 +184,9 @@ class Rescue:
             ShardCell(row.key, body, row.shard) for row, body in zip(rows, bodies, strict=True) if body is not None
         ]
         if cells:
-            await self._pair.run(self._pair.master, entity_table.put_cells, datastore, cells)
+            believed = max(time.time() * 1e6, await self._pair.run(self._pair.secondary, shard_head.clock))
+            latest = int(believed + shard_head.CLOCK_AHEAD_MAX_S * 1e6)
+            await self._pair.run(self._pair.master, entity_table.put_cells, datastore, cells, latest)
 
     async def _note_errors(self, rows: Sequence[Buffered], errors: Errors) -> None:
         if errors:

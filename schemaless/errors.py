@@ -17,7 +17,8 @@ SchemalessError
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
 │   │       ├── TableMissing  it has no such table or database
-│   │       └── HeadsLocked  another transaction holds the heads of some shards
+│   │       ├── HeadsLocked  another transaction holds the heads of some shards
+│   │       └── ClockAhead  its clock is ahead of ours and of the other masters'
 │   ├── Overloaded          this process has too much to do: that says nothing about a server
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
@@ -144,6 +145,10 @@ class HeadsLocked(NodeRefuses):
     def __init__(self, why: str, shards: Collection[int] = ()) -> None:
         super().__init__(why)
         self.shards = frozenset(shards)
+
+
+class ClockAhead(NodeRefuses):
+    hint = "set the clock of the server that the message names: one insert would freeze the time of a shard"
 
 
 class Overloaded(Unavailable):

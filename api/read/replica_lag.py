@@ -15,7 +15,7 @@ from collections.abc import Callable
 from schemaless.errors import NodeRefuses, Overloaded, SchemalessError
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
-from schemaless.storage.shard_head import ServerPosition
+from schemaless.storage.shard_head import CLOCK_AHEAD_MAX_S, ServerPosition
 from schemaless.topology import Role
 
 SAMPLE_PERIOD_S = 1.0
@@ -42,6 +42,7 @@ class ReplicaLag:
         }
         self._sampled_at: dict[str, float] = {}
         self._fresh: dict[str, float] = {}
+        self._clocks_ahead_s: dict[str, float] = {}
 
     async def run(self) -> None:
         while True:
@@ -61,10 +62,21 @@ class ReplicaLag:
         until = sampled if now - sampled < 3 * SAMPLE_PERIOD_S else now
         return max(0.0, until - self._fresh.get(node.node.name, 0.0))
 
+    def latest_created_at(self, cluster: str) -> int:
+        """Returns the latest time that a cluster's master may give a cell, in microseconds since the epoch.
+
+        A master is believed unless it is a minute ahead of this process and of all other masters (I4).
+        """
+        others = [ahead_s for name, ahead_s in self._clocks_ahead_s.items() if name != cluster]
+        return int((self._clock() + max(0.0, *others, 0.0) + CLOCK_AHEAD_MAX_S) * 1e6)
+
     async def _sample_cluster(self, cluster: str) -> None:
         asked = self._clock()
         shown = await self._position(self._storage.master(cluster))
+        self._clocks_ahead_s.pop(cluster, None)
         if shown is not None:
+            if shown.clock:
+                self._clocks_ahead_s[cluster] = shown.clock / 1e6 - asked
             self._masters[cluster].append((asked, shown.heads_sum))
             self._sampled_at[cluster] = asked
         await asyncio.gather(*(self._sample_minion(cluster, minion) for minion in self._storage.minions(cluster)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from api.consumer_status import ConsumerStatus, read_consumers
@@ -11,7 +12,9 @@ from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.status import NodeReport, NodeStatus, Status, read_status
 from api.worker_status import read_workers, worker_view
+from schemaless.cell import created_at_text
 from schemaless.storage.refusal_table import Refused
+from schemaless.storage.shard_head import Head, ahead
 from schemaless.topology import Node, Role, StorageCluster
 
 NEVER_KEPT = (b"cache-control", b"no-store")
@@ -36,6 +39,7 @@ async def get_status(request: Request) -> Response:
         "buffered": sum(waiting.rows for report in status.reports() for waiting in report.waiting.values()),
         "refused": sum(refused.cells for report in status.reports() for refused in report.refused.values()),
         "conflicts": sum(report.conflicts for report in status.reports()),
+        "shards_ahead": [ahead_view(head) for report in status.reports() for head in ahead(report.heads, time.time())],
         "tailing": "paused" if status.tailing_paused(datastore.name) else "running",
         "clusters": {name: _cluster_view(request, status, name) for name in status.clusters()},
         "consumers": [consumer_view(name, consumer) for name, consumer in consumers.items()],
@@ -72,6 +76,11 @@ def consumer_view(name: str, consumer: ConsumerStatus) -> dict[str, Any]:
         "lag": consumer.lag,
         "stopped": [{"shard": number, "reason": reason} for number, reason in consumer.stopped.items()],
     }
+
+
+def ahead_view(head: Head) -> dict[str, Any]:
+    """Shows a shard whose time is frozen: it met a clock that was ahead."""
+    return {"shard": head.shard, "last_created_at": created_at_text(head.last_created_at)}
 
 
 def _cluster_view(request: Request, status: Status, name: str) -> dict[str, Any]:

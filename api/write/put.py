@@ -60,7 +60,11 @@ class CellWriter:
     """Belongs to one event loop. All requests of a process share it."""
 
     def __init__(
-        self, storage: AsyncStorage, settings: ApiSettings, clock: Callable[[], float] = time.monotonic
+        self,
+        storage: AsyncStorage,
+        settings: ApiSettings,
+        clock: Callable[[], float] = time.monotonic,
+        latest: Callable[[str], int | None] = lambda cluster: None,
     ) -> None:
         self.counts: Counter[tuple[PutStatus, int]] = Counter()
         """Counts puts by (status, copies) since the process started."""
@@ -68,7 +72,7 @@ class CellWriter:
         self._settings = settings
         self._timeout_s = settings.write_timeout_s
         self._queues = MasterWriteQueues(
-            storage, timeout_s=self._timeout_s, open_s=settings.breaker_open_s, clock=clock
+            storage, timeout_s=self._timeout_s, open_s=settings.breaker_open_s, latest=latest, clock=clock
         )
         self._secondaries = Secondaries(storage, self._queues, timeout_s=self._timeout_s, clock=clock)
 

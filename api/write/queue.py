@@ -44,12 +44,20 @@ class MasterWriteQueues:
     """
 
     def __init__(
-        self, storage: AsyncStorage, *, timeout_s: float, open_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        storage: AsyncStorage,
+        *,
+        timeout_s: float,
+        open_s: float,
+        latest: Callable[[str], int | None] = lambda cluster: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`latest` returns the latest created_at that is believed of a cluster's master (I4)."""
         self.breakers = {name: WriteBreaker(open_s, clock) for name in sorted(storage.topology.clusters)}
         self._copy_breakers = {name: WriteBreaker(open_s, clock) for name in self.breakers}
         self._storage = storage
         self._timeout_s = timeout_s
+        self._latest = latest
         self._batchers: dict[tuple[str, str], Batcher[BufferRow, Placed | BufferOutcome | HeadsLocked]] = {}
         self._appenders: dict[tuple[str, str, bool], Batcher[NewVersion, NextVersion | SchemalessError]] = {}
         self._held: dict[tuple[str, str], HeldShards] = {}
@@ -136,7 +144,13 @@ class MasterWriteQueues:
         async def write(some: Sequence[BufferRow]) -> Sequence[Placed | BufferOutcome]:
             timeout_s = self._timeout_s + _weight(some) / _BYTES_PER_S_MIN
             return await self._on_master(
-                cluster, put_transaction.put_copies, datastore, cluster, some, timeout_s=timeout_s
+                cluster,
+                put_transaction.put_copies,
+                datastore,
+                cluster,
+                some,
+                self._latest(cluster),
+                timeout_s=timeout_s,
             )
 
         try:
@@ -159,7 +173,13 @@ class MasterWriteQueues:
         async def write(some: Sequence[NewVersion]) -> Sequence[NextVersion | SchemalessError]:
             timeout_s = self._timeout_s + sum([len(version.body) for version in some]) / _BYTES_PER_S_MIN
             return await self._on_master(
-                cluster, post_version.put_next, datastore, some, timeout_s=timeout_s, again_on=again_on
+                cluster,
+                post_version.put_next,
+                datastore,
+                some,
+                self._latest(cluster),
+                timeout_s=timeout_s,
+                again_on=again_on,
             )
 
         return await self._without_held(cluster, datastore, versions, lambda version: version.shard, write)

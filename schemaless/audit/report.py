@@ -153,6 +153,8 @@ class AuditReport:
     refused: Sequence[tuple[str, Refused]]
     """By home what it refuses."""
     conflicts: int
+    ahead: Sequence[int]
+    """Shards whose last created_at is in the future."""
     foreign_records: int
     seeks: int
     seconds: float
@@ -169,6 +171,7 @@ class AuditReport:
         counts = {
             f"{self.buffered} cells wait in buffers, the oldest for {self.oldest_buffered_s:.0f} s": self.buffered,
             f"{self.conflicts} conflicts recorded": self.conflicts,
+            f"shards {list(self.ahead)[:_SHARDS_NAMED_MAX]} met a clock that was ahead": len(self.ahead),
             f"{superseded} records of superseded generations: {self._superseded()}": superseded,
             f"{not_held} cells are older than what the topic holds: {self._beginnings()}": not_held,
             f"{self.seeks} times an operator said from where a shard is published": self.seeks,

@@ -78,6 +78,7 @@ class _DatastoreAudit:
         self._progress = progress
         self._datastore = datastore
         self._findings = findings
+        self._ahead: list[int] = []
         self._foreign = self._seeks = 0
         self._reports: dict[int, ShardReport] = {}
         self._starts: dict[int, Sequence[GenerationStart]] = {}
@@ -112,6 +113,7 @@ class _DatastoreAudit:
             buffered=sum(one.rows for one in waiting),
             oldest_buffered_s=max((one.oldest_s for one in waiting), default=0.0),
             refused=refused,
+            ahead=self._ahead,
             conflicts=sum(master.run(conflict_table.count, name) for master in masters),
             foreign_records=self._foreign,
             seeks=self._seeks,
@@ -122,6 +124,7 @@ class _DatastoreAudit:
         for shard in range(self._datastore.shards):
             head, self._starts[shard] = self._home(shard).run(shard_head.history, self._datastore.name, shard)
             self._reports[shard] = ShardReport(shard, head.generation, head.added_id)
+            self._ahead += [found.shard for found in shard_head.ahead([head], time.time())]
 
     def _audit_partition(self, partition: int, patience: Patience) -> None:
         datastore, starts, findings = self._datastore, self._starts, self._findings

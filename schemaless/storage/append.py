@@ -13,11 +13,11 @@ import msgspec
 import structlog
 
 from schemaless.cell import ColumnName, Placed, PutStatus, RowKey
-from schemaless.errors import HeadsLocked, LockTimeout, Misconfigured, NeedsLockedHeads
+from schemaless.errors import ClockAhead, HeadsLocked, LockTimeout, Misconfigured, NeedsLockedHeads
 from schemaless.storage import shard_head
-from schemaless.storage.operation import Operation
+from schemaless.storage.operation import Operation, query
 from schemaless.storage.shard_head import MICROSECONDS, Head
-from schemaless.storage.sql import Name, Script, commas, literal, sql
+from schemaless.storage.sql import Name, Script, commas, literal, sql, time_literal
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ NOTHING_ELSE = TransactionSteps()
 
 
 def insert_new(
-    datastore: Datastore, cells: Sequence[ShardCell], before: Sequence[Script] = ()
+    datastore: Datastore, cells: Sequence[ShardCell], before: Sequence[Script] = (), latest: int | None = None
 ) -> Operation[list[Placed]]:
     """Inserts cells of at most SHARDS_MAX shards, of which none exists yet, and returns their places, in order.
 
@@ -64,31 +64,37 @@ def insert_new(
     with nothing written, and what `insert` does.
     """
     steps = TransactionSteps(first=before) if before else NOTHING_ELSE
-    placed, _ = yield from insert(datastore, [NewRow(cell.shard, _values(cell)) for cell in cells], steps)
+    placed, _ = yield from insert(datastore, [NewRow(cell.shard, _values(cell)) for cell in cells], steps, latest)
     return placed
 
 
 def insert(
-    datastore: Datastore, rows: Sequence[NewRow], steps: TransactionSteps = NOTHING_ELSE
+    datastore: Datastore,
+    rows: Sequence[NewRow],
+    steps: TransactionSteps = NOTHING_ELSE,
+    latest: int | None = None,
 ) -> Operation[tuple[list[Placed], list[int]]]:
     """Inserts rows behind the heads of at most SHARDS_MAX shards. Returns their places, in order, and the numbers.
 
-    Raises Misconfigured when a shard doesn't live on this cluster, HeadsLocked when another transaction held heads for
-    too long, and NeedsLockedHeads when one of the steps made a NULL.
+    `latest` is the latest created_at that is believed, in microseconds since the epoch.
+
+    Raises ClockAhead for a master whose clock is later, Misconfigured when a shard doesn't live on this cluster,
+    HeadsLocked when another transaction held heads for too long, and NeedsLockedHeads when a step made a NULL.
     """
     shards = sorted({row.shard for row in rows})
     try:
         try:
-            times = _one_time(shards)
+            times = _one_time(shards, latest)
             script, offsets = _script(datastore, shards, rows, steps, times)
             results = yield script
         except NeedsLockedHeads:
-            times = _own_times(shards)
+            times = _own_times(shards, latest)
             try:
                 script, offsets = _script(datastore, shards, rows, steps, times)
                 results = yield script
             except NeedsLockedHeads:
                 yield from _verify_home(datastore, shards)
+                yield from _verify_clock(latest)
                 raise
     except LockTimeout as error:
         locked = yield from shard_head.locked(datastore.name, shards)
@@ -123,6 +129,12 @@ def _verify_home(datastore: Datastore, shards: Sequence[int]) -> Operation[None]
         raise Misconfigured(f"datastore {datastore.name}: shards {missing[:5]} do not live on this cluster")
 
 
+def _verify_clock(latest: int | None) -> Operation[None]:
+    ((clock,),) = yield from query(f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}")
+    if latest is not None and clock > latest:
+        raise ClockAhead(f"the clock of this master is {(clock - latest) / 1e6:.0f} s ahead of what is believed")
+
+
 class _Times(msgspec.Struct, frozen=True):
     """How the cells of a transaction get their created_at: what is selected with the heads into which variables, what
     is computed under the lock, the variable of each shard, and what is shown: the clock, then the shards' own times.
@@ -135,21 +147,25 @@ class _Times(msgspec.Struct, frozen=True):
     shown: list[Script]
 
 
-def _one_time(shards: Sequence[int]) -> _Times:
-    """Returns the usual way: one time, the master's clock. It is NULL where the clock is behind a head."""
+def _one_time(shards: Sequence[int], latest: int | None) -> _Times:
+    """Returns the usual way: one time, the master's clock. It is NULL if it is behind a head, or not believed."""
+    believed = "" if latest is None else f" AND UTC_TIMESTAMP(6)<={time_literal(latest)}"
     return _Times(
         ["MAX(last_created_at)"],
         ["@now"],
-        "SET @now=IF(CAST(@now AS DATETIME(6))<=UTC_TIMESTAMP(6),UTC_TIMESTAMP(6),NULL)",
+        f"SET @now=IF(CAST(@now AS DATETIME(6))<=UTC_TIMESTAMP(6){believed},UTC_TIMESTAMP(6),NULL)",
         ["@now"] * len(shards),
         [MICROSECONDS.format("@now")],
     )
 
 
-def _own_times(shards: Sequence[int]) -> _Times:
+def _own_times(shards: Sequence[int], latest: int | None) -> _Times:
     """Returns the way for a clock that is behind a head: each shard's time is at least its last one (I4)."""
     names = [f"@t{n}" for n in range(len(shards))]
-    later = commas([f"{name}=GREATEST(CAST({name} AS DATETIME(6)),UTC_TIMESTAMP(6))" for name in names])
+    clock = "UTC_TIMESTAMP(6)"
+    if latest is not None:
+        clock = f"IF({clock}<={time_literal(latest)},{clock},NULL)"
+    later = commas([f"{name}=GREATEST(CAST({name} AS DATETIME(6)),{clock})" for name in names])
     return _Times(
         [f"MAX(CASE heads.shard WHEN {shard} THEN last_created_at END)" for shard in shards],
         names,

@@ -42,7 +42,7 @@ class ShardCell(Cell, frozen=True, gc=False):
     shard: int
 
 
-def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
+def put_cells(datastore: Datastore, cells: Sequence[ShardCell], latest: int | None = None) -> Operation[list[Placed]]:
     """Puts cells whose shards all live on this cluster. Returns one outcome for each, in order.
 
     It is one transaction for each append.SHARDS_MAX shards. A key that occurs twice counts in order: the later one is
@@ -54,9 +54,9 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[lis
     places: dict[CellKey, Placed] = {}
     for distinct in _transactions(list(firsts.values())):
         try:
-            placed = yield from append.insert_new(datastore, distinct)
+            placed = yield from append.insert_new(datastore, distinct, latest=latest)
         except DuplicateKey:
-            placed = yield from _insert_missing(datastore, distinct)
+            placed = yield from _insert_missing(datastore, distinct, latest)
         else:
             if len(distinct) == len(cells):
                 return placed
@@ -311,7 +311,7 @@ def has_unique_key(datastore: Datastore, shard: int) -> Operation[bool]:
     return [name for (name,) in rows] == ["row_key", "column_name", "ref_key"]
 
 
-def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed]]:
+def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell], latest: int | None) -> Operation[list[Placed]]:
     """Inserts the cells that don't exist: they are STORED. The others are ALREADY_STORED, and not compared yet.
 
     It looks without a lock. A cell that another put inserts in between is found by the next look.
@@ -320,7 +320,7 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell]) -> Operati
         existing = yield from _places(datastore, cells)
         missing = [cell for cell, found in zip(cells, existing, strict=True) if found is None]
         try:
-            inserted = iter((yield from append.insert_new(datastore, missing)) if missing else ())
+            inserted = iter((yield from append.insert_new(datastore, missing, latest=latest)) if missing else ())
         except DuplicateKey:
             continue
         return [next(inserted) if found is None else found for found in existing]

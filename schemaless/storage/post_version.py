@@ -44,7 +44,9 @@ class NextVersion(msgspec.Struct, frozen=True, gc=False):
     replayed: bool
 
 
-def put_next(datastore: Datastore, versions: Sequence[NewVersion]) -> Operation[list[NextVersion | SchemalessError]]:
+def put_next(
+    datastore: Datastore, versions: Sequence[NewVersion], latest: int | None = None
+) -> Operation[list[NextVersion | SchemalessError]]:
     """Returns what came of each POST, in order, at most append.SHARDS_MAX of them: versions of one column in order.
 
     An Invalid is an Idempotency-Key that was used with another body. Raises Invalid when no higher ref_key is left in a
@@ -55,7 +57,7 @@ def put_next(datastore: Datastore, versions: Sequence[NewVersion]) -> Operation[
         pending = [n for n in range(len(versions)) if n not in found]
         firsts = _one_of_each_key(versions, pending)
         try:
-            appended = yield from _append(datastore, [versions[n] for n in firsts])
+            appended = yield from _append(datastore, [versions[n] for n in firsts], latest)
         except DuplicateKey:  # some Idempotency-Keys were used before
             pass
         else:
@@ -81,7 +83,7 @@ def _one_of_each_key(versions: Sequence[NewVersion], pending: Sequence[int]) -> 
     return firsts
 
 
-def _append(datastore: Datastore, versions: Sequence[NewVersion]) -> Operation[list[NextVersion]]:
+def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | None) -> Operation[list[NextVersion]]:
     """Appends all of them in one script. Raises DuplicateKey when an Idempotency-Key was used before."""
     columns = {column: n for n, column in enumerate(dict.fromkeys([version.column for version in versions]))}
     counts = dict.fromkeys(columns, 0)
@@ -101,7 +103,7 @@ def _append(datastore: Datastore, versions: Sequence[NewVersion]) -> Operation[l
     highest = [_highest(datastore, column, f"@r{n}", counts[column]) for column, n in columns.items()]
     steps = TransactionSteps(locked=highest, last=last, numbers=[f"@r{n}" for n in columns.values()])
     try:
-        placed, numbers = yield from append.insert(datastore, rows, steps)
+        placed, numbers = yield from append.insert(datastore, rows, steps, latest)
     except NeedsLockedHeads:
         yield from _verify_room(datastore, list(columns))
         raise

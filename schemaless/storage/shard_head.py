@@ -275,19 +275,35 @@ def from_exactly(datastore: str, shards: Sequence[int]) -> Script:
 
 
 class ServerPosition(msgspec.Struct, frozen=True, gc=False):
-    """How far a server is, all datastores together. `last_created_at` in microseconds since the epoch."""
+    """How far a server is, all datastores together. Times in microseconds since the epoch, `clock` is the server's."""
 
     heads_sum: int
     last_created_at: int
+    clock: int = 0
 
 
 def position() -> Operation[ServerPosition]:
     """Returns how far this server is. A minion lags while its position is behind its master's."""
-    ((total, moment),) = yield from query(
-        f"SELECT COALESCE(SUM(head), 0), COALESCE(MAX({MICROSECONDS.format('last_created_at')}), 0)"
-        " FROM schemaless.shard_head"
+    ((total, moment, now),) = yield from query(
+        f"SELECT COALESCE(SUM(head), 0), COALESCE(MAX({MICROSECONDS.format('last_created_at')}), 0),"
+        f" {MICROSECONDS.format('UTC_TIMESTAMP(6)')} FROM schemaless.shard_head"
     )
-    return ServerPosition(int(total), int(moment))
+    return ServerPosition(int(total), int(moment), int(now))
+
+
+CLOCK_AHEAD_MAX_S = 60.0
+"""A clock that is further ahead of all others is not believed (I4)."""
+
+
+def clock() -> Operation[int]:
+    """Returns the server's clock, in microseconds since the epoch."""
+    ((now,),) = yield from query(f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}")
+    return int(now)
+
+
+def ahead(heads: Iterable[Head], now_s: float) -> list[Head]:
+    """Returns the heads whose last created_at is in the future: their master met a clock that was ahead."""
+    return [head for head in heads if head.last_created_at > (now_s + CLOCK_AHEAD_MAX_S) * 1e6]
 
 
 class ServerHistory(msgspec.Struct, frozen=True):

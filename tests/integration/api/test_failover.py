@@ -81,7 +81,9 @@ def test_puts_are_buffered_while_the_home_is_away(call, servers, datastore, harm
     again, seconds = timed(lambda: call.put(row, 1, {"v": 1}))
     assert (again.status_code, seconds < FAST_S) == (202, True)
     assert_problem(call.put(row, 1, {"v": 2}), 409)
-    posted, seconds = timed(lambda: call.post(f"/cells/{uuid.uuid4()}/BASE", json={"v": 1}))
+    posted, seconds = timed(
+        lambda: call.post(f"/cells/{uuid.uuid4()}/BASE", json={"v": 1}, headers={"idempotency-key": "k"})
+    )
     assert assert_problem(posted, 503)["retryable"]
     assert int(posted.headers["retry-after"]) > 0
     assert seconds < ANSWER_MAX_S

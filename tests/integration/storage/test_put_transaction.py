@@ -7,6 +7,7 @@ import pytest
 
 from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
+from schemaless.errors import ClockAhead
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, put_transaction, shard_head
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
@@ -175,3 +176,29 @@ def test_a_clock_behind_a_head_changes_no_outcome(master, datastore):
     assert outcomes[0].created_at == head.last_created_at
     assert all(p.created_at < head.last_created_at for p in outcomes[2::2] if p.shard != head.shard)
     assert len(buffered(master, datastore)) == 3
+
+
+def test_a_clock_that_is_not_believed_writes_nothing(master, datastore):
+    """I4: one insert would freeze the shard's time. Repeats and late clocks are refused alike."""
+    home, others = rows(datastore, 3, "a"), rows(datastore, 3, "b")
+    now = master.run(shard_head.clock)
+    with pytest.raises(ClockAhead):
+        master.run(put_transaction.put_copies, datastore, "a", mixed(home, others), now - 60_000_000)
+    assert at_home(master, datastore, home) == [None] * 3
+    believed = now + 60_000_000
+    outcomes = master.run(put_transaction.put_copies, datastore, "a", mixed(home, others), believed)
+    assert told(outcomes) == [PutStatus.STORED, BufferOutcome.INSERTED] * 3
+    with pytest.raises(ClockAhead):
+        master.run(put_transaction.put_copies, datastore, "a", home, now - 60_000_000)
+
+
+def test_a_shard_that_met_a_clock_ahead_goes_on_at_its_last_time(master, datastore):
+    """I4: created_at never decreases. The shard is named, and takes cells."""
+    (row,) = rows(datastore, 1, "a")
+    ahead = "UPDATE schemaless.shard_head SET last_created_at = '2099-01-01' WHERE datastore = %s AND shard = %s"
+    master.run(query, sql(ahead, datastore.name, row.shard))
+    now = master.run(shard_head.clock)
+    (placed,) = master.run(put_transaction.put_copies, datastore, "a", [row], now + 60_000_000)
+    heads = master.run(shard_head.heads, datastore.name)
+    assert [head.shard for head in shard_head.ahead(heads, now / 1e6)] == [row.shard]
+    assert placed.created_at == next(head.last_created_at for head in heads if head.shard == row.shard)

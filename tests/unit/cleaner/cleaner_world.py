@@ -48,7 +48,7 @@ class Server:
         if operation is shard_head.server_history:
             return ServerHistory(self.server_id, {"trips": Movement(len(self.cells), 4)})
         self.asked.append(operation.__name__)
-        _, keys = args
+        keys = args[1]
         if len(keys) > self.rows_max:
             raise StorageUnavailable("no answer within 1.5 s")
         if operation is entity_table.put_cells:
@@ -86,6 +86,8 @@ class Secondary:
         return key
 
     async def run(self, operation, *args, timeout_s):
+        if operation is shard_head.clock:
+            return 0
         if operation is buffer_table.newest_id:
             return max(self.rows, default=0)
         if operation.__name__ == "_page":

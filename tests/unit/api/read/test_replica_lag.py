@@ -1,11 +1,13 @@
 """How fresh a minion is, from samples of sums of heads."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
-from api.read.replica_lag import fresh_until
-from schemaless.storage.shard_head import ServerPosition
+from api.read.replica_lag import ReplicaLag, fresh_until
+from schemaless.errors import StorageUnavailable
+from schemaless.storage.shard_head import Head, ServerPosition, ahead
 
 MASTER = deque([(100.0, 10), (101.0, 10), (102.0, 25), (103.0, 40)])
 
@@ -22,3 +24,47 @@ def test_a_minion_behind_all_samples_is_judged_by_its_newest_cell():
     """Further back than the samples go, and right after the start with the master away."""
     assert fresh_until(MASTER, ServerPosition(9, 55_000_000)) == 55.0
     assert fresh_until(deque(), ServerPosition(9, 55_000_000)) == 55.0
+
+
+class Master:
+    """Shows a clock that is `ahead_s` ahead of ours, or raises its error."""
+
+    def __init__(self, clock, ahead_s):
+        self.node = SimpleNamespace(name="master")
+        self.ahead_s = ahead_s
+        self.error = None
+        self._clock = clock
+
+    async def run(self, operation, timeout_s, traffic):
+        if self.error is not None:
+            raise self.error
+        return ServerPosition(0, 0, int((self._clock() + self.ahead_s) * 1e6))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "believed_of_a_s"),
+    [
+        (0, 0, 60),
+        (86_400, 0, 60),  # a jumped
+        (86_400, 86_400, 86_460),  # this process is a day behind: both masters say so
+        (0, -86_400, 60),  # b is behind: a is as right as this process
+    ],
+)
+async def test_a_master_is_believed_unless_it_is_ahead_of_us_and_of_the_others(a, b, believed_of_a_s):
+    """I4: one host with a slow clock must not refuse healthy masters."""
+    masters = {"a": Master(lambda: 1000.0, a), "b": Master(lambda: 1000.0, b)}
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters=masters), master=masters.__getitem__, minions=lambda cluster: []
+    )
+    lag = ReplicaLag(storage, clock=lambda: 1000.0)
+    await lag.step()
+    assert lag.latest_created_at("a") == (1000 + believed_of_a_s) * 1_000_000
+    masters["b"].error = StorageUnavailable("down")
+    await lag.step()
+    assert lag.latest_created_at("a") == 1_060_000_000
+
+
+def test_a_shard_that_met_a_clock_ahead_is_named():
+    """Its created_at stands still until then (I4)."""
+    heads = [Head(0, 1, 5, 1_059_000_000), Head(1, 1, 5, 1_061_000_000)]
+    assert ahead(heads, 1000.0) == [heads[1]]

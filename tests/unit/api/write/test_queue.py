@@ -38,7 +38,7 @@ class Master:
             return []
         if self.error is not None:
             raise self.error
-        items = args[-1]
+        items = args[-2]
         shards = [item.shard for item in items if getattr(item, "home", "a") == "a"]
         met = self.locked & set(shards)
         if met:

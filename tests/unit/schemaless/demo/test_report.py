@@ -73,6 +73,7 @@ def facts(**changes: Any) -> Facts:
         oldest_buffered_s=3.0,
         refused=[],
         conflicts=values["conflicts"],
+        ahead=[],
         foreign_records=0,
         seeks=0,
         seconds=1.0,

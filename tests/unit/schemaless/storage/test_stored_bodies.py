@@ -83,7 +83,7 @@ def test_a_repeat_in_a_batch_is_compared_with_its_own_first_item(monkeypatch, ex
     """A key that comes twice counts in order, and its repeats ask the server nothing."""
     server = Server({"a": 1})
 
-    def insert_new(datastore, cells):
+    def insert_new(datastore, cells, latest):
         if exists:
             raise DuplicateKey("exists")
         return [append._placed(Head(3, 1, 41, 99), 1) for _ in cells]
