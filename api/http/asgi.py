@@ -89,7 +89,7 @@ class Dispatcher:
         response = UNEXPECTED
         try:
             if not request.is_whole:
-                request.arrives()
+                await request.arrives()
             response = await match.handler(request)
         except SchemalessError as error:
             response = _problem(request, error)
@@ -98,7 +98,7 @@ class Dispatcher:
             raise
         finally:
             try:
-                if request.arriving and response.status in (429, 503):
+                if response.status in (429, 503) and (request.arriving or not request.is_whole):
                     response = msgspec.structs.replace(response, headers=(*response.headers, _CLOSE))
                 request.finish()
                 if isinstance(response, StreamResponse):

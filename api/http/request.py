@@ -29,6 +29,7 @@ PAYLOAD_COMPLETE = "schemaless.payload_complete"
 
 PAYLOAD_GRACE_S = 5.0
 """How long a payload may take before its rate counts."""
+NEXT_PART_TIMEOUT_S = 1.0
 _WITHOUT_PAYLOAD = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
@@ -149,13 +150,39 @@ class Request:
         """Whether the payload has arrived: until then the request holds nothing but its connection."""
         return PAYLOAD_COMPLETE in self._scope.get("extensions", ()) or self._scope["method"] in _WITHOUT_PAYLOAD
 
-    def arrives(self) -> None:
-        """Counts the request as one whose payload arrives, and not as one in flight. Raises TooManyRequests or
-        Unavailable.
+    async def arrives(self) -> None:
+        """Counts the request as one whose payload arrives, and not as one in flight.
+
+        Raises TooManyRequests or Unavailable where too many do, unless this one is whole with its next part: many
+        clients send a small payload right behind the head.
         """
-        self.state.payload_budget.begin(self.address)
+        try:
+            self.state.payload_budget.begin(self.address)
+        except (TooManyRequests, Unavailable):
+            self.state.in_flight.count -= 1
+            try:
+                if not await self._is_whole_with_next_part():
+                    raise
+            finally:
+                self.state.in_flight.count += 1
+            return
         self.arriving = True
         self.state.in_flight.count -= 1
+
+    async def _is_whole_with_next_part(self) -> bool:
+        receive = self._receive
+        try:
+            async with asyncio.timeout(NEXT_PART_TIMEOUT_S):
+                message = await receive()
+        except TimeoutError:
+            return False
+
+        async def replay() -> Any:
+            self._receive = receive
+            return message
+
+        self._receive = replay
+        return not message.get("more_body")
 
     def arrived(self) -> None:
         """The payload is there, or nobody waits for it any longer."""

@@ -92,7 +92,7 @@ async def test_a_request_is_in_flight_when_its_payload_is_whole():
     in_flight = RequestsInFlight(count=1)
     slow = request(part(b"a"), part(b"ll", more=False), in_flight=in_flight)
     assert not slow.is_whole
-    slow.arrives()
+    await slow.arrives()
     assert in_flight.count == 0
     assert await slow.payload(3) == b"all"
     assert in_flight.count == 1
@@ -100,25 +100,28 @@ async def test_a_request_is_in_flight_when_its_payload_is_whole():
     assert in_flight.count == 1
     late = request(part(b"all", more=False), in_flight=in_flight)
     in_flight.count += 1
-    late.arrives()
+    await late.arrives()
     in_flight.count += 2
     with pytest.raises(Unavailable, match="concurrent"):
         await late.payload(3)
 
 
-def test_payloads_that_arrive_are_counted_by_address():
-    """A thousand slow ones of one address take a hundred places, and leave the others to everybody else."""
+async def test_payloads_that_arrive_are_counted_by_address():
+    """A thousand slow ones of one address leave places to everybody else, and to what is whole with its next part."""
     budget = PayloadBudget(100, arriving_max=3, address_arriving_max=2)
     first, second = (request(budget=budget) for _ in range(2))
-    first.arrives()
-    second.arrives()
+    await first.arrives()
+    await second.arrives()
     with pytest.raises(TooManyRequests):
-        request(budget=budget).arrives()
-    request(budget=budget, address="10.0.0.2").arrives()
+        await request(part(b"{"), budget=budget).arrives()
+    small = request(part(b"{}", more=False), budget=budget)
+    await small.arrives()
+    assert await small.payload(2) == b"{}"
+    await request(budget=budget, address="10.0.0.2").arrives()
     with pytest.raises(Unavailable):
-        request(budget=budget, address="10.0.0.3").arrives()
+        await request(part(b"{"), budget=budget, address="10.0.0.3").arrives()
     first.finish()
-    request(budget=budget).arrives()
+    await request(budget=budget).arrives()
     assert budget.arriving == 3
 
 
