@@ -6,6 +6,7 @@ rescue the same rows, because the second put of a cell changes nothing (I1).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 
 SMALL_BYTES_MAX = 64 << 10
 _CHUNK_BYTES_MAX = 4 << 20
+_CHUNKS_AT_ONCE = 2  # while the home stores one, the secondary reads the other
 _TURNS_MAX = 100  # of a step, so that a stop doesn't wait for a large backlog
 _WALK_EVERY_S = 60.0  # what was seen at home is believed for so long
 _REFUSED_AGAIN_S = 10.0
@@ -167,9 +169,13 @@ class Rescue:
         at_home, errors = await pair.digests(pair.master, rows)
         missing = [row for row in rows if row.buffer_id in at_home and at_home[row.buffer_id] is None]
         for name, group in by_datastore(missing).items():
-            datastore = await pair.catalogue.datastore(name)
-            for chunk in chunks(group, bytes_max=_CHUNK_BYTES_MAX, size_bytes=lambda row: row.size_bytes):
-                errors |= await in_parts(chunk, partial(self._put, datastore))
+            put = partial(self._put, await pair.catalogue.datastore(name))
+            parts = list(chunks(group, bytes_max=_CHUNK_BYTES_MAX, size_bytes=lambda row: row.size_bytes))
+            for together in chunks(parts, count_max=_CHUNKS_AT_ONCE):
+                for result in await asyncio.gather(*(in_parts(c, put) for c in together), return_exceptions=True):
+                    if isinstance(result, BaseException):
+                        raise result
+                    errors |= result
         # The master's word is enough for a conflict: a cell never changes.
         differing = [row for row in rows if at_home.get(row.buffer_id) not in (None, row.digest)]
         _, conflicts = await pair.compare([pair.master], differing)

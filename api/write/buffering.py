@@ -11,12 +11,13 @@ import structlog
 
 from api.write.outcome import BufferState, PendingPut
 from api.write.queue import MasterWriteQueues, tells_breaker
-from schemaless.cell import RowKey
+from schemaless.cell import ColumnName, RowKey
 from schemaless.errors import SchemalessError
 from schemaless.sharding import by_rendezvous
 from schemaless.storage import buffer_table
 from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
+from schemaless.storage.failover import answers_of_all
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -55,6 +56,24 @@ class Secondaries:
             if name != home and name not in failed and self._queues.takes_copies(name)
         ]
         return by_rendezvous(row_key, others)[0] if others else None
+
+    async def highest_ref_key(self, datastore: Datastore, home: str, row_key: RowKey, column_name: ColumnName) -> int:
+        """Returns the highest ref_key of a column's cells that wait in a buffer which can be asked, 0 for none.
+
+        It asks the two clusters that the row prefers, whoever buffered: another process may have answered "buffered".
+        """
+        others = [name for name in self._queues.breakers if name != home]
+        asked = [name for name in by_rendezvous(row_key, others)[:2] if self._queues.breakers[name].may_allow()]
+        questions = {
+            name: self._storage.master(name).run(
+                buffer_table.highest_ref_key, datastore.name, row_key, column_name, timeout_s=self._timeout_s / 2
+            )
+            for name in asked
+        }
+        answers = await answers_of_all(questions, tolerated=SchemalessError)
+        for name, error in answers.failures.items():
+            log.info("a buffer can't be asked for a ref_key", cluster=name, error=str(error))
+        return max(answers.found.values(), default=0)
 
     async def buffer(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
         """Sets what the secondary said of each put. A put that no secondary took within the time-out stays NONE.

@@ -105,6 +105,9 @@ class CellWriter:
         Buffering first would be wrong. If the process died, the cleaner would store the cell without its
         Idempotency-Key, and the client's retry would create a second version.
 
+        A cell that waits in a buffer was acknowledged, so its ref_key is taken. It is asked for before the home is: the
+        home's script holds the head, and waits for no other server.
+
         Raises StorageUnavailable when the home is unreachable (the cell is never buffered then) or `min_copies` isn't
         reached (the cell may be stored then), and Invalid for an Idempotency-Key that was used with another body.
         """
@@ -112,7 +115,8 @@ class CellWriter:
         home = datastore.home(shard)
         if self._settings.min_copies > 1 and not self._secondaries.choose(home, row_key):
             raise too_few_copies(0, self._settings.min_copies)
-        new = NewVersion(shard, row_key, column_name, body, idempotency_key)
+        above = await self._secondaries.highest_ref_key(datastore, home, row_key, column_name)
+        new = NewVersion(shard, row_key, column_name, body, idempotency_key, above)
         next_one = await self._put_next_at(home, datastore, new)
         cell = next_one.cell
         put = PendingPut(BufferRow(cell.key, cell.body, shard, home, _claim()))

@@ -20,7 +20,7 @@ from enum import StrEnum
 import msgspec
 
 from schemaless.batching import chunks
-from schemaless.cell import CellKey
+from schemaless.cell import CellKey, ColumnName, RowKey
 from schemaless.errors import Busy, DuplicateKey
 from schemaless.storage import stored_bodies
 from schemaless.storage.entity_table import ShardCell
@@ -168,6 +168,20 @@ def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:
     )
     found = {buffer_id: body for buffer_id, body in rows}
     return [found.get(row.buffer_id) for row in buffered]
+
+
+def highest_ref_key(datastore: str, row_key: RowKey, column_name: ColumnName) -> Operation[int]:
+    """Returns the highest ref_key of a column's cells that this server buffers, 0 where it buffers none."""
+    ((highest,),) = yield from query(
+        sql(
+            "SELECT COALESCE(MAX(ref_key), 0) FROM schemaless.buffer"
+            " WHERE datastore = %s AND row_key = %s AND column_name = %s",
+            datastore.encode(),
+            row_key,
+            column_name.encode(),
+        )
+    )
+    return int(highest)
 
 
 def delete_confirmed(buffered: Sequence[Buffered]) -> Operation[int]:

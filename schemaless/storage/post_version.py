@@ -6,7 +6,7 @@ one: a POST never loses a race. Not idempotent by itself: without an Idempotency
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -23,13 +23,14 @@ _LOOKS_MAX = 5  # Idempotency-Keys are looked up again only after another POST w
 
 
 class NewVersion(msgspec.Struct, frozen=True, gc=False):
-    """What is to be appended to a column. `idempotency_key` None: each time anew."""
+    """What is to be appended to a column. `idempotency_key` None: each time anew. The ref_key is above `above`."""
 
     shard: int
     row_key: RowKey
     column_name: ColumnName
     body: bytes
     idempotency_key: str | None = None
+    above: int = 0
 
     @property
     def column(self) -> tuple[int, RowKey, ColumnName]:
@@ -100,12 +101,13 @@ def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | 
                     datastore.name, version.row_key, version.column_name, version.idempotency_key, ref_key
                 )
             )
-    highest = [_highest(datastore, column, f"@r{n}", counts[column]) for column, n in columns.items()]
+    above = {column: max(version.above for version in versions if version.column == column) for column in columns}
+    highest = [_highest(datastore, column, f"@r{n}", counts[column], above[column]) for column, n in columns.items()]
     steps = TransactionSteps(locked=highest, last=last, numbers=[f"@r{n}" for n in columns.values()])
     try:
         placed, numbers = yield from append.insert(datastore, rows, steps, latest)
     except NeedsLockedHeads:
-        yield from _verify_room(datastore, list(columns))
+        yield from _verify_room(datastore, above)
         raise
     return [
         NextVersion(
@@ -120,23 +122,23 @@ def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | 
     ]
 
 
-def _highest(datastore: Datastore, column: tuple[int, RowKey, ColumnName], variable: str, count: int) -> Script:
-    """Sets a variable to the highest ref_key of a column, 0 for a new one, NULL where no `count` are left above it."""
+def _highest(
+    datastore: Datastore, column: tuple[int, RowKey, ColumnName], variable: str, count: int, above: int
+) -> Script:
+    """Sets a variable to the highest ref_key of a column or `above`, NULL where no `count` are left above it."""
     shard, row_key, column_name = column
-    return (
-        f"SET {variable}=(SELECT IF(COALESCE(MAX(ref_key),0)<={REF_KEY_MAX - count},COALESCE(MAX(ref_key),0),NULL)"
-        + sql(
-            " FROM %s.entity WHERE row_key = %s AND column_name = %s)",
-            Name(datastore.database(shard)),
-            row_key,
-            column_name.encode(),
-        )
+    highest = f"GREATEST(COALESCE(MAX(ref_key),0),{above})"
+    return f"SET {variable}=(SELECT IF({highest}<={REF_KEY_MAX - count},{highest},NULL)" + sql(
+        " FROM %s.entity WHERE row_key = %s AND column_name = %s)",
+        Name(datastore.database(shard)),
+        row_key,
+        column_name.encode(),
     )
 
 
-def _verify_room(datastore: Datastore, columns: Sequence[tuple[int, RowKey, ColumnName]]) -> Operation[None]:
-    """Raises Invalid when a column holds the highest ref_key."""
-    for shard, row_key, column_name in columns:
+def _verify_room(datastore: Datastore, above: Mapping[tuple[int, RowKey, ColumnName], int]) -> Operation[None]:
+    """Raises Invalid when a column holds the highest ref_key, or a buffer holds it for that column."""
+    for (shard, row_key, column_name), buffered in above.items():
         ((highest,),) = yield from query(
             sql(
                 "SELECT MAX(ref_key) FROM %s.entity WHERE row_key = %s AND column_name = %s",
@@ -145,7 +147,7 @@ def _verify_room(datastore: Datastore, columns: Sequence[tuple[int, RowKey, Colu
                 column_name.encode(),
             )
         )
-        if highest == REF_KEY_MAX:
+        if REF_KEY_MAX in (highest, buffered):
             raise Invalid("ref_key", "the column holds the highest one already")
 
 

@@ -192,6 +192,22 @@ async def test_a_next_version_is_never_buffered(servers, writer, async_storage, 
     assert await buffered(async_storage, datastore) == set()
 
 
+async def test_a_post_takes_no_ref_key_that_waits_in_a_buffer(servers, writer, async_storage, datastore):
+    """I1, I5: the home is back, and nothing was rescued yet. The acknowledged cell keeps its key. All are stored."""
+    servers["a-master"].stop()
+    waiting = cell(n=1)
+    (outcome,) = await writer.put(datastore, [waiting])
+    assert outcome.status is PutStatus.BUFFERED
+    servers["a-master"].cont()
+    another = CellWriter(async_storage, SETTINGS)  # another process, which met no failure
+    row_key, column_name = waiting.key.row_key, waiting.key.column_name
+    posted = [(await another.put_next(datastore, row_key, column_name, encode_body({"n": n}))).key for n in (2, 3)]
+    assert [key.ref_key for key in posted] == [2, 3]
+    (outcome,) = await another.put(datastore, [waiting])
+    assert outcome.status is PutStatus.STORED
+    await another.close()
+
+
 async def test_another_body_for_a_buffered_key_is_a_conflict_while_the_home_is_away(servers, writer, datastore):
     """I1: the body that was buffered first stands; the same body is buffered again."""
     servers["a-master"].stop()
