@@ -6,7 +6,6 @@ rescue the same rows, because the second put of a cell changes nothing (I1).
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ import structlog
 
 from cleaner.cursor import ALL_SIZES, BufferCursor, Horizon, PageSize
 from cleaner.pair import ClusterPair, Errors, Swept, by_datastore, in_parts
-from schemaless.batching import chunks
+from schemaless.batching import all_or_first_error, chunks
 from schemaless.config import CleanerSettings
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
@@ -172,10 +171,8 @@ class Rescue:
             put = partial(self._put, await pair.catalogue.datastore(name))
             parts = list(chunks(group, bytes_max=_CHUNK_BYTES_MAX, size_bytes=lambda row: row.size_bytes))
             for together in chunks(parts, count_max=_CHUNKS_AT_ONCE):
-                for result in await asyncio.gather(*(in_parts(c, put) for c in together), return_exceptions=True):
-                    if isinstance(result, BaseException):
-                        raise result
-                    errors |= result
+                for failed in await all_or_first_error(in_parts(part, put) for part in together):
+                    errors |= failed
         # The master's word is enough for a conflict: a cell never changes.
         differing = [row for row in rows if at_home.get(row.buffer_id) not in (None, row.digest)]
         _, conflicts = await pair.compare([pair.master], differing)

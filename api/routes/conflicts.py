@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import base64
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from api.http.cell_json import views_within
 from api.http.parameters import READ_FROM, Parameter, parse_int
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.read.reader import served_together
+from api.read.reader import Reader, served_together
+from schemaless.batching import chunks
 from schemaless.cell import created_at_text, row_key_text
 from schemaless.codec import decode_body
+from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.storage import conflict_table
-from schemaless.storage.conflict_table import CellConflict
+from schemaless.storage.conflict_table import CellConflict, ConflictEntry
+from schemaless.topology import Role
 
 LIMIT_MAX = 100  # two bodies each
 LIMIT: Parameter[int] = Parameter(
@@ -22,25 +30,85 @@ LIMIT: Parameter[int] = Parameter(
 )
 
 
+_NEWEST = 2**63 - 1
+_CURSOR_CHARACTERS_MAX = 8192
+_ConflictId = Annotated[int, msgspec.Meta(ge=0, le=_NEWEST)]
+
+
 async def list_conflicts(request: Request) -> Response:
-    """The last conflicts of all clusters, newest first: the key, the stored body, the buffered body, and when."""
+    """Conflicts of all clusters, newest first: the key, the stored body, the buffered body, and when. `cursor` leads to
+    older ones, up to the first.
+    """
     datastore = await request.datastore()
-    query = request.query(LIMIT, READ_FROM)
-    limit = LIMIT.of(query)
-    clusters = request.state.storage.topology.clusters
+    query = request.query(LIMIT, CURSOR, READ_FROM)
+    limit, below, read_from = LIMIT.of(query), CURSOR.of(query), READ_FROM.of(query)
+    state = request.state
+    clusters = list(state.storage.topology.clusters)
     parts = await asyncio.gather(
         *(
-            request.state.reader.read(
-                cluster, conflict_table.newest, datastore.name, limit, read_from=READ_FROM.of(query)
+            state.reader.read(
+                cluster,
+                conflict_table.newest,
+                datastore.name,
+                below.get(cluster, _NEWEST),
+                limit,
+                read_from=read_from,
             )
             for cluster in clusters
         )
     )
-    found = sorted((one for part, _ in parts for one in part), key=lambda one: one.detected_at, reverse=True)
-    served = served_together([served for _, served in parts])
+    found = list(
+        heapq.merge(
+            *([(cluster, entry) for entry in part] for cluster, (part, _) in zip(clusters, parts, strict=True)),
+            key=lambda one: -one[1].detected_at,
+        )
+    )
+    bytes_max = state.settings.response_bytes_max
+    page = next(chunks(found, count_max=limit, bytes_max=bytes_max, size_bytes=lambda one: one[1].size_bytes), ())
+    conflicts = await _read(state.reader, page, read_from)
     form = request.response_format()
-    views = await views_within(map(_view, found[:limit]), form, request.state.settings.response_bytes_max)
-    return ok_response(form, {"conflicts": views}, *served.headers)
+    views = await views_within(map(_view, conflicts), form, bytes_max)
+    position = {**below, **{cluster: entry.conflict_id for cluster, entry in page[: len(views)]}}
+    is_last = len(views) == len(found) and all(len(part) < limit for part, _ in parts)
+    served = served_together([served for _, served in parts])
+    document = {"conflicts": views, "cursor": None if is_last else _cursor_text(position)}
+    return ok_response(form, document, *served.headers)
+
+
+async def _read(
+    reader: Reader, page: Sequence[tuple[str, ConflictEntry]], read_from: Role | None
+) -> list[CellConflict]:
+    """Returns conflicts with their bodies. Raises StorageUnavailable where a node that lags shows fewer."""
+    by_cluster: dict[str, list[int]] = {}
+    for cluster, entry in page:
+        by_cluster.setdefault(cluster, []).append(entry.conflict_id)
+    parts = await asyncio.gather(
+        *(
+            reader.read(cluster, conflict_table.get, numbers, read_from=read_from)
+            for cluster, numbers in by_cluster.items()
+        )
+    )
+    found = {cluster: part for cluster, (part, _) in zip(by_cluster, parts, strict=True)}
+    try:
+        return [found[cluster][entry.conflict_id] for cluster, entry in page]
+    except KeyError:
+        raise StorageUnavailable("the node that was asked second does not show these conflicts yet") from None
+
+
+def _cursor_text(position: Mapping[str, int]) -> str:
+    """Names the last conflict that was shown of each cluster."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
+
+
+def _parse_cursor(text: str, field: str) -> dict[str, int]:
+    try:
+        if len(text) > _CURSOR_CHARACTERS_MAX:
+            raise ValueError
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        position = msgspec.json.decode(data, type=dict[str, _ConflictId])
+    except (ValueError, msgspec.MsgspecError):
+        raise Invalid(field, "is not a cursor of this API") from None
+    return position
 
 
 def _view(conflict: CellConflict) -> dict[str, Any]:
@@ -54,4 +122,6 @@ def _view(conflict: CellConflict) -> dict[str, Any]:
     }
 
 
-ROUTES = (Route("GET", "/conflicts", list_conflicts, (LIMIT, READ_FROM)),)
+CURSOR: Parameter[dict[str, int]] = Parameter("cursor", _parse_cursor, {}, "Of the page before: where this one begins.")
+
+ROUTES = (Route("GET", "/conflicts", list_conflicts, (LIMIT, CURSOR, READ_FROM)),)

@@ -11,6 +11,7 @@ import structlog
 
 from api.write.outcome import BufferState, PendingPut
 from api.write.queue import MasterWriteQueues, tells_breaker
+from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import ColumnName, RowKey
 from schemaless.errors import SchemalessError
 from schemaless.sharding import by_rendezvous
@@ -29,6 +30,11 @@ _STATES = {
 }
 
 
+_Column = tuple[str, RowKey, ColumnName]
+_QUESTION_LIMITS = BatchLimits(lanes=1)
+_COLUMN_BYTES = 100
+
+
 class Secondaries:
     """Chooses the secondary of each put, and another one when that fails."""
 
@@ -44,6 +50,7 @@ class Secondaries:
         self._queues = queues
         self._timeout_s = timeout_s
         self._clock = clock
+        self._questions: dict[str, Batcher[_Column, int]] = {}
 
     def choose(self, home: str, row_key: RowKey, failed: Collection[str] = ()) -> str | None:
         """Returns the cluster that the row prefers among those that take second copies, or None.
@@ -64,16 +71,25 @@ class Secondaries:
         """
         others = [name for name in self._queues.breakers if name != home]
         asked = [name for name in by_rendezvous(row_key, others)[:2] if self._queues.breakers[name].may_allow()]
-        questions = {
-            name: self._storage.master(name).run(
-                buffer_table.highest_ref_key, datastore.name, row_key, column_name, timeout_s=self._timeout_s / 2
-            )
-            for name in asked
-        }
+        column = (datastore.name, row_key, column_name)
+        questions = {name: self._ask_for_ref_key(name, column) for name in asked}
         answers = await answers_of_all(questions, tolerated=SchemalessError)
         for name, error in answers.failures.items():
             log.info("a buffer can't be asked for a ref_key", cluster=name, error=str(error))
         return max(answers.found.values(), default=0)
+
+    async def _ask_for_ref_key(self, cluster: str, column: _Column) -> int:
+        """Asks together with the other POSTs that arrived while the question before was under way."""
+        batcher = self._questions.get(cluster)
+        if batcher is None:
+            master = self._storage.master(cluster)
+
+            async def ask(columns: list[_Column]) -> list[int]:
+                return await master.run(buffer_table.highest_ref_keys, columns, timeout_s=self._timeout_s / 2)
+
+            batcher = self._questions[cluster] = Batcher(ask, _QUESTION_LIMITS)
+        (highest,) = await batcher.submit([column], _COLUMN_BYTES)
+        return highest
 
     async def buffer(self, datastore: Datastore, home: str, puts: Sequence[PendingPut]) -> None:
         """Sets what the secondary said of each put. A put that no secondary took within the time-out stays NONE.

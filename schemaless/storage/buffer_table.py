@@ -170,9 +170,9 @@ def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:
     return [found.get(row.buffer_id) for row in buffered]
 
 
-def highest_ref_key(datastore: str, row_key: RowKey, column_name: ColumnName) -> Operation[int]:
-    """Returns the highest ref_key of a column's cells that this server buffers, 0 where it buffers none."""
-    ((highest,),) = yield from query(
+def highest_ref_keys(columns: Sequence[tuple[str, RowKey, ColumnName]]) -> Operation[list[int]]:
+    """Returns the highest ref_key that this server buffers of each (datastore, row key, column), in order, or 0."""
+    results = yield ";".join(
         sql(
             "SELECT COALESCE(MAX(ref_key), 0) FROM schemaless.buffer"
             " WHERE datastore = %s AND row_key = %s AND column_name = %s",
@@ -180,8 +180,9 @@ def highest_ref_key(datastore: str, row_key: RowKey, column_name: ColumnName) ->
             row_key,
             column_name.encode(),
         )
+        for datastore, row_key, column_name in columns
     )
-    return int(highest)
+    return [int(result.rows[0][0]) for result in results]
 
 
 def delete_confirmed(buffered: Sequence[Buffered]) -> Operation[int]:

@@ -121,7 +121,9 @@ async def test_another_body_at_home_is_recorded(cleaner, async_storage, datastor
     await cleaner.step()
     await cleaner.step()
     assert await buffered(async_storage, datastore) == set()
-    (conflict,) = await async_storage.master("b").run(conflict_table.newest, datastore.name, 10)
+    (entry,) = await async_storage.master("b").run(conflict_table.newest, datastore.name, 2**63 - 1, 10)
+    conflict = (await async_storage.master("b").run(conflict_table.get, [entry.conflict_id]))[entry.conflict_id]
+    assert entry.size_bytes == len(stored.body) + len(refused.body)
     assert conflict.key == stored.key
     assert (decode_body(conflict.stored_body), decode_body(conflict.buffered_body)) == ({"n": 1}, {"n": 2})
 
