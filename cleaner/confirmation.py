@@ -23,7 +23,7 @@ from schemaless.storage.failover import first_answer
 
 log = structlog.get_logger()
 
-_TURNS_MAX = 100  # of a step, so that a stop doesn't wait for a large backlog
+_TURNS_MAX = 10  # of a step, so that a stop doesn't wait for a large backlog
 
 
 class Confirmation:

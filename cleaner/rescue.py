@@ -29,7 +29,7 @@ log = structlog.get_logger()
 SMALL_BYTES_MAX = 64 << 10
 _CHUNK_BYTES_MAX = 4 << 20
 _CHUNKS_AT_ONCE = 2  # while the home stores one, the secondary reads the other
-_TURNS_MAX = 100  # of a step, so that a stop doesn't wait for a large backlog
+_TURNS_MAX = 10  # of a step, so that a stop doesn't wait for a large backlog
 _WALK_EVERY_S = 60.0  # what was seen at home is believed for so long
 _REFUSED_AGAIN_S = 10.0
 
