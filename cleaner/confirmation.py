@@ -29,10 +29,10 @@ _TURNS_MAX = 10  # of a step, so that a stop doesn't wait for a large backlog
 class Confirmation:
     """Looks up on minions what one secondary holds for one home.
 
-    Two cursors take turns. `fresh` follows the newest rows and looks at each once. `backlog` goes over those that no
-    minion showed then, from the oldest. A minion shows a prefix of its master's commits. So `backlog` returns to the
-    oldest row at a page of which the minion shows nothing. If nothing was shown before it, those rows wait for
-    something else than replication, and it goes past them.
+    Three cursors take turns. `fresh` follows the newest rows and looks at each once. `oldest` goes over those that no
+    minion showed then. A minion shows a prefix of its master's commits, so `oldest` ends at a page of which it shows
+    nothing. If that is its first page, those rows wait for something else than replication, or the minion lags. So
+    `beyond` looks at one more page, another one in each pass, and goes on where the minion shows something.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Confirmation:
         size = (settings.batch_rows_max, settings.batch_bytes_max)
         self._fresh = BufferCursor(PageSize(*size))
         self._fresh_from_newest = True
-        self._backlog = BufferCursor(PageSize(*size))
-        self._backlog_moves = False
+        self._oldest = BufferCursor(PageSize(*size))
+        self._beyond = BufferCursor(PageSize(*size))
 
     async def step(self) -> Swept:
         """Makes one pass over the rows that are old enough. Raises StorageUnavailable if the secondary is unreachable.
@@ -55,31 +55,32 @@ class Confirmation:
         horizon = await self._horizon.look(self._pair)
         if self._fresh_from_newest:
             self._fresh.after, self._fresh_from_newest = self._horizon.newest, False
+        until = min(self._fresh.after, horizon)
         swept = Swept()
-        backlog_goes_on = True
-        for _ in range(_TURNS_MAX):
-            fresh = await self._fresh.page(self._pair, horizon)
-            until = min(self._fresh.after, horizon)
-            old = await self._backlog.page(self._pair, until) if backlog_goes_on else []
-            for cursor, rows in ((self._fresh, fresh), (self._backlog, old)):
+        moving = {self._fresh: True, self._oldest: True, self._beyond: False}
+        for turn in range(_TURNS_MAX):
+            for cursor, is_moving in moving.items():
+                end = horizon if cursor is self._fresh else until
+                rows = await cursor.page(self._pair, end) if is_moving else []
                 shown = await self._shown(cursor, rows) if rows else {}
                 if shown is None:
                     self._fresh_from_newest = True  # what waits until then is backlog
                     return swept
                 swept += await self._confirm(rows, shown)
-                if cursor is self._backlog:
-                    backlog_goes_on = self._backlog_goes_on(old, shown, until)
-            if not fresh and not backlog_goes_on:
+                shows_some = any(digest is not None for digest in shown.values())
+                moving[cursor] = bool(rows) and (shows_some or cursor is self._fresh)
+                if cursor is self._oldest and turn == 0 and rows and not shows_some:
+                    self._look_beyond(until)
+                    moving[self._beyond] = True
+            if not any(moving.values()):
                 break
+        self._oldest.after = 0
         return swept
 
-    def _backlog_goes_on(self, rows: Sequence[Buffered], shown: Digests, until: int) -> bool:
-        if any(digest is not None for digest in shown.values()):
-            self._backlog_moves = True
-            return True
-        if self._backlog_moves or self._backlog.after >= until or not rows:
-            self._backlog.after, self._backlog_moves = 0, False
-        return False
+    def _look_beyond(self, until: int) -> None:
+        if self._beyond.after >= until:
+            self._beyond.after = 0
+        self._beyond.after = max(self._beyond.after, self._oldest.after)
 
     async def _shown(self, cursor: BufferCursor, rows: Sequence[Buffered]) -> Digests | None:
         """Returns the digests by buffer_id as one minion shows them, or None when no minion answers."""

@@ -50,22 +50,35 @@ async def test_another_body_is_recorded_with_what_is_stored(world, confirmation)
 
 
 async def test_a_pass_ends_at_a_page_of_which_the_minion_shows_nothing(world, confirmation):
-    """A minion shows a prefix of its master's commits. The next pass goes past it, in case something else is wrong."""
+    """A minion shows a prefix of its master's commits. Each pass looks at one page more, in case more is wrong
+    with the oldest rows.
+    """
     rows = [world.secondary.add(value) for value in range(4 * PAGE_ROWS)]
-    await world.passes(confirmation)
-    assert world.minion.looked_up == [rows[:PAGE_ROWS]]
-    await confirmation.step()
-    assert world.minion.looked_up[1:] == [rows[PAGE_ROWS : 2 * PAGE_ROWS]]
+    pages = [rows[n : n + PAGE_ROWS] for n in range(0, len(rows), PAGE_ROWS)]
+    await world.passes(confirmation, count=5)
+    first = pages[0]
+    assert world.minion.looked_up == [
+        first,
+        pages[1],
+        first,
+        pages[2],
+        first,
+        pages[3],
+        first,
+        pages[1],
+        first,
+        pages[2],
+    ]
 
 
-async def test_after_pages_that_a_minion_shows_the_next_pass_begins_at_the_oldest(world, confirmation):
-    """A minion that lags is asked for what it will show next, not for everything."""
-    rows = [world.secondary.add(value) for value in range(3 * PAGE_ROWS)]
-    world.minion.cells = {key: body(value) for value, key in enumerate(rows[:PAGE_ROWS])}
-    await world.passes(confirmation)
-    assert world.minion.looked_up == [rows[:PAGE_ROWS], rows[PAGE_ROWS : 2 * PAGE_ROWS]]
-    await confirmation.step()
-    assert world.minion.looked_up[2:] == [rows[PAGE_ROWS : 2 * PAGE_ROWS]]
+async def test_a_minion_that_lags_is_asked_for_what_it_will_show_next(world, confirmation):
+    """And what it shows meanwhile of the oldest rows is confirmed by the next pass, however many wait behind them."""
+    rows = [world.secondary.add(value) for value in range(100 * PAGE_ROWS)]
+    await world.passes(confirmation, count=5)
+    world.minion.cells = {key: body(value) for value, key in enumerate(rows[: 2 * PAGE_ROWS])}
+    world.minion.looked_up.clear()
+    assert (await confirmation.step()).confirmed == 2 * PAGE_ROWS
+    assert world.minion.looked_up == [rows[n : n + PAGE_ROWS] for n in range(0, 3 * PAGE_ROWS, PAGE_ROWS)]
 
 
 async def test_old_rows_that_no_minion_shows_hold_up_no_fresh_ones(world, confirmation):
@@ -103,6 +116,16 @@ async def test_a_page_that_is_too_much_gets_smaller_and_grows_again(world, confi
     await confirmation.step()
     assert world.secondary.rows == {}
     assert max(map(len, world.minion.looked_up)) == PAGE_ROWS
+
+
+async def test_a_row_for_which_the_time_never_suffices_holds_up_no_other(world, confirmation):
+    """S12: the oldest row takes too long alone. The pass after that begins behind it."""
+    slow = world.secondary.add(0)
+    world.minion.slow = {slow}
+    for value in range(PAGE_ROWS):
+        world.minion.cells[world.secondary.add(value)] = body(value)
+    await world.passes(confirmation, count=8)
+    assert [row.key for row, _ in world.secondary.rows.values()] == [slow]
 
 
 async def test_a_page_ends_by_bytes_too(world):
