@@ -5,6 +5,7 @@ On SIGTERM it takes no more requests, ends those that follow a log, finishes tho
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import sys
@@ -13,11 +14,15 @@ from contextlib import suppress
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
+from api.access.admission import is_loopback, refuse_open_port
+from api.access.known_tokens import KnownTokens
 from api.app import create_app
 from api.http.server import ApiServer, connections_within_limits, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.lifecycle import configure_logging, report_failure
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.topology import load_topology
 
 STOP_TIMEOUT_S = 10
 YOUNG_OBJECTS_MAX = 20_000
@@ -32,6 +37,8 @@ def main() -> int:
         settings = read_settings(ApiSettings)
         configure_logging(settings.log_level)
         app = create_app(settings)
+        if not is_loopback(settings.host):
+            asyncio.run(require_token(settings))
     except SchemalessError as error:
         report_failure("api", error)
         return 1
@@ -73,6 +80,14 @@ def return_large_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _RETURNED_BYTES_MIN)
         mallopt(_M_TRIM_THRESHOLD, _RETURNED_BYTES_MIN)
+
+
+async def require_token(settings: ApiSettings) -> None:
+    """Raises Misconfigured when the API would be open to a network."""
+    async with AsyncStorage(load_topology(settings.topology), connect_timeout_s=settings.connect_timeout_s) as storage:
+        tokens = KnownTokens(storage)
+        await tokens.refresh()
+    refuse_open_port(settings.host, tokens)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 
 import structlog
 
+from api.access.admission import Admission
+from api.access.known_tokens import REFRESH_S, KnownTokens
 from api.backlogs import Backlogs
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
@@ -51,6 +53,8 @@ class ApiState:
     index_catalogue: IndexCatalogue
     in_flight: RequestsInFlight
     followers: Followers
+    tokens: KnownTokens
+    admission: Admission
 
 
 @asynccontextmanager
@@ -74,8 +78,11 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         in_flight = RequestsInFlight()
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         metrics.watch_followers(followers)
-        await lag.step()
-        async with _in_background(lag.run(), backlogs.run(), *(watch.run() for watch in watches.values())):
+        tokens = KnownTokens(storage)
+        await asyncio.gather(lag.step(), tokens.refresh())
+        async with _in_background(
+            lag.run(), backlogs.run(), _watch_tokens(tokens, followers), *(watch.run() for watch in watches.values())
+        ):
             yield ApiState(
                 settings=settings,
                 storage=storage,
@@ -97,8 +104,18 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 read_budget=ReadBudget(settings.read_bytes_max, wait_s=settings.read_timeout_s),
                 in_flight=in_flight,
                 followers=followers,
+                tokens=tokens,
+                admission=Admission(settings, tokens),
             )
             await writer.close()
+
+
+async def _watch_tokens(tokens: KnownTokens, followers: Followers) -> None:
+    """Reads the tokens again and again, and ends the requests that follow a log with a token that isn't valid."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        await tokens.refresh()
+        followers.release_unless(tokens.hold)
 
 
 def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> FollowedHeads:

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Annotated
 
 import structlog
 import typer
 from pydantic import ValidationError
 
-from schemaless.cli import audit, cells, datastores, indexes, stack, tail, tailer, triggers
+from schemaless.cli import audit, cells, datastores, indexes, stack, tail, tailer, tokens, triggers
+from schemaless.client.transport import CHOSEN_PROFILE
 from schemaless.demo import command as demo
 from schemaless.errors import SchemalessError
 
-PARTS = [stack, cells, datastores, indexes, triggers, audit, tail, tailer, demo]
+PARTS = [stack, cells, datastores, indexes, triggers, audit, tail, tailer, tokens, demo]
 """Modules that add their commands with `register(app)`."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def options(
+    profile: Annotated[
+        str, typer.Option(help="hosts and token of this name in ~/.config/schemaless/profiles.toml")
+    ] = "",
+) -> None:
+    """An append-only store of immutable JSON cells, and its log."""
+    if profile:
+        CHOSEN_PROFILE.set(profile)
+
+
 for part in PARTS:
     part.register(app)
 

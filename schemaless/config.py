@@ -90,6 +90,13 @@ class ApiSettings(ServiceSettings):
 
     host: str = "127.0.0.1"  # The address that the API listens on, loopback by default.
     port: int = 8000  # The port that the API listens on.
+    # Names that requests may call the API by in Host, beside loopback's and its own address. * allows any.
+    hosts: Names = ()
+    origins: Names = ()  # Origins of web pages that may write, like https://console.example. Others may not.
+    # Paths that need no token when access is on. /metrics, /docs and /openapi.json may be added.
+    public_paths: Names = ("/healthz", "/readyz")
+    # Requests that one token, or one address without one, may send to a process in a second. More get a 429.
+    requests_per_second_max: float | None = Field(default=None, gt=0)
     # Time for a write to one master. A put then takes 3 s when its home and its secondary hang.
     write_timeout_s: float = 1.25
     # Durable copies that a put needs, 1 or 2. Fewer in time are a 503, also where one exists (I5).
@@ -216,6 +223,11 @@ class ClientSettings(Settings):
 
     hosts: Names = ()  # Addresses of the API, separated by commas. The command line defaults to the embedded stack's.
     token: SecretStr | None = None  # The bearer token that the client sends.
+    # A file with the token, which only its owner can read. It counts when SCHEMALESS_TOKEN isn't set.
+    token_file: Path | None = None
+    # The profile whose hosts and token are used. It goes before SCHEMALESS_HOSTS and SCHEMALESS_TOKEN.
+    profile: str | None = None
+    profiles: Path = Path("~/.config/schemaless/profiles.toml")  # The file of profiles, which only its owner can read.
 
 
 class OperatorSettings(Settings):

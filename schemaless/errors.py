@@ -6,6 +6,10 @@ SchemalessError
 │   ├── Invalid             parsed, but a field is wrong
 │   ├── TooLarge            over a limit on bytes
 │   └── UnsupportedMedia    in a media type that isn't read here
+├── Unauthenticated         no token, or one that isn't valid
+├── Forbidden               the token may not do this
+│   └── ForeignOrigin       a web page of another origin may not write
+├── Misdirected             the request names a host that isn't this server
 ├── NotFound                no such datastore, shard or index
 │   └── CellMissing         no cell under that key or in that column
 ├── Conflict                another body is stored under that key (I1)
@@ -75,6 +79,23 @@ class TooLarge(InvalidRequest):
 
 class UnsupportedMedia(InvalidRequest):
     pass
+
+
+class Unauthenticated(SchemalessError):
+    hint = "send `Authorization: Bearer TOKEN`: `schemaless token create` on the server makes a token"
+    headers = ((b"www-authenticate", b'Bearer realm="schemaless"'),)
+
+
+class Forbidden(SchemalessError):
+    hint = "ask an administrator for a token with that scope and datastore"
+
+
+class ForeignOrigin(Forbidden):
+    hint = "name the page's origin in SCHEMALESS_API_ORIGINS if it may write"
+
+
+class Misdirected(SchemalessError):
+    hint = "use the server's own name, or list the one that you use in SCHEMALESS_API_HOSTS"
 
 
 class NotFound(SchemalessError):

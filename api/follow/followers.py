@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 
 from api.follow.head_watch import FollowedHeads, WatchedShard
+from schemaless.access import Token
 from schemaless.errors import Unavailable
 from schemaless.location import Location
 from schemaless.topology import Datastore
@@ -89,8 +90,11 @@ class Followers:
         return len(self._all)
 
     @contextmanager
-    def follow(self, datastore: Datastore, shards: Collection[int]) -> Iterator[Follower]:
-        """Adds a follower of these shards. Raises Unavailable when there are too many, or when the process stops."""
+    def follow(self, datastore: Datastore, shards: Collection[int], token: Token | None = None) -> Iterator[Follower]:
+        """Adds a follower of these shards, who may follow while the token is valid.
+
+        Raises Unavailable when there are too many, or when the process stops.
+        """
         if self.closed or len(self) >= self._followers_max:
             raise Unavailable(
                 "this process stops"
@@ -102,7 +106,7 @@ class Followers:
             watched: dict[int, WatchedShard] = {}
             for cluster, mine in datastore.by_home(shards, lambda shard: shard).items():
                 watched |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
-            follower = Follower(watched, event, self._clock)
+            follower = Follower(watched, event, self._clock, token)
             self._all.add(follower)
             self._in_flight.count -= 1
             try:
@@ -115,6 +119,12 @@ class Followers:
         """Bounds how many streams read a cluster's logs at once, as a page is cut to size after it was read."""
         return self._reading[cluster]
 
+    def release_unless(self, is_valid: Callable[[Token], bool]) -> None:
+        """Ends the waits of callers whose token was revoked or has expired."""
+        for follower in self._all:
+            if follower.token is not None and not is_valid(follower.token):
+                follower.release()
+
     def close(self) -> None:
         """Ends every wait now, and lets nobody wait from now on."""
         self.closed = True
@@ -123,7 +133,14 @@ class Followers:
 
 
 class Follower:
-    def __init__(self, watched: Mapping[int, WatchedShard], event: asyncio.Event, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        watched: Mapping[int, WatchedShard],
+        event: asyncio.Event,
+        clock: Callable[[], float],
+        token: Token | None = None,
+    ) -> None:
+        self.token = token
         self._watched = watched
         self._event = event
         self._clock = clock

@@ -112,7 +112,7 @@ class EventStream:
         """Sends the stream. An error before it has begun is sent as a problem document."""
         self._request.follows()
         try:
-            with self._request.state.followers.follow(self._datastore, (self._shard,)) as follower:
+            with self._request.state.followers.follow(self._datastore, (self._shard,), self._request.token) as follower:
                 events, served = await self._begin()
                 await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *served.headers]})
                 if self._request.headers_only:

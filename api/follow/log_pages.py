@@ -246,7 +246,7 @@ class ShardPages:
         """Waits at most `wait_s` for a cell, or for an error that only the caller can fix. Raises Unavailable."""
         if wait_s <= 0 or self._has_news():
             return
-        with self._request.state.followers.follow(self._datastore, self._wanted) as follower:
+        with self._request.state.followers.follow(self._datastore, self._wanted, self._request.token) as follower:
             self._request.follows()
             await self._request.unless_hung_up(self._wait(follower, wait_s))
 

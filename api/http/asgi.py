@@ -1,7 +1,8 @@
 """Dispatcher: the one way of a request through the API.
 
-It bounds the concurrent requests, counts and times them, finds the handler, turns errors into problem documents, and
-answers 503 when a stop cancels a request. Requests of no route of ours go on to FastAPI, which has what a user added.
+It admits requests (api/access/admission.py), bounds the concurrent ones, counts and times them, finds the handler,
+turns errors into problem documents, and answers 503 when a stop cancels a request. Requests of no route of ours go on
+to FastAPI, which has what a user added.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.access.admission import scope_of_other
 from api.http.request import Request
 from api.http.response import (
     METHOD_NOT_ALLOWED,
@@ -28,7 +30,11 @@ from api.http.response import (
 )
 from api.http.route import RouteMatch, Router
 from api.state import ApiState
+from schemaless.access import Scope as AccessScope
+from schemaless.access import Token
 from schemaless.errors import NotRepeatable, SchemalessError, Unavailable
+from schemaless.ops.tokens import anybody, record_action
+from schemaless.storage.admin_action_table import AdminAction
 
 OTHER = "other"
 """The metrics' name for requests of no route of ours."""
@@ -36,6 +42,8 @@ FOLLOW = "follow"
 """The metrics' name for requests that follow a log: their responses are late on purpose."""
 REJECTED = "rejected"
 """The metrics' name for requests beyond the bound."""
+REFUSED = "refused"
+"""The metrics' name for requests that aren't admitted."""
 UNEXPECTED = problem_response(SchemalessError("an unexpected error; the log of this process has it"))
 """The response when a handler raises what nobody foresaw. The server logs the error with its trace."""
 _STOPS = Unavailable("this process stops, before the request had its outcome")
@@ -62,7 +70,7 @@ class Dispatcher:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app_of_user(scope, receive, send)
+            await self._serve_no_http(scope, receive, send)
             return
         state = self._owner.api_state
         in_flight = state.in_flight
@@ -73,13 +81,21 @@ class Dispatcher:
             return
         path = route_path(scope) if scope.get("root_path") else scope["path"]
         found = self._router.find(scope["method"], path)
+        began = time.perf_counter()
+        try:
+            token = await state.admission.admit(scope, path, *_needed_by(found, path, scope["method"]))
+        except SchemalessError as error:
+            response = problem_response(error)
+            state.metrics.answered(REFUSED, response.status, time.perf_counter() - began)
+            await send_response(response, send, headers_only=scope["method"] == "HEAD")
+            return
         in_flight.count += 1
         try:
             if found is None:
-                await self._serve_other(state, scope, receive, send, time.perf_counter())
+                await self._serve_other(state, scope, receive, send, began)
             else:
                 match, parameters = found
-                await self._serve_route(match, Request(state, scope, receive, parameters), scope, send)
+                await self._serve_route(match, Request(state, scope, receive, parameters, token), scope, send)
         finally:
             in_flight.count -= 1
 
@@ -101,6 +117,8 @@ class Dispatcher:
                 if response.status in (429, 503) and (request.arriving or not request.is_whole):
                     response = msgspec.structs.replace(response, headers=(*response.headers, _CLOSE))
                 request.finish()
+                if match.scope is AccessScope.ADMIN and scope["method"] not in ("GET", "HEAD"):
+                    await record_action(state.storage, action_of(scope, request.token, response.status))
                 if isinstance(response, StreamResponse):
                     await self._serve_stream(state, response, send, began)
                 else:
@@ -112,6 +130,19 @@ class Dispatcher:
             finally:
                 request.release()
 
+    async def _serve_no_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the lifespan, and a WebSocket of a user's route to those who may write."""
+        if scope["type"] == "websocket":
+            path = route_path(scope)
+            asked = {**scope, "method": "POST"}
+            try:
+                await self._owner.api_state.admission.admit(asked, path, *scope_of_other(path, "POST"))
+            except SchemalessError as error:
+                await receive()
+                await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:100]})
+                return
+        await self._app_of_user(scope, receive, send)
+
     async def _serve_stream(self, state: ApiState, response: StreamResponse, send: Send, began: float) -> None:
         watched = WatchedSend(send)
         try:
@@ -122,11 +153,20 @@ class Dispatcher:
             state.metrics.answered(FOLLOW, watched.status or 500, watched.started_at - began)
 
     async def _serve_other(self, state: ApiState, scope: Scope, receive: Receive, send: Send, began: float) -> None:
-        watched = WatchedSend(send)
+        watched = WatchedSend(page_send(send))
         try:
             await answered_at_stop(self._app_of_user(scope, receive, watched), watched)
         finally:
             state.metrics.answered(OTHER, watched.status or 500, watched.started_at - began)
+
+
+def _needed_by(
+    found: tuple[RouteMatch, dict[str, str]] | None, path: str, method: str
+) -> tuple[AccessScope, str | None]:
+    """Returns the scope and the datastore that a request needs a token for."""
+    if found is None:
+        return scope_of_other(path, method)
+    return found[0].scope, found[1].get("datastore")
 
 
 def _problem(request: Request, error: SchemalessError) -> Response:
@@ -159,6 +199,34 @@ async def answered_at_stop(work: Awaitable[None], send: WatchedSend) -> None:
         if send.status is None:
             await send_response(STOPPING, send)
         raise
+
+
+_PAGE_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"frame-ancestors 'none'; base-uri 'none'; object-src 'none'; form-action 'none'"),
+)
+
+
+def page_send(send: Send) -> Send:
+    """Wraps `send` so that pages get the headers of security that they don't set themselves."""
+
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = {name.lower() for name, _ in message.get("headers", ())}
+            added = [header for header in _PAGE_HEADERS if header[0] not in given]
+            message = {**message, "headers": [*message.get("headers", ()), *added]}
+        await send(message)
+
+    return send_with_headers
+
+
+def action_of(scope: Scope, token: Token | None, status: int) -> AdminAction:
+    """Returns what the log of admin actions says of a request. `at` is the server's."""
+    client = scope.get("client")
+    who = (token or anybody()).name
+    return AdminAction(0, who, f"{scope['method']} {scope['path']}", client[0] if client else "", str(status))
 
 
 def route_path(scope: Scope) -> str:

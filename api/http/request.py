@@ -15,7 +15,8 @@ from api.http.budget import SMALL_BYTES_MAX, Held
 from api.http.content import Format, request_format, response_format
 from api.http.parameters import Parameter, parse_query
 from api.http.response import Response
-from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable
+from schemaless.access import Token
+from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable, UnsupportedMedia
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class PayloadBudget:
 
 
 class Request:
-    """One request of a route of ours. `path` holds the parameters of the path as text, not yet parsed.
+    """One request of a route of ours. `path` holds the parameters of the path as text, not yet parsed. `token` is the
+    caller's, or None where none is needed.
 
     A handler sets `following` while it waits for the log to grow, and `repeatable` to False where the same request
     sent twice may write twice.
@@ -86,10 +88,14 @@ class Request:
         "path",
         "repeatable",
         "state",
+        "token",
     )
 
-    def __init__(self, state: ApiState, scope: Scope, receive: Receive, path: Mapping[str, str]) -> None:
+    def __init__(
+        self, state: ApiState, scope: Scope, receive: Receive, path: Mapping[str, str], token: Token | None = None
+    ) -> None:
         self.state = state
+        self.token = token
         self.path = path
         self.following = False
         self.repeatable = True
@@ -121,7 +127,9 @@ class Request:
         return parse_query(raw, known) if raw else {}
 
     def request_format(self, *, batch: bool = False) -> Format:
-        """Raises UnsupportedMedia."""
+        """Raises UnsupportedMedia, also for a page's request without a Content-Type."""
+        if self.header(b"origin") and not self.header(b"content-type"):
+            raise UnsupportedMedia("a request with an Origin needs a Content-Type")
         return request_format(self.header(b"content-type"), self.header(b"content-encoding"), batch=batch)
 
     def response_format(self, *, batch: bool = False) -> Format:

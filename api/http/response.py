@@ -21,11 +21,13 @@ from schemaless.errors import (
     Conflict,
     Corrupt,
     Fenced,
+    Forbidden,
     Invalid,
     InvalidRequest,
     LocationGone,
     Malformed,
     Misconfigured,
+    Misdirected,
     NotBuilt,
     NotFound,
     NotReady,
@@ -33,6 +35,7 @@ from schemaless.errors import (
     StorageUnavailable,
     TooLarge,
     TooManyRequests,
+    Unauthenticated,
     Unavailable,
     UnsupportedMedia,
 )
@@ -80,7 +83,7 @@ def document_response(document: dict[str, Any], *more: Header) -> Response:
         (b"cache-control", b"no-store"),
         *more,
     )
-    if document["status"] == 503 and document["retryable"]:
+    if document["status"] in (429, 503) and document["retryable"]:
         headers += ((b"retry-after", b"%d" % RETRY_AFTER_S),)
     return Response(document["status"], _encode_json(document), headers)
 
@@ -117,6 +120,10 @@ KINDS: dict[type[BaseException], ProblemKind] = {
     TooLarge: ProblemKind(413, "too-large", "The request is too large"),
     UnsupportedMedia: ProblemKind(415, "unsupported-media-type", "The media type is not known here"),
     InvalidRequest: ProblemKind(400, "invalid-request", "The request is wrong"),
+    Unauthenticated: ProblemKind(401, "unauthenticated", "There is no valid token"),
+    Forbidden: ProblemKind(403, "forbidden", "The caller may not do this"),
+    Misdirected: ProblemKind(421, "misdirected", "The request is for another server"),
+    TooManyRequests: ProblemKind(429, "too-many-requests", "The caller sends too many requests"),
     CellMissing: ProblemKind(404, "cell-missing", "There is no such cell"),
     NotFound: ProblemKind(404, "not-found", "There is nothing of that name"),
     Conflict: ProblemKind(409, "conflict", "Another body stands under that key"),

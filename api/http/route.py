@@ -16,6 +16,7 @@ import msgspec
 from api.http.content import JSON, MSGPACK, NDJSON
 from api.http.parameters import Parameter
 from api.http.request import Handler
+from schemaless.access import Scope
 
 _PROBLEM_MEMBERS = {
     "type": "string",
@@ -39,7 +40,7 @@ _PROBLEM = {
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One call: method, path and handler, and its documentation.
+    """One call: method, path, handler, the scope that a caller's token needs (I17), and its documentation.
 
     `payload` is a JSON schema of what the call takes. `batch` says that it takes NDJSON too. `answers` lists the
     statuses that are no problem documents. `media` lists the types of a response that may have others than JSON's.
@@ -48,6 +49,7 @@ class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     handler: Handler
+    scope: Scope
     parameters: tuple[Parameter[Any], ...] = ()
     payload: dict[str, Any] | None = None
     batch: bool = False
@@ -81,6 +83,8 @@ class Route(msgspec.Struct, frozen=True):
         for response in operation["responses"].values() if self.media else ():
             response["content"] = {media_type: {"schema": {}} for media_type in self.media}
         operation["responses"]["default"] = _PROBLEM
+        operation["security"] = [{"token": []}]
+        operation["x-schemaless-scope"] = str(self.scope)
         if self.payload is not None:
             media = (JSON, MSGPACK, NDJSON) if self.batch else (JSON, MSGPACK)
             content = {form.media_type: {"schema": self.payload} for form in media}
@@ -93,6 +97,7 @@ class RouteMatch(msgspec.Struct, frozen=True, gc=False):
 
     handler: Handler
     name: str
+    scope: Scope
     parameters: tuple[tuple[int, str], ...]
 
 
@@ -117,7 +122,9 @@ class Router:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
                 same_length = shapes.setdefault((method, len(segments)), {})
                 shape = same_length.setdefault(literal, _Shape(itemgetter(*literal), {}))
-                shape.matches[shape.literals_of(segments)] = RouteMatch(route.handler, route.name, parameters)
+                shape.matches[shape.literals_of(segments)] = RouteMatch(
+                    route.handler, route.name, route.scope, parameters
+                )
         self._shapes = {
             key: tuple(shape for _, shape in sorted(same_length.items(), key=lambda item: -len(item[0])))
             for key, same_length in shapes.items()

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, status, triggers
+from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, status, tokens, triggers
 
 PREFIX = "/v1/{datastore}"
 _OF_A_DATASTORE = (
@@ -14,5 +14,6 @@ _OF_A_DATASTORE = (
     *index_entries.ROUTES,
     *triggers.ROUTES,
     *status.ROUTES,
+    *tokens.ROUTES,
 )
 ROUTES = (*(replace(route, path=PREFIX + route.path) for route in _OF_A_DATASTORE), *ops.ROUTES)

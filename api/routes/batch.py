@@ -20,6 +20,7 @@ from api.http.route import Route
 from api.http.steps import Steps
 from api.read.multi_get import WantedCell, read_many
 from api.write.response import item_view
+from schemaless.access import Scope
 from schemaless.cell import Cell, CellKey, RefKey, parse_column_name, parse_ref_key, parse_row_key
 from schemaless.codec import BODY_BYTES_MAX
 from schemaless.errors import Invalid, InvalidRequest, Malformed, TooLarge
@@ -211,6 +212,6 @@ _CELLS = _list_of(
 )
 
 ROUTES = (
-    Route("POST", "/batch/put", batch_put, payload=_CELLS, batch=True),
-    Route("POST", "/batch/get", batch_get, (READ_FROM,), payload=_KEYS, batch=True),
+    Route("POST", "/batch/put", batch_put, Scope.WRITE, payload=_CELLS, batch=True),
+    Route("POST", "/batch/get", batch_get, Scope.READ, (READ_FROM,), payload=_KEYS, batch=True),
 )

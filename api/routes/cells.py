@@ -9,6 +9,7 @@ from api.http.response import Header, Response, ok_response
 from api.http.route import Route
 from api.read.reader import Served, said_by
 from api.write.response import put_answer
+from schemaless.access import Scope
 from schemaless.cell import (
     Cell,
     CellKey,
@@ -158,10 +159,12 @@ def _cell_answer(request: Request, cell: StoredCell, served: Served, caching: He
 _BODY = {"type": "object", "description": "The cell's body: any JSON object."}
 
 ROUTES = (
-    Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, payload=_BODY, answers=(201, 200, 202)),
-    Route("POST", "/cells/{row_key}/{column}", post_version, payload=_BODY, answers=(201, 200)),
-    Route("GET", "/cells/{row_key}", get_row, (READ_FROM,)),
-    Route("GET", "/cells/{row_key}/{column}", get_latest, (READ_FROM,), answers=(200, 304)),
-    Route("GET", "/cells/{row_key}/{column}/versions", get_versions, (FROM, TO, DESCENDING, LIMIT, READ_FROM)),
-    Route("GET", "/cells/{row_key}/{column}/{ref_key}", get_cell, (READ_FROM,), answers=(200, 304)),
+    Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, Scope.WRITE, payload=_BODY, answers=(201, 200, 202)),
+    Route("POST", "/cells/{row_key}/{column}", post_version, Scope.WRITE, payload=_BODY, answers=(201, 200)),
+    Route("GET", "/cells/{row_key}", get_row, Scope.READ, (READ_FROM,)),
+    Route("GET", "/cells/{row_key}/{column}", get_latest, Scope.READ, (READ_FROM,), answers=(200, 304)),
+    Route(
+        "GET", "/cells/{row_key}/{column}/versions", get_versions, Scope.READ, (FROM, TO, DESCENDING, LIMIT, READ_FROM)
+    ),
+    Route("GET", "/cells/{row_key}/{column}/{ref_key}", get_cell, Scope.READ, (READ_FROM,), answers=(200, 304)),
 )

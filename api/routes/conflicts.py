@@ -16,6 +16,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.read.reader import Reader, served_together
+from schemaless.access import Scope
 from schemaless.batching import chunks
 from schemaless.cell import created_at_text, row_key_text
 from schemaless.codec import decode_body
@@ -124,4 +125,4 @@ def _view(conflict: CellConflict) -> dict[str, Any]:
 
 CURSOR: Parameter[dict[str, int]] = Parameter("cursor", _parse_cursor, {}, "Of the page before: where this one begins.")
 
-ROUTES = (Route("GET", "/conflicts", list_conflicts, (LIMIT, CURSOR, READ_FROM)),)
+ROUTES = (Route("GET", "/conflicts", list_conflicts, Scope.READ, (LIMIT, CURSOR, READ_FROM)),)

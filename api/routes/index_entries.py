@@ -18,6 +18,7 @@ from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entr
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, said_by, served_together
 from api.routes.indexes import progress_view
+from schemaless.access import Scope
 from schemaless.errors import Invalid, LocationGone, NotReady
 from schemaless.location import ShardLocation, is_lag, verify_location
 from schemaless.names import index_consumer
@@ -133,4 +134,4 @@ _OPTIONS = (
     _option("wait", "Seconds that `after` may take, default 5."),
 )
 
-ROUTES = (Route("GET", "/indexes/{name}/entries", get_entries, (READ_FROM, *_OPTIONS)),)
+ROUTES = (Route("GET", "/indexes/{name}/entries", get_entries, Scope.READ, (READ_FROM, *_OPTIONS)),)

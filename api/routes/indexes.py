@@ -8,6 +8,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT
+from schemaless.access import Scope
 from schemaless.errors import Invalid, NotBuilt
 from schemaless.index.catalogue import build_progress, create_index, find_index, list_indexes
 from schemaless.index.definition import parse_definition, parse_index_name
@@ -73,8 +74,8 @@ async def progress_view(request: Request, datastore: Datastore, index: DefinedIn
 _DEFINITION = {"type": "object", "required": ["shard_field", "fields"], "description": "An index definition."}
 
 ROUTES = (
-    Route("GET", "/indexes", get_indexes),
-    Route("GET", "/indexes/{name}", get_index),
-    Route("PUT", "/indexes/{name}", put_index, payload=_DEFINITION, answers=(201, 200)),
-    Route("DELETE", "/indexes/{name}", delete_index),
+    Route("GET", "/indexes", get_indexes, Scope.READ),
+    Route("GET", "/indexes/{name}", get_index, Scope.READ),
+    Route("PUT", "/indexes/{name}", put_index, Scope.ADMIN, payload=_DEFINITION, answers=(201, 200)),
+    Route("DELETE", "/indexes/{name}", delete_index, Scope.ADMIN),
 )

@@ -27,6 +27,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response, problem_of, stream_response
 from api.http.route import Route
 from api.read.reader import served_together
+from schemaless.access import Scope
 from schemaless.cell import parse_time
 from schemaless.errors import Invalid, NotFound, TooLarge
 from schemaless.position import parse_position
@@ -209,14 +210,15 @@ _LOCATIONS = JSON.parse(
 )
 
 ROUTES = (
-    Route("GET", "/shards", list_shards, (READ_FROM,)),
+    Route("GET", "/shards", list_shards, Scope.READ, (READ_FROM,)),
     Route(
         "GET",
         "/shards/{shard}/cells",
         get_shard_cells,
+        Scope.READ,
         PAGE_PARAMETERS,
         headers=(LAST_EVENT_ID,),
         media=(JSON.media_type, MSGPACK.media_type, EVENTS),
     ),
-    Route("POST", "/shards/cells", post_shards_cells, (READ_FROM,), payload=_LOCATIONS),
+    Route("POST", "/shards/cells", post_shards_cells, Scope.READ, (READ_FROM,), payload=_LOCATIONS),
 )

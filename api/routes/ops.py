@@ -9,6 +9,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT
+from schemaless.access import Scope
 from schemaless.errors import NotBuilt
 
 
@@ -38,8 +39,8 @@ async def dashboard(request: Request) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/healthz", healthz),
-    Route("GET", "/readyz", readyz),
-    Route("GET", "/metrics", metrics),
-    Route("GET", "/ui", dashboard),
+    Route("GET", "/healthz", healthz, Scope.READ),
+    Route("GET", "/readyz", readyz, Scope.READ),
+    Route("GET", "/metrics", metrics, Scope.READ),
+    Route("GET", "/ui", dashboard, Scope.READ),
 )

@@ -12,6 +12,7 @@ from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.status import NodeReport, NodeStatus, Status, read_status
 from api.worker_status import read_workers, worker_view
+from schemaless.access import Scope
 from schemaless.cell import created_at_text
 from schemaless.storage.refusal_table import Refused
 from schemaless.storage.shard_head import Head, ahead
@@ -136,4 +137,4 @@ def _server_view(node: Node) -> dict[str, Any]:
     return {"name": node.name, "role": Role(node.role), "host": node.host, "port": node.port}
 
 
-ROUTES = (Route("GET", "/status", get_status), Route("GET", "/topology", get_topology))
+ROUTES = (Route("GET", "/status", get_status, Scope.READ), Route("GET", "/topology", get_topology, Scope.READ))

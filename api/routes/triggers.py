@@ -11,6 +11,7 @@ from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT, consumer_view
 from api.worker_status import read_workers, worker_view, workers_in_all
+from schemaless.access import Scope
 from schemaless.errors import NotBuilt, NotFound
 from schemaless.names import TRIGGER_PREFIX, trigger_consumer
 
@@ -78,10 +79,10 @@ def _shard_view(number: int, shard: ConsumerShard) -> dict[str, object]:
 
 
 ROUTES = (
-    Route("GET", "/triggers", list_triggers),
-    Route("GET", "/triggers/{program}", get_trigger),
-    Route("GET", "/triggers/{program}/parked", parked_cells),
-    Route("POST", "/triggers/{program}/parked/{action}", parked_cells),
-    Route("DELETE", "/triggers/{program}/parked/{cell}", parked_cells),
-    Route("POST", "/triggers/{program}/parked/{cell}/{action}", parked_cells),
+    Route("GET", "/triggers", list_triggers, Scope.READ),
+    Route("GET", "/triggers/{program}", get_trigger, Scope.READ),
+    Route("GET", "/triggers/{program}/parked", parked_cells, Scope.READ),
+    Route("POST", "/triggers/{program}/parked/{action}", parked_cells, Scope.ADMIN),
+    Route("DELETE", "/triggers/{program}/parked/{cell}", parked_cells, Scope.ADMIN),
+    Route("POST", "/triggers/{program}/parked/{cell}/{action}", parked_cells, Scope.ADMIN),
 )

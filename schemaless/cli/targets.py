@@ -16,8 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from schemaless.client.client import Client
-from schemaless.config import ClientSettings, OperatorSettings, StackSettings
+from schemaless.client.transport import settings_of
+from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
+from schemaless.profiles import read_private_text
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, home_folder, load_plan
 from schemaless.topology import Datastore, Topology, load_topology
 
@@ -78,7 +80,24 @@ def api_command(command: Callable[..., None]) -> Callable[..., None]:
 def open_client(hosts: str, datastore: str) -> Client:
     """Returns a client of the named hosts, else of the known ones. Raises Misconfigured when no host is known."""
     named = [host.strip() for host in hosts.split(",") if host.strip()]
-    return Client(named or _known_hosts(), datastore=datastore)
+    settings = settings_of()
+    if named or settings.hosts:
+        return Client(named, datastore=datastore)
+    hosts_of_stack = _known_hosts()
+    return Client(hosts_of_stack, datastore=datastore, token=None if settings.token else stack_token())
+
+
+def stack_token() -> str | None:
+    """Returns the token of the embedded stack, or None while access is off."""
+    plan = _stack()
+    kept = None if plan is None else read_private_text(plan.token_file)
+    return kept and kept.strip()
+
+
+def stack_without_token() -> Path | None:
+    """Returns where the embedded stack's token belongs, if commands go to that stack and it has none yet."""
+    plan = None if OperatorSettings().topology else _stack()
+    return None if plan is None or plan.token_file.exists() else plan.token_file
 
 
 def hosts_or_none() -> Sequence[str]:
@@ -118,7 +137,7 @@ def _stack() -> StackPlan | None:
 
 
 def _known_hosts() -> Sequence[str]:
-    if hosts := ClientSettings().hosts:
+    if hosts := settings_of().hosts:
         return hosts
     plan = _stack()
     try:

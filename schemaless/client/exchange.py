@@ -14,15 +14,18 @@ import msgspec
 
 from schemaless.errors import (
     Conflict,
+    Forbidden,
     Invalid,
     LocationGone,
     Malformed,
-    Misconfigured,
+    Misdirected,
     NotBuilt,
     NotFound,
     NotReady,
     SchemalessError,
     TooLarge,
+    TooManyRequests,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -84,13 +87,15 @@ Problem = Mapping[str, Any]
 
 _BY_STATUS: dict[int, type[SchemalessError]] = {
     400: Malformed,
-    401: Misconfigured,
-    403: Misconfigured,
+    401: Unauthenticated,
+    403: Forbidden,
     404: NotFound,
     409: Conflict,
     413: TooLarge,
     415: Malformed,
+    421: Misdirected,
     422: Malformed,
+    429: TooManyRequests,
     501: NotBuilt,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import httpx
@@ -11,16 +12,31 @@ from pydantic import SecretStr
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
 from schemaless.config import ClientSettings
+from schemaless.profiles import read_private_text, read_profile
+
+CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=None)
+"""What `schemaless --profile NAME` chose, for all clients of the command."""
 
 
-def settings_of(hosts: Sequence[str], token: str | None) -> ClientSettings:
-    """Returns the given hosts and token. What is missing comes from the environment."""
+def settings_of(hosts: Sequence[str] = (), token: str | None = None) -> ClientSettings:
+    """Returns the given hosts and token. What is missing comes from the profile, then from the environment.
+
+    Raises Misconfigured for a profile that doesn't exist, and for a file with a token that others can read.
+    """
+    settings = ClientSettings()
     given: dict[str, Any] = {}
+    name = CHOSEN_PROFILE.get() or settings.profile
+    if name:
+        profile = read_profile(settings.profiles.expanduser(), name)
+        given = {"hosts": profile.hosts or settings.hosts, "token": profile.token and SecretStr(profile.token)}
+    elif settings.token is None and settings.token_file is not None:
+        kept = read_private_text(settings.token_file)
+        given = {"token": SecretStr(kept.strip()) if kept else None}
     if hosts:
         given["hosts"] = tuple(hosts)
     if token is not None:
         given["token"] = SecretStr(token)
-    return ClientSettings(**given)
+    return settings.model_copy(update=given)
 
 
 def http_options(settings: ClientSettings, limits: Limits) -> dict[str, Any]:

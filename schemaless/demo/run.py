@@ -18,10 +18,11 @@ from rich.console import Console
 from schemaless.audit.run import audit
 from schemaless.cli.audit import print_findings
 from schemaless.cli.datastores import create_with_progress
-from schemaless.cli.targets import servers
+from schemaless.cli.targets import servers, stack_token
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.client import Client
-from schemaless.config import ClientSettings, StackSettings
+from schemaless.client.transport import settings_of
+from schemaless.config import StackSettings
 from schemaless.demo.flights import CELLS, Flight, FlightCount, fetch_dataset, parse_flight, read_rows
 from schemaless.demo.loader import LoadCount, Loader
 from schemaless.demo.programs import CONSUMERS, calls_folder, define_index, read_calls, start_programs
@@ -53,6 +54,7 @@ class Site:
     kafka: str
     calls: Path
     start_programs: Callable[[str], None]
+    token: str | None = None
 
 
 def embedded_site(settings: StackSettings, say: Say) -> Site:
@@ -60,13 +62,13 @@ def embedded_site(settings: StackSettings, say: Say) -> Site:
     embedded.up(settings, say=say)
     plan = require_plan(home_folder(settings))
     topology, kafka = load_topology(plan.topology_file), plan.broker().bootstrap
-    return Site(plan.api_urls(), topology, kafka, calls_folder(plan.home), partial(start_programs, plan))
+    return Site(plan.api_urls(), topology, kafka, calls_folder(plan.home), partial(start_programs, plan), stack_token())
 
 
 def running_site(settings: StackSettings, say: Say) -> Site:
     """Returns the stack that the environment names. Its operator runs the programs, too. Raises Misconfigured."""
     reached = servers()
-    hosts = ClientSettings().hosts
+    hosts = settings_of().hosts
     if not hosts:
         raise Misconfigured("no API is known: set SCHEMALESS_HOSTS")
     say(f"on the stack at {', '.join(hosts)}")
@@ -82,10 +84,10 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
     site.start_programs(DATASTORE)
     count = FlightCount()
     flights = (count.take(parse_flight(row)) for row in read_rows(archive))
-    with Client(site.hosts, datastore=DATASTORE) as client:
+    with Client(site.hosts, datastore=DATASTORE, token=site.token) as client:
         define_index(client)
         with Board(console, CELLS, CONSUMERS) as board:
-            load = asyncio.run(_load(site.hosts, client, flights, board))
+            load = asyncio.run(_load(site, client, flights, board))
             loaded_at = time.monotonic()
             after_load = read_positions(client)
             wait_until_caught_up(client, set(CONSUMERS), board.show)
@@ -101,14 +103,14 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
     return holds
 
 
-async def _load(hosts: Sequence[str], client: Client, flights: Iterable[Flight], board: Board) -> LoadCount:
+async def _load(site: Site, client: Client, flights: Iterable[Flight], board: Board) -> LoadCount:
     async def watch() -> None:
         while True:
             with suppress(Unavailable):  # a host was killed: the board shows older positions until the next pass
                 board.show(await asyncio.to_thread(read_positions, client))
             await asyncio.sleep(WATCH_S)
 
-    async with AsyncClient(hosts, datastore=DATASTORE) as loading:
+    async with AsyncClient(site.hosts, datastore=DATASTORE, token=site.token) as loading:
         watching = asyncio.create_task(watch())
         try:
             return await Loader(loading, board.loaded).load(flights)

@@ -1,4 +1,4 @@
-"""Sets up the servers of a stack in containers: accounts, replication, topology file, first datastore.
+"""Sets up the servers of a stack in containers: accounts, replication, topology file, first datastore, token.
 
 Run once by docker-compose.yml, after the servers answer and before any service starts; every step may be run again.
 A server's host is the name of its service: CLUSTER-master, CLUSTER-minion-N (layout.py).
@@ -6,24 +6,39 @@ A server's host is the name of its service: CLUSTER-master, CLUSTER-minion-N (la
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
+from schemaless.access import ALL_DATASTORES, Scope
 from schemaless.config import ContainerSettings
-from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.errors import BusUnavailable, Conflict, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.ops.tokens import create_token, rotate_token
 from schemaless.stack import kafka_broker, replication
 from schemaless.stack.admin import SERVICE_USER, Accounts, ServerAddress, account_statements, answers, session
 from schemaless.stack.mysql_server import ServerRole, server_roles
-from schemaless.stack.plan import CLUSTERS, MINIONS, create_default_datastore, nodes_document, write_private_json
+from schemaless.stack.plan import (
+    CLUSTERS,
+    MINIONS,
+    create_default_datastore,
+    nodes_document,
+    write_private_json,
+    write_private_text,
+)
 from schemaless.stack.programs import Flavour
-from schemaless.topology import Node, Role, load_topology
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.topology import Node, Role, Topology, load_topology
 
 MYSQL_PORT = 3306
 ROOT = "root"
 READY_TIMEOUT_S = 60.0
+TOKEN = "services"
+TOKEN_FILE = "token"
+TOKEN_LIFETIME = "3650d"
 CATCH_UP_TIMEOUT_S = 5  # less than a connection waits for an answer
 
 # Only of a server that never held anything of ours: what its image wrote at the first start (root's password) differs
@@ -62,7 +77,20 @@ def set_up(settings: ContainerSettings) -> None:
     write_private_json(settings.topology, nodes_document(server.node(accounts) for server in servers))
     await_kafka(settings.kafka)
     create_default_datastore(load_topology(settings.topology), settings.kafka)
+    token_file = settings.topology.with_name(TOKEN_FILE)
+    if not token_file.exists():
+        asyncio.run(keep_token(load_topology(settings.topology), token_file))
     prove_replication(servers, accounts)
+
+
+async def keep_token(topology: Topology, file: Path) -> None:
+    """Makes the token of the services at the first start. The API listens beyond loopback, so it needs one."""
+    async with AsyncStorage(topology) as storage:
+        try:
+            issued = await create_token(storage, TOKEN, (ALL_DATASTORES,), Scope.ADMIN, TOKEN_LIFETIME)
+        except Conflict:  # the volume with the file is new, or the last set-up ended before it was written
+            issued = await rotate_token(storage, TOKEN)
+    write_private_text(file, issued.secret + "\n")
 
 
 def set_up_servers(servers: Sequence[ServerContainer], root_password: str, accounts: Accounts) -> None:

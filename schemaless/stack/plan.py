@@ -76,6 +76,11 @@ class StackPlan:
         return self.home / "topology.json"
 
     @property
+    def token_file(self) -> Path:
+        """The token of this stack's own commands and programs. It is there once access is on."""
+        return self.home / "token"
+
+    @property
     def endpoints_file(self) -> Path:
         return self.home / "endpoints.json"
 
@@ -181,12 +186,16 @@ def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
 
 def write_private_json(path: Path, document: Any) -> None:
     """Writes a file that only its owner can read. A reader sees the old file or the whole new one."""
+    write_private_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_private_text(path: Path, text: str) -> None:
+    """Writes a file as `write_private_json` does."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     fresh.touch(mode=0o600)
     with fresh.open("w") as file:
-        json.dump(document, file, indent=2)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)

@@ -166,6 +166,7 @@ def service_environment(plan: StackPlan) -> dict[str, str]:
         "SCHEMALESS_TOPOLOGY": str(plan.topology_file),
         "SCHEMALESS_KAFKA": plan.broker().bootstrap,
         "SCHEMALESS_HOSTS": ",".join(plan.api_urls()),
+        "SCHEMALESS_TOKEN_FILE": str(plan.token_file),
         "SCHEMALESS_API_HOST": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -149,6 +149,28 @@ CREATE TABLE IF NOT EXISTS schemaless.index_build (
     PRIMARY KEY (datastore, name, shard)
 ) ENGINE=InnoDB;
 
+-- Tokens (I17), on every cluster. Only revoked_at of a row changes, and it only becomes earlier.
+CREATE TABLE IF NOT EXISTS schemaless.token (
+    digest BINARY(32) NOT NULL PRIMARY KEY COMMENT 'SHA-256 of the token',
+    name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    datastores TEXT NOT NULL COMMENT 'JSON list of names, * for all',
+    scope VARCHAR(8) CHARACTER SET ascii NOT NULL,
+    created_at DATETIME(6) NOT NULL,
+    expires_at DATETIME(6) NOT NULL,
+    revoked_at DATETIME(6) NULL
+) ENGINE=InnoDB;
+
+-- What administrators did, on whichever cluster could be reached.
+CREATE TABLE IF NOT EXISTS schemaless.admin_action (
+    action_id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    at DATETIME(6) NOT NULL,
+    who VARCHAR(96) NOT NULL,
+    what VARCHAR(255) NOT NULL,
+    peer VARCHAR(64) NOT NULL,
+    outcome VARCHAR(64) NOT NULL,
+    KEY at (at)
+) ENGINE=InnoDB;
+
 -- name: shard
 CREATE DATABASE IF NOT EXISTS %(database)s CHARACTER SET utf8mb4;
 

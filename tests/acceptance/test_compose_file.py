@@ -13,6 +13,7 @@ from schemaless.demo.flights import BILLED_CARRIER
 from schemaless.demo.programs import calls_folder
 from schemaless.stack.admin import new_accounts
 from schemaless.stack.container_files import settings_files
+from schemaless.stack.containers import TOKEN_FILE
 from schemaless.stack.mysql_server import server_roles
 from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names
 from schemaless.stack.processes import service_programs
@@ -210,3 +211,13 @@ def test_a_service_without_connections_is_not_healthy():
         with socket.create_connection(("127.0.0.1", port)):
             assert subprocess.run(command, check=False).returncode == 0
             assert subprocess.run([*command, "1"], check=False, capture_output=True).returncode == 1
+
+
+def test_every_service_has_the_token_that_set_up_makes():
+    """The API listens beyond loopback, where it refuses to start without a token (I17)."""
+    folder = {"topology:/var/lib/schemaless", "topology:/var/lib/schemaless:ro"}
+    for name in OURS:
+        assert environment(name)["SCHEMALESS_TOKEN_FILE"] == f"/var/lib/schemaless/{TOKEN_FILE}", name
+        assert folder & set(SERVICES[name]["volumes"]), name
+    for name in api_names():
+        assert name in environment(name)["SCHEMALESS_API_HOSTS"].split(",")

@@ -14,6 +14,8 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from api.access.admission import Admission
+from api.access.known_tokens import KnownTokens
 from api.app import create_app
 from api.follow.followers import RequestsInFlight
 from api.http.budget import ReadBudget
@@ -48,8 +50,12 @@ class EmptyCatalogue:
 
 @pytest.fixture
 def state(settings):
+    tokens = KnownTokens(None)
+    tokens.learn([])
     return SimpleNamespace(
         settings=settings,
+        tokens=tokens,
+        admission=Admission(settings, tokens),
         in_flight=RequestsInFlight(),
         metrics=Metrics(),
         catalogue=EmptyCatalogue(),
@@ -62,7 +68,7 @@ def state(settings):
 def settings(tmp_path):
     topology = tmp_path / "topology.json"
     topology.write_text('{"version": 1, "clusters": {}}')
-    return ApiSettings(topology=topology, kafka="127.0.0.1:9")
+    return ApiSettings(topology=topology, kafka="127.0.0.1:9", origins=("http://dashboard",))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 
 from api.http.route import Route, Router
 from api.routes import ROUTES
+from schemaless.access import Scope
 
 
 async def _never(request):
@@ -12,11 +13,11 @@ async def _never(request):
 
 ROUTER = Router(
     [
-        Route("GET", "/v1/{datastore}/cells/{row_key}/{column}/versions", _never),
-        Route("GET", "/v1/{datastore}/cells/{row_key}/{column}/{ref_key}", _never),
-        Route("PUT", "/v1/{datastore}/cells/{row_key}/{column}/{ref_key}", _never),
-        Route("POST", "/v1/{datastore}/shards/cells", _never),
-        Route("GET", "/healthz", _never),
+        Route("GET", "/v1/{datastore}/cells/{row_key}/{column}/versions", _never, Scope.READ),
+        Route("GET", "/v1/{datastore}/cells/{row_key}/{column}/{ref_key}", _never, Scope.READ),
+        Route("PUT", "/v1/{datastore}/cells/{row_key}/{column}/{ref_key}", _never, Scope.READ),
+        Route("POST", "/v1/{datastore}/shards/cells", _never, Scope.READ),
+        Route("GET", "/healthz", _never, Scope.READ),
     ]
 )
 

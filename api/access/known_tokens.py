@@ -1,0 +1,91 @@
+"""KnownTokens: the tokens that this process knows, read again every second.
+
+A revocation that was seen once is never forgotten, whatever a cluster says that was away meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Iterable
+
+from schemaless.access import Token, digest_of, merged, now_us
+from schemaless.errors import Unauthenticated, Unavailable
+from schemaless.ops.tokens import bring_up_to_date, read_tokens
+from schemaless.storage.asyncmy_driver import AsyncStorage
+
+REFRESH_S = 1.0
+UNKNOWN_PAUSE_S = 0.2
+"""Between two readings for the sake of tokens that nobody knows."""
+WAITING_MAX = 64
+"""Requests with unknown tokens that wait until the tokens were read again. Others are told to come back."""
+
+
+class KnownTokens:
+    """`clock` counts microseconds since the epoch, because tokens expire by it."""
+
+    def __init__(self, storage: AsyncStorage | None, *, clock: Callable[[], int] = now_us) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._by_digest: dict[bytes, Token] = {}
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = float("-inf")
+        self._waiting = 0
+        self.were_read = False
+
+    @property
+    def exist(self) -> bool:
+        """Whether any token was ever seen, revoked and expired ones included. Access never goes off again."""
+        return bool(self._by_digest)
+
+    def learn(self, tokens: Iterable[Token]) -> None:
+        """Adds what clusters show to what is known."""
+        self._by_digest = merged([*self._by_digest.values(), *tokens])
+        self.were_read = True
+
+    async def refresh(self) -> None:
+        """Reads the tokens. While no cluster answers, those that are known count."""
+        if self._storage is None:
+            return
+        began = time.monotonic()
+        answers = await read_tokens(self._storage)
+        self._refreshed_at = began
+        if answers.found:
+            self.learn(token for rows in answers.found.values() for token in rows)
+            await bring_up_to_date(self._storage, answers, self._by_digest)
+
+    async def find(self, secret: bytes) -> Token:
+        """Returns the token of a secret. Raises Unauthenticated when none is valid, and Unavailable.
+
+        Reads the tokens again for one that is unknown, at most five times a second for all callers together.
+        """
+        digest = digest_of(secret)
+        token = self._by_digest.get(digest)
+        if token is None:
+            await self._refresh_for_unknown()
+            token = self._by_digest.get(digest)
+        if token is None or not hmac.compare_digest(token.digest, digest):
+            raise Unauthenticated("the token isn't known")
+        now = self._clock()
+        if now >= token.ends_at:
+            raise Unauthenticated("the token has expired" if now >= token.expires_at else "the token was revoked")
+        return token
+
+    def hold(self, token: Token) -> bool:
+        """Returns whether a token that was valid is valid now."""
+        known = self._by_digest.get(token.digest)
+        return known is not None and self._clock() < known.ends_at
+
+    async def _refresh_for_unknown(self) -> None:
+        if self._waiting >= WAITING_MAX:
+            raise Unavailable("too many requests with unknown tokens at once")
+        asked_at = time.monotonic()
+        self._waiting += 1
+        try:
+            async with self._refreshing:
+                if self._refreshed_at <= asked_at:
+                    await asyncio.sleep(self._refreshed_at + UNKNOWN_PAUSE_S - time.monotonic())
+                    await self.refresh()
+        finally:
+            self._waiting -= 1

@@ -1,0 +1,162 @@
+"""`schemaless token create|list|revoke|rotate` and `schemaless actions`: access (I17), on the servers themselves.
+
+The commands go to MySQL, not to the API. So they work without a token, for whoever may read the topology file: that is
+the way back when the last administrator's token was lost or revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+
+from schemaless.access import ALL_DATASTORES, LIFETIME_DEFAULT, Scope, Token, now_us, parse_lifetime
+from schemaless.cell import created_at_text
+from schemaless.cli.output import add_group, print_json, print_notice, print_table
+from schemaless.cli.targets import JsonOption, servers, stack_without_token
+from schemaless.extras import Extra, needs
+from schemaless.stack.plan import write_private_text
+
+STACK_TOKEN = "stack-cli"
+STACK_TOKEN_LIFETIME = "3650d"
+
+T = TypeVar("T")
+Name = Annotated[str, typer.Argument(help="name of the token")]
+
+
+def register(app: typer.Typer) -> None:
+    commands: dict[str, Callable[..., None]] = {"create": create, "list": list_all, "revoke": revoke, "rotate": rotate}
+    add_group(app, "token", "Issue, list, revoke and rotate tokens.", commands)
+    app.command()(actions)
+
+
+@needs("token create", Extra.KAFKA, Extra.MYSQL)
+def create(
+    name: Name,
+    datastore: Annotated[
+        list[str], typer.Option("--datastore", "-d", help=f"a datastore, {ALL_DATASTORES} for all; may be repeated")
+    ],
+    scope: Annotated[Scope, typer.Option(help="write includes read, and admin includes both")],
+    expires: Annotated[str, typer.Option(help="lifetime, like 90d, 12h or 30m")] = LIFETIME_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Issue a token, and print it once. From then on every request needs one."""
+    from schemaless.ops.tokens import create_token
+
+    issued = _run(lambda storage: create_token(storage, name, datastore, scope, expires), f"token create {name}")
+    _keep_one_for_the_stack()
+    _print_issued(issued.secret, issued.token, issued.unreached, as_json)
+
+
+@needs("token list", Extra.KAFKA, Extra.MYSQL)
+def list_all(as_json: JsonOption = False) -> None:
+    """List the tokens. Nobody can read a token again."""
+    from schemaless.ops.tokens import known_tokens
+
+    known = _run(known_tokens)
+    now = now_us()
+    views = [token.view(now) for token in sorted(known.values(), key=lambda token: token.created_at)]
+    if as_json:
+        print_json({"tokens": views})
+        return
+    rows = [(view["name"], " ".join(map(str, _list(view["datastores"]))), *list(view.values())[2:]) for view in views]
+    print_table(("token", "datastores", "scope", "state", "created", "expires", "revoked"), rows)
+
+
+@needs("token revoke", Extra.KAFKA, Extra.MYSQL)
+def revoke(name: Name, as_json: JsonOption = False) -> None:
+    """Revoke a token now. Running API processes refuse it within about a second, and end its streams."""
+    from schemaless.ops.tokens import revoke_token
+
+    unreached = _run(lambda storage: revoke_token(storage, name), f"token revoke {name}")
+    _name_unreached(unreached)
+    if as_json:
+        print_json({"name": name, "unreached": list(unreached)})
+    else:
+        print(f"{name} is revoked")
+
+
+@needs("token rotate", Extra.KAFKA, Extra.MYSQL)
+def rotate(
+    name: Name,
+    overlap: Annotated[
+        str, typer.Option(help="how long the old token stays valid, like 10m; default: not at all")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Issue a token with the same name, reach and lifetime, and end the old one."""
+    from schemaless.ops.tokens import rotate_token
+
+    overlap_s = parse_lifetime(overlap, "overlap") if overlap else 0
+    issued = _run(lambda storage: rotate_token(storage, name, overlap_s), f"token rotate {name}")
+    _print_issued(issued.secret, issued.token, issued.unreached, as_json)
+
+
+@needs("actions", Extra.KAFKA, Extra.MYSQL)
+def actions(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="how many actions at most")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List what administrators did: who, what, when, and from where. Newest first."""
+    from schemaless.ops.tokens import list_actions
+
+    found = _run(lambda storage: list_actions(storage, limit))
+    rows = [(created_at_text(each.at), each.who, each.what, each.peer, each.outcome) for each in found]
+    columns = ("at", "who", "what", "peer", "outcome")
+    if as_json:
+        print_json({"actions": [dict(zip(columns, row, strict=True)) for row in rows]})
+    else:
+        print_table(columns, rows)
+
+
+def _run(work: Callable[..., Awaitable[T]], what: str = "") -> T:
+    """Runs `work` on the servers. If `what` names an action, it is recorded with the user of this machine."""
+    from schemaless.ops.tokens import record_action
+    from schemaless.storage.admin_action_table import AdminAction
+    from schemaless.storage.asyncmy_driver import AsyncStorage
+
+    async def run() -> T:
+        async with AsyncStorage(servers().topology) as storage:
+            result = await work(storage)
+            if what:
+                await record_action(storage, AdminAction(0, getpass.getuser(), what, socket.gethostname(), "done"))
+            return result
+
+    return asyncio.run(run())
+
+
+def _keep_one_for_the_stack() -> None:
+    """Gives the embedded stack's own commands and programs a token, as soon as access is on."""
+    from schemaless.ops.tokens import create_token
+
+    file = stack_without_token()
+    if file is not None:
+        issued = _run(
+            lambda storage: create_token(storage, STACK_TOKEN, (ALL_DATASTORES,), Scope.ADMIN, STACK_TOKEN_LIFETIME),
+            f"token create {STACK_TOKEN}",
+        )
+        write_private_text(file, issued.secret + "\n")
+        print_notice(f"the commands of this stack use the token {STACK_TOKEN!r} in {file}; restart its services")
+
+
+def _print_issued(secret: str, token: Token, unreached: tuple[str, ...], as_json: bool) -> None:
+    _name_unreached(unreached)
+    if as_json:
+        print_json({"token": secret, **token.view(now_us()), "unreached": list(unreached)})
+        return
+    reach = " ".join(token.datastores)
+    print_notice(f"{token.name}: {token.scope} on {reach} until {created_at_text(token.expires_at)}; shown only now:")
+    print(secret)
+
+
+def _name_unreached(unreached: tuple[str, ...]) -> None:
+    if unreached:
+        print_notice(f"not reached: {', '.join(unreached)}. API processes write it there when they are back")
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []

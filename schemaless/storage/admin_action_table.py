@@ -1,0 +1,53 @@
+"""admin_action: who changed what, when, and from where (I17). Each cluster has the actions that were written to it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemaless.errors import TableMissing
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import sql
+
+KEPT_DAYS = 400
+_DELETED_AT_ONCE = 100
+
+
+class AdminAction(msgspec.Struct, frozen=True, order=True):
+    """`at` is in microseconds since the epoch, UTC. `who` is a token's name, or a user of the machine `peer`."""
+
+    at: int
+    who: str
+    what: str
+    peer: str
+    outcome: str
+
+
+def insert(action: AdminAction) -> Operation[None]:
+    """Adds an action, and deletes some that are older than KEPT_DAYS."""
+    yield sql(
+        "INSERT INTO schemaless.admin_action (at, who, what, peer, outcome) VALUES (UTC_TIMESTAMP(6), %s, %s, %s, %s)",
+        action.who[:96],
+        action.what[:255],
+        action.peer[:64],
+        action.outcome[:64],
+    )
+    yield (
+        f"DELETE FROM schemaless.admin_action WHERE at < UTC_TIMESTAMP() - INTERVAL {KEPT_DAYS} DAY"
+        f" ORDER BY action_id LIMIT {_DELETED_AT_ONCE}"
+    )
+
+
+def newest(limit: int) -> Operation[list[AdminAction]]:
+    """Returns the last actions that this server has, newest first."""
+    try:
+        rows = yield from query(
+            sql(
+                f"SELECT {MICROSECONDS.format('at')}, who, what, peer, outcome FROM schemaless.admin_action"
+                " ORDER BY action_id DESC LIMIT %s",
+                limit,
+            )
+        )
+    except TableMissing:
+        return []
+    return [AdminAction(*row) for row in rows]

@@ -1,0 +1,286 @@
+"""I17: tokens on real servers: a cluster is away, a token is revoked, streams are open, and the command line."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import httpx
+import pytest
+
+from schemaless.ops.datastores import create_shards
+from schemaless.stack.local import running_topology
+from schemaless.storage import token_table
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import Datastore
+from tests.conftest import FLAVOUR
+from tests.integration.api.api_harness import ROOT, api_process, assert_problem
+
+pytestmark = pytest.mark.storage
+
+SOON_S = 6.0
+"""Processes read tokens every second. A cluster that doesn't answer costs them up to 1.5 s."""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Two clusters of this module's own, because access never goes off again."""
+    with running_topology(tmp_path_factory.mktemp("access"), minions=0, flavour=FLAVOUR) as running:
+        with SyncStorage(running.topology) as storage:
+            create_shards(storage, Datastore("trips", 2, 2, ("a", "b")), lambda made, total: None)
+            create_shards(storage, Datastore("other", 2, 2, ("a", "b")), lambda made, total: None)
+        yield running
+
+
+@pytest.fixture
+def command(own, tmp_path):
+    """Runs `schemaless …`, and returns its output as JSON, or its failure's text."""
+
+    def run(*arguments, fails=False, **environment):
+        env = {
+            "SCHEMALESS_TOPOLOGY": str(own.path),
+            "SCHEMALESS_KAFKA": "127.0.0.1:9",
+            "SCHEMALESS_HOME": str(tmp_path),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "schemaless", *arguments, *(() if fails else ("--json",))],
+            cwd=ROOT,
+            env=os.environ | env | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode != 0) == fails, done.stderr
+        return done.stderr if fails else json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def no_tokens(own):
+    """Access is off, which no command can do."""
+    with SyncStorage(own.topology) as storage:
+        for master in storage.masters:
+            master.run(lambda: (yield "DELETE FROM schemaless.token"))
+
+
+@pytest.fixture
+def admin(command, no_tokens):
+    """The secret of the first token."""
+    return command("token", "create", "root", "--datastore", "*", "--scope", "admin")["token"]
+
+
+def bearer(secret):
+    return {"authorization": f"Bearer {secret}"}
+
+
+def asked(api, secret=None, method="GET", path="/v1/trips/shards", **options):
+    headers = {**(bearer(secret) if secret else {}), **options.pop("headers", {})}
+    return api.client.request(method, path, headers=headers, **options)
+
+
+def eventually_status(api, status, secret=None, **options):
+    deadline = time.monotonic() + SOON_S
+    while (response := asked(api, secret, **options)).status_code != status:
+        assert time.monotonic() < deadline, response.text
+        time.sleep(0.05)
+    return response
+
+
+def test_the_first_token_closes_a_running_process(own, command, no_tokens):
+    """Loopback is served without a token until there is one. Then nobody is, but for health."""
+    with api_process(own.path) as api:
+        assert asked(api).status_code == 200
+        secret = command("token", "create", "first", "--datastore", "trips", "--scope", "read")["token"]
+        refused = eventually_status(api, 401)
+        assert_problem(refused, 401)
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        assert asked(api, secret).status_code == 200
+        for path in ("/healthz", "/readyz"):
+            assert asked(api, path=path).status_code == 200
+        for path in ("/metrics", "/docs", "/openapi.json", "/nowhere"):
+            assert asked(api, path=path).status_code == 401
+        assert asked(api, secret, path="/metrics").status_code == 200
+        put = {"method": "PUT", "path": f"/v1/trips/cells/{uuid.uuid4()}/BASE/1", "json": {"v": 1}}
+        assert_problem(asked(api, secret, **put), 403)
+        assert asked(api, secret, path="/v1/other/shards").status_code == 403
+        assert asked(api, path=f"/v1/trips/shards?token={secret}&access_token={secret}").status_code == 401
+        assert asked(api, method="HEAD").status_code == 401
+
+
+def test_tokens_over_http(own, admin):
+    """An administrator makes, lists and revokes them. A narrower one can't make what reaches further."""
+    with api_process(own.path) as api, api_process(own.path) as second:
+        new = {"name": "narrow", "scope": "admin", "expires": "1h"}
+        made = asked(api, admin, "POST", "/v1/trips/tokens", json=new)
+        assert made.status_code == 201
+        narrow = made.json()["token"]
+        assert asked(api, narrow).status_code == asked(second, narrow).status_code == 200
+        for wider in ({"datastores": ["*"]}, {"datastores": ["other"]}):
+            answer = asked(api, narrow, "POST", "/v1/trips/tokens", json={"name": "w", "scope": "read", **wider})
+            assert_problem(answer, 422)
+        assert asked(api, narrow, "DELETE", "/v1/trips/tokens/root").status_code == 404
+        assert asked(api, admin, "POST", "/v1/trips/tokens", json=new).status_code == 409
+        listed = asked(api, admin, path="/v1/trips/tokens").json()["tokens"]
+        assert {(one["name"], one["scope"], one["state"]) for one in listed} >= {("narrow", "admin", "active")}
+        assert narrow not in json.dumps(listed)
+        assert asked(api, admin, "DELETE", "/v1/trips/tokens/narrow").json() == {"name": "narrow", "unreached": []}
+        assert asked(api, narrow).status_code == 401
+        eventually_status(second, 401, narrow)
+
+
+def test_a_stream_and_a_long_poll_end_with_their_token(own, command, admin):
+    """Who holds an open stream at its revocation gets no more of it."""
+    reader = command("token", "create", "reader", "--datastore", "trips", "--scope", "read")["token"]
+    short = command("token", "create", "short", "--datastore", "trips", "--scope", "read", "--expires", "4s")["token"]
+    ended = {}
+
+    def follow(name, secret):
+        headers = {**bearer(secret), "accept": "text/event-stream"}
+        url = f"http://127.0.0.1:{api.port}/v1/trips/shards/0/cells?follow=true&after=end"
+        with httpx.stream("GET", url, headers=headers, timeout=60) as response:
+            assert response.status_code == 200
+            for _ in response.iter_bytes():
+                pass
+        ended[name] = time.monotonic()
+
+    def poll(name, secret):
+        path = "/v1/trips/shards/1/cells?wait=30&after=end"
+        assert asked(api, secret, path=path, timeout=60).json()["cells"] == []
+        ended[name] = time.monotonic()
+
+    with api_process(own.path) as api:
+        jobs = [
+            (follow, "revoked", reader),
+            (poll, "polled", reader),
+            (follow, "expired", short),
+            (follow, "kept", admin),
+        ]
+        threads = [threading.Thread(target=job, args=arguments, daemon=True) for job, *arguments in jobs]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        command("token", "revoke", "reader")
+        revoked_at = time.monotonic()
+        for thread in threads[:3]:
+            thread.join(SOON_S)
+        assert ended.keys() == {"revoked", "polled", "expired"}
+        assert max(ended["revoked"], ended["polled"]) - revoked_at < SOON_S
+
+
+def test_a_revocation_reaches_a_cluster_that_was_away(own, command, admin):
+    """Its row still says valid when it comes back, and that brings nothing back."""
+    secret = command("token", "create", "late", "--datastore", "trips", "--scope", "read")["token"]
+    away = own.servers["b-master"]
+    with api_process(own.path) as api:
+        assert asked(api, secret).status_code == 200
+        away.terminate()
+        try:
+            assert asked(api, admin, path="/v1/trips/topology").status_code == 200
+            made = command("token", "create", "meanwhile", "--datastore", "trips", "--scope", "read")
+            assert made["unreached"] == ["b"]
+            assert eventually_status(api, 200, made["token"], path="/v1/trips/topology")
+            assert command("token", "revoke", "late")["unreached"] == ["b"]
+            eventually_status(api, 401, secret)
+        finally:
+            away.start()
+        deadline = time.monotonic() + SOON_S
+        with SyncStorage(own.topology) as storage:
+            while len(written := set(storage.master("b").run(token_table.all_rows))) < 3 or not any(
+                token.name == "late" and token.revoked_at for token in written
+            ):
+                assert time.monotonic() < deadline, written
+                time.sleep(0.1)
+            assert written == set(storage.master("a").run(token_table.all_rows))
+        assert asked(api, secret).status_code == 401
+        own.servers["a-master"].terminate()
+        try:  # a process that can only ask the cluster that was away
+            with api_process(own.path) as fresh:
+                assert asked(fresh, secret, path="/v1/trips/topology").status_code == 401
+                assert asked(fresh, made["token"], path="/v1/trips/topology").status_code == 200
+        finally:
+            own.servers["a-master"].start()
+
+
+def test_the_first_token_needs_every_cluster(own, command, no_tokens):
+    """So each of them knows that access is on, whichever can be asked later."""
+    own.servers["b-master"].terminate()
+    try:
+        said = command("token", "create", "first", "--datastore", "*", "--scope", "admin", fails=True)
+        assert "the first token needs every cluster" in said
+        assert "b" in said
+    finally:
+        own.servers["b-master"].start()
+    assert command("token", "list")["tokens"] == []
+
+
+def test_the_way_back_and_the_list_of_actions(own, command, admin):
+    """The last administrator's token is revoked: the server's own command makes another one. All of it is listed."""
+    with api_process(own.path) as api:
+        assert asked(api, admin, "DELETE", "/v1/trips/tokens/root").status_code == 200
+        assert asked(api, admin).status_code == 401
+        again = command("token", "create", "again", "--datastore", "*", "--scope", "admin")["token"]
+        assert asked(api, again).status_code == 200
+        rotated = command("token", "rotate", "again", "--overlap", "1m")["token"]
+        assert asked(api, rotated).status_code == asked(api, again).status_code == 200
+        last = command("token", "rotate", "again")["token"]
+        eventually_status(api, 401, rotated)
+        assert asked(api, last).status_code == 200
+    actions = command("actions")["actions"]
+    done = {(action["who"], action["what"]) for action in actions}
+    assert ("root", "DELETE /v1/trips/tokens/root") in done
+    assert any(what == "token create again" for _, what in done)
+    assert all(action["at"] and action["peer"] for action in actions)
+
+
+def test_a_port_beyond_loopback_needs_a_token(own, no_tokens, command):
+    """The process ends with a sentence that says what to do."""
+    settings = {
+        "SCHEMALESS_TOPOLOGY": str(own.path),
+        "SCHEMALESS_KAFKA": "127.0.0.1:9",
+        "SCHEMALESS_API_HOST": "0.0.0.0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "api"],
+        cwd=ROOT,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "schemaless token create" in done.stdout + done.stderr
+    command("token", "create", "one", "--datastore", "trips", "--scope", "read")
+    with api_process(own.path, host="0.0.0.0") as api:
+        assert asked(api).status_code == 401
+
+
+def test_a_foreign_host_or_origin(own, admin):
+    """A web page writes nothing, and reads nothing by a name of its own."""
+    with api_process(own.path) as api:
+        put = {"method": "PUT", "path": f"/v1/trips/cells/{uuid.uuid4()}/BASE/1", "json": {"v": 1}}
+        foreign = asked(api, admin, headers={"origin": "http://evil.example"}, **put)
+        assert_problem(foreign, 403)
+        assert asked(api, admin, headers={"host": "rebind.evil.example"}).status_code == 421
+        own_page = {"origin": f"http://127.0.0.1:{api.port}"}
+        untyped = {"method": "PUT", "path": put["path"], "content": b'{"v": 1}'}
+        assert asked(api, admin, headers=own_page, **untyped).status_code == 415
+        assert asked(api, admin, headers=own_page, **put).status_code == 201
+        docs = asked(api, admin, path="/docs")
+        assert docs.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_documented_commands(own, command, no_tokens):
+    """What docs/security.md shows runs in its order."""
+    page = (ROOT / "docs/security.md").read_text()
+    shown = re.findall(r"^    schemaless ((?:token|actions).*)$", page, re.MULTILINE)
+    assert len(shown) == 6
+    for line in shown:
+        command(*shlex.split(line))
