@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from schemaless.access import ALL_DATASTORES, Scope, Token, issue, merged, now_us, reissue
-from schemaless.errors import Conflict, Invalid, NotFound, SchemalessError, StorageUnavailable
+from schemaless.errors import Conflict, Forbidden, Invalid, NotFound, SchemalessError, StorageUnavailable
 from schemaless.storage import admin_action_table, schema, token_table
 from schemaless.storage.admin_action_table import AdminAction
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -21,6 +21,7 @@ from schemaless.storage.failover import Answers, answers_of_all, first_answer
 TOKENS_MAX = 1000
 """Rows that a process holds in memory. Each is kept until 30 days after its expiry (I14)."""
 _TIMEOUT_S = 1.5
+_WRITE_TIMEOUT_S = 5.0
 
 log = structlog.get_logger()
 
@@ -70,14 +71,14 @@ async def known_tokens(storage: AsyncStorage) -> dict[bytes, Token]:
 async def create_token(
     storage: AsyncStorage, name: str, datastores: Iterable[str], scope: str, lifetime: str, issuer: Token | None = None
 ) -> Issued:
-    """Issues a token. `issuer` is the caller's own, which covers it.
+    """Issues a token. `issuer` is the caller's own.
 
-    Raises Invalid, Conflict when a valid token has that name, and StorageUnavailable.
+    Raises Invalid, Forbidden when it doesn't cover the new one, Conflict when a valid token has that name, and StorageUnavailable.
     """
     now = now_us()
     secret, token = issue(name, datastores, scope, lifetime, now)
     if issuer is not None and not issuer.covers(token):
-        raise Invalid("datastores", "a token can't issue one that reaches further than itself")
+        raise Forbidden(f"the token {issuer.name!r} can't issue one that reaches further than itself")
     answers = await read_tokens(storage)
     known = merged(row for rows in answers.at_least_one() for row in rows)
     if answers.failures and not known:
@@ -145,9 +146,9 @@ async def _write(storage: AsyncStorage, tokens: list[Token]) -> tuple[str, ...]:
 
 async def _put(storage: AsyncStorage, cluster: str, tokens: list[Token]) -> None:
     master = storage.master(cluster)
-    await master.run(schema.create_server_tables)
-    await master.run(token_table.put, tokens)
-    await master.run(token_table.remove_old, now_us())
+    await master.run(schema.create_server_tables, timeout_s=_WRITE_TIMEOUT_S)
+    await master.run(token_table.put, tokens, timeout_s=_WRITE_TIMEOUT_S)
+    await master.run(token_table.remove_old, now_us(), timeout_s=_WRITE_TIMEOUT_S)
 
 
 def _valid(known: Mapping[bytes, Token], name: str, now: int) -> list[Token]:

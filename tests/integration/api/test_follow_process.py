@@ -52,7 +52,7 @@ def idle_follower(port, datastore, shard):
     """A plain socket that has seen the beginning of its stream."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as opened:
         path = f"/v1/{datastore.name}/shards/{shard}/cells?follow=true"
-        opened.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n".encode())
+        opened.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n".encode())
         assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
         yield opened
 

@@ -297,7 +297,7 @@ def test_a_payload_that_arrives_takes_no_place_of_other_requests(running, make_d
         api_process(running.path, requests_max=1) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
     ):
-        slow.sendall(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{".encode())
+        slow.sendall(f"PUT {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{".encode())
         for _ in range(20):
             assert api.client.get("/healthz").status_code == 200
         slow.sendall(b"}")
@@ -313,7 +313,7 @@ def test_large_payloads_are_bounded_together(running, make_datastore, eventually
         api_process(running.path, payload_bytes_max=1_000_000) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
     ):
-        slow.sendall(f"PUT {path}1 HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:-1])
+        slow.sendall(f"PUT {path}1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:-1])
         time.sleep(1.0)  # until the process holds them: of two uploads under way at once, either may be the one refused
         answer = eventually(lambda: api.client.put(path + "2", content=body), 503)
         assert assert_problem(answer, 503)["retryable"]
@@ -331,7 +331,7 @@ def test_a_payload_that_never_comes_is_given_up(running, make_datastore):
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as silent,
     ):
         path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1"
-        silent.sendall(f"PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n".encode())
+        silent.sendall(f"PUT {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n".encode())
         assert silent.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
