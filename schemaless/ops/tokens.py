@@ -73,7 +73,8 @@ async def create_token(
 ) -> Issued:
     """Issues a token. `issuer` is the caller's own.
 
-    Raises Invalid, Forbidden when it doesn't cover the new one, Conflict when a valid token has that name, and StorageUnavailable.
+    Raises Invalid, Forbidden when it doesn't cover the new one, Conflict when a valid token has that name, and
+    StorageUnavailable.
     """
     now = now_us()
     secret, token = issue(name, datastores, scope, lifetime, now)
