@@ -71,7 +71,7 @@ class SchemalessApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request: by our router at once, or by the user's middleware, which reaches the same router."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan" or (scope["type"] == "websocket" and self.user_middleware):
             await super().__call__(scope, receive, send)
         elif self.user_middleware:
             watched = WatchedSend(send)

@@ -22,7 +22,6 @@ from schemaless.extras import Extra, needs
 from schemaless.stack.plan import write_private_text
 
 STACK_TOKEN = "stack-cli"
-STACK_TOKEN_LIFETIME = "3650d"
 
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(help="name of the token")]
@@ -48,8 +47,8 @@ def create(
     from schemaless.ops.tokens import create_token
 
     issued = _run(lambda storage: create_token(storage, name, datastore, scope, expires), f"token create {name}")
-    _keep_one_for_the_stack()
     _print_issued(issued.secret, issued.token, issued.unreached, as_json)
+    _keep_one_for_the_stack()
 
 
 @needs("token list", Extra.KAFKA, Extra.MYSQL)
@@ -131,16 +130,15 @@ def _run(work: Callable[..., Awaitable[T]], what: str = "") -> T:
 
 def _keep_one_for_the_stack() -> None:
     """Gives the embedded stack's own commands and programs a token, as soon as access is on."""
-    from schemaless.ops.tokens import create_token
+    from schemaless.ops.tokens import issue_for_services
 
     file = stack_without_token()
     if file is not None:
-        issued = _run(
-            lambda storage: create_token(storage, STACK_TOKEN, (ALL_DATASTORES,), Scope.ADMIN, STACK_TOKEN_LIFETIME),
-            f"token create {STACK_TOKEN}",
-        )
+        issued = _run(lambda storage: issue_for_services(storage, STACK_TOKEN), f"token create {STACK_TOKEN}")
         write_private_text(file, issued.secret + "\n")
-        print_notice(f"the commands of this stack use the token {STACK_TOKEN!r} in {file}; restart its services")
+        print_notice(
+            f"the commands of this stack use the token {STACK_TOKEN!r} in {file}. Programs read it at their start"
+        )
 
 
 def _print_issued(secret: str, token: Token, unreached: tuple[str, ...], as_json: bool) -> None:

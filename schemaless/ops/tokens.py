@@ -20,6 +20,7 @@ from schemaless.storage.failover import Answers, answers_of_all, first_answer
 
 TOKENS_MAX = 1000
 """Rows that a process holds in memory. Each is kept until 30 days after its expiry (I14)."""
+SERVICES_LIFETIME = "3650d"
 _TIMEOUT_S = 1.5
 _WRITE_TIMEOUT_S = 5.0
 
@@ -112,6 +113,14 @@ async def rotate_token(storage: AsyncStorage, name: str, overlap_s: int = 0) -> 
     ends_at = now + overlap_s * 1_000_000
     ending = [msgspec.structs.replace(old, revoked_at=min(ends_at, old.ends_at)) for old in valid]
     return Issued(secret, token, await _write(storage, [token, *ending]))
+
+
+async def issue_for_services(storage: AsyncStorage, name: str) -> Issued:
+    """Issues the token of a stack's own commands and programs, in place of an earlier one whose file was lost."""
+    try:
+        return await create_token(storage, name, (ALL_DATASTORES,), Scope.ADMIN, SERVICES_LIFETIME)
+    except Conflict:
+        return await rotate_token(storage, name)
 
 
 async def record_action(storage: AsyncStorage, action: AdminAction) -> None:

@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemaless.access import ALL_DATASTORES, Scope
 from schemaless.config import ContainerSettings
-from schemaless.errors import BusUnavailable, Conflict, Misconfigured, SchemalessError, StorageUnavailable
-from schemaless.ops.tokens import create_token, rotate_token
+from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.ops.tokens import issue_for_services
 from schemaless.stack import kafka_broker, replication
 from schemaless.stack.admin import SERVICE_USER, Accounts, ServerAddress, account_statements, answers, session
 from schemaless.stack.mysql_server import ServerRole, server_roles
@@ -38,7 +37,6 @@ ROOT = "root"
 READY_TIMEOUT_S = 60.0
 TOKEN = "services"
 TOKEN_FILE = "token"
-TOKEN_LIFETIME = "3650d"
 CATCH_UP_TIMEOUT_S = 5  # less than a connection waits for an answer
 
 # Only of a server that never held anything of ours: what its image wrote at the first start (root's password) differs
@@ -86,10 +84,7 @@ def set_up(settings: ContainerSettings) -> None:
 async def keep_token(topology: Topology, file: Path) -> None:
     """Makes the token of the services at the first start. The API listens beyond loopback, so it needs one."""
     async with AsyncStorage(topology) as storage:
-        try:
-            issued = await create_token(storage, TOKEN, (ALL_DATASTORES,), Scope.ADMIN, TOKEN_LIFETIME)
-        except Conflict:  # the volume with the file is new, or the last set-up ended before it was written
-            issued = await rotate_token(storage, TOKEN)
+        issued = await issue_for_services(storage, TOKEN)
     write_private_text(file, issued.secret + "\n")
 
 
