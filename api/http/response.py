@@ -123,7 +123,6 @@ KINDS: dict[type[BaseException], ProblemKind] = {
     Unauthenticated: ProblemKind(401, "unauthenticated", "There is no valid token"),
     Forbidden: ProblemKind(403, "forbidden", "The caller may not do this"),
     Misdirected: ProblemKind(421, "misdirected", "The request is for another server"),
-    TooManyRequests: ProblemKind(429, "too-many-requests", "The caller sends too many requests"),
     CellMissing: ProblemKind(404, "cell-missing", "There is no such cell"),
     NotFound: ProblemKind(404, "not-found", "There is nothing of that name"),
     Conflict: ProblemKind(409, "conflict", "Another body stands under that key"),

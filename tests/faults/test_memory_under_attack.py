@@ -87,8 +87,9 @@ def test_memory_is_bounded_under_all_attacks_at_once(running, make_datastore):
         item = b'{"row_key":"%b","column_name":"N","ref_key":1,"body":%b}'
         batch = b'{"cells":[' + b",".join(item % (str(uuid.uuid4()).encode(), nested) for _ in range(100)) + b"]}"
         before = resident(api.process.pid)
-        get = f"GET {attack.path}/cells/{row}/V/versions?limit=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-        put = f"PUT {attack.path}/cells/{row}/BASE/1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n{{".encode()
+        host = "host: localhost"
+        get = f"GET {attack.path}/cells/{row}/V/versions?limit=1000 HTTP/1.1\r\n{host}\r\n\r\n".encode()
+        put = f"PUT {attack.path}/cells/{row}/BASE/1 HTTP/1.1\r\n{host}\r\ncontent-length: 1000000\r\n\r\n{{".encode()
         attack.hold(40, get, receive_buffer=4096)
         attack.hold(10, b"GET /healthz HTTP/1.1\r\nx-a: " + b"a" * (20 << 20))
         attack.hold(500, b"")

@@ -313,7 +313,9 @@ def test_large_payloads_are_bounded_together(running, make_datastore, eventually
         api_process(running.path, payload_bytes_max=1_000_000) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
     ):
-        slow.sendall(f"PUT {path}1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:-1])
+        slow.sendall(
+            f"PUT {path}1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:-1]
+        )
         time.sleep(1.0)  # until the process holds them: of two uploads under way at once, either may be the one refused
         answer = eventually(lambda: api.client.put(path + "2", content=body), 503)
         assert assert_problem(answer, 503)["retryable"]
