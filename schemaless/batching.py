@@ -61,6 +61,9 @@ Flush = Callable[[list[Item]], Awaitable[Sequence[Outcome]]]
 """One outcome for each item, in order, or an error for all of them."""
 
 
+_REFUSALS_MAX = 8
+"""Of units one after the other, until the node is taken to refuse all: each costs several round trips."""
+
 _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 
 
@@ -199,5 +202,11 @@ class Batcher(Generic[Item, Outcome]):
         if len(batch) == 1:
             batch[0].fail(error)
             return
+        refused = 0
         for unit in batch:
+            if refused >= _REFUSALS_MAX:
+                unit.fail(error)
+                continue
             await self._settle([unit])
+            failure = None if unit.future.cancelled() else unit.future.exception()
+            refused = refused + 1 if isinstance(failure, NodeRefuses) else 0

@@ -203,7 +203,7 @@ class ConsumerSettings(FollowerSettings):
     call_limit_s: float = 600.0
     # How many processes the call of one cell may end until its shard stops. The first one isn't counted: many cells
     # were in flight then.
-    kills_max: int = Field(default=3, ge=1)
+    kills_max: int = Field(default=3, ge=2)
     retry_delay_s: float = 0.1  # Delay after the first failed call, doubled from attempt to attempt.
     retry_delay_max_s: float = 10.0  # The longest delay after a failed call.
 

@@ -14,6 +14,7 @@ from schemaless.access import Token, digest_of, merged, now_us
 from schemaless.errors import Unauthenticated, Unavailable
 from schemaless.ops.tokens import bring_up_to_date, read_tokens
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.token_table import KEPT_AFTER_EXPIRY_S
 
 REFRESH_S = 1.0
 UNKNOWN_PAUSE_S = 0.2
@@ -33,15 +34,15 @@ class KnownTokens:
         self._refreshed_at = float("-inf")
         self._waiting = 0
         self.were_read = False
-
-    @property
-    def exist(self) -> bool:
+        self.exist = False
         """Whether any token was ever seen, revoked and expired ones included. Access never goes off again."""
-        return bool(self._by_digest)
 
     def learn(self, tokens: Iterable[Token]) -> None:
-        """Adds what clusters show to what is known."""
-        self._by_digest = merged([*self._by_digest.values(), *tokens])
+        """Adds what clusters show to what is known, and drops what no cluster keeps any more."""
+        found = merged([*self._by_digest.values(), *tokens])
+        self.exist = self.exist or bool(found)
+        oldest = self._clock() - KEPT_AFTER_EXPIRY_S * 1_000_000
+        self._by_digest = {digest: token for digest, token in found.items() if token.expires_at >= oldest}
         self.were_read = True
 
     async def refresh(self) -> None:
@@ -72,8 +73,10 @@ class KnownTokens:
             raise Unauthenticated("the token has expired" if now >= token.expires_at else "the token was revoked")
         return token
 
-    def hold(self, token: Token) -> bool:
-        """Returns whether a token that was valid is valid now."""
+    def hold(self, token: Token | None) -> bool:
+        """Returns whether a caller that was admitted with this token, or without one, would be admitted now."""
+        if token is None:
+            return not self.exist
         known = self._by_digest.get(token.digest)
         return known is not None and self._clock() < known.ends_at
 

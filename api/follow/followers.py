@@ -119,10 +119,10 @@ class Followers:
         """Bounds how many streams read a cluster's logs at once, as a page is cut to size after it was read."""
         return self._reading[cluster]
 
-    def release_unless(self, is_valid: Callable[[Token], bool]) -> None:
-        """Ends the waits of callers whose token was revoked or has expired."""
+    def release_unless(self, is_valid: Callable[[Token | None], bool]) -> None:
+        """Ends the waits of callers whose token isn't valid now, or who have none."""
         for follower in self._all:
-            if follower.token is not None and not is_valid(follower.token):
+            if not is_valid(follower.token):
                 follower.release()
 
     def close(self) -> None:

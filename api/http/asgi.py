@@ -122,7 +122,7 @@ class Dispatcher:
                 if isinstance(response, StreamResponse):
                     await self._serve_stream(state, response, send, began)
                 else:
-                    if not request.hold_response(len(response.body)):
+                    if not request.hold_response(len(response.body)) and match.scope is AccessScope.READ:
                         response = _NO_ROOM
                     await send_response(response, send, headers_only=scope["method"] == "HEAD")
                     name = FOLLOW if request.following else match.name

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
-from schemaless.errors import Unavailable
+from schemaless.errors import TooLarge, Unavailable
+
+T = TypeVar("T")
+
+USUAL_BYTES_MIN = 256 << 10
+_USUAL_CELL_BYTES = 1 << 10
 
 SMALL_BYTES_MAX = 64 << 10
 """A response up to this size isn't counted: the limit on concurrent requests bounds those."""
@@ -104,3 +111,19 @@ class Held:
             self._budget.give_back(self._count - count, self._peer)
         self._count = count
         return True
+
+    async def read(self, bytes_max: int, read: Callable[[int], Awaitable[T]], *, cells: int = 1) -> T:
+        """Reads about so many cells within what they usually take, and only where that is too little within the bound.
+
+        Whoever reserved the bound for each request would let three clients at a time read small rows. `read` gets the
+        bytes that it may read. Raises what it raises, and Unavailable.
+        """
+        usual = max(USUAL_BYTES_MIN, cells * _USUAL_CELL_BYTES)
+        if usual < bytes_max:
+            await self.reserve(usual)
+            try:
+                return await read(usual)
+            except TooLarge:
+                pass
+        await self.reserve(bytes_max)
+        return await read(bytes_max)

@@ -83,8 +83,11 @@ async def batch_get(request: Request) -> Response:
     wanted = await parse_gets(await request.payload(request.state.settings.batch_bytes_max), form)
     settings = request.state.settings
     bytes_max = min(settings.response_bytes_max, len(wanted) * (settings.body_bytes_max + KEY_BYTES_MAX))
-    await request.read.reserve(bytes_max)
-    cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
+    cells, served = await request.read.read(
+        bytes_max,
+        lambda within: read_many(request.state.reader, datastore, wanted, read_from, within),
+        cells=len(wanted),
+    )
     answer_form = request.response_format(batch=True)
     views = await all_views(cells, answer_form, settings.response_bytes_max)
     return ok_response(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)

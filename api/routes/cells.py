@@ -21,7 +21,7 @@ from schemaless.cell import (
     parse_row_key,
     row_key_text,
 )
-from schemaless.errors import CellMissing, Invalid
+from schemaless.errors import CellMissing, Invalid, TooLarge
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 
@@ -81,19 +81,26 @@ async def get_versions(request: Request) -> Response:
     column = _column_of(request)
     shard = shard_of(column[0], datastore.shards)
     limit = LIMIT.of(query)
-    bytes_max = await _room(request, limit)
-    page, served = await request.state.reader.read(
-        datastore.home(shard),
-        entity_table.versions,
-        datastore,
-        shard,
-        column,
-        (FROM.of(query), TO.of(query)),
-        DESCENDING.of(query),
-        limit,
-        bytes_max,
-        read_from=READ_FROM.of(query),
-    )
+    bytes_max = min(request.state.settings.response_bytes_max, limit * request.state.settings.body_bytes_max)
+
+    async def read(within: int) -> tuple[entity_table.CellPage, Served]:
+        page, served = await request.state.reader.read(
+            datastore.home(shard),
+            entity_table.versions,
+            datastore,
+            shard,
+            column,
+            (FROM.of(query), TO.of(query)),
+            DESCENDING.of(query),
+            limit,
+            within,
+            read_from=READ_FROM.of(query),
+        )
+        if within < bytes_max and page.following is not None and len(page.cells) < limit:
+            raise TooLarge(f"a page of {limit} versions has more than {within} bytes")
+        return page, served
+
+    page, served = await request.read.read(bytes_max, read, cells=limit)
     form = request.response_format()
     views = await views_within(map(cell_view, page.cells), form, request.state.settings.response_bytes_max)
     following = page.cells[len(views)].ref_key if len(views) < len(page.cells) else page.following
@@ -106,9 +113,11 @@ async def get_row(request: Request) -> Response:
     read_from = READ_FROM.of(request.query(READ_FROM))
     row_key = parse_row_key(request.path["row_key"])
     shard = shard_of(row_key, datastore.shards)
-    bytes_max = await _room(request)
-    cells, served = await request.state.reader.read(
-        datastore.home(shard), entity_table.row, datastore, shard, row_key, bytes_max, read_from=read_from
+    cells, served = await request.read.read(
+        request.state.settings.response_bytes_max,
+        lambda within: request.state.reader.read(
+            datastore.home(shard), entity_table.row, datastore, shard, row_key, within, read_from=read_from
+        ),
     )
     if not cells:
         raise said_by(CellMissing(f"there is no row {request.path['row_key']}"), served)
@@ -116,16 +125,6 @@ async def get_row(request: Request) -> Response:
     views = await all_views(cells, form, request.state.settings.response_bytes_max)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}
     return ok_response(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
-
-
-async def _room(request: Request, cells_max: int | None = None) -> int:
-    """Returns how many bytes may be read, once the process has room for them."""
-    settings = request.state.settings
-    bytes_max = settings.response_bytes_max
-    if cells_max is not None:
-        bytes_max = min(bytes_max, cells_max * settings.body_bytes_max)
-    await request.read.reserve(bytes_max)
-    return bytes_max
 
 
 async def _stored_body(request: Request) -> bytes:

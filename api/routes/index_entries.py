@@ -110,8 +110,11 @@ async def _include(
     if len(wanted) > CELLS_MAX:
         raise Invalid("include", f"{len(wanted)} cells are too many: ask for fewer columns, or a lower limit")
     bytes_max = request.state.settings.response_bytes_max
-    await request.read.reserve(bytes_max)
-    cells, served = await read_many(request.state.reader, datastore, wanted, read_from, bytes_max)
+    cells, served = await request.read.read(
+        bytes_max,
+        lambda within: read_many(request.state.reader, datastore, wanted, read_from, within),
+        cells=len(wanted),
+    )
     views = iter(await all_views(cells, form, bytes_max))
     for entry in entries:
         entry["cells"] = {column: next(views) for column in query.include}

@@ -67,10 +67,10 @@ class Secondaries:
     async def highest_ref_key(self, datastore: Datastore, home: str, row_key: RowKey, column_name: ColumnName) -> int:
         """Returns the highest ref_key of a column's cells that wait in a buffer which can be asked, 0 for none.
 
-        It asks the two clusters that the row prefers, whoever buffered: another process may have answered "buffered".
+        It asks all that can be asked, whoever buffered: another process may have answered "buffered".
         """
         others = [name for name in self._queues.breakers if name != home]
-        asked = [name for name in by_rendezvous(row_key, others)[:2] if self._queues.breakers[name].may_allow()]
+        asked = [name for name in others if self._queues.breakers[name].may_allow()]
         column = (datastore.name, row_key, column_name)
         questions = {name: self._ask_for_ref_key(name, column) for name in asked}
         answers = await answers_of_all(questions, tolerated=SchemalessError)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
@@ -118,11 +119,16 @@ def _run(work: Callable[..., Awaitable[T]], what: str = "") -> T:
     from schemaless.storage.admin_action_table import AdminAction
     from schemaless.storage.asyncmy_driver import AsyncStorage
 
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+
     async def run() -> T:
         async with AsyncStorage(servers().topology) as storage:
             result = await work(storage)
             if what:
-                await record_action(storage, AdminAction(0, getpass.getuser(), what, socket.gethostname(), "done"))
+                await record_action(storage, AdminAction(0, user, what, socket.gethostname(), "done"))
             return result
 
     return asyncio.run(run())

@@ -12,6 +12,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
 import msgspec
@@ -218,7 +219,7 @@ class TriggerHandler:
                 async with asyncio.timeout(self._settings.attempt_timeout_s):
                     await call.bound()()
             else:
-                result = await asyncio.get_running_loop().run_in_executor(self._threads, call.bound())
+                result = await self._in_a_thread(call)
                 if inspect.isawaitable(result):
                     await result
         except Exception as error:
@@ -228,6 +229,17 @@ class TriggerHandler:
                 raise  # it is our own task that ends
             return _cancelled()
         return None
+
+    async def _in_a_thread(self, call: _Call) -> Any:
+        """Calls a sync function in a thread. It begins when a thread is free: until then it can't hang."""
+        running, bound = self._running[call.cell.shard], call.bound()
+        running.begun_at = inf
+
+        def begin() -> Any:
+            running.begun_at = self._clock()
+            return bound()
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, begin)
 
 
 def _drive(plan: _Plan, loop: asyncio.AbstractEventLoop) -> Outcome:

@@ -34,6 +34,9 @@ class Issued(msgspec.Struct, frozen=True):
     token: Token
     unreached: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"Issued({self.token.name!r})"
+
 
 async def read_tokens(storage: AsyncStorage) -> Answers[list[Token]]:
     """Returns the tokens that each cluster has, from its master or else from a minion."""
@@ -90,7 +93,11 @@ async def create_token(
     if _valid(known, name, now):
         raise Conflict(f"there is a valid token called {name!r}: revoke or rotate it")
     _require_room(known)
-    return Issued(secret, token, await _write(storage, [token]))
+    unreached = await _write(storage, [token])
+    if unreached and not known:
+        await _write(storage, [msgspec.structs.replace(token, revoked_at=now)])
+        raise StorageUnavailable("the first token needs every cluster, and these are away: " + ", ".join(unreached))
+    return Issued(secret, token, unreached)
 
 
 async def revoke_token(storage: AsyncStorage, name: str, issuer: Token | None = None) -> tuple[str, ...]:

@@ -139,6 +139,9 @@ class AsyncNode:
         connection = lane.pool.take() or await self._connect()
         try:
             value = await _drive(connection, on_node(operation(*args), self.node.name))
+        except ConnectionClosed as error:
+            lane.pool.give_after(connection, error)
+            raise StorageUnavailable(f"{self.node.name}: {error}") from error
         except BaseException as error:
             lane.pool.give_after(connection, error)
             raise
@@ -217,16 +220,23 @@ async def _drive(connection: Any, operation: Operation[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
+class ConnectionClosed(OSError):
+    """The transport of a connection was closed while it was used."""
+
+
 async def _execute(connection: Any, script: Script) -> list[Result]:
     """Executes by the connection itself: a cursor would cost half as much again, for each statement."""
     if script is PAUSE:
         await asyncio.sleep(0)
         return []
-    await connection.query(script)
-    results = [_result(connection._result)]
-    while connection._result.has_next:
-        await connection.next_result()
-        results.append(_result(connection._result))
+    try:
+        await connection.query(script)
+        results = [_result(connection._result)]
+        while connection._result.has_next:
+            await connection.next_result()
+            results.append(_result(connection._result))
+    except RuntimeError as error:  # asyncmy's, on uvloop: the transport was closed meanwhile
+        raise ConnectionClosed(str(error)) from error
     return results
 
 

@@ -154,8 +154,9 @@ def move(
     overtaken, undone = [], []
     for move in moves:
         row = found.get((move.consumer, move.to.shard))
-        moved = (move.version + 1, move.to.location, worker)
-        if row is not None and (row.version, row.location, row.worker) == moved:
+        state = State.RUNNING if move.stop_reason is None else State.STOPPED
+        moved = (move.version + 1, move.to.location, worker, move.begun, move.kills, state)
+        if row is not None and (row.version, row.location, row.worker, row.begun, row.kills, row.state) == moved:
             continue  # our own COMMIT had succeeded before its answer was lost
         if row is not None and row.version == move.version and row.state is State.RUNNING:
             undone.append(move)

@@ -78,6 +78,15 @@ def test_a_move_whose_answer_was_lost_counts_as_done(node, datastore):
         assert move(node, datastore, to(1, 5), effect=effect) == []
 
 
+def test_a_mark_after_a_move_whose_answer_was_lost_is_not_taken_for_stored(node, datastore):
+    """It has the version and the place of that move. A call would begin unmarked."""
+    make(node, datastore, 1)
+    assert move(node, datastore, to(1, 5)) == []
+    mark = to(1, 5, begun=True, kills=1)
+    assert move(node, datastore, mark) == [mark]
+    assert move(node, datastore, to(1, 5, version=1, begun=True, kills=1)) == []
+
+
 def test_making_a_checkpoint_leaves_one_that_is_there(node, datastore):
     """Two processes may make it at once."""
     make(node, datastore, 1)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from schemaless.batching import Batcher, BatchLimits, chunks
-from schemaless.errors import Invalid, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import Invalid, NodeRefuses, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.pace import Pace
 
 
@@ -120,6 +120,21 @@ async def test_only_the_guilty_one_fails(flusher):
     results = await asyncio.gather(*(batcher.submit([n], 1) for n in (1, -2, 3)), return_exceptions=True)
     assert (results[0], results[2]) == ([10], [30])
     assert isinstance(results[1], Invalid)
+
+
+async def test_a_node_that_refuses_all_is_asked_a_few_times():
+    """Each question costs round trips, and everybody behind waits."""
+    asked = []
+
+    async def refuse(items):
+        asked.append(items)
+        raise NodeRefuses("not now")
+
+    batcher = Batcher(refuse, BatchLimits())
+    first = [batcher.submit([n], 1) for n in range(100)]
+    results = await asyncio.gather(*first, return_exceptions=True)
+    assert {type(result) for result in results} == {NodeRefuses}
+    assert len(asked) == 1 + 8
 
 
 async def test_a_server_that_is_away_fails_all_at_once(flusher):

@@ -22,6 +22,7 @@ from schemaless.errors import (
     Unauthenticated,
     Unavailable,
 )
+from schemaless.storage.token_table import KEPT_AFTER_EXPIRY_S
 
 NOW = 1_800_000_000_000_000
 PUBLIC = ("/healthz", "/readyz")
@@ -173,6 +174,24 @@ async def test_access_never_goes_off_again():
     tokens.learn([])
     with pytest.raises(Unauthenticated):
         await Admission(settings(), tokens).admit(request(), "/x", Scope.READ, "trips")
+
+
+async def test_what_no_cluster_keeps_is_dropped():
+    """A process would write it again for ever. It still knows that access is on."""
+    clock = Clock()
+    _, token = issued(lifetime="1h")
+    tokens = known(token, clock=clock)
+    clock.now = token.expires_at + (KEPT_AFTER_EXPIRY_S + 1) * 1_000_000
+    tokens.learn([])
+    assert not tokens._by_digest
+    assert tokens.exist
+
+
+async def test_who_came_without_a_token_is_held_until_there_is_one():
+    tokens = known()
+    assert tokens.hold(None)
+    tokens.learn([issued()[1]])
+    assert not tokens.hold(None)
 
 
 async def test_without_any_token_loopback_alone_is_served():

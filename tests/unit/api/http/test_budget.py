@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from api.http.budget import Held, ReadBudget
-from schemaless.errors import Unavailable
+from schemaless.errors import TooLarge, Unavailable
 
 
 def budget(bytes_max=100, wait_s=60.0):
@@ -90,3 +90,27 @@ async def test_a_response_replaces_what_was_read_for_it():
     assert held.resize(0)
     assert other.resize(0)
     assert everything.held_bytes == 0
+
+
+async def test_small_reads_of_one_address_dont_wait_for_one_another():
+    """Each reserves what is usual, not the most that it may read. A large one then reserves all, and reads again."""
+    everything = budget(bytes_max=96 << 20, wait_s=0.0)
+    answers = asyncio.Event()
+    bounds = []
+
+    async def read(bytes_max):
+        bounds.append(bytes_max)
+        await answers.wait()
+        return bytes_max
+
+    async def read_large(bytes_max):
+        if bytes_max < 1 << 20:
+            raise TooLarge("more than that")
+        return bytes_max
+
+    small = [asyncio.ensure_future(Held(everything, "a").read(16 << 20, read)) for _ in range(64)]
+    await asyncio.sleep(0)
+    assert len(bounds) == 64
+    answers.set()
+    await asyncio.gather(*small)
+    assert await Held(everything, "a").read(16 << 20, read_large) == 16 << 20
