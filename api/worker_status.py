@@ -10,19 +10,25 @@ import msgspec
 from schemaless.errors import SchemalessError
 from schemaless.storage import worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.failover import answers_of_all
+from schemaless.storage.failover import answers_of_all, first_answer
 from schemaless.storage.worker_table import SEEN_WITHIN_S, WaitingShard, WorkerRow
 from schemaless.topology import Datastore
 
 
 async def read_workers(storage: AsyncStorage, datastore: Datastore, timeout_s: float) -> list[WorkerRow]:
-    """Returns the processes that were seen lately. They report to all clusters, so any server that answers will do."""
-    nodes = {name: node for name, node in storage.nodes.items() if node.node.cluster in datastore.clusters}
+    """Returns the processes that were seen lately. They report to all clusters, so any of them that answers will do.
+
+    A minion is asked only where its master doesn't answer: it may still show a process that has ended.
+    """
     questions = {
-        name: node.run(worker_table.of_datastore, datastore.name, timeout_s=timeout_s) for name, node in nodes.items()
+        cluster: first_answer(
+            [storage.nodes[node.name] for node in storage.topology.cluster(cluster).nodes],
+            lambda node: node.run(worker_table.of_datastore, datastore.name, timeout_s=timeout_s),
+        )
+        for cluster in datastore.clusters
     }
     answers = await answers_of_all(questions, tolerated=SchemalessError)
-    return present_workers(answers.found.values())
+    return present_workers([rows for rows, _ in answers.found.values()])
 
 
 def present_workers(answers: Iterable[Sequence[WorkerRow]]) -> list[WorkerRow]:
