@@ -28,10 +28,41 @@ class State(StrEnum):
     STOPPED = "stopped"
 
 
+class CellCounts(msgspec.Struct, frozen=True, gc=False):
+    """What became of the cells that a trigger program has seen of a shard. As a change, a count may be negative.
+
+    `filtered`: no function wanted them. `skipped`: functions said so. `waiting`: their next attempt is due later, or
+    they wait behind a parked cell of their row.
+    """
+
+    called: int = 0
+    filtered: int = 0
+    skipped: int = 0
+    parked: int = 0
+    waiting: int = 0
+
+    @property
+    def seen(self) -> int:
+        return self.called + self.filtered + self.skipped + self.parked + self.waiting
+
+    def __add__(self, other: CellCounts) -> CellCounts:
+        return CellCounts(
+            self.called + other.called,
+            self.filtered + other.filtered,
+            self.skipped + other.skipped,
+            self.parked + other.parked,
+            self.waiting + other.waiting,
+        )
+
+
+NO_COUNTS = CellCounts()
+
+
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     """`position` is the last one finished. `reason` says why a shard stopped. `updated_at` is in microseconds.
 
-    `finished` cells were finished since `counted_from`, an added_id. It is None for an index, which doesn't count.
+    `finished` cells were finished since `counted_from`, an added_id, and `counts` says what became of them. `finished`
+    is None for an index, which doesn't count.
 
     `worker` moved it last, None if that process gave the shard away. `begun`: it began the call of the next cell, which
     had ended as many processes as `kills` says.
@@ -48,6 +79,7 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     worker: int | None = None
     begun: bool = False
     kills: int = 0
+    counts: CellCounts = NO_COUNTS
 
     @property
     def shard(self) -> int:
@@ -61,8 +93,8 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
 class Move(msgspec.Struct, frozen=True, gc=False):
     """From the version of the row that was read to a position. With a reason the shard stops there.
 
-    `finished` cells are added to the count. `restart`: the move goes back, and counting begins there. `begun` and
-    `kills` are as in a checkpoint.
+    `finished` and `counts` are added to the row's. `restart`: the move goes back, and counting begins there.
+    `begun` and `kills` are as in a checkpoint.
     """
 
     consumer: str
@@ -73,6 +105,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     restart: bool = False
     begun: bool = False
     kills: int = 0
+    counts: CellCounts = NO_COUNTS
 
 
 def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool = True) -> Operation[None]:
@@ -104,7 +137,7 @@ def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Op
     only = f"AND shard IN ({numbers}) " if numbers else ""
     rows = yield from query(
         "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
-        f" {MICROSECONDS.format('updated_at')}, worker, begun, kills FROM {_TABLE}"
+        f" {MICROSECONDS.format('updated_at')}, worker, begun, kills, {_COUNTS} FROM {_TABLE}"
         + sql(f" WHERE datastore = %s AND consumer = %s {only}ORDER BY shard", datastore, consumer)
     )
     return [_checkpoint(row) for row in rows]
@@ -216,10 +249,11 @@ def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[boo
 
 def _checkpoint(row: Row) -> Checkpoint:
     consumer, shard, generation, added_id, digest, *columns = row
-    counted_from, finished, version, state, reason, at, worker, begun, kills = columns
+    counted_from, finished, version, state, reason, at, worker, begun, kills, *counts = columns
     position, shown = Position(shard, generation, added_id, digest=digest), State(state)
     return Checkpoint(
-        consumer, position, counted_from, finished, version, shown, reason, at, worker, bool(begun), kills
+        consumer, position, counted_from, finished, version, shown, reason, at, worker, bool(begun), kills,
+        CellCounts(*counts),
     )  # fmt: skip
 
 
@@ -239,6 +273,7 @@ def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) 
             reason,
             int(move.begun),
             move.kills,
+            *msgspec.structs.astuple(move.counts),
         )
         consumer = f"_ascii x'{move.consumer.encode().hex()}' COLLATE ascii_bin"  # so that rows are found by their keys
         rendered = [consumer, *map(literal, values)]
@@ -251,6 +286,7 @@ def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) 
         + " AND rows_.consumer = moved.consumer AND rows_.shard = moved.shard SET"
         " rows_.counted_from = IF(moved.restarted, moved.added_id, rows_.counted_from),"
         " rows_.finished = IF(moved.restarted, rows_.finished * 0, rows_.finished + moved.cells),"
+        f" {_COUNTED},"
         " rows_.generation = moved.generation, rows_.added_id = moved.added_id, rows_.digest = moved.digest,"
         " rows_.state = IF(moved.reason IS NULL, 'running', 'stopped'), rows_.reason = moved.reason,"
         " rows_.begun = moved.begun, rows_.kills = moved.kills,"
@@ -262,5 +298,9 @@ def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) 
 
 _MOVED = (
     "consumer", "shard", "read_version", "generation", "added_id", "digest", "cells", "restarted", "reason", "begun",
-    "kills",
+    "kills", "called", "filtered", "skipped", "parked", "waiting",
 )  # fmt: skip
+_COUNTS = commas(list(CellCounts.__struct_fields__))
+_COUNTED = ", ".join(
+    f"rows_.{name} = IF(moved.restarted, 0, rows_.{name} + moved.{name})" for name in CellCounts.__struct_fields__
+)

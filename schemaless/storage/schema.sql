@@ -100,7 +100,12 @@ CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
     added_id BIGINT UNSIGNED NOT NULL,
     digest BIGINT UNSIGNED NULL COMMENT 'of the cell at added_id (I16), NULL: not known',
     counted_from BIGINT UNSIGNED NOT NULL COMMENT 'the added_id after which finished counts',
-    finished BIGINT UNSIGNED NULL COMMENT 'cells finished since then, NULL for an index',
+    finished BIGINT UNSIGNED NULL COMMENT 'cells finished since then, NULL for an index. The sum of the next five',
+    called BIGINT NOT NULL DEFAULT 0,
+    filtered BIGINT NOT NULL DEFAULT 0,
+    skipped BIGINT NOT NULL DEFAULT 0,
+    parked BIGINT NOT NULL DEFAULT 0,
+    waiting BIGINT NOT NULL DEFAULT 0,
     version BIGINT UNSIGNED NOT NULL DEFAULT 0,
     state VARCHAR(16) CHARACTER SET ascii NOT NULL DEFAULT 'running',
     reason TEXT NULL COMMENT 'why the shard stopped',
@@ -109,6 +114,38 @@ CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
     kills INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'how many processes the call of the next cell has ended before',
     updated_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, consumer, shard)
+) ENGINE=InnoDB;
+
+-- Parked cells of trigger programs, on the shard's home (I12). A row that is held has one record, of its first parked cell:
+-- what waits behind it is read from the entity table. Only the owner of the shard writes records, in the transaction that
+-- moves the checkpoint. Others write no more than the four columns of an order.
+CREATE TABLE IF NOT EXISTS schemaless.parked (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    added_id BIGINT UNSIGNED NOT NULL,
+    generation INT UNSIGNED NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref_key BIGINT NOT NULL,
+    function_name VARCHAR(100) NOT NULL COMMENT 'it and the later functions of the column have not finished the cell',
+    cause VARCHAR(8) CHARACTER SET ascii NOT NULL,
+    holds_row TINYINT NOT NULL COMMENT '1: later cells of the row wait behind it',
+    error MEDIUMTEXT NOT NULL COMMENT 'the last error with its chain',
+    attempts INT UNSIGNED NOT NULL COMMENT 'calls that failed',
+    attempted_at TEXT NOT NULL COMMENT 'JSON list: when the last ones did, in microseconds',
+    version VARCHAR(64) NOT NULL COMMENT 'of the program, when the last call failed',
+    parked_at DATETIME(6) NOT NULL,
+    begun TINYINT NOT NULL DEFAULT 0 COMMENT '1: a process began to call it again',
+    kills INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'how many processes its call has ended',
+    ordered VARCHAR(8) CHARACTER SET ascii NULL COMMENT 'retry or discard, until it is done',
+    due_at DATETIME(6) NULL COMMENT 'when the order is to be carried out',
+    job BIGINT UNSIGNED NULL COMMENT 'the latest job that ordered something',
+    order_reason VARCHAR(300) NULL,
+    PRIMARY KEY (datastore, consumer, shard, added_id),
+    KEY row_key (datastore, consumer, row_key),
+    KEY ordered (datastore, consumer, ordered, due_at),
+    KEY job (job)
 ) ENGINE=InnoDB;
 
 -- One row for each process that runs a trigger program, on every cluster. A clean stop deletes it. So the row of a process

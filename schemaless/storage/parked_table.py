@@ -1,0 +1,207 @@
+"""parked: the cells that trigger programs set aside, each with its cause (I12). On the home of the shard.
+
+The owner of a shard writes records in the transaction that moves the checkpoint, so these functions return scripts.
+People order that records are called again or discarded: an order only marks them, and the owner carries it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from schemaless.location import Location
+from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Script, Time, commas, sql
+
+ERROR_CHARACTERS_MAX = 16_000
+ATTEMPTS_KEPT = 20
+_PAGE = 20_000
+_TABLE = "schemaless.parked"
+_DUE = "ordered IS NOT NULL AND due_at <= UTC_TIMESTAMP(6)"
+
+
+class Cause(StrEnum):
+    """Why a cell is parked. What waits behind it in its row has no record, and is shown with the cause `behind`."""
+
+    ERROR = "error"  # its last attempt failed
+    VERDICT = "verdict"  # the function asked for it
+    KILLED = "killed"  # its call ended processes
+    HUNG = "hung"  # its call didn't return
+    WAITING = "waiting"  # it isn't parked: its next attempt is due later, or its call takes long
+
+
+class Order(StrEnum):
+    """What people order for a record."""
+
+    RETRY = "retry"
+    DISCARD = "discard"
+
+
+class ParkedCell(msgspec.Struct, frozen=True, gc=False):
+    """A record. Times are in microseconds. `attempted_at` has those of the last attempts that failed.
+
+    `function_name` and the later functions of the column have not finished the cell. `version` is the program's.
+    """
+
+    shard: int
+    generation: int
+    added_id: int
+    row_key: bytes
+    column_name: str
+    ref_key: int
+    function_name: str
+    cause: Cause
+    holds_row: bool
+    error: str
+    attempts: int
+    attempted_at: Sequence[int]
+    version: str
+    parked_at: int
+    begun: bool = False
+    kills: int = 0
+    ordered: Order | None = None
+    due_at: int | None = None
+    job: int | None = None
+    order_reason: str | None = None
+
+    @property
+    def location(self) -> Location:
+        return Location(self.generation, self.added_id)
+
+
+# What the owner of a shard writes
+
+
+def put(datastore: str, consumer: str, cell: ParkedCell) -> Script:
+    """Makes or replaces a record. An order of it is carried out with that."""
+    return sql(
+        f"INSERT INTO {_TABLE} ({_WRITTEN}) VALUES"
+        " (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        f" ON DUPLICATE KEY UPDATE {_REPLACED}, ordered = NULL, due_at = NULL",
+        datastore,
+        consumer,
+        cell.shard,
+        cell.added_id,
+        cell.generation,
+        cell.row_key,
+        cell.column_name,
+        cell.ref_key,
+        cell.function_name,
+        cell.cause.value,
+        cell.holds_row,
+        cell.error[:ERROR_CHARACTERS_MAX],
+        cell.attempts,
+        msgspec.json.encode(list(cell.attempted_at[-ATTEMPTS_KEPT:])).decode(),
+        cell.version,
+        Time(cell.parked_at),
+        cell.begun,
+        cell.kills,
+    )
+
+
+def begin(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
+    """Marks that a process begins to call a record's cell again. Where it dies of it, the next one finds the mark."""
+    return f"UPDATE {_TABLE} SET begun = 1 WHERE " + _is(datastore, consumer, shard, added_id)
+
+
+def release_row(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
+    """Lets the later cells of a record's row pass it."""
+    return f"UPDATE {_TABLE} SET holds_row = 0 WHERE " + _is(datastore, consumer, shard, added_id)
+
+
+def delete(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
+    """Deletes a record: its cell is finished, or discarded."""
+    return f"DELETE FROM {_TABLE} WHERE " + _is(datastore, consumer, shard, added_id)
+
+
+def delete_from(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
+    """Deletes the records of a shard from an added_id on: those cells come again, or are superseded (I13)."""
+    return sql(
+        f"DELETE FROM {_TABLE} WHERE datastore = %s AND consumer = %s AND shard = %s AND added_id >= %s",
+        datastore,
+        consumer,
+        shard,
+        added_id,
+    )
+
+
+# What the owner of a shard reads
+
+
+def of_shards(datastore: str, consumer: str, shards: Iterable[int]) -> Operation[list[ParkedCell]]:
+    """Returns the records of these shards without their errors, by shard and added_id."""
+    found: list[ParkedCell] = []
+    for shard in shards:
+        after = 0
+        while True:
+            rows = yield from query(
+                f"SELECT {_COLUMNS.replace('error', _NO_ERROR)} FROM {_TABLE}"
+                + sql(" WHERE datastore = %s AND consumer = %s AND shard = %s", datastore, consumer, shard)
+                + f" AND added_id > {after} ORDER BY added_id LIMIT {_PAGE}"
+            )
+            found += map(_parked_cell, rows)
+            if len(rows) < _PAGE:
+                break
+            after = found[-1].added_id
+    return found
+
+
+def due(datastore: str, consumer: str, limit: int) -> Operation[list[ParkedCell]]:
+    """Returns the records on this server whose orders are due, those that are due longest first."""
+    rows = yield from query(
+        f"SELECT {_COLUMNS} FROM {_TABLE}"
+        + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
+        + f" AND {_DUE} ORDER BY due_at, shard, added_id LIMIT {limit}"
+    )
+    return [_parked_cell(row) for row in rows]
+
+
+def _is(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
+    return sql(
+        "datastore = %s AND consumer = %s AND shard = %s AND added_id = %s", datastore, consumer, shard, added_id
+    )
+
+
+_NAMES = (
+    "shard", "added_id", "generation", "row_key", "column_name", "ref_key", "function_name", "cause", "holds_row",
+    "error", "attempts", "attempted_at", "version", "parked_at", "begun", "kills",
+)  # fmt: skip
+_WRITTEN = "datastore, consumer, " + ", ".join(_NAMES)
+_REPLACED = ", ".join(f"{name} = VALUES({name})" for name in _NAMES[2:])
+_NO_ERROR = "''"
+_COLUMNS = (
+    commas([MICROSECONDS.format(name) if name.endswith("parked_at") else name for name in _NAMES])
+    + f", ordered, {MICROSECONDS.format('due_at')}, job, order_reason"
+)
+
+
+def _parked_cell(row: Row) -> ParkedCell:
+    (
+        shard, added_id, generation, row_key, column, ref_key, function, cause, holds, error, attempts, attempted,
+        version, parked_at, begun, kills, ordered, due_at, job, reason,
+    ) = row  # fmt: skip
+    return ParkedCell(
+        shard,
+        generation,
+        added_id,
+        bytes(row_key),
+        column,
+        ref_key,
+        function,
+        Cause(cause),
+        bool(holds),
+        error,
+        attempts,
+        msgspec.json.decode(attempted),
+        version,
+        parked_at,
+        bool(begun),
+        kills,
+        None if ordered is None else Order(ordered),
+        due_at,
+        job,
+        reason,
+    )
