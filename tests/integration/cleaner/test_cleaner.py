@@ -101,6 +101,31 @@ async def test_a_missing_cell_is_written_and_then_confirmed(cleaner, async_stora
     assert await head_sum(async_storage.master("a"), datastore) == 30
 
 
+async def test_a_home_that_lost_what_it_showed_gets_it_again(stopped_replication, cleaner, async_storage, datastore):
+    """S3, I13: the head of a restored home fell. The buffer rows of the lost cells are the only copies."""
+    rows = [row_of(datastore, n=n) for n in range(20)]
+    await put_home(async_storage, datastore, rows)
+    await buffer(async_storage, datastore, rows)
+    await cleaner.step()
+    master = async_storage.master("a")
+    lost = await lose_newest(master, datastore, rows[0].shard)
+    assert await head_sum(master, datastore) == 19
+    await cleaner.step()
+    assert await head_sum(master, datastore) == 20
+    assert None not in await master.run(entity_table.get, datastore, [(rows[0].shard, lost)])
+
+
+async def lose_newest(node, datastore, shard) -> CellKey:
+    """Takes a shard's last cell from its master, as a restore of an older state does. Returns its key."""
+    table = f"`{datastore.database(shard)}`.entity"
+    select = f"SELECT row_key, column_name, ref_key FROM {table} ORDER BY added_id DESC LIMIT 1"
+    ((row_key, column_name, ref_key),) = await node.run(query, select)
+    here = sql("datastore = %s AND shard = %s", datastore.name, shard)
+    await node.run(query, f"DELETE FROM {table} ORDER BY added_id DESC LIMIT 1")
+    await node.run(query, f"UPDATE schemaless.shard_head SET head = head - 1 WHERE {here}")
+    return CellKey(RowKey(row_key), ColumnName(column_name), RefKey(ref_key))
+
+
 async def test_members_in_another_order_are_the_same_body(cleaner, async_storage, datastore):
     """Bytes that differ are compared as values before anything is called a conflict."""
     stored = row_of(datastore, a=1, b=2)
