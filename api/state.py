@@ -99,7 +99,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 payload_budget=PayloadBudget(
                     settings.payload_bytes_max,
                     arriving_max=settings.payloads_max,
-                    address_arriving_max=settings.address_payloads_max,
+                    caller_arriving_max=settings.caller_payloads_max,
                 ),
                 read_budget=ReadBudget(settings.read_bytes_max, wait_s=settings.read_timeout_s),
                 in_flight=in_flight,

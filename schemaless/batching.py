@@ -63,6 +63,8 @@ Flush = Callable[[list[Item]], Awaitable[Sequence[Outcome]]]
 
 _REFUSALS_MAX = 8
 """Of units one after the other, until the node is taken to refuse all: each costs several round trips."""
+REFUSED_FOR_S = 1.0
+"""How long a node that refused all isn't asked again. Its batches fail at once meanwhile."""
 
 _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 
@@ -108,6 +110,8 @@ class Batcher(Generic[Item, Outcome]):
         self._queued_bytes = 0
         self._lanes: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()  # kept: Python asks the kernel for the process each time
+        self._refusal: NodeRefuses | None = None
+        self._refused_until = 0.0
         self._running = 0  # lanes that will look at the queue again; a task is done only some turns of the loop later
 
     @property
@@ -179,6 +183,10 @@ class Batcher(Generic[Item, Outcome]):
             yield from batch
 
     async def _settle(self, batch: list[_Unit[Item, Outcome]]) -> None:
+        if self._refusal is not None and self._loop.time() < self._refused_until:
+            for unit in batch:
+                unit.fail(self._refusal)
+            return
         try:
             outcomes = await self._flush([item for unit in batch for item in unit.items])
             start = 0
@@ -209,4 +217,9 @@ class Batcher(Generic[Item, Outcome]):
                 continue
             await self._settle([unit])
             failure = None if unit.future.cancelled() else unit.future.exception()
-            refused = refused + 1 if isinstance(failure, NodeRefuses) else 0
+            if isinstance(failure, NodeRefuses):
+                refused += 1
+                if refused == _REFUSALS_MAX:
+                    self._refusal, self._refused_until = failure, self._loop.time() + REFUSED_FOR_S
+            elif failure is None:
+                refused = 0

@@ -95,7 +95,8 @@ class ApiSettings(ServiceSettings):
     origins: Names = ()  # Origins of web pages that may write, like https://console.example. Others may not.
     # Paths that need no token when access is on. /metrics, /docs and /openapi.json may be added.
     public_paths: Names = ("/healthz", "/readyz")
-    # Requests that one token, or one address without one, may send to a process in a second. More get a 429.
+    # Requests that one token, or one address without one, may send to a process in a second. More get a 429. Behind a
+    # proxy an address has no rate.
     requests_per_second_max: float | None = Field(default=None, gt=0)
     # Time for a write to one master. A put then takes 3 s when its home and its secondary hang.
     write_timeout_s: float = 1.25
@@ -107,18 +108,21 @@ class ApiSettings(ServiceSettings):
     backlog_age_max_s: float = 60.0
     read_timeout_s: float = 2.0  # Time for a read from one node. Then the next node is asked.
     status_timeout_s: float = 1.0  # Time for each server when /status asks them all.
-    requests_max: int = 1000  # Concurrent requests of a process. One more gets a 503, so memory stays bounded.
-    # Streams and long polls of a process, which don't count as requests. One more gets a 503.
+    # Concurrent requests of a process. One more gets a 503, so memory stays bounded. One token may have half of them.
+    requests_max: int = 1000
+    # Streams and long polls of a process, which don't count as requests. One more gets a 503. One token may have half.
     followers_max: int = 1000
     follow_poll_s: float = 0.03  # How often a cluster is asked which heads moved, while somebody follows.
     follow_bytes_max: int = 256 << 10  # The largest page of a stream, which a slow reader holds in memory.
     heartbeat_s: float = 10.0  # How long a stream may be silent before it sends a heartbeat.
     payload_bytes_max: int = 64 << 20  # Memory for all large payloads in flight together.
-    # Memory for what is read from MySQL and not yet taken by clients. Each address may hold half of it.
+    # Memory for what is read from MySQL and not yet taken by clients. Each token, or address without one, may
+    # hold half of it.
     read_bytes_max: int = 96 << 20
     behind_proxy: bool = False  # Whether clients come through a proxy: then an address has no limits of its own.
     payloads_max: int = 500  # Payloads that are arriving at once. One more gets a 503.
-    address_payloads_max: int = 250  # Payloads that are arriving from one address. One more gets a 429.
+    # Payloads that are arriving with one token, or from one address without one. One more gets a 429.
+    caller_payloads_max: int = 250
     payload_bytes_per_s_min: int = 16 << 10  # What must arrive of a payload, after its first five seconds.
     head_timeout_s: float = 10.0  # Time for the path and headers of a request to arrive.
     # Time for a payload to arrive over a slow line. Then its connection holds no request any longer.
@@ -274,6 +278,7 @@ def refuse_old_names(environment: Mapping[str, str]) -> None:
 
 
 RENAMED = {
+    "SCHEMALESS_API_ADDRESS_PAYLOADS_MAX": "SCHEMALESS_API_CALLER_PAYLOADS_MAX",
     "SCHEMALESS_ANSWER_BYTES_MAX": "SCHEMALESS_API_RESPONSE_BYTES_MAX",
     "SCHEMALESS_ATTEMPTS_MAX": "SCHEMALESS_CONSUMERS_ATTEMPTS_MAX",
     "SCHEMALESS_ATTEMPT_TIMEOUT_S": "SCHEMALESS_CONSUMERS_ATTEMPT_TIMEOUT_S",

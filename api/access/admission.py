@@ -39,6 +39,7 @@ class Admission:
         self._origins = frozenset(origin.encode() for origin in settings.origins)
         self._public = frozenset(settings.public_paths)
         self._is_local = is_loopback(settings.host)
+        self._behind_proxy = settings.behind_proxy
 
     async def admit(self, scope: AsgiScope, path: str, needed: Scope, datastore: str | None) -> Token | None:
         """Returns the caller's token, or None where none is needed.
@@ -58,7 +59,8 @@ class Admission:
             return await self._authorized(authorization, needed, datastore)
         self._check_open(address)
         client = scope.get("client")
-        self._rates.count(client[0] if client else "")
+        if client and not self._behind_proxy:
+            self._rates.count(client[0])
         return None
 
     async def _authorized(self, authorization: bytes, needed: Scope, datastore: str | None) -> Token:

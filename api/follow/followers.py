@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -16,7 +17,7 @@ import msgspec
 
 from api.follow.head_watch import FollowedHeads, WatchedShard
 from schemaless.access import Token
-from schemaless.errors import Unavailable
+from schemaless.errors import TooManyRequests, Unavailable
 from schemaless.location import Location
 from schemaless.topology import Datastore
 
@@ -64,9 +65,25 @@ Positions = Mapping[int, Location | None]
 
 
 class RequestsInFlight(msgspec.Struct):
-    """The number that the limit on concurrent requests counts. A follower isn't counted while it follows."""
+    """What the limits on concurrent requests count, in all and by token. A follower isn't counted while it follows."""
 
     count: int = 0
+    by_token: Counter[bytes] = msgspec.field(default_factory=Counter)
+
+    def begin(self, token: Token | None) -> None:
+        self.count += 1
+        if token is not None:
+            self.by_token[token.digest] += 1
+
+    def end(self, token: Token | None) -> None:
+        self.count -= 1
+        if token is not None:
+            self.by_token[token.digest] -= 1
+            if not self.by_token[token.digest]:
+                del self.by_token[token.digest]
+
+    def of(self, token: Token) -> int:
+        return self.by_token.get(token.digest, 0)
 
 
 class Followers:
@@ -93,7 +110,8 @@ class Followers:
     def follow(self, datastore: Datastore, shards: Collection[int], token: Token | None = None) -> Iterator[Follower]:
         """Adds a follower of these shards, who may follow while the token is valid.
 
-        Raises Unavailable when there are too many, or when the process stops.
+        A token may hold half of the places. Raises TooManyRequests when it does, and Unavailable when there are too
+        many in all, or when the process stops.
         """
         if self.closed or len(self) >= self._followers_max:
             raise Unavailable(
@@ -101,6 +119,8 @@ class Followers:
                 if self.closed
                 else f"too many followers: {len(self)} requests follow a log already"
             )
+        if token is not None and sum(each.token == token for each in self._all) >= (self._followers_max + 1) // 2:
+            raise TooManyRequests(f"too many followers with the token {token.name!r}")
         event = asyncio.Event()
         with ExitStack() as stack:
             watched: dict[int, WatchedShard] = {}
@@ -108,11 +128,11 @@ class Followers:
                 watched |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
             follower = Follower(watched, event, self._clock, token)
             self._all.add(follower)
-            self._in_flight.count -= 1
+            self._in_flight.end(token)
             try:
                 yield follower
             finally:
-                self._in_flight.count += 1
+                self._in_flight.begin(token)
                 self._all.discard(follower)
 
     def reading(self, cluster: str) -> asyncio.Semaphore:

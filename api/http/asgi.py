@@ -32,7 +32,7 @@ from api.http.route import RouteMatch, Router
 from api.state import ApiState
 from schemaless.access import Scope as AccessScope
 from schemaless.access import Token
-from schemaless.errors import NotRepeatable, SchemalessError, Unavailable
+from schemaless.errors import NotRepeatable, SchemalessError, TooManyRequests, Unavailable
 from schemaless.ops.tokens import anybody, record_action
 from schemaless.storage.admin_action_table import AdminAction
 
@@ -84,12 +84,14 @@ class Dispatcher:
         began = time.perf_counter()
         try:
             token = await state.admission.admit(scope, path, *_needed_by(found, path, scope["method"]))
+            if token is not None and in_flight.of(token) >= (self._requests_max + 1) // 2:
+                raise TooManyRequests(f"too many concurrent requests with the token {token.name!r}")
         except SchemalessError as error:
             response = problem_response(error)
             state.metrics.answered(REFUSED, response.status, time.perf_counter() - began)
             await send_response(response, send, headers_only=scope["method"] == "HEAD")
             return
-        in_flight.count += 1
+        in_flight.begin(token)
         try:
             if found is None:
                 await self._serve_other(state, scope, receive, send, began)
@@ -97,7 +99,7 @@ class Dispatcher:
                 match, parameters = found
                 await self._serve_route(match, Request(state, scope, receive, parameters, token), scope, send)
         finally:
-            in_flight.count -= 1
+            in_flight.end(token)
 
     async def _serve_route(self, match: RouteMatch, request: Request, scope: Scope, send: Send) -> None:
         state = request.state

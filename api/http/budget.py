@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
 import msgspec
@@ -22,93 +22,104 @@ SMALL_BYTES_MAX = 64 << 10
 
 class _RoomWanted(msgspec.Struct, gc=False, eq=False):
     count: int
-    peer: str
+    caller: Hashable
     room: asyncio.Future[None]
 
 
 class ReadBudget:
     """Belongs to one event loop. Whoever asks for more than is left waits in order, at most `wait_s`.
 
-    A peer is a client's address. Each may hold half of the bytes, so that one that takes nothing of its responses
-    leaves the others room. An empty one, behind a proxy, stands for nobody and has no limit of its own.
+    A caller is a token, or the address of a client without one. Each may hold half of the bytes, so that one that takes
+    nothing of its responses leaves the others room. Who waits for that half is overtaken, nobody else. An empty caller,
+    behind a proxy, stands for nobody and has no limit of its own.
     """
 
     def __init__(self, bytes_max: int, *, wait_s: float) -> None:
         self._bytes_max = bytes_max
-        self._peer_bytes_max = bytes_max // 2
+        self._caller_bytes_max = bytes_max // 2
         self._wait_s = wait_s
         self._waiting: deque[_RoomWanted] = deque()
-        self._by_peer: Counter[str] = Counter()
+        self._by_caller: Counter[Hashable] = Counter()
         self.held_bytes = 0
 
-    async def take(self, count: int, peer: str) -> None:
+    async def take(self, count: int, caller: Hashable) -> None:
         """Raises Unavailable when there was no room in time."""
-        if not any(self._may(one.peer) for one in self._waiting) and self.take_now(count, peer):
+        is_first = not any(self._is_within_share(one.count, one.caller) for one in self._waiting)
+        if is_first and self.take_now(count, caller):
             return
-        waiting = _RoomWanted(count, peer, asyncio.get_running_loop().create_future())
+        waiting = _RoomWanted(count, caller, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
             async with asyncio.timeout(self._wait_s):
                 await waiting.room
         except (TimeoutError, asyncio.CancelledError) as error:
             if waiting.room.done() and not waiting.room.cancelled():
-                self.give_back(count, peer)
+                self.give_back(count, caller)
             else:
                 self._waiting.remove(waiting)
+                self._let_in()  # those behind it may fit where it didn't
             if isinstance(error, TimeoutError):
                 raise Unavailable("too many large responses at once: earlier ones were not taken yet") from None
             raise
 
-    def take_now(self, count: int, peer: str) -> bool:
+    def take_now(self, count: int, caller: Hashable) -> bool:
         """Takes bytes if there is room for them. A single piece that is larger than the bound fits an empty budget."""
         if self.held_bytes and self.held_bytes + count > self._bytes_max:
             return False
-        if peer and self._by_peer[peer] and self._by_peer[peer] + count > self._peer_bytes_max:
+        if not self._is_within_share(count, caller):
             return False
-        self._add(count, peer)
+        self._add(count, caller)
         return True
 
-    def give_back(self, count: int, peer: str) -> None:
-        self._add(-count, peer)
+    def give_back(self, count: int, caller: Hashable) -> None:
+        self._add(-count, caller)
+        self._let_in()
+
+    def _let_in(self) -> None:
         for waiting in list(self._waiting):
-            if not waiting.room.done() and self.take_now(waiting.count, waiting.peer):
+            if waiting.room.done():
+                continue
+            if self.take_now(waiting.count, waiting.caller):
                 self._waiting.remove(waiting)
                 waiting.room.set_result(None)
+            elif self._is_within_share(waiting.count, waiting.caller):
+                return  # smaller ones behind it would keep it waiting for ever
 
-    def _may(self, peer: str) -> bool:
-        return not peer or self._by_peer[peer] < self._peer_bytes_max
+    def _is_within_share(self, count: int, caller: Hashable) -> bool:
+        held = self._by_caller[caller] if caller else 0
+        return not held or held + count <= self._caller_bytes_max
 
-    def _add(self, count: int, peer: str) -> None:
+    def _add(self, count: int, caller: Hashable) -> None:
         self.held_bytes += count
-        if peer:
-            self._by_peer[peer] += count
-            if not self._by_peer[peer]:
-                del self._by_peer[peer]
+        if caller:
+            self._by_caller[caller] += count
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
 
 
 class Held:
     """What one request holds of a budget."""
 
-    __slots__ = ("_budget", "_count", "_peer")
+    __slots__ = ("_budget", "_caller", "_count")
 
-    def __init__(self, budget: ReadBudget, peer: str) -> None:
+    def __init__(self, budget: ReadBudget, caller: Hashable) -> None:
         self._budget = budget
-        self._peer = peer
+        self._caller = caller
         self._count = 0
 
     async def reserve(self, count: int) -> None:
         """Makes room for so many bytes in all. Raises Unavailable."""
         if count > self._count:
-            await self._budget.take(count - self._count, self._peer)
+            await self._budget.take(count - self._count, self._caller)
             self._count = count
 
     def resize(self, count: int) -> bool:
         """Holds so many bytes in all from now on, or as many as before: False says that there is no room for more."""
         if count > self._count:
-            if not self._budget.take_now(count - self._count, self._peer):
+            if not self._budget.take_now(count - self._count, self._caller):
                 return False
         elif count < self._count:
-            self._budget.give_back(self._count - count, self._peer)
+            self._budget.give_back(self._count - count, self._caller)
         self._count = count
         return True
 

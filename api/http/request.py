@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from api.http.budget import SMALL_BYTES_MAX, Held
@@ -35,13 +35,13 @@ _WITHOUT_PAYLOAD = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
 class PayloadBudget:
-    """The long payloads that a process receives: their bytes, and how many are arriving, in all and of one address."""
+    """The long payloads that a process receives: their bytes, and how many are arriving, in all and of one caller."""
 
-    def __init__(self, bytes_max: int, *, arriving_max: int = 500, address_arriving_max: int = 100) -> None:
+    def __init__(self, bytes_max: int, *, arriving_max: int = 500, caller_arriving_max: int = 100) -> None:
         self._left = bytes_max
         self._arriving_max = arriving_max
-        self._address_arriving_max = address_arriving_max
-        self._by_address: Counter[str] = Counter()
+        self._caller_arriving_max = caller_arriving_max
+        self._by_caller: Counter[Hashable] = Counter()
         self.arriving = 0
 
     def take(self, count: int) -> None:
@@ -53,20 +53,20 @@ class PayloadBudget:
     def give_back(self, count: int) -> None:
         self._left += count
 
-    def begin(self, address: str) -> None:
+    def begin(self, caller: Hashable) -> None:
         """Counts a payload that has not arrived as a whole. Raises TooManyRequests or Unavailable."""
-        if address and self._by_address[address] >= self._address_arriving_max:
-            raise TooManyRequests("too many payloads from this address have not arrived yet")
+        if caller and self._by_caller[caller] >= self._caller_arriving_max:
+            raise TooManyRequests("too many payloads of this caller have not arrived yet")
         if self.arriving >= self._arriving_max:
             raise Unavailable("too many payloads have not arrived yet")
         self.arriving += 1
-        self._by_address[address] += 1
+        self._by_caller[caller] += 1
 
-    def end(self, address: str) -> None:
+    def end(self, caller: Hashable) -> None:
         self.arriving -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
 
 
 class Request:
@@ -165,17 +165,17 @@ class Request:
         clients send a small payload right behind the head.
         """
         try:
-            self.state.payload_budget.begin(self.address)
+            self.state.payload_budget.begin(self.caller)
         except (TooManyRequests, Unavailable):
-            self.state.in_flight.count -= 1
+            self.state.in_flight.end(self.token)
             try:
                 if not await self._is_whole_with_next_part():
                     raise
             finally:
-                self.state.in_flight.count += 1
+                self.state.in_flight.begin(self.token)
             return
         self.arriving = True
-        self.state.in_flight.count -= 1
+        self.state.in_flight.end(self.token)
 
     async def _is_whole_with_next_part(self) -> bool:
         receive = self._receive
@@ -196,8 +196,8 @@ class Request:
         """The payload is there, or nobody waits for it any longer."""
         if self.arriving:
             self.arriving = False
-            self.state.payload_budget.end(self.address)
-            self.state.in_flight.count += 1
+            self.state.payload_budget.end(self.caller)
+            self.state.in_flight.begin(self.token)
 
     async def _in_time(self, bytes_max: int) -> bytes:
         """Reads a payload that arrives by a deadline, and at a least rate."""
@@ -261,8 +261,12 @@ class Request:
             pass
 
     @property
-    def address(self) -> str:
-        """The client's, or nothing behind a proxy, whose address stands for nobody."""
+    def caller(self) -> Hashable:
+        """Whose share this request counts against: its token's, else its address's. It is empty behind a proxy, whose
+        address stands for nobody.
+        """
+        if self.token is not None:
+            return self.token.digest
         client = self._scope.get("client")
         return client[0] if client and not self.state.settings.behind_proxy else ""
 
@@ -270,7 +274,7 @@ class Request:
     def read(self) -> Held:
         """What the request holds of the bytes that the process has read and its clients have not taken yet."""
         if self._read is None:
-            self._read = Held(self.state.read_budget, self.address)
+            self._read = Held(self.state.read_budget, self.caller)
         return self._read
 
     def hold_response(self, size: int) -> bool:

@@ -30,27 +30,45 @@ class WantedCell(msgspec.Struct, frozen=True):
 async def read_many(
     reader: Reader, datastore: Datastore, wanted: Sequence[WantedCell], read_from: Role | None, bytes_max: int
 ) -> tuple[list[StoredCell | None], Served]:
-    """Returns the cells in order, None for a missing one. Raises TooLarge or StorageUnavailable."""
-    shards = [shard_of(key.row_key, datastore.shards) for key in wanted]
-    left = bytes_max
-    by_cluster = datastore.by_home(range(len(wanted)), lambda position: shards[position])
+    """Returns the cells in order, None for a missing one. Raises TooLarge or StorageUnavailable.
 
-    async def read_cluster(cluster: str, positions: list[int]) -> tuple[Found, Served]:
-        found: Found = {}
-        parts: list[Served] = []
+    All clusters together never hold more than `bytes_max`. Each has an equal share first. Those whose cells need more
+    are read again one after the other, within what the others left.
+    """
+    shards = [shard_of(key.row_key, datastore.shards) for key in wanted]
+    by_cluster = datastore.by_home(range(len(wanted)), lambda position: shards[position])
+    found: Found = {}
+    served: list[Served] = []
+
+    async def read_cluster(cluster: str, positions: Sequence[int], within: int) -> int:
+        """Returns how many bytes of bodies it read."""
+        here: Found = {}
+        left = within
         for chunk in chunks(positions, count_max=CHUNK_KEYS):
-            nonlocal left
             keys = [(shards[position], *msgspec.structs.astuple(wanted[position])) for position in chunk]
-            cells, served = await reader.read(
+            cells, by = await reader.read(
                 cluster, entity_table.get_or_newest, datastore, keys, left, read_from=read_from
             )
-            found.update(zip(chunk, cells, strict=True))
-            parts.append(served)
+            here.update(zip(chunk, cells, strict=True))
+            served.append(by)
             left -= sum(len(cell.body) for cell in cells if cell is not None)
-            if left < 0:  # another cluster's cells were read meanwhile
-                raise TooLarge("the answer would be too large: ask for fewer at once")
-        return found, served_together(parts)
+        found.update(here)
+        return within - left
 
-    parts = await asyncio.gather(*(read_cluster(cluster, positions) for cluster, positions in by_cluster.items()))
-    found = {position: cell for cells, _ in parts for position, cell in cells.items()}
-    return [found[position] for position in range(len(wanted))], served_together([served for _, served in parts])
+    share = bytes_max // len(by_cluster)
+    names = list(by_cluster)
+    results = await asyncio.gather(
+        *(read_cluster(name, by_cluster[name], share) for name in names), return_exceptions=True
+    )
+    left = bytes_max
+    too_large = []
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, TooLarge) and len(names) > 1:
+            too_large.append(name)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            left -= result
+    for name in too_large:
+        left -= await read_cluster(name, by_cluster[name], left)
+    return [found[position] for position in range(len(wanted))], served_together(served)

@@ -207,7 +207,7 @@ def _script(
         [
             "BEGIN",
             *steps.first,
-            f"SELECT {commas(times.selected)},{commas(columns)}"
+            f"SELECT {shard_head.LOCK_WAIT} {commas(times.selected)},{commas(columns)}"
             f" INTO {commas(times.into)},{commas([f'@h{n},@g{n}' for n in variables.values()])}"
             f" {shard_head.from_exactly(datastore.name, shards)} FOR UPDATE",
             times.computed,

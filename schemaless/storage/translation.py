@@ -31,7 +31,10 @@ FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError
 # Numbers: MySQL 9 error reference; MariaDB has the same ones.
 _DUPLICATE = {1062}
 _BUSY = {1213, 1614}
-_LOCK_TIMEOUT = {1205, 3572}
+_LOCK_TIMEOUT = {
+    1205, 3572,
+    3024,  # statement timeout of MySQL: only the SELECT that locks heads has one
+}  # fmt: skip
 _AWAY = {
     1021,  # disk full
     1026,  # error writing file
@@ -45,7 +48,7 @@ _AWAY = {
     1317,  # query interrupted
     1927,  # connection was killed (MariaDB)
     2002, 2003, 2006, 2013, 2014, 2055,  # can't connect, gone away, lost
-    3024, 1969,  # statement timeout (MySQL, MariaDB)
+    1969,  # statement timeout (MariaDB)
     3675,  # can't create tablespace: disk full
     4031,  # disconnected by the server
 }  # fmt: skip

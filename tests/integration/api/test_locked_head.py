@@ -10,6 +10,13 @@ import httpx
 import pymysql
 import pytest
 
+from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
+from schemaless.codec import encode_body
+from schemaless.config import ApiSettings
+from schemaless.errors import HeadsLocked
+from schemaless.storage import entity_table
+from schemaless.storage.asyncmy_driver import Traffic
+from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.node_core import connect_options
 from tests.integration.api.api_harness import assert_problem, row_in
 
@@ -59,6 +66,26 @@ def test_a_locked_head_costs_its_own_shard_only(api, make_datastore, storage, ev
         assert_problem(call.post(f"/cells/{row_in(datastore, 0)}/BASE", json={}), 503)
         assert call.post(f"/cells/{row_in(datastore, 1)}/BASE", json={}).status_code == 201
     eventually(lambda: call.put(row_in(datastore, 0), 1, {"v": 1}), 201)
+
+
+async def test_a_locked_head_is_given_up_before_the_write_is(async_storage, make_datastore):
+    """MySQL looks for lock waits that are over once a second only. A write that is cut off opens the breaker."""
+    datastore = make_datastore(placement=("a",))
+    master = async_storage.master("a")
+    timeout_s = ApiSettings.model_fields["write_timeout_s"].default
+
+    async def put(number):
+        await asyncio.sleep(number * 0.09)
+        row = row_in(datastore, 0)
+        cell = ShardCell(CellKey(RowKey(row.bytes), ColumnName("BASE"), RefKey(1)), encode_body({}), 0)
+        began = time.monotonic()
+        with pytest.raises(HeadsLocked):
+            await master.run(entity_table.put_cells, datastore, [cell], timeout_s=timeout_s, traffic=Traffic.WRITE)
+        return time.monotonic() - began
+
+    with held_head(master, datastore, 0):
+        waited = await asyncio.gather(*(put(number) for number in range(12)))
+    print(f"waited for {min(waited):.2f} to {max(waited):.2f} s")
 
 
 def test_an_idle_transaction_that_holds_a_head_is_ended(api, make_datastore, storage):

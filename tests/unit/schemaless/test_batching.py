@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from schemaless.batching import Batcher, BatchLimits, chunks
+from schemaless.batching import REFUSED_FOR_S, Batcher, BatchLimits, chunks
 from schemaless.errors import Invalid, NodeRefuses, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.pace import Pace
 
@@ -135,6 +135,49 @@ async def test_a_node_that_refuses_all_is_asked_a_few_times():
     results = await asyncio.gather(*first, return_exceptions=True)
     assert {type(result) for result in results} == {NodeRefuses}
     assert len(asked) == 1 + 8
+
+
+async def test_a_node_that_refused_all_is_left_alone_for_a_moment(monkeypatch):
+    """Nine scripts for each batch would hold up what other shards write there. Then it is asked again."""
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    asked = []
+    refuses = True
+
+    async def write(items):
+        asked.append(items)
+        if refuses:
+            raise NodeRefuses("not now")
+        return items
+
+    batcher = Batcher(write, BatchLimits())
+
+    async def submit(count):
+        return await asyncio.gather(*(batcher.submit([n], 1) for n in range(count)), return_exceptions=True)
+
+    await submit(100)
+    asked.clear()
+    for _ in range(50):
+        assert {type(result) for result in await submit(100)} == {NodeRefuses}
+    assert asked == []
+    now += REFUSED_FOR_S
+    refuses = False
+    assert await submit(3) == [[0], [1], [2]]
+    assert asked == [[0, 1, 2]]
+
+
+async def test_units_that_fail_otherwise_dont_hide_that_a_node_refuses():
+    """A batch has cells of its own and copies for others. While the copies' breaker is open, the cells still count."""
+    asked = []
+
+    async def refuse(items):
+        asked.append(items)
+        raise NodeRefuses("not now") if len(items) > 1 or items[0] % 2 else StorageUnavailable("breaker open")
+
+    batcher = Batcher(refuse, BatchLimits())
+    await asyncio.gather(*(batcher.submit([n], 1) for n in range(100)), return_exceptions=True)
+    assert sum(items[0] % 2 for items in asked) <= 9
 
 
 async def test_a_server_that_is_away_fails_all_at_once(flusher):

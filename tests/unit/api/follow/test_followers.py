@@ -10,7 +10,8 @@ import pytest
 
 from api.follow.followers import PAUSE_MAX_S, PAUSE_S, Followers, RequestsInFlight, RereadBackoff
 from api.follow.head_watch import FollowedHeads
-from schemaless.errors import StorageUnavailable, Unavailable
+from schemaless.access import issue, now_us
+from schemaless.errors import StorageUnavailable, TooManyRequests, Unavailable
 from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.shard_head import BLOCK_SHARDS
@@ -227,6 +228,20 @@ async def test_followers_are_bounded_and_are_no_calls_in_flight(cluster):
         with pytest.raises(Unavailable), followers.follow(DATASTORE, [0]):
             pass
     assert (in_flight.count, len(followers)) == (5, 0)
+
+
+async def test_one_token_has_half_of_the_places(cluster):
+    """Another one still finds some."""
+    flood, honest = (issue(name, ["*"], "read", "1h", now_us())[1] for name in ("flood", "honest"))
+    in_flight = RequestsInFlight()
+    followers = Followers({"a": FollowedHeads(cluster.ask, poll_s=1)}, in_flight, followers_max=4)
+    in_flight.begin(flood)
+    with followers.follow(DATASTORE, [0], flood), followers.follow(DATASTORE, [0], flood):
+        with pytest.raises(TooManyRequests), followers.follow(DATASTORE, [0], flood):
+            pass
+        with followers.follow(DATASTORE, [0], honest):
+            pass
+    assert (in_flight.count, in_flight.of(flood), in_flight.of(honest)) == (1, 1, 0)
 
 
 def test_a_shard_that_brings_nothing_is_read_ever_more_seldom():

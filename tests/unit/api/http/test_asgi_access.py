@@ -1,5 +1,6 @@
 """The dispatcher asks for admission before anything else looks at a request (I17)."""
 
+import asyncio
 from types import SimpleNamespace
 
 import httpx
@@ -141,3 +142,27 @@ async def test_a_websocket_of_a_user_needs_a_token_that_writes(app, secrets):
     assert await talk(app, [bearer("writer")]) == ["websocket.accept", "websocket.send", "websocket.close"]
     foreign = [bearer("writer"), (b"origin", b"http://evil.example")]
     assert await talk(app, foreign) == ["websocket.close"]
+
+
+async def test_one_token_has_half_of_the_concurrent_requests(app, secrets):
+    """A flood of valid requests gets 429, and honest tokens keep their share."""
+    halfway, all_wait = asyncio.Event(), asyncio.Event()
+    waiting = []
+
+    @app.get("/wait")
+    async def wait():
+        waiting.append(1)
+        if len(waiting) == places:
+            all_wait.set()
+        await halfway.wait()
+        return {}
+
+    places = ApiSettings.model_fields["requests_max"].default // 2
+    flood = [asyncio.ensure_future(ask(app, "GET", "/wait", secrets["reader"])) for _ in range(places)]
+    await all_wait.wait()
+    assert (await ask(app, "GET", "/hello", secrets["reader"])).status_code == 429
+    assert (await ask(app, "GET", "/hello", secrets["writer"])).status_code == 200
+    halfway.set()
+    await asyncio.gather(*flood)
+    assert (await ask(app, "GET", "/hello", secrets["reader"])).status_code == 200
+    assert app.api_state.in_flight.count == 0

@@ -31,6 +31,50 @@ async def test_more_than_is_left_waits_until_it_is_given_back():
     assert everything.held_bytes == 70
 
 
+async def test_small_ones_dont_keep_a_large_one_waiting():
+    """What is given back in pieces is kept for whoever waits first."""
+    everything = budget()
+    for _ in range(10):
+        await everything.take(10, "a" if everything.held_bytes < 50 else "b")
+    large = asyncio.ensure_future(everything.take(40, "c"))
+    await asyncio.sleep(0)
+    small = [asyncio.ensure_future(everything.take(10, "d")) for _ in range(4)]
+    await asyncio.sleep(0)
+    for caller in "aaab":
+        assert not large.done()
+        everything.give_back(10, caller)
+        await asyncio.sleep(0)
+    assert [large.done(), *(one.done() for one in small)] == [True, False, False, False, False]
+    large.cancel()
+    for one in small:
+        one.cancel()
+
+
+async def test_who_gives_up_waiting_lets_those_behind_it_in():
+    """There was room for them all the time."""
+    everything = budget()
+    await everything.take(80, "a")
+    large = asyncio.ensure_future(everything.take(40, "b"))
+    await asyncio.sleep(0)
+    small = asyncio.ensure_future(everything.take(10, "c"))
+    await asyncio.sleep(0)
+    assert not small.done()
+    large.cancel()
+    await small
+    assert everything.held_bytes == 90
+
+
+async def test_who_waits_for_a_share_of_its_own_holds_up_nobody():
+    """It has not all of its share, and asks for more than is left of it."""
+    everything = budget()
+    await everything.take(40, "a")
+    own = asyncio.ensure_future(everything.take(20, "a"))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(everything.take(20, "b"), 1)
+    assert not own.done()
+    own.cancel()
+
+
 async def test_an_address_holds_half():
     """Whoever takes nothing of its responses leaves the others room, and nobody waits behind it."""
     everything = budget(wait_s=0.0)

@@ -6,11 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from api.follow.followers import RequestsInFlight
+from api.http.budget import ReadBudget
 from api.http.request import PAYLOAD_COMPLETE, PayloadBudget, Request
+from schemaless.access import issue, now_us
 from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable
 
 
-def request(*messages, budget=None, headers=(), extensions=(), in_flight=None, address="10.0.0.1"):
+def request(
+    *messages, budget=None, headers=(), extensions=(), in_flight=None, address="10.0.0.1", token=None, reads=None
+):
     """A request whose payload arrives as `messages`, and never more."""
     coming = iter(messages)
 
@@ -19,7 +23,10 @@ def request(*messages, budget=None, headers=(), extensions=(), in_flight=None, a
 
     settings = SimpleNamespace(payload_timeout_s=30.0, payload_bytes_per_s_min=1000, requests_max=2, behind_proxy=False)
     state = SimpleNamespace(
-        settings=settings, payload_budget=budget or PayloadBudget(100), in_flight=in_flight or RequestsInFlight()
+        settings=settings,
+        payload_budget=budget or PayloadBudget(100),
+        read_budget=reads,
+        in_flight=in_flight or RequestsInFlight(),
     )
     scope = {
         "type": "http",
@@ -28,7 +35,7 @@ def request(*messages, budget=None, headers=(), extensions=(), in_flight=None, a
         "extensions": {key: {} for key in extensions},
         "client": (address, 1),
     }
-    return Request(state, scope, receive, {})
+    return Request(state, scope, receive, {}, token)
 
 
 def part(body, more=True):
@@ -108,7 +115,7 @@ async def test_a_request_is_in_flight_when_its_payload_is_whole():
 
 async def test_payloads_that_arrive_are_counted_by_address():
     """A thousand slow ones of one address leave places to everybody else, and to what is whole with its next part."""
-    budget = PayloadBudget(100, arriving_max=3, address_arriving_max=2)
+    budget = PayloadBudget(100, arriving_max=3, caller_arriving_max=2)
     first, second = (request(budget=budget) for _ in range(2))
     await first.arrives()
     await second.arrives()
@@ -123,6 +130,28 @@ async def test_payloads_that_arrive_are_counted_by_address():
     first.finish()
     await request(budget=budget).arrives()
     assert budget.arriving == 3
+
+
+async def test_payloads_with_a_token_are_counted_by_token():
+    """Whatever address they come from, and whoever else comes from there."""
+    flood, honest = (issue(name, ["*"], "write", "1h", now_us())[1] for name in ("flood", "honest"))
+    budget = PayloadBudget(100, arriving_max=10, caller_arriving_max=2)
+    await request(budget=budget, token=flood).arrives()
+    await request(budget=budget, token=flood, address="10.0.0.2").arrives()
+    with pytest.raises(TooManyRequests):
+        await request(part(b"{"), budget=budget, token=flood, address="10.0.0.3").arrives()
+    await request(budget=budget, token=honest).arrives()
+    await request(budget=budget).arrives()
+
+
+async def test_what_was_read_for_a_token_is_its_own_share():
+    """A token that takes none of its responses leaves the others room, from the same address, too."""
+    flood, honest = (issue(name, ["*"], "read", "1h", now_us())[1] for name in ("flood", "honest"))
+    budget = ReadBudget(100, wait_s=0.0)
+    await request(reads=budget, token=flood).read.reserve(50)
+    with pytest.raises(Unavailable):
+        await request(reads=budget, token=flood).read.reserve(1)
+    await request(reads=budget, token=honest).read.reserve(50)
 
 
 async def test_a_payload_has_a_least_rate(monkeypatch):
