@@ -20,6 +20,7 @@ from api.http.budget import ReadBudget
 from api.http.request import PayloadBudget
 from api.index.checkpoint_waiter import CheckpointWaiter
 from api.index.definition_cache import BuildEta, IndexCatalogue
+from api.index.freshness import IndexFreshness
 from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
@@ -51,6 +52,7 @@ class ApiState:
     writer: CellWriter
     build_eta: BuildEta
     index_catalogue: IndexCatalogue
+    index_freshness: IndexFreshness
     in_flight: RequestsInFlight
     followers: Followers
     tokens: KnownTokens
@@ -88,6 +90,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 storage=storage,
                 catalogue=Catalogue(storage),
                 index_catalogue=IndexCatalogue(storage),
+                index_freshness=IndexFreshness(reader),
                 build_eta=BuildEta(),
                 reader=reader,
                 checkpoint_waiter=CheckpointWaiter(reader),

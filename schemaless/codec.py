@@ -104,18 +104,27 @@ def _zlib(packed: bytes) -> bytes:
 
 def decode_body(stored: bytes) -> dict[str, Any]:
     """Raises Corrupt when the bytes are no stored body."""
+    return decode_packed(inflate_body(stored))
+
+
+def decode_packed(packed: bytes) -> dict[str, Any]:
+    """Decodes the MessagePack of a stored body. Raises Corrupt."""
     try:
-        value = _decode_msgpack(_inflate(stored))
-    except (_INFLATE_ERROR, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value = _decode_msgpack(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"a stored body can't be decoded: {error}") from error
     if not isinstance(value, dict):
         raise Corrupt("a stored body is not an object")
     return value
 
 
-def _inflate(stored: bytes) -> bytes:
+def inflate_body(stored: bytes) -> bytes:
+    """Returns the MessagePack of a stored body. Raises Corrupt."""
     inflate = isal_zlib.decompressobj()
-    packed = inflate.decompress(stored, _INFLATED_BYTES_MAX)
+    try:
+        packed = inflate.decompress(stored, _INFLATED_BYTES_MAX)
+    except _INFLATE_ERROR as error:
+        raise Corrupt(f"a stored body can't be decoded: {error}") from error
     if inflate.unconsumed_tail:
         raise Corrupt("a stored body inflates beyond its bound")
     if not inflate.eof:
@@ -143,7 +152,7 @@ def may_be_same_body(body: bytes, stored_bytes: int) -> bool:
 
 def packed_bytes(body: bytes) -> int:
     """Returns the length of a body's MessagePack."""
-    return len(_inflate(body))
+    return len(inflate_body(body))
 
 
 class BodyComparison:

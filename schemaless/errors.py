@@ -19,6 +19,7 @@ SchemalessError
 ├── Unavailable             a server that is needed is unreachable, or too busy; try again
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
+│   │   ├── StatementTimeout  a statement took longer than it may
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
 │   │       ├── TableMissing  it has no such table or database
 │   │       ├── HeadsLocked  another transaction holds the heads of some shards
@@ -142,6 +143,10 @@ class NotRepeatable(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
+    pass
+
+
+class StatementTimeout(StorageUnavailable):
     pass
 
 

@@ -44,6 +44,7 @@ def parse_query(raw: bytes, known: Iterable[Parameter[Any]]) -> dict[str, str]:
     if not raw:
         return {}
     pairs = parse_pairs(raw)
+    verify_given_once(pairs)
     names = {parameter.name for parameter in known}
     for name, _ in pairs:
         if name not in names:
@@ -51,24 +52,28 @@ def parse_query(raw: bytes, known: Iterable[Parameter[Any]]) -> dict[str, str]:
     return dict(pairs)
 
 
-def parse_pairs(raw: bytes) -> list[tuple[str, str]]:
-    """Returns names and texts. Raises Invalid for a repeated name, or for what is no query string."""
+def parse_pairs(raw: bytes, parameters_max: int = PARAMETERS_MAX) -> list[tuple[str, str]]:
+    """Returns names and texts. Raises Invalid for what is no query string."""
     try:
         pairs = parse_qsl(
             raw.decode("ascii"),
             keep_blank_values=True,
             strict_parsing=True,
             errors="strict",
-            max_num_fields=PARAMETERS_MAX,
+            max_num_fields=parameters_max,
         )
     except ValueError as error:  # not ASCII, not UTF-8 behind the percent signs, too many
         raise Invalid("query", f"can't be parsed: {error}") from None
+    return pairs
+
+
+def verify_given_once(pairs: Iterable[tuple[str, str]]) -> None:
+    """Raises Invalid for a repeated name."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
             raise Invalid(name, "is given twice")
         seen.add(name)
-    return pairs
 
 
 def parse_int(text: str, field: str, least: int, most: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from api.http.cell_json import all_views
 from api.http.content import Format
@@ -14,111 +16,163 @@ from api.http.request import Request
 from api.http.response import Response, document_response, ok_response, problem_of
 from api.http.route import Route
 from api.index.checkpoint_waiter import CheckpointsAt
-from api.index.query import Behind, EntryPage, IndexQuery, entry_view, find_entries, parse_query
+from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
+from api.index.search import Behind, NodeAnswer, Places, entry_view, find_entries, merged, places_by_cluster
+from api.index.verification import current_entries
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, said_by, served_together
 from api.routes.indexes import progress_view
 from schemaless.access import Scope
+from schemaless.batching import all_or_first_error
+from schemaless.cell import ColumnName, RowKey, StoredCell
 from schemaless.errors import Invalid, LocationGone, NotReady
 from schemaless.location import ShardLocation, is_lag, verify_location
 from schemaless.names import index_consumer
 from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_select import PAGE_BYTES_MAX, page_bytes
+from schemaless.storage.index_table import FoundEntry
 from schemaless.topology import Datastore, Role
 
-CELLS_MAX = 5000  # entries times included columns
+CELLS_MAX = 5000  # rows times columns that are included or verified
+Cells = Mapping[tuple[RowKey, ColumnName], StoredCell | None]
 
 
 async def get_entries(request: Request) -> Response:
     """Entries of an index by FIELD=v, FIELD.gte=v and so on. The shard field by equality is required.
 
-    The options are `order`, `desc`, `limit`, `cursor`, `fields` and `include`. With `after`, a put's location, the
-    answer includes that put.
+    Comparisons are ne, lt, lte, gt, gte, in, between, prefix and isnull. Every answer says in `freshness` how far the
+    index is behind. With `after`, a put's location, the answer includes that put.
     """
     datastore = await request.datastore()
-    pairs = parse_pairs(request.raw_query) if request.raw_query else []
-    read_from = READ_FROM.of(dict(pairs))
+    pairs = parse_pairs(request.raw_query, PARAMETERS_MAX) if request.raw_query else []
     index = await request.state.index_catalogue.find(datastore, request.path["name"])
     if index.state is not IndexState.ACTIVE:
         error = NotReady(f"index {index.definition.name} is {index.state}")
         return document_response({**problem_of(error), "progress": await progress_view(request, datastore, index)})
     query = parse_query(index.definition, datastore.shards, pairs)
-    page, served = await _read(request, datastore, index, query, read_from)
-    form = request.response_format()
-    entries = [entry_view(index.definition, query, entry) for entry in page.entries]
-    if query.include and entries:
-        cells_served = await _include(request, datastore, query, page, entries, form, read_from)
-        served = served_together([served, cells_served])
-    return ok_response(form, {"entries": entries, "cursor": page.cursor}, *served.headers)
+    return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
 
 
-async def _read(
-    request: Request, datastore: Datastore, index: DefinedIndex, query: IndexQuery, read_from: Role | None
-) -> tuple[EntryPage, Served]:
-    """Waits, within the query's `wait`, until the node that answers shows what was asked for.
+class _Answer:
+    """One query on its way to an answer."""
 
-    Raises Behind, and LocationGone for an `after` that is superseded.
-    """
-    cluster = datastore.home(query.shard)
-    place = CheckpointsAt(cluster, read_from, datastore.name, index_consumer(index.definition.name))
-    deadline = time.monotonic() + query.wait_s
-    while True:
-        try:
-            page, served = await request.state.reader.read(
-                cluster, find_entries, datastore, index.definition, query, read_from=read_from
-            )
-        except Behind as behind:
-            assert query.after is not None, "only a query with `after` can come too early"
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await request.state.checkpoint_waiter.reached(place, query.after)
-            except TimeoutError:
-                await _verify_kept(request, datastore, query.after)
-                raise behind from None
+    def __init__(
+        self, request: Request, datastore: Datastore, index: DefinedIndex, query: IndexQuery, read_from: Role | None
+    ) -> None:
+        self._request = request
+        self._state = request.state
+        self._datastore = datastore
+        self._definition = index.definition
+        self._consumer = index_consumer(index.definition.name)
+        self._query = query
+        self._read_from = read_from
+
+    async def response(self) -> Response:
+        """Raises Behind, QueryTooSlow, LocationGone for an `after` that is superseded, TooLarge or Unavailable."""
+        query, definition = self._query, self._definition
+        form = self._request.response_format()
+        places = places_by_cluster(self._datastore, query)
+        await self._request.read.reserve(min(len(places) * PAGE_BYTES_MAX, page_bytes(definition, query.selection)))
+        await self._state.index_freshness.refresh(self._datastore, self._consumer, places)
+        deadline = time.monotonic() + query.wait_s
+        found = await all_or_first_error(self._ask(cluster, here, deadline) for cluster, here in places.items())
+        answers = dict(zip(places, found, strict=True))
+        served = served_together([each for _, each in found])
+        page = merged(definition, query, [answer.page for answer, _ in found])
+        shown: Sequence[FoundEntry] = page.entries
+        document: dict[str, Any] = {"entries": [], "cursor": page.cursor}
+        columns = query.include + tuple(sorted(definition.columns - set(query.include))) * query.verify
+        if columns and shown:
+            cells, cells_served = await self._cells(shown, columns)
+            served = served_together([served, cells_served])
+            if query.verify:
+                bytes_max = self._state.settings.response_bytes_max
+                shown = await current_entries(definition, shown, cells, bytes_max)
+            document["entries"] = await self._with_cells(shown, cells, form)
         else:
-            if (
-                page.reached is not None
-                and query.after is not None
-                and page.reached.generation != query.after.location.generation
-            ):
-                await _verify_kept(request, datastore, query.after)
-            return page, served
+            document["entries"] = [entry_view(definition, query, entry) for entry in shown]
+        if query.verify:
+            document["dropped"] = len(page.entries) - len(shown)
+        freshness = self._state.index_freshness.of(
+            self._datastore,
+            self._consumer,
+            {cluster: (served, answer.added_ids_sum) for cluster, (answer, served) in answers.items()},
+        )
+        document["freshness"] = freshness.document()
+        if query.explain:
+            document["explain"] = [
+                {"cluster": cluster, "served_by": str(served.role), **msgspec.structs.asdict(answer.execution)}
+                for cluster, (answer, served) in answers.items()
+                if answer.execution is not None
+            ]
+        return ok_response(form, document, *served.headers)
 
+    async def _ask(self, cluster: str, places: Places, deadline: float) -> tuple[NodeAnswer, Served]:
+        """Waits, within the query's `wait`, until the node that answers shows what was asked for."""
+        query, datastore, after = self._query, self._datastore, self._query.after
+        sums = self._read_from is Role.MINION
+        while True:
+            try:
+                answer, served = await self._state.reader.read(
+                    cluster,
+                    lambda: find_entries(datastore, self._definition, query, places, sums=sums),
+                    read_from=self._read_from,
+                )
+            except Behind as behind:
+                assert after is not None, "only a query with `after` can come too early"
+                place = CheckpointsAt(cluster, self._read_from, datastore.name, self._consumer)
+                try:
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await self._state.checkpoint_waiter.reached(place, after)
+                except TimeoutError:
+                    await self._verify_kept(after)
+                    raise behind from None
+            else:
+                reached = answer.reached
+                if reached is not None and after is not None and reached.generation != after.location.generation:
+                    await self._verify_kept(after)
+                return answer, served
 
-async def _verify_kept(request: Request, datastore: Datastore, after: ShardLocation) -> None:
-    """Raises LocationGone for a location that is superseded: no index includes that put (I13)."""
-    home = datastore.home(after.shard)
-    (head, starts), served = await request.state.reader.read(home, shard_head.history, datastore.name, after.shard)
-    try:
-        verify_location(after.location.generation, after.location.added_id, starts, head.added_id)
-    except LocationGone as gone:
-        if not is_lag(after.location, gone):
-            raise said_by(gone, served) from None
+    async def _verify_kept(self, after: ShardLocation) -> None:
+        """Raises LocationGone for a location that is superseded: no index includes that put (I13)."""
+        home = self._datastore.home(after.shard)
+        (head, starts), served = await self._state.reader.read(
+            home, shard_head.history, self._datastore.name, after.shard
+        )
+        try:
+            verify_location(after.location.generation, after.location.added_id, starts, head.added_id)
+        except LocationGone as gone:
+            if not is_lag(after.location, gone):
+                raise said_by(gone, served) from None
 
+    async def _cells(self, entries: Sequence[FoundEntry], columns: Sequence[ColumnName]) -> tuple[Cells, Served]:
+        """Reads the newest cells of the rows, all clusters in parallel."""
+        rows = dict.fromkeys(found.row_key for found in entries)
+        wanted = [WantedCell(row_key, column, None) for row_key in rows for column in columns]
+        if len(wanted) > CELLS_MAX:
+            raise Invalid(
+                "limit", f"{len(rows)} rows times {len(columns)} columns to include or verify are more than {CELLS_MAX}"
+            )
+        cells, served = await self._request.read.read(
+            self._state.settings.response_bytes_max,
+            lambda within: read_many(self._state.reader, self._datastore, wanted, self._read_from, within),
+            cells=len(wanted),
+        )
+        return {(one.row_key, one.column_name): cell for one, cell in zip(wanted, cells, strict=True)}, served
 
-async def _include(
-    request: Request,
-    datastore: Datastore,
-    query: IndexQuery,
-    page: EntryPage,
-    entries: Sequence[dict[str, Any]],
-    form: Format,
-    read_from: Role | None,
-) -> Served:
-    """Adds to each entry the newest cells of the columns asked for, null for an empty one."""
-    wanted = [WantedCell(found.row_key, column, None) for found in page.entries for column in query.include]
-    if len(wanted) > CELLS_MAX:
-        raise Invalid("include", f"{len(wanted)} cells are too many: ask for fewer columns, or a lower limit")
-    bytes_max = request.state.settings.response_bytes_max
-    cells, served = await request.read.read(
-        bytes_max,
-        lambda within: read_many(request.state.reader, datastore, wanted, read_from, within),
-        cells=len(wanted),
-    )
-    views = iter(await all_views(cells, form, bytes_max))
-    for entry in entries:
-        entry["cells"] = {column: next(views) for column in query.include}
-    return served
+    async def _with_cells(self, entries: Sequence[FoundEntry], cells: Cells, form: Format) -> list[dict[str, Any]]:
+        """Returns the entries with the cells that were asked for, null for an empty column."""
+        include = self._query.include
+        included = (cells[found.row_key, column] for found in entries for column in include)
+        views = iter(await all_views(included, form, self._state.settings.response_bytes_max))
+        shown = []
+        for found in entries:
+            view = entry_view(self._definition, self._query, found)
+            if include:
+                view["cells"] = {column: next(views) for column in include}
+            shown.append(view)
+        return shown
 
 
 def _option(name: str, description: str) -> Parameter[str]:
@@ -127,12 +181,14 @@ def _option(name: str, description: str) -> Parameter[str]:
 
 
 _OPTIONS = (
-    _option("order", "The field that entries are ordered by; default: the second keyed field."),
+    _option("order", "The keyed field that entries are ordered by; default: the second one."),
     _option("desc", "true: from the highest down."),
     _option("limit", "1 to 1000, default 100."),
     _option("cursor", "Of the page before: where this one begins."),
-    _option("fields", "Names of stored fields with commas; default: all."),
+    _option("fields", "Names of fields with commas; default: all."),
     _option("include", "Columns with commas whose newest cells each entry brings."),
+    _option("verify", "true: only entries that the newest cells of their rows make; `dropped` counts the others."),
+    _option("explain", "true: also the SQL, the rows that were read, and the time."),
     _option("after", "A put's location: the answer includes it, or is a 503. A superseded one is a 409."),
     _option("wait", "Seconds that `after` may take, default 5."),
 )

@@ -85,14 +85,7 @@ def query(
     terms: Annotated[list[str], typer.Argument(help="FIELD=VALUE, FIELD.gte=VALUE, order=FIELD, limit=N, …")],
 ) -> None:
     """Query an index, and print its entries as a table or as JSON."""
-    parsed: dict[str, str] = {}
-    for text in terms:
-        left, separator, value = text.partition("=")
-        if not separator:
-            raise Invalid(text, "must be FIELD=VALUE")
-        field, dot, operator = left.rpartition(".")
-        parsed[f"{field}__{operator}" if dot and operator in INDEX_OPERATORS else left] = value
-    page = client.index(parse_index_name(name)).query(**parsed)
+    page = client.index(parse_index_name(name)).query(**_parse_terms(terms))
     if as_json:
         entries = [{"row_key": str(entry.row_key), "fields": entry.fields} for entry in page]
         print_json({"entries": entries, "cursor": page.cursor})
@@ -101,6 +94,26 @@ def query(
     print_table(("row key", *fields), [(entry.row_key, *map(entry.fields.get, fields)) for entry in page])
     if page.cursor is not None:
         print(f"more: cursor={page.cursor}")
+
+
+def _parse_terms(terms: list[str]) -> dict[str, str | list[str]]:
+    """Returns the terms of a query as Python names them. One that is given several times has several values."""
+    parsed: dict[str, str | list[str]] = {}
+    several: dict[str, list[str]] = {}
+    for text in terms:
+        left, separator, value = text.partition("=")
+        if not separator:
+            raise Invalid(text, "must be FIELD=VALUE")
+        field, dot, operator = left.rpartition(".")
+        if dot and operator in ("in", "between"):
+            parsed[f"{field}__{operator}"] = value.split(",")
+        elif dot and operator in INDEX_OPERATORS:
+            parsed[f"{field}__{operator}"] = value
+        else:
+            several.setdefault(left, []).append(value)
+    one = {left: values[0] for left, values in several.items() if len(values) == 1}
+    more: dict[str, str | list[str]] = {f"{left}__in": values for left, values in several.items() if len(values) > 1}
+    return {**one, **more, **parsed}
 
 
 def _print_index(document: dict[str, Any], as_json: bool = False) -> None:

@@ -162,11 +162,28 @@ class Entry(msgspec.Struct, frozen=True):
         return self.fields.get(name)
 
 
+class EntriesFreshness(msgspec.Struct, frozen=True):
+    """How far an index is behind its cells. Every cell created before `complete_until` is in the answer.
+
+    None is not known, for example while a master is unreachable.
+    """
+
+    behind_cells: int | None = None
+    behind_seconds: float | None = None
+    complete_until: datetime | None = None
+
+
 class EntriesPage(msgspec.Struct, frozen=True):
-    """A page of an index query. `cursor` goes into the next query, and is None at the end."""
+    """A page of an index query. `cursor` goes into the next query, and is None at the end.
+
+    `dropped` entries were left out by `verify`: the newest cells of their rows make other ones.
+    """
 
     entries: list[Entry]
     cursor: str | None = None
+    freshness: EntriesFreshness = EntriesFreshness()
+    dropped: int = 0
+    explain: list[dict[str, Any]] = []
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -11,6 +11,7 @@ import httpx
 
 from schemaless.client.answers import (
     EntriesPage,
+    Entry,
     FoundCell,
     LogPage,
     PutAnswer,
@@ -19,6 +20,7 @@ from schemaless.client.answers import (
     VersionsPage,
 )
 from schemaless.client.attempts import Attempts, Hosts, Limits
+from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
@@ -181,11 +183,17 @@ class AsyncIndex:
         self._name = name
 
     async def query(self, **terms: Any) -> EntriesPage:
-        """Entries: `field=value` (the shard field is required), `field__gte=value` (ne, lt, lte, gt, gte), and the
-        options of schemaless/client/requests.py: order, desc, limit, cursor, fields, include, after, wait, …
+        """Returns a page of entries by `field=value` (the shard field is required), `field__gte=value` and so on.
+
+        Operators are ne, lt, lte, gt, gte, in, between, prefix and isnull. Options are order, desc, limit, cursor,
+        fields, include, verify, explain, after, wait and read_from.
         """
         client = self._client
         return await client._run(client._requests.query_index(self._name, terms))
+
+    def entries(self, **terms: Any) -> AsyncEntryIterator:
+        """Returns all entries of a query, page after page. `limit` is the size of a page."""
+        return AsyncEntryIterator(self._client, EntryPages(self._client._requests, self._name, terms))
 
     async def define(self, definition: Mapping[str, Any]) -> dict[str, Any]:
         """Creates the index, and returns its document. The same definition again changes nothing.
@@ -194,3 +202,23 @@ class AsyncIndex:
         """
         client = self._client
         return await client._run(client._requests.define_index(self._name, definition))
+
+
+class AsyncEntryIterator(AsyncIterator[Entry]):
+    """The entries that `AsyncIndex.entries` returns."""
+
+    def __init__(self, client: AsyncClient, pages: EntryPages) -> None:
+        self._client = client
+        self._pages = pages
+
+    @property
+    def page(self) -> EntriesPage | None:
+        """The last page that was fetched, with its freshness."""
+        return self._pages.page
+
+    async def __anext__(self) -> Entry:
+        while (entry := self._pages.take()) is None:
+            if self._pages.at_end:
+                raise StopAsyncIteration
+            await self._client._run(self._pages.fetch())
+        return entry

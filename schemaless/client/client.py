@@ -10,6 +10,7 @@ import httpx
 
 from schemaless.client.answers import (
     EntriesPage,
+    Entry,
     FoundCell,
     LogPage,
     PutAnswer,
@@ -18,6 +19,7 @@ from schemaless.client.answers import (
     VersionsPage,
 )
 from schemaless.client.attempts import Attempts, Hosts, Limits
+from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
@@ -184,11 +186,17 @@ class Index:
         self._name = name
 
     def query(self, **terms: Any) -> EntriesPage:
-        """Entries: `field=value` (the shard field is required), `field__gte=value` (ne, lt, lte, gt, gte), and the
-        options of schemaless/client/requests.py: order, desc, limit, cursor, fields, include, after, wait, …
+        """Returns a page of entries by `field=value` (the shard field is required), `field__gte=value` and so on.
+
+        Operators are ne, lt, lte, gt, gte, in, between, prefix and isnull. Options are order, desc, limit, cursor,
+        fields, include, verify, explain, after, wait and read_from.
         """
         client = self._client
         return client._run(client._requests.query_index(self._name, terms))
+
+    def entries(self, **terms: Any) -> EntryIterator:
+        """Returns all entries of a query, page after page. `limit` is the size of a page."""
+        return EntryIterator(self._client, EntryPages(self._client._requests, self._name, terms))
 
     def define(self, definition: Mapping[str, Any]) -> dict[str, Any]:
         """Creates the index, and returns its document. The same definition again changes nothing.
@@ -197,6 +205,26 @@ class Index:
         """
         client = self._client
         return client._run(client._requests.define_index(self._name, definition))
+
+
+class EntryIterator(Iterator[Entry]):
+    """The entries that `Index.entries` returns."""
+
+    def __init__(self, client: Client, pages: EntryPages) -> None:
+        self._client = client
+        self._pages = pages
+
+    @property
+    def page(self) -> EntriesPage | None:
+        """The last page that was fetched, with its freshness."""
+        return self._pages.page
+
+    def __next__(self) -> Entry:
+        while (entry := self._pages.take()) is None:
+            if self._pages.at_end:
+                raise StopIteration
+            self._client._run(self._pages.fetch())
+        return entry
 
 
 SchemalessClient = Client

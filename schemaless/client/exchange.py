@@ -44,7 +44,7 @@ class ClientRequest(msgspec.Struct, frozen=True, gc=False):
 
     method: str
     path: str
-    params: Mapping[str, str] = {}
+    params: Mapping[str, str | list[str]] = {}
     headers: Mapping[str, str] = {}
     content: bytes = b""
     delay_s: float = 0.0

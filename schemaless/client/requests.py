@@ -6,9 +6,11 @@ anything is sent. The server judges everything else. Paths and shapes: docs/http
 
 from __future__ import annotations
 
+import base64
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -57,10 +59,10 @@ class LogOptions(TypedDict, total=False):
 
 
 INDEX_OPTIONS = frozenset(
-    {"order", "desc", "limit", "cursor", "fields", "include", "verify", "after", "wait", "read_from"}
+    {"order", "desc", "limit", "cursor", "fields", "include", "verify", "explain", "after", "wait", "read_from"}
 )
 """Terms of an index query that are no fields. A field of such a name can't be queried, over HTTP neither."""
-INDEX_OPERATORS = frozenset({"ne", "lt", "lte", "gt", "gte"})
+INDEX_OPERATORS = frozenset({"ne", "lt", "lte", "gt", "gte", "in", "between", "prefix", "isnull"})
 
 _CONTENT = {"content-type": MSGPACK}
 _encoder = msgspec.msgpack.Encoder()
@@ -155,13 +157,7 @@ class Requests:
 
         `trip_created_at__gte=moment` becomes the parameter `trip_created_at.gte=TIME`.
         """
-        params = {}
-        for term, value in terms.items():
-            if value is not None:
-                field, separator, operator = term.rpartition("__")
-                parameter = f"{field}.{operator}" if separator and operator in INDEX_OPERATORS else term
-                params[parameter] = _query_text(term, value)
-        response = yield ClientRequest("GET", f"{self._index_path(name)}/entries", params)
+        response = yield ClientRequest("GET", f"{self._index_path(name)}/entries", _query_params(terms))
         return response.good().read(EntriesPage)
 
     def _column_path(self, row_key: Key, column: str) -> str:
@@ -218,15 +214,58 @@ def _params(**values: Any) -> dict[str, str]:
     return {name.rstrip("_"): text(value) for name, value in values.items() if value is not None}
 
 
+def _query_params(terms: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    """Returns the parameters of an index query. Raises Invalid.
+
+    The values of `__in` become the same parameter several times, and those of `__between` two comparisons: then they
+    may have commas.
+    """
+    params: dict[str, str | list[str]] = {}
+    for term, value in terms.items():
+        if value is not None:
+            for parameter, text in _params_of_term(term, value):
+                if parameter in params:
+                    raise Invalid(term, f"compares what another term compares, too: {parameter} is given twice")
+                params[parameter] = text
+    return params
+
+
+def _params_of_term(term: str, value: Any) -> Iterator[tuple[str, str | list[str]]]:
+    field, separator, operator = term.rpartition("__")
+    if not separator or operator not in INDEX_OPERATORS:
+        yield term, _query_text(term, value)
+    elif operator == "in":
+        texts = [_query_text(term, each) for each in _several(term, value)]
+        if not texts:
+            raise Invalid(term, "has no value, so nothing can match: leave the query out")
+        yield field, texts
+    elif operator == "between":
+        bounds = _several(term, value)
+        if len(bounds) != 2:
+            raise Invalid(term, "takes two values: (lowest, highest)")
+        yield f"{field}.gte", _query_text(term, bounds[0])
+        yield f"{field}.lte", _query_text(term, bounds[1])
+    else:
+        yield f"{field}.{operator}", _query_text(term, value)
+
+
+def _several(term: str, value: Any) -> list[Any]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise Invalid(term, "takes several values: give a list")
+    return list(value)
+
+
 def _query_text(term: str, value: Any) -> str:
     """Returns the value of a query's term as text. Raises Invalid for a value of another type."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
         return time_text(value, term)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     if term in INDEX_OPTIONS and isinstance(value, list | tuple):
         return ",".join(map(str, value))
-    if isinstance(value, str | int | float | uuid.UUID):
+    if isinstance(value, str | int | float | Decimal | uuid.UUID):
         return str(value)
     raise Invalid(term, f"a query can't compare with {type(value).__name__}")
 

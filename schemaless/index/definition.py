@@ -31,7 +31,7 @@ _TEXT_CHARACTERS_MAX = 64 << 10
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _PATH = re.compile(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*")
 RESERVED = frozenset(
-    {"order", "desc", "limit", "cursor", "fields", "include", "verify", "after", "wait", "read_from"}
+    {"order", "desc", "limit", "cursor", "fields", "include", "verify", "explain", "after", "wait", "read_from"}
     | {"row_key", "source_generation", "source_added_id", "live"}
 )
 """Query parameters and the table's own columns: a field of such a name could not be asked for."""
@@ -103,12 +103,18 @@ class IndexDefinition:
             found.setdefault(field.column, []).append(position)
         return found
 
+    @cached_property
+    def entry_bytes_max(self) -> int:
+        """The most bytes that the values of one entry take."""
+        return sum(field.bytes_max for field in self.fields)
+
     def field(self, name: str) -> Field:
         """Returns the field of a name. Raises Invalid."""
         for field in self.fields:
             if field.name == name:
                 return field
-        raise Invalid(name, f"is no field of the index {self.name}")
+        known = ", ".join(field.name for field in self.fields)
+        raise Invalid(name, f"is no field of the index {self.name}: it has {known}")
 
     def document(self) -> dict[str, Any]:
         """Returns the object that `parse_definition` reads, in its one canonical form."""

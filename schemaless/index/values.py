@@ -84,10 +84,14 @@ def from_json(kind: FieldType, length: int, found: Any) -> Value | None:
 
 
 def from_text(kind: FieldType, length: int, text: str, field: str) -> Value:
-    """Returns the typed value of a query parameter. Raises Invalid."""
+    """Returns the typed value of a query parameter. Raises Invalid, which says what it should look like."""
     value = from_json(kind, length, _READ_TEXT.get(kind, str)(text))
     if value is None:
-        raise Invalid(field, f"is no {kind} of this index")
+        if kind is FieldType.STRING:
+            raise Invalid(
+                field, f"has {len(text)} code points, the field keeps {length}: longer values are null in the index"
+            )
+        raise Invalid(field, f"is no {kind}: give {_TEXT_FORMS[kind].format(length)}")
     return value
 
 
@@ -171,6 +175,16 @@ _READ_TEXT: Mapping[FieldType, Callable[[str], Any]] = {
     FieldType.BOOL: {"true": True, "false": False}.get,
 }
 
+
+_TEXT_FORMS: Mapping[FieldType, str] = {
+    FieldType.UUID: "hyphenated text such as 5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11",
+    FieldType.INT: "digits, at most 64 bits with the sign",
+    FieldType.FLOAT: "a number such as 0.5 or 1e9",
+    FieldType.DECIMAL: "a number with at most 29 digits before the point and 9 after it",
+    FieldType.BOOL: "true or false",
+    FieldType.DATETIME: "RFC 3339 with a zone, such as 2026-01-31T08:00:00Z",
+    FieldType.BYTES: "base64 of at most {} bytes",
+}
 
 _TO_JSON: Mapping[FieldType, Callable[[Any], Any]] = {
     FieldType.UUID: row_key_text,

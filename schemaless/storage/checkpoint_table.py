@@ -153,6 +153,25 @@ def reached(datastore: str, consumer: str, shard: int) -> Script:
     )
 
 
+def locations(datastore: str, consumer: str) -> Operation[dict[int, Location]]:
+    """Returns by shard how far a consumer has finished, as this server has it."""
+    rows = yield from query(
+        sql(
+            f"SELECT shard, generation, added_id FROM {_TABLE} WHERE datastore = %s AND consumer = %s",
+            datastore,
+            consumer,
+        )
+    )
+    return {shard: Location(generation, added_id) for shard, generation, added_id in rows}
+
+
+def added_ids_sum(datastore: str, consumer: str) -> Script:
+    """Returns a SELECT of the sum of a consumer's checkpoints: it says which of two states of a server is later."""
+    return sql(
+        f"SELECT COALESCE(SUM(added_id), 0) FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer
+    )
+
+
 class MoveResult(msgspec.Struct, frozen=True, gc=False):
     """What did not move. `overtaken`: another process moved the row, or the shard is stopped. `undone`: nothing is
     against the move, but others of its transaction were overtaken.

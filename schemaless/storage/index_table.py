@@ -15,7 +15,7 @@ from schemaless.cell import RowKey
 from schemaless.index.definition import Field, IndexDefinition
 from schemaless.index.entry import IndexEntry
 from schemaless.index.transition import IndexWrite
-from schemaless.index.values import DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Op, Value
+from schemaless.index.values import DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Value
 from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, Row
 from schemaless.storage.shard_head import MICROSECONDS
@@ -32,7 +32,6 @@ _TYPES: Mapping[FieldType, str] = {
     FieldType.DATETIME: "DATETIME(6)",
     FieldType.BYTES: "VARBINARY({bytes})",
 }
-_OPS: Mapping[Op, str] = {Op.EQ: "=", Op.NE: "<>", Op.LT: "<", Op.LTE: "<=", Op.GT: ">", Op.GTE: ">="}
 _NEWER = (
     "(VALUES(source_generation) > source_generation OR"
     " (VALUES(source_generation) = source_generation AND VALUES(source_added_id) > source_added_id))"
@@ -55,31 +54,6 @@ class SupersededPage(msgspec.Struct, frozen=True):
     last: RowKey | None
 
 
-class Term(msgspec.Struct, frozen=True):
-    """One comparison of a query."""
-
-    field: Field
-    op: Op
-    value: Value
-
-
-class EntryCursor(msgspec.Struct, frozen=True):
-    """Where a page ends: value of the field it is ordered by, and row key."""
-
-    value: Value | None
-    row_key: RowKey
-
-
-class Selection(msgspec.Struct, frozen=True):
-    """A query of one shard's entries, in the order of `order` and then of the row key."""
-
-    terms: Sequence[Term]
-    order: Field
-    descending: bool
-    limit: int
-    after: EntryCursor | None = None
-
-
 class FoundEntry(msgspec.Struct, frozen=True, gc=False):
     row_key: RowKey
     entry: IndexEntry
@@ -88,11 +62,11 @@ class FoundEntry(msgspec.Struct, frozen=True, gc=False):
 def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[None]:
     """Makes the table, on the master of the shard's home. Idempotent."""
     columns = [
-        f"{_quoted(field)} {_TYPES[field.type].format(bytes=field.bytes_max)} NULL" for field in definition.fields
+        f"{quoted(field)} {_TYPES[field.type].format(bytes=field.bytes_max)} NULL" for field in definition.fields
     ]
-    key = commas([_quoted(field) for field in definition.keyed])
+    key = commas([quoted(field) for field in definition.keyed])
     yield (
-        f"CREATE TABLE IF NOT EXISTS {_table(datastore, shard, definition.name)} ("
+        f"CREATE TABLE IF NOT EXISTS {table(datastore, shard, definition.name)} ("
         "row_key BINARY(16) NOT NULL PRIMARY KEY, source_generation INT UNSIGNED NOT NULL,"
         " source_added_id BIGINT UNSIGNED NOT NULL, live TINYINT NOT NULL,"
         f" {commas(columns)}, KEY entries ({key}, row_key)) ENGINE=InnoDB"
@@ -104,13 +78,13 @@ def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[
     by_shard: dict[int, list[str]] = {}
     for write in writes:
         by_shard.setdefault(write.shard, []).append(_row(definition, write))
-    names = [_quoted(field) for field in definition.fields]
+    names = [quoted(field) for field in definition.fields]
     columns = commas(["row_key", "source_generation", "source_added_id", "live", *names])
     # MySQL assigns from left to right: the guard reads the version columns, so they are assigned last.
     guarded = [f"{name} = IF({_NEWER}, VALUES({name}), {name})" for name in ["live", *names, "source_added_id"]]
     update = commas([*guarded, "source_generation = GREATEST(source_generation, VALUES(source_generation))"])
     return ";".join(
-        f"INSERT INTO {_table(datastore, shard, definition.name)} ({columns}) VALUES {commas(rows)}"
+        f"INSERT INTO {table(datastore, shard, definition.name)} ({columns}) VALUES {commas(rows)}"
         f" ON DUPLICATE KEY UPDATE {update}"
         for shard, rows in by_shard.items()
     )
@@ -147,13 +121,13 @@ def superseded(
     )
     scripts = []
     for shard, row_key in after.items():
-        table = _table(datastore, shard, definition.name)
+        name = table(datastore, shard, definition.name)
         rows = sql("WHERE row_key > %s ORDER BY row_key", row_key)
         scripts += [
             "SELECT row_key, source_generation, source_added_id FROM (SELECT row_key, source_generation,"
-            f" source_added_id FROM {table} {rows} LIMIT {examined_max}) AS page WHERE {old}",
+            f" source_added_id FROM {name} {rows} LIMIT {examined_max}) AS page WHERE {old}",
             # The page before it can't end earlier: a row never leaves an index table.
-            f"SELECT row_key FROM {table} {rows} LIMIT 1 OFFSET {examined_max - 1}",
+            f"SELECT row_key FROM {name} {rows} LIMIT 1 OFFSET {examined_max - 1}",
         ]
     results = yield ";".join(scripts)
     return {
@@ -170,19 +144,6 @@ def write(script: Script) -> Operation[None]:
     yield script
 
 
-def select(datastore: Datastore, shard: int, definition: IndexDefinition, selection: Selection) -> Script:
-    """Returns one statement, whose rows `found` reads."""
-    where = ["live = 1", *(f"{_quoted(t.field)} {_OPS[t.op]} {_literal(t.field, t.value)}" for t in selection.terms)]
-    if selection.after is not None:
-        where.append(_after(selection, selection.after))
-    way = "DESC" if selection.descending else "ASC"
-    columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
-    return (
-        f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE {' AND '.join(where)}"
-        f" ORDER BY {_quoted(selection.order)} {way}, row_key {way} LIMIT {selection.limit}"
-    )
-
-
 def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
     return [FoundEntry(row[0], IndexEntry(tuple(map(_read, definition.fields, row[1:])))) for row in rows]
 
@@ -191,10 +152,10 @@ def live_entries(
     datastore: Datastore, shard: int, definition: IndexDefinition, after: RowKey | None, limit: int
 ) -> Operation[list[FoundEntry]]:
     """Returns a page of all entries of one shard, by row key, to compare an index with its cells."""
-    columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
+    columns = commas(["row_key", *(shown(field) for field in definition.fields)])
     beyond = sql(" AND row_key > %s", after) if after is not None else ""
     (result,) = yield (
-        f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE live = 1{beyond}"
+        f"SELECT {columns} FROM {table(datastore, shard, definition.name)} WHERE live = 1{beyond}"
         f" ORDER BY row_key LIMIT {limit}"
     )
     return found(definition, result.rows)
@@ -204,9 +165,9 @@ def entries_of(
     datastore: Datastore, definition: IndexDefinition, rows: Mapping[int, Sequence[RowKey]]
 ) -> Operation[dict[int, list[FoundEntry]]]:
     """Returns the entries of rows, by shard of the index. It takes at least one shard, and one row key of each."""
-    columns = commas(["row_key", *(_shown(field) for field in definition.fields)])
+    columns = commas(["row_key", *(shown(field) for field in definition.fields)])
     results = yield ";".join(
-        f"SELECT {columns} FROM {_table(datastore, shard, definition.name)} WHERE live = 1"
+        f"SELECT {columns} FROM {table(datastore, shard, definition.name)} WHERE live = 1"
         f" AND row_key IN ({commas([literal(row_key) for row_key in row_keys])})"
         for shard, row_keys in rows.items()
     )
@@ -214,7 +175,7 @@ def entries_of(
 
 
 def count_live(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[int]:
-    (result,) = yield f"SELECT COUNT(*) FROM {_table(datastore, shard, definition.name)} WHERE live = 1"
+    (result,) = yield f"SELECT COUNT(*) FROM {table(datastore, shard, definition.name)} WHERE live = 1"
     return int(result.rows[0][0])
 
 
@@ -223,12 +184,12 @@ def _row(definition: IndexDefinition, write: IndexWrite) -> str:
     if write.entry is None:
         return f"(x'{write.row_key.hex()}',{version},0{',NULL' * len(definition.fields)})"
     values = commas(
-        [_literal(field, value) for field, value in zip(definition.fields, write.entry.values, strict=True)]
+        [field_literal(field, value) for field, value in zip(definition.fields, write.entry.values, strict=True)]
     )
     return f"(x'{write.row_key.hex()}',{version},1,{values})"
 
 
-def _literal(field: Field, value: Value | None) -> str:
+def field_literal(field: Field, value: Value | None) -> str:
     if field.type is FieldType.DATETIME and isinstance(value, int):
         return literal(Time(value))
     if isinstance(value, str):
@@ -246,25 +207,13 @@ def _read(field: Field, value: object) -> Value | None:
     return value  # type: ignore[return-value]  # the column's type is the field's
 
 
-def _after(selection: Selection, after: EntryCursor) -> Script:
-    """Returns the condition for rows after a page. MySQL sorts nulls first when ascending and last when descending."""
-    name, beyond = _quoted(selection.order), "<" if selection.descending else ">"
-    tie = f"row_key {beyond} x'{after.row_key.hex()}'"
-    if after.value is None:
-        rest = "" if selection.descending else f" OR {name} IS NOT NULL"
-        return f"(({name} IS NULL AND {tie}){rest})"
-    value = _literal(selection.order, after.value)
-    nulls = f" OR {name} IS NULL" if selection.descending else ""
-    return f"({name} {beyond} {value} OR ({name} = {value} AND {tie}){nulls})"
+def shown(field: Field) -> Script:
+    return MICROSECONDS.format(quoted(field)) if field.type is FieldType.DATETIME else quoted(field)
 
 
-def _shown(field: Field) -> Script:
-    return MICROSECONDS.format(_quoted(field)) if field.type is FieldType.DATETIME else _quoted(field)
-
-
-def _quoted(field: Field) -> Script:
+def quoted(field: Field) -> Script:
     return literal(Name(field.name))
 
 
-def _table(datastore: Datastore, shard: int, name: str) -> Script:
+def table(datastore: Datastore, shard: int, name: str) -> Script:
     return f"{literal(Name(datastore.database(shard)))}.{literal(Name(f'index_{name}'))}"

@@ -214,6 +214,31 @@ def history(datastore: str, shard: int) -> Operation[tuple[Head, list[Generation
     return Head(*found.rows[0]), [GenerationStart(*row) for row in starts.rows]
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """The heads of the shards that live on a server, where their generations begin, and its clock just before.
+
+    `now` is in microseconds since the epoch. `starts` has later generations than the first only, by shard.
+    """
+
+    now: int
+    heads: Sequence[Head]
+    starts: Mapping[int, Sequence[GenerationStart]]
+
+
+def moment(datastore: str) -> Operation[Moment]:
+    """Returns the heads of a datastore's shards on this server, and when they were so."""
+    where = sql("WHERE datastore = %s", datastore)
+    clock, found, starts = yield (
+        f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')};"
+        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where};"
+        f"SELECT shard, generation, starts_at FROM schemaless.shard_generation {where} AND generation > 1"
+    )
+    by_shard: dict[int, list[GenerationStart]] = {}
+    for shard, generation, starts_at in starts.rows:
+        by_shard.setdefault(shard, []).append(GenerationStart(generation, starts_at))
+    return Moment(clock.rows[0][0], [Head(*row) for row in found.rows], by_shard)
+
+
 def lock(
     datastore: str, shards: Iterable[int], before: Sequence[Script] = ()
 ) -> Operation[tuple[dict[int, Head], int]]:

@@ -214,6 +214,14 @@ def _within(results: Sequence[Result], bytes_max: int) -> Iterator[Sequence[Row]
         yield result.rows[:kept]
 
 
+def oldest(datastore: Datastore, places: Mapping[int, int]) -> Operation[int | None]:
+    """Returns the earliest created_at of the cells at these added_ids by shard, at least one. None without cells."""
+    select = f"SELECT {MICROSECONDS.format('created_at')} AS at FROM %s.entity WHERE added_id = %s"
+    parts = [sql(select, Name(datastore.database(shard)), added_id) for shard, added_id in places.items()]
+    ((moment,),) = yield from query(f"SELECT MIN(at) FROM ({' UNION ALL '.join(parts)}) AS found")
+    return None if moment is None else int(moment)
+
+
 def _large_bodies(datastore: Datastore, rows: Mapping[int, Sequence[Row]]) -> Operation[dict[int, dict[int, bytes]]]:
     """Returns the bodies that were too large for their share, by shard and added_id."""
     large = {

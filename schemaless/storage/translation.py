@@ -19,6 +19,7 @@ from schemaless.errors import (
     NeedsLockedHeads,
     NodeRefuses,
     SchemalessError,
+    StatementTimeout,
     StorageUnavailable,
     TableMissing,
 )
@@ -48,11 +49,11 @@ _AWAY = {
     1317,  # query interrupted
     1927,  # connection was killed (MariaDB)
     2002, 2003, 2006, 2013, 2014, 2055,  # can't connect, gone away, lost
-    1969,  # statement timeout (MariaDB)
     3675,  # can't create tablespace: disk full
     4031,  # disconnected by the server
 }  # fmt: skip
 _NULL = {1048}
+_STATEMENT_TIMEOUT = {1969}  # MariaDB
 _TABLE_MISSING = {1049, 1146}
 
 _LOG_PAUSE_S = 1.0  # between two lines about one number of one node
@@ -93,6 +94,8 @@ def translate(error: Exception, node: str) -> SchemalessError:
         return LockTimeout(text)
     if number in _NULL:
         return NeedsLockedHeads(text)
+    if number in _STATEMENT_TIMEOUT:
+        return StatementTimeout(text)
     if number in _AWAY or isinstance(error, pymysql.err.InterfaceError | asyncmy.errors.InterfaceError):
         return StorageUnavailable(text)
     refusals.note(node, number, text)

@@ -3,6 +3,7 @@
 The indexer's own steps are run by hand, so that each test decides how far the index has come.
 """
 
+import asyncio
 import threading
 import time
 import uuid
@@ -168,6 +169,79 @@ async def test_included_cells_are_the_newest(call, by_hand):
     assert entry["cells"]["STATUS"] is None
 
 
+async def test_several_drivers_are_one_list(call, by_hand):
+    """A23: one order and one cursor over all of them, whichever clusters they live on."""
+    for day in range(1, 9):
+        trip(call, DRIVERS[day % 2], day)
+    make(call)
+    await by_hand.index_all()
+    both = {"driver": DRIVERS, "order": "created"}
+    assert days(ask(call, **both)) == list(range(1, 9))
+    first = ask(call, **both, limit="5", desc="true")
+    assert days(first) == [8, 7, 6, 5, 4]
+    assert days(ask(call, **both, limit="5", desc="true", cursor=first.json()["cursor"])) == [3, 2, 1]
+    assert_problem(ask(call, driver=DRIVERS), 422, "order")
+    problem = assert_problem(ask(call, order="created", cursor=first.json()["cursor"]), 422, "cursor")
+    assert "begin again" in problem["detail"]
+
+
+async def test_verify_drops_what_the_newest_cells_don_t_make(call, by_hand):
+    """FriendFeed's filter: stale entries and those whose row has another one now. The answer counts them."""
+    stays, moves, changes = (uuid.uuid4() for _ in range(3))
+    for day, row in enumerate((stays, moves, changes), start=1):
+        trip(call, DRIVERS[0], day, row=row)
+    make(call)
+    await by_hand.index_all()
+    trip(call, DRIVERS[1], 2, row=moves, ref_key=2)
+    trip(call, DRIVERS[0], 3, fare=9.0, row=changes, ref_key=2)
+    assert days(ask(call)) == [1, 2, 3]
+    answer = ask(call, verify="true", include="BASE,STATUS")
+    assert days(answer) == [1]
+    assert answer.json()["dropped"] == 2
+    (entry,) = answer.json()["entries"]
+    assert (entry["cells"]["BASE"]["ref_key"], entry["cells"]["STATUS"]) == (1, None)
+    await by_hand.index_all()
+    answer = ask(call, verify="true")
+    assert (days(answer), answer.json()["dropped"]) == ([1, 3], 0)
+
+
+async def test_every_answer_says_how_far_the_index_is(call, by_hand):
+    """Behind by the cells that it lacks, complete up to the oldest of them. Explaining shows what was read."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    fresh = ask(call).json()["freshness"]
+    assert (fresh["behind_cells"], fresh["behind_seconds"]) == (0, 0)
+    first = trip(call, DRIVERS[0], 2)
+    trip(call, DRIVERS[1], 3)
+    deadline = time.monotonic() + 10
+    while (late := ask(call).json()["freshness"])["behind_cells"] != 2:
+        assert time.monotonic() < deadline, late
+        await asyncio.sleep(0.1)
+    assert late["complete_until"] == first["created_at"]
+    assert late["behind_seconds"] >= 0
+    explained = ask(call, explain="true").json()["explain"]
+    assert [part["served_by"] for part in explained] == ["master"]
+    assert explained[0]["rows_read"] >= 1
+    assert "index_driver_index" in explained[0]["sql"]
+
+
+async def test_a_minion_says_how_far_its_own_entries_are(call, by_hand):
+    """It is complete up to what its checkpoints show there, and not up to its master's."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    deadline = time.monotonic() + 10
+    while True:
+        answer = ask(call, read_from="minion")
+        if answer.status_code == 200 and answer.json()["freshness"]["behind_cells"] == 0:
+            break
+        assert time.monotonic() < deadline, answer.text
+        await asyncio.sleep(0.1)
+    assert answer.headers["schemaless-served-by"] == "minion"
+    assert answer.json()["freshness"]["complete_until"] is not None
+
+
 async def test_a_put_s_location_makes_the_answer_include_it(call, by_hand):
     """Not reached in time: 503 with Retry-After, never a stale 200; reached while it waits: the entry is there."""
     trip(call, DRIVERS[0], 1)
@@ -223,6 +297,9 @@ async def test_a_superseded_location_is_never_included(call, by_hand, datastore,
         ({"after": "99:1:1"}, "after"),
         ({"wait": "31"}, "wait"),
         ({"include": "no column"}, "include"),
+        ({"fare.prefix": "1"}, "fare.prefix"),
+        ({"verify": "perhaps"}, "verify"),
+        ({"explain": "perhaps"}, "explain"),
         ({"read_from": "nobody"}, "read_from"),
     ],
 )

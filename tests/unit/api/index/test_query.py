@@ -2,6 +2,7 @@
 
 import base64
 import json
+import uuid
 
 import pytest
 
@@ -24,8 +25,16 @@ DEFINITION = parse_definition(
 )
 
 
+def parsed(*parameters):
+    return parse_query(DEFINITION, 4, [("driver", DRIVER), *parameters])
+
+
 def cursor(*named):
     return base64.urlsafe_b64encode(json.dumps(named).encode()).decode().rstrip("=")
+
+
+THIS = parsed().digest
+OTHER_DRIVER = DRIVER.replace("1", "3")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +43,15 @@ def cursor(*named):
         ("limit", "0000010000000"),
         ("limit", "000000001" + "1" * 5000),
         ("limit", "1001"),
-        ("cursor", cursor("name", False, "\ud800", "00" * 16)),
-        ("cursor", cursor("name", False, "a", "00")),
+        ("cursor", cursor(THIS, ["\ud800", None], "00" * 16)),
+        ("cursor", cursor(THIS, ["a", None], "00")),
+        ("cursor", cursor(THIS, ["a"], "00" * 16)),
+        ("cursor", cursor(THIS, [1, None], "00" * 16)),
+        ("cursor", cursor(THIS, "ab", "00" * 16)),
+        ("cursor", cursor(5, ["a", None], "00" * 16)),
+        ("cursor", cursor(THIS)),
         ("cursor", "\u00e9"),
+        ("cursor", "A" * 100_000),
         ("wait", "1_0"),
         ("order", "note"),
         ("name.", "a"),
@@ -47,10 +62,80 @@ def cursor(*named):
 def test_a_wrong_parameter_is_named(name, text):
     """Found by fuzzing: some of these were a 500, others were taken."""
     with pytest.raises(Invalid) as refused:
-        parse_query(DEFINITION, 4, [("driver", DRIVER), (name, text)])
+        parsed((name, text))
     assert refused.value.field == name
 
 
+@pytest.mark.parametrize(
+    ("parameters", "field", "why"),
+    [
+        ([("driver.gte", DRIVER)], "driver", "driver=VALUE"),
+        ([("driver", DRIVER), ("driver.in", DRIVER)], "driver", "not both"),
+        ([("driver", DRIVER), ("driver", OTHER_DRIVER)], "order", "name a keyed field"),
+        ([("driver", DRIVER), ("colour", "red")], "colour", "it has driver, name, fare, note"),
+        ([("driver", DRIVER), ("name.like", "a")], "name.like", "name.prefix"),
+        (
+            [("driver", DRIVER), ("name.eq", "a"), ("name.eq", "b"), ("name.ne", "a"), ("name.ne", "b")],
+            "name.ne",
+            "twice",
+        ),
+        ([("driver", DRIVER), ("fare.prefix", "1")], "fare.prefix", "fare.between"),
+        ([("driver", DRIVER), ("fare", "much")], "fare", "29 digits"),
+        ([("driver", "nobody")], "driver", "hyphenated"),
+        ([("driver", DRIVER), ("name", "n" * 256)], "name", "has 256 code points, the field keeps 255"),
+        ([("driver", DRIVER), ("name.between", "a")], "name.between", "LOW,HIGH"),
+        ([("driver", DRIVER), ("name.between", "a,b,c")], "name.between", "name.gte"),
+        ([("driver", DRIVER), ("name.isnull", "perhaps")], "name.isnull", "true or false"),
+        ([("driver", DRIVER), ("fare.in", ",".join(map(str, range(101))))], "fare.in", "100 are allowed"),
+        ([("driver", DRIVER), *((f"name.{op}", "a") for op in ("ne", "lt")), *[("limit", "5")] * 2], "limit", "twice"),
+    ],
+)
+def test_an_error_says_what_to_do(parameters, field, why):
+    """It names the parameter, what is wrong with it, and the way out."""
+    with pytest.raises(Invalid) as refused:
+        parse_query(DEFINITION, 4, parameters)
+    assert refused.value.field == field
+    assert why in refused.value.why
+
+
 def test_an_order_is_a_keyed_field():
-    """Any other would sort all entries of the shard field's value."""
-    assert parse_query(DEFINITION, 4, [("driver", DRIVER), ("order", "fare")]).selection.order.name == "fare"
+    """Any other would sort all entries of the shard field's value. Ties are ordered by the keyed fields behind it."""
+    assert [field.name for field in parsed().selection.order] == ["name", "fare"]
+    assert [field.name for field in parsed(("order", "fare")).selection.order] == ["fare"]
+
+
+def test_values_with_commas_are_given_by_repeating_the_parameter():
+    """`.in` is the short form for others."""
+    (repeated,) = parsed(("name", "a,b"), ("name", "c")).selection.terms
+    assert repeated.values == ("a,b", "c")
+    (short,) = parsed(("name.in", "a,b")).selection.terms
+    assert short.values == ("a", "b")
+
+
+def test_several_values_of_the_shard_field_are_bounded_by_what_servers_read():
+    """A hundred values with a thousand entries each would be a hundred thousand for one page."""
+    many = [("driver", str(uuid.UUID(int=n))) for n in range(100)]
+    query = parse_query(DEFINITION, 4, [*many, ("order", "name")])
+    assert len(query.places) == 100
+    assert {shard for shard, _ in query.places} == {0, 1, 2, 3}
+    with pytest.raises(Invalid, match="at most 100 with 100 values"):
+        parse_query(DEFINITION, 4, [*many, ("order", "name"), ("limit", "101")])
+    with pytest.raises(Invalid, match="100 are allowed"):
+        parse_query(DEFINITION, 4, [*many, ("driver", DRIVER), ("order", "name")])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [("driver", OTHER_DRIVER)],
+        [("driver", DRIVER), ("name", "a")],
+        [("driver", DRIVER), ("order", "fare")],
+        [("driver", DRIVER), ("desc", "true")],
+    ],
+)
+def test_a_cursor_of_another_query_is_refused(changed):
+    """Going on with it would skip entries and show others twice. The size of a page is no part of a query."""
+    page = cursor(THIS, ["a", None], "00" * 16)
+    assert parsed(("cursor", page), ("limit", "7"), ("verify", "true")).selection.after.values == ("a", None)
+    with pytest.raises(Invalid, match="begin again"):
+        parse_query(DEFINITION, 4, [*changed, ("cursor", page)])

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from schemaless.cell import PutStatus
 from schemaless.client.answers import MISSING, FoundCell, LogPage, PutAnswer, PutFailure
+from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow
 from schemaless.client.put_batch import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, NewCell, put_cells
 from schemaless.client.requests import Requests
@@ -330,6 +332,63 @@ def test_an_index_is_queried_with_fields_operators_and_options():
         "include": "BASE,STATUS",
     }
     assert (len(page), page.cursor, next(iter(page)).fare) == (1, "c", 1.5)
+
+
+def test_operators_of_several_values_become_parameters_that_take_commas():
+    """`__in` repeats the parameter, `__between` is two comparisons."""
+    terms = {
+        "city__in": ["a,b", "c"],
+        "fare__between": (Decimal("0.5"), 2),
+        "name__prefix": "x",
+        "raw": b"\xff",
+        "gone__isnull": True,
+    }
+    (call,), _ = drive(Requests("m").query_index("by_city", terms), ok({"entries": []}))
+    assert call.params == {
+        "city": ["a,b", "c"],
+        "fare.gte": "0.5",
+        "fare.lte": "2",
+        "name.prefix": "x",
+        "raw": "/w==",
+        "gone.isnull": "true",
+    }
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"city__in": []},
+        {"city__in": "ab"},
+        {"city__in": 5},
+        {"city": "a", "city__in": ["b"]},
+        {"fare__between": (1,)},
+        {"fare__between": (1, 2), "fare__gte": 1},
+    ],
+)
+def test_terms_that_would_change_a_query_s_meaning_are_refused(terms):
+    """An empty list matches nothing: sent as no parameter it would match everything."""
+    with pytest.raises(Invalid):
+        next(Requests("m").query_index("by_city", terms))
+
+
+def test_entries_are_walked_page_after_page():
+    """Also over a page of which `verify` dropped all, up to the page without a cursor."""
+    entries = [{"row_key": str(ROW), "fields": {"n": n}} for n in range(3)]
+    pages = EntryPages(Requests("m"), "by_city", {"city": "a", "limit": 2})
+    seen, cursors = [], []
+    for page in (
+        {"entries": entries[:2], "cursor": "1"},
+        {"entries": [], "cursor": "2", "dropped": 2},
+        {"entries": entries[2:], "cursor": None, "freshness": {"behind_cells": 4}},
+    ):
+        assert not pages.at_end
+        (call,), _ = drive(pages.fetch(), ok(page))
+        cursors.append(call.params.get("cursor"))
+        while (entry := pages.take()) is not None:
+            seen.append(entry.n)
+    assert pages.at_end
+    assert (seen, cursors) == ([0, 1, 2], [None, "1", "2"])
+    assert pages.page.freshness.behind_cells == 4
 
 
 def test_an_index_can_not_be_asked_with_what_has_no_text():

@@ -1,0 +1,74 @@
+"""Cursors of index queries: they name the last entry of a page by its values and row key, so they are stable.
+
+A cursor also has the digest of its query. With another query it would skip entries and show others twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable
+
+from schemaless.cell import RowKey
+from schemaless.errors import Invalid
+from schemaless.index.definition import Field, IndexDefinition, dump_definition
+from schemaless.index.values import Value, from_json, to_json
+from schemaless.storage.index_select import EntryCursor, Selection, Term
+from schemaless.storage.index_table import FoundEntry
+
+_CHARACTERS_MAX = 24 << 10  # the most that the values of a key take as text, and room
+_DIGEST_BYTES = 8
+
+
+def query_digest(
+    definition: IndexDefinition,
+    shard_values: Iterable[Value],
+    terms: Iterable[Term],
+    order: Field,
+    *,
+    descending: bool,
+) -> str:
+    """Names what decides which entries a query has, and in which order. The size of a page is no part of it."""
+    named = [
+        dump_definition(definition),
+        sorted(map(repr, shard_values)),
+        sorted(repr((term.field.name, str(term.op), term.values)) for term in terms),
+        order.name,
+        descending,
+    ]
+    return hashlib.sha256(json.dumps(named).encode()).digest()[:_DIGEST_BYTES].hex()
+
+
+def cursor_of(definition: IndexDefinition, selection: Selection, digest: str, last: FoundEntry) -> str:
+    """Returns the cursor of the page that begins behind an entry."""
+    values = [to_json(field.type, last.entry.values[definition.fields.index(field)]) for field in selection.order]
+    named = json.dumps([digest, values, last.row_key.hex()], separators=(",", ":"))
+    return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
+
+
+def read_cursor(text: str, order: tuple[Field, ...], digest: str) -> EntryCursor:
+    """Raises Invalid, also for a cursor of another query."""
+    try:
+        if len(text) > _CHARACTERS_MAX:
+            raise ValueError("too long")
+        of_query, values, row_key = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if not isinstance(of_query, str) or not isinstance(values, list):
+            raise ValueError("another shape")
+        raw = bytes.fromhex(row_key)
+        json.dumps(values, ensure_ascii=False).encode()  # JSON can name half of a code point, which no field has
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        raise Invalid("cursor", "is not a cursor of this API: begin again without it") from None
+    if of_query != digest:
+        raise Invalid("cursor", "belongs to another query or index: begin again without it")
+    if len(values) != len(order) or len(raw) != 16:
+        raise Invalid("cursor", "is not a cursor of this API: begin again without it")
+    return EntryCursor(tuple(map(_value, order, values)), RowKey(raw))
+
+
+def _value(field: Field, shown: object) -> Value | None:
+    value = None if shown is None else from_json(field.type, field.length, shown)
+    if shown is not None and value is None:
+        raise Invalid("cursor", "is not a cursor of this API: begin again without it")
+    return value

@@ -1,0 +1,173 @@
+"""A query of an index on the nodes that hold its entries, and what their pages make together.
+
+Each value of the shard field is in one shard. One node of each cluster answers for all shards that live there, in one
+statement. With `after`, a put's location, the same node first shows how far its entries go: the index's checkpoint of
+that source shard. So an answer includes that put, or says that it can't yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from api.index.cursor import cursor_of
+from api.index.query import IndexQuery
+from schemaless.cell import row_key_text
+from schemaless.errors import LockTimeout, StatementTimeout, Unavailable
+from schemaless.index.definition import IndexDefinition
+from schemaless.index.entry import entry_fields
+from schemaless.index.values import Value
+from schemaless.location import Location
+from schemaless.names import index_consumer
+from schemaless.storage import checkpoint_table, index_select
+from schemaless.storage.index_select import NodePage
+from schemaless.storage.index_table import FoundEntry
+from schemaless.storage.operation import Operation, Result
+from schemaless.topology import Datastore
+
+Places = Sequence[tuple[int, Value]]
+
+
+class Behind(Unavailable):
+    """The entries of the node don't include the location yet."""
+
+    hint = "ask again: the index has not reached that location on the node that answers"
+
+
+class QueryTooSlow(Unavailable):
+    """A server gave a query up."""
+
+    hint = (
+        "compare more of the keyed fields, in their order, and order by the first one that isn't given by equality:"
+        " then the server reads few entries"
+    )
+
+
+class Execution(msgspec.Struct, frozen=True):
+    """How a node ran a query. `rows_read` counts rows of tables and keys."""
+
+    sql: str
+    plan: Sequence[Mapping[str, Any]]
+    rows_read: int
+    seconds: float
+
+
+class NodeAnswer(msgspec.Struct, frozen=True):
+    """What one node answers. `reached` is its checkpoint in the shard of `after`, None without `after`.
+
+    `added_ids_sum` says how far the index is there. It is known where that was asked for.
+    """
+
+    page: NodePage
+    reached: Location | None = None
+    added_ids_sum: int | None = None
+    execution: Execution | None = None
+
+
+class EntryPage(msgspec.Struct, frozen=True):
+    """One page of entries. `cursor` is None when there are no more."""
+
+    entries: Sequence[FoundEntry]
+    cursor: str | None
+
+
+def places_by_cluster(datastore: Datastore, query: IndexQuery) -> Mapping[str, Places]:
+    return datastore.by_home(query.places, lambda place: place[0])
+
+
+def find_entries(
+    datastore: Datastore,
+    definition: IndexDefinition,
+    query: IndexQuery,
+    places: Places,
+    sums: bool = False,
+    bytes_max: int = index_select.PAGE_BYTES_MAX,
+) -> Operation[NodeAnswer]:
+    """Finds the entries of places that live on one cluster, on any node of it. Raises Behind or QueryTooSlow."""
+    consumer = index_consumer(definition.name)
+    select = index_select.select(datastore, definition, places, query.selection, bytes_max)
+    # Checkpoints are read first: entries that arrive in between do no harm.
+    before = []
+    if query.after is not None:
+        before.append(checkpoint_table.reached(datastore.name, consumer, query.after.shard))
+    if sums:
+        before.append(checkpoint_table.added_ids_sum(datastore.name, consumer))
+    try:
+        if query.explain:
+            first, result, execution = yield from _explained(before, select)
+        else:
+            *first, result = yield ";".join([*before, select])
+            execution = None
+    except (StatementTimeout, LockTimeout) as error:  # MySQL has one number for both, and a SELECT waits for no lock
+        raise QueryTooSlow(
+            f"a server worked on the query for {index_select.STATEMENT_MS_MAX / 1000} s and gave it up"
+        ) from error
+    reached = None
+    if query.after is not None:
+        rows = first.pop(0).rows
+        reached = Location(*rows[0]) if rows else None
+        if reached is None or reached < query.after.location:
+            raise Behind(
+                f"index {definition.name} has reached {reached} in shard {query.after.shard}, not"
+                f" {query.after.location}"
+            )
+    added_ids_sum = int(first.pop(0).rows[0][0]) if sums else None
+    page = index_select.node_page(definition, query.selection, result.rows)
+    return NodeAnswer(page, reached, added_ids_sum, execution)
+
+
+def merged(definition: IndexDefinition, query: IndexQuery, pages: Sequence[NodePage]) -> EntryPage:
+    """Returns one page in the order of the query.
+
+    It ends at the last entry of a node that has more: what other nodes have behind that one may not come next.
+    """
+    key = index_select.order_key(definition, query.selection)
+    descending = query.selection.descending
+    entries = pages[0].entries
+    if len(pages) > 1:
+        entries = sorted((found for page in pages for found in page.entries), key=key, reverse=descending)
+        ends = [key(page.entries[-1]) for page in pages if page.more and page.entries]
+        if ends:
+            end = max(ends) if descending else min(ends)
+            entries = [found for found in entries if (key(found) >= end if descending else key(found) <= end)]
+    shown = entries[: query.selection.limit]
+    has_more = len(entries) > len(shown) or any(page.more for page in pages)
+    cursor = cursor_of(definition, query.selection, query.digest, shown[-1]) if shown and has_more else None
+    return EntryPage(shown, cursor)
+
+
+def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:
+    """Returns an entry as an answer shows it, without `cells`."""
+    fields = entry_fields(definition, found.entry)
+    shown = {name: value for name, value in fields.items() if not query.fields or name in query.fields}
+    return {"row_key": row_key_text(found.row_key), "fields": shown}
+
+
+_COUNTERS = "SHOW SESSION STATUS LIKE 'Handler_read%'"
+_CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
+
+
+def _explained(before: Sequence[str], select: str) -> Operation[tuple[list[Result], Result, Execution]]:
+    """Runs a query, and measures it. Reading the counters twice before it shows what that itself reads."""
+    plan = f"EXPLAIN FORMAT=TRADITIONAL {index_select.without_limits(select)}"
+    *first, shown, one, two, began, result, ended, three = yield ";".join(
+        [*before, plan, _COUNTERS, _COUNTERS, _CLOCK, select, _CLOCK, _COUNTERS]
+    )
+    zero, start, end = (sum(int(count) for _, count in counters.rows) for counters in (one, two, three))
+    # Two clocks are read between the second and the third look at the counters. They read no rows.
+    rows_read = max(0, (end - start) - (start - zero))
+    seconds = (ended.rows[0][0] - began.rows[0][0]) / 1e6
+    lines = [dict(zip(_PLAN_COLUMNS, _plan_line(row), strict=True)) for row in shown.rows]
+    return first, result, Execution(index_select.without_limits(select), lines, rows_read, seconds)
+
+
+_PLAN_COLUMNS = ("table", "access", "key", "rows", "extra")
+
+
+def _plan_line(row: Sequence[Any]) -> tuple[Any, ...]:
+    """MySQL's EXPLAIN has two columns more than MariaDB's: partitions behind the table, and filtered before the end."""
+    if len(row) > 10:
+        return row[2], row[4], row[6], row[9], row[11]
+    return row[2], row[3], row[5], row[8], row[9]
