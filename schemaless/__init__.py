@@ -47,16 +47,19 @@ from schemaless.record import (
     decode_record as decode_record,
 )
 from schemaless.position import Position as Position
+from schemaless.retry_policy import RetryPolicy as RetryPolicy
 from schemaless.subscriber.batch import Batch as Batch, GenerationChange as GenerationChange
 from schemaless.trigger import (
     Context as Context,
     Park as Park,
+    ParkMode as ParkMode,
     Retry as Retry,
     Skip as Skip,
     Stop as Stop,
     TriggerCell as TriggerCell,
     trigger as trigger,
 )
+from schemaless.where import Where as Where
 
 if TYPE_CHECKING:
     from schemaless.bus.faust_app import faust_app as faust_app

@@ -1,29 +1,34 @@
-"""@trigger: marks a function to be called for every cell of a column, at least once and in the order of the shard.
+"""@trigger: marks a function to be called for every cell of a column, at least once, each row's cells in order.
 
-    @trigger(column="BASE")
+    @trigger(column="BASE", retry=RetryPolicy(attempts=5), where='status == "done"')
     def bill_rider(row_key): ...        # or (cell), or (cell, context); sync or async
 
 It only marks: the function stays as it is and can be called in tests. An exception means "again later". Retry, Park,
-Skip and Stop say exactly what is to happen. A shard has one call at a time. Calls of different shards may overlap, in
-threads for sync functions.
+Skip and Stop say exactly what is to happen.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, TypeVar
+from datetime import timedelta
+from enum import Enum, StrEnum
+from typing import Any, Literal, TypeVar
 
 from schemaless.cell import ColumnName, StoredCell, created_at_text, parse_column_name
 from schemaless.codec import decode_body
 from schemaless.errors import Misconfigured
 from schemaless.location import ShardLocation
+from schemaless.retry_policy import RetryPolicy
+from schemaless.where import Where, parse_where
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "__schemaless_triggers__"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 class Verdict(Exception):  # not an error of ours
@@ -77,6 +82,13 @@ class Context:
     attempt: int
 
 
+class ParkMode(StrEnum):
+    """What waits behind a parked cell."""
+
+    ROW = "row"  # the later cells of its row
+    CELL = "cell"  # nothing
+
+
 class Takes(Enum):
     """What a function is called with."""
 
@@ -87,13 +99,17 @@ class Takes(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A marked function."""
+    """A marked function. Without `retry` the settings' values count. `where` decides before the call."""
 
     name: str
     column: ColumnName
     function: Callable[..., Any]
     takes: Takes
     is_async: bool
+    retry: RetryPolicy | None = None
+    park: ParkMode = ParkMode.ROW
+    max_age_s: float | None = None
+    where: Where | None = None
 
     def arguments(self, cell: StoredCell, context: Context) -> tuple[Any, ...]:
         if self.takes is Takes.ROW_KEY:
@@ -103,23 +119,62 @@ class Trigger:
         return (trigger_cell(cell), context)
 
 
-def trigger(*, column: str) -> Callable[[Function], Function]:
-    """Marks a function. Raises Invalid for a column name, Misconfigured for a function that takes something else."""
-    name = parse_column_name(column, "column")
+def trigger(
+    *,
+    column: str,
+    retry: RetryPolicy | None = None,
+    park: Literal["row", "cell"] | ParkMode = ParkMode.ROW,
+    max_age: float | timedelta | None = None,
+    name: str | None = None,
+    where: str | Sequence[Mapping[str, Any]] | Where | None = None,
+) -> Callable[[Function], Function]:
+    """Marks a function. `max_age` is in seconds. `name` replaces the function's own.
+
+    Raises Invalid for a column name or a condition, and Misconfigured for whatever else is wrong.
+    """
+    column_name = parse_column_name(column, "column")
+    if not isinstance(retry, RetryPolicy | None):
+        raise Misconfigured(f"@trigger: retry must be a RetryPolicy, not {retry!r}")
+    if park not in list(ParkMode):
+        raise Misconfigured(f'@trigger: park must be "row" or "cell", not {park!r}')
+    mode, max_age_s = ParkMode(park), _seconds(max_age)
+    condition = where if isinstance(where, Where | None) else parse_where(where)
 
     def mark(function: Function) -> Function:
-        parameters = list(inspect.signature(function).parameters)
-        if len(parameters) == 1:
-            takes = Takes.ROW_KEY if parameters[0] == "row_key" else Takes.CELL
-        elif len(parameters) == 2:
-            takes = Takes.CELL_AND_CONTEXT
-        else:
-            raise Misconfigured(f"trigger function {function.__name__} must take row_key, or cell, or cell and context")
-        found = Trigger(function.__name__, name, function, takes, inspect.iscoroutinefunction(function))
+        found = Trigger(
+            _name_of(function, name), column_name, function, _takes(function), inspect.iscoroutinefunction(function),
+            retry, mode, max_age_s, condition,
+        )  # fmt: skip
         vars(function).setdefault(_MARK, []).append(found)
         return function
 
     return mark
+
+
+def _seconds(max_age: object) -> float | None:
+    seconds = max_age.total_seconds() if isinstance(max_age, timedelta) else max_age
+    if seconds is None:
+        return None
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (is_number and 0 < seconds < math.inf):  # type: ignore[operator]
+        raise Misconfigured(f"@trigger: max_age must be seconds or a timedelta above zero, not {max_age!r}")
+    return float(seconds)  # type: ignore[arg-type]
+
+
+def _name_of(function: Callable[..., Any], given: str | None) -> str:
+    found: object = getattr(function, "__name__", None) if given is None else given
+    if not isinstance(found, str) or not _NAME.fullmatch(found):
+        raise Misconfigured(f"@trigger: {found!r} can't be the name of a function: give name= of letters, digits and _")
+    return found
+
+
+def _takes(function: Callable[..., Any]) -> Takes:
+    parameters = list(inspect.signature(function).parameters)
+    if len(parameters) == 1:
+        return Takes.ROW_KEY if parameters[0] == "row_key" else Takes.CELL
+    if len(parameters) == 2:
+        return Takes.CELL_AND_CONTEXT
+    raise Misconfigured(f"trigger function {function.__name__} must take row_key, or cell, or cell and context")
 
 
 def triggers_of(namespace: Mapping[str, Any]) -> list[Trigger]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -15,15 +16,18 @@ from schemaless.errors import Misconfigured
 from schemaless.names import trigger_consumer
 from schemaless.trigger import Trigger, triggers_of
 
+UNVERSIONED = "unversioned"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_VERSION = re.compile(r"[!-~]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerProgram:
-    """`triggers` by column. Those of one column are in the order of the module."""
+    """`triggers` by column. Those of one column are in the order of the module. `version` is that of its code."""
 
     name: str
     triggers: Mapping[str, Sequence[Trigger]]
+    version: str = UNVERSIONED
 
     @property
     def consumer(self) -> str:
@@ -32,18 +36,43 @@ class TriggerProgram:
 
 
 def load_program(module: str) -> TriggerProgram:
-    """Loads a dotted module, or a .py file. Raises Misconfigured when it is missing or marks no function."""
+    """Loads a dotted module, or a .py file.
+
+    Raises Misconfigured when it is missing, marks no function, or marks two of one name.
+    """
     is_file = module.endswith(".py")
     loaded = _load_file(Path(module)) if is_file else _import(module)
     name = Path(module).stem if is_file else module.rpartition(".")[2]
     if not _NAME.fullmatch(name):
         raise Misconfigured(f"{name!r} can't be the name of a program: rename the module")
     by_column: dict[str, list[Trigger]] = {}
-    for found in triggers_of(vars(loaded)):
+    for found in _distinct(triggers_of(vars(loaded))):
         by_column.setdefault(found.column, []).append(found)
     if not by_column:
         raise Misconfigured(f"{module} has no function that is marked with @trigger")
-    return TriggerProgram(name, by_column)
+    return TriggerProgram(name, by_column, _version(loaded))
+
+
+def _distinct(found: Sequence[Trigger]) -> Sequence[Trigger]:
+    """Returns the functions, after a look at their names. One function may be marked for several columns."""
+    by_name: dict[str, list[Trigger]] = {}
+    for marked in found:
+        for other in by_name.setdefault(marked.name, []):
+            if marked.function is not other.function or marked.column == other.column:
+                raise Misconfigured(f"two trigger functions have the name {marked.name}: give one of them name=")
+        by_name[marked.name].append(marked)
+    return found
+
+
+def _version(module: ModuleType) -> str:
+    """Returns the module's `__version__`, or else a digest of its source file."""
+    given = vars(module).get("__version__")
+    if given is not None:
+        if not isinstance(given, str) or not _VERSION.fullmatch(given):
+            raise Misconfigured(f"__version__ of {module.__name__} must be 1 to 64 visible characters, not {given!r}")
+        return given
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else UNVERSIONED
 
 
 def _import(module: str) -> ModuleType:

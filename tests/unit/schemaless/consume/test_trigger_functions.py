@@ -1,6 +1,7 @@
 """@trigger marks, programs, and what the handler makes of each way in which a call can end."""
 
 import asyncio
+import re
 import threading
 import uuid
 
@@ -69,7 +70,7 @@ def test_marking_leaves_the_function_as_it_is():
 )
 def test_what_a_function_takes_is_told_by_its_parameters(function, takes):
     """`row_key` by its name; anything else alone is the cell; a second parameter is the context."""
-    (found,) = triggers_of({"f": trigger(column="BASE")(function)})
+    (found,) = triggers_of({"f": trigger(column="BASE", name="f")(function)})
     assert found.takes is takes
 
 
@@ -244,6 +245,41 @@ def test_a_program_is_named_after_its_module(tmp_path):
     for missing in ("no.such.module", str(tmp_path / "none.py"), "schemaless.errors"):
         with pytest.raises(Misconfigured):
             load_program(missing)
+
+
+MARKED = "from schemaless import trigger\n@trigger(column='BASE')\ndef f(row_key): ...\n"
+
+
+def test_a_program_has_the_version_that_it_gives_or_a_digest_of_its_source(tmp_path):
+    """So a parked cell says which code failed."""
+    path = tmp_path / "versioned.py"
+    versions = []
+    for text in (MARKED, MARKED, MARKED + "# changed\n", MARKED + "__version__ = '2.1'\n"):
+        path.write_text(text)
+        versions.append(load_program(str(path)).version)
+    assert versions[0] == versions[1] != versions[2]
+    assert re.fullmatch("[0-9a-f]{12}", versions[2])
+    assert versions[3] == "2.1"
+    for wrong in ("''", "(2, 1)", "'v' * 65", "'2 1'"):
+        path.write_text(MARKED + f"__version__ = {wrong}\n")
+        with pytest.raises(Misconfigured, match="__version__"):
+            load_program(str(path))
+
+
+def test_names_are_unique_within_a_program(tmp_path):
+    """They stand for the function in ids and keys. One function on several columns keeps its name."""
+    path = tmp_path / "named.py"
+    path.write_text(MARKED + "@trigger(column='STATUS', name='f')\ndef g(row_key): ...\n")
+    with pytest.raises(Misconfigured, match="two trigger functions have the name f"):
+        load_program(str(path))
+    path.write_text(MARKED.replace("\n@", "\n@trigger(column='BASE')\n@"))
+    with pytest.raises(Misconfigured, match="the name f"):
+        load_program(str(path))
+    path.write_text(MARKED.replace("\n@", "\n@trigger(column='STATUS')\n@"))
+    assert {column: [f.name for f in found] for column, found in load_program(str(path)).triggers.items()} == {
+        "BASE": ["f"],
+        "STATUS": ["f"],
+    }
 
 
 @pytest.mark.parametrize("is_async", [False, True])
