@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.docs_page import add_docs
 from api.http.asgi import UNEXPECTED, Dispatcher, WatchedSend, answered_at_stop, send_no_route
 from api.http.response import METHOD_NOT_ALLOWED, ProblemKind, Response, document_response, problem, problem_response
 from api.http.route import Router
@@ -41,18 +42,20 @@ def create_app(settings: ApiSettings) -> SchemalessApp:
             app.api_state = state
             yield
 
-    return SchemalessApp(
+    app = SchemalessApp(
         topology,
         requests_max=settings.requests_max,
         title="Schemaless",
         summary="Append-only cells on sharded MySQL, and their log",
         version="1",
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, SchemalessError: _error, Exception: _unexpected},
     )
+    add_docs(app)
+    return app
 
 
 class SchemalessApp(FastAPI):

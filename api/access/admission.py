@@ -28,7 +28,9 @@ from schemaless.errors import (
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
-_DOCUMENTS = frozenset(("/docs", "/docs/oauth2-redirect", "/openapi.json"))
+_DOCUMENTS = frozenset(("/docs", "/openapi.json"))
+_DOCS_FILES = "/docs/files/"
+"""What the page /docs loads. Whoever may see the page may have them."""
 
 
 class Admission:
@@ -53,7 +55,7 @@ class Admission:
             self._check_host(host, address)
         if origin and scope["method"] not in _READING:
             self._check_origin(origin, host, scope["scheme"])
-        if path in self._public:
+        if path in self._public or (path.startswith(_DOCS_FILES) and "/docs" in self._public):
             return None
         if self._tokens.exist:
             return await self._authorized(authorization, needed, datastore)
@@ -118,7 +120,7 @@ def scope_of_other(path: str, method: str) -> tuple[Scope, str | None]:
     Its method tells the scope. Nobody knows which datastores a user's route reaches, so it needs a token for all.
     """
     needed = Scope.READ if method in _READING else Scope.WRITE
-    if path in _DOCUMENTS:
+    if path in _DOCUMENTS or path.startswith(_DOCS_FILES):
         return needed, None
     parts = path.split("/")
     return needed, parts[2] if len(parts) > 3 and parts[1] == "v1" else ALL_DATASTORES

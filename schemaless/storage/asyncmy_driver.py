@@ -154,7 +154,11 @@ class AsyncNode:
             async with LiveTimeout(limit_s, self._loop_lag):
                 # The driver's own time-out knows nothing of a loop that is late, so it comes last.
                 connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=limit_s * 4)
-            await _execute(connection, SESSION)
+            try:
+                await _execute(connection, SESSION)
+            except BaseException:  # nobody else knows of it, so it would stay open
+                connection.close()
+                raise
         except TimeoutError as error:
             raise StorageUnavailable(f"{self.node.name}: no connection within {limit_s} s") from error
         except FAILURES as error:

@@ -86,7 +86,11 @@ class SyncNode:
                 write_timeout=self._timeout_s,
                 ssl_disabled=True,
             )
-            _execute(connection, SESSION)
+            try:
+                _execute(connection, SESSION)
+            except BaseException:
+                _drop(connection)
+                raise
         except FAILURES as error:
             raise connecting_failed(error, self.node.name) from error
         return connection

@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import uvloop
@@ -16,7 +17,8 @@ from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic, 
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Node, Role
-from tests.log_harness import new_cell
+from tests.log_harness import new_cell, until
+from tests.refusing_node import RefusingNode
 
 pytestmark = pytest.mark.storage
 
@@ -36,12 +38,12 @@ class Sync:
 
 @pytest.fixture(params=["pymysql", "asyncmy"])
 async def open_node(request, topology):
-    """Opens a node of cluster b: its master, with options."""
+    """Opens a node of cluster b, by default its master, with options."""
     opened = []
 
-    def open_one(**options):
+    def open_one(node=None, **options):
         kind = Sync if request.param == "pymysql" else AsyncNode
-        opened.append(kind(topology.cluster("b").master, **options))
+        opened.append(kind(node or topology.cluster("b").master, **options))
         return opened[-1]
 
     yield open_one
@@ -69,6 +71,21 @@ async def test_a_connection_is_used_again(open_node):
     """One after the other: one connection."""
     node = open_node()
     assert await node.run(connection_id) == await node.run(connection_id)
+
+
+async def test_a_connection_that_can_t_be_set_up_is_closed(open_node, topology):
+    """A server that refuses every statement for a minute has no connection left otherwise."""
+    master = topology.cluster("b").master
+    with RefusingNode(master.port) as relay:
+        node = open_node(replace(master, host="127.0.0.1", port=relay.port, socket=None), timeout_s=0.5)
+        relay.refuses.set()
+        for _ in range(10):
+            with pytest.raises(StorageUnavailable):
+                await node.run(connection_id)
+        assert relay.refused >= 10
+        await until(lambda: relay.connected == 0, timeout_s=5)
+        relay.refuses.clear()
+        await node.run(connection_id)
 
 
 async def test_a_refusal_keeps_the_connection(open_node):
