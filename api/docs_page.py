@@ -1,4 +1,4 @@
-"""/docs: Swagger UI over /openapi.json. Its files are part of a package, so the page asks no other server for anything."""
+"""/docs: Swagger UI over /openapi.json. Its files are part of a package, so the page asks no other server."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RefusingNode:
 
     def _relay_commands(self, client: socket.socket, server: socket.socket) -> None:
         self.connected += 1
-        with suppress(OSError), server, client, client.makefile("rb") as packets:
+        with suppress(OSError), client.makefile("rb") as packets:
             while head := packets.read(4):
                 packet = head + packets.read(int.from_bytes(head[:3], "little"))
                 if head[3] == 0 and self.refuses.is_set():
@@ -55,12 +55,16 @@ class RefusingNode:
                     client.sendall(len(error).to_bytes(3, "little") + b"\x01" + error)
                 else:
                     server.sendall(packet)
+        for each in (client, server):  # a close alone wakes nobody who reads from it
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
         self.connected -= 1
 
     def _relay_answers(self, server: socket.socket, client: socket.socket) -> None:
-        with suppress(OSError), client, server:
+        with client, server, suppress(OSError):
             while data := server.recv(1 << 16):
                 client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
 
 
 def topology_through(topology: Path, node: str, relay: RefusingNode, path: Path) -> Path:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, api_command, servers
 from schemaless.client.client import Client
@@ -25,6 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 @needs("datastore create", Extra.KAFKA, Extra.MYSQL)
+@recorded("datastore create")
 def create(
     name: Annotated[str, typer.Argument(help="a-z, 0-9 and _")],
     shards: Annotated[int, typer.Option(min=1, help="how many shards; can't be changed later")] = SHARDS,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import Invalid, StorageUnavailable
@@ -64,18 +65,21 @@ def status(
 
 
 @needs("tailer pause", *_EXTRAS)
+@recorded("tailer pause")
 def pause(datastore: Name) -> None:
     """Stop publishing until `resume`. Every tailer obeys within two seconds, and nothing is lost."""
     _set_paused(datastore, paused=True)
 
 
 @needs("tailer resume", *_EXTRAS)
+@recorded("tailer resume")
 def resume(datastore: Name) -> None:
     """Publish again, from where it was paused."""
     _set_paused(datastore, paused=False)
 
 
 @needs("tailer seek", *_EXTRAS)
+@recorded("tailer seek")
 def seek(
     datastore: Name,
     location: Annotated[
@@ -120,6 +124,7 @@ def seek(
 
 
 @needs("tailer new-generation", *_EXTRAS)
+@recorded("tailer new-generation")
 def new_generation(
     datastore: Name,
     shard: Annotated[int, typer.Option(help="number of the shard")],

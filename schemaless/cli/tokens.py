@@ -1,4 +1,4 @@
-"""`schemaless token create|list|revoke|rotate` and `schemaless actions`: access (I17), on the servers themselves.
+"""`schemaless token create|list|revoke|rotate`: access (I17), on the servers themselves.
 
 The commands go to MySQL, not to the API. So they work without a token, for whoever may read the topology file: that is
 the way back when the last administrator's token was lost or revoked.
@@ -7,9 +7,6 @@ the way back when the last administrator's token was lost or revoked.
 from __future__ import annotations
 
 import asyncio
-import getpass
-import os
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
@@ -17,6 +14,7 @@ import typer
 
 from schemaless.access import ALL_DATASTORES, LIFETIME_DEFAULT, Scope, Token, now_us, parse_lifetime
 from schemaless.cell import created_at_text
+from schemaless.cli.actions import record, recorded
 from schemaless.cli.output import add_group, print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption, servers, stack_without_token
 from schemaless.extras import Extra, needs
@@ -31,10 +29,10 @@ Name = Annotated[str, typer.Argument(help="name of the token")]
 def register(app: typer.Typer) -> None:
     commands: dict[str, Callable[..., None]] = {"create": create, "list": list_all, "revoke": revoke, "rotate": rotate}
     add_group(app, "token", "Issue, list, revoke and rotate tokens.", commands)
-    app.command()(actions)
 
 
 @needs("token create", Extra.KAFKA, Extra.MYSQL)
+@recorded("token create")
 def create(
     name: Name,
     datastore: Annotated[
@@ -47,7 +45,7 @@ def create(
     """Issue a token, and print it once. From then on every request needs one."""
     from schemaless.ops.tokens import create_token
 
-    issued = _run(lambda storage: create_token(storage, name, datastore, scope, expires), f"token create {name}")
+    issued = _run(lambda storage: create_token(storage, name, datastore, scope, expires))
     _print_issued(issued.secret, issued.token, issued.unreached, as_json)
     _keep_one_for_the_stack()
 
@@ -68,11 +66,12 @@ def list_all(as_json: JsonOption = False) -> None:
 
 
 @needs("token revoke", Extra.KAFKA, Extra.MYSQL)
+@recorded("token revoke")
 def revoke(name: Name, as_json: JsonOption = False) -> None:
     """Revoke a token now. Running API processes refuse it within about a second, and end its streams."""
     from schemaless.ops.tokens import revoke_token
 
-    unreached = _run(lambda storage: revoke_token(storage, name), f"token revoke {name}")
+    unreached = _run(lambda storage: revoke_token(storage, name))
     _name_unreached(unreached)
     if as_json:
         print_json({"name": name, "unreached": list(unreached)})
@@ -81,6 +80,7 @@ def revoke(name: Name, as_json: JsonOption = False) -> None:
 
 
 @needs("token rotate", Extra.KAFKA, Extra.MYSQL)
+@recorded("token rotate")
 def rotate(
     name: Name,
     overlap: Annotated[
@@ -92,44 +92,17 @@ def rotate(
     from schemaless.ops.tokens import rotate_token
 
     overlap_s = parse_lifetime(overlap, "overlap") if overlap else 0
-    issued = _run(lambda storage: rotate_token(storage, name, overlap_s), f"token rotate {name}")
+    issued = _run(lambda storage: rotate_token(storage, name, overlap_s))
     _print_issued(issued.secret, issued.token, issued.unreached, as_json)
 
 
-@needs("actions", Extra.KAFKA, Extra.MYSQL)
-def actions(
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="how many actions at most")] = 100,
-    as_json: JsonOption = False,
-) -> None:
-    """List what administrators did: who, what, when, and from where. Newest first."""
-    from schemaless.ops.tokens import list_actions
-
-    found = _run(lambda storage: list_actions(storage, limit))
-    rows = [(created_at_text(each.at), each.who, each.what, each.peer, each.outcome) for each in found]
-    columns = ("at", "who", "what", "peer", "outcome")
-    if as_json:
-        print_json({"actions": [dict(zip(columns, row, strict=True)) for row in rows]})
-    else:
-        print_table(columns, rows)
-
-
-def _run(work: Callable[..., Awaitable[T]], what: str = "") -> T:
-    """Runs `work` on the servers. If `what` names an action, it is recorded with the user of this machine."""
-    from schemaless.ops.tokens import record_action
-    from schemaless.storage.admin_action_table import AdminAction
+def _run(work: Callable[..., Awaitable[T]]) -> T:
+    """Runs `work` on the servers."""
     from schemaless.storage.asyncmy_driver import AsyncStorage
-
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have no name
-        user = f"uid {os.getuid()}"
 
     async def run() -> T:
         async with AsyncStorage(servers().topology) as storage:
-            result = await work(storage)
-            if what:
-                await record_action(storage, AdminAction(0, user, what, socket.gethostname(), "done"))
-            return result
+            return await work(storage)
 
     return asyncio.run(run())
 
@@ -140,7 +113,8 @@ def _keep_one_for_the_stack() -> None:
 
     file = stack_without_token()
     if file is not None:
-        issued = _run(lambda storage: issue_for_services(storage, STACK_TOKEN), f"token create {STACK_TOKEN}")
+        issued = _run(lambda storage: issue_for_services(storage, STACK_TOKEN))
+        record(f"token create name={STACK_TOKEN}")
         write_private_text(file, issued.secret + "\n")
         print_notice(
             f"the commands of this stack use the token {STACK_TOKEN!r} in {file}. Programs read it at their start"

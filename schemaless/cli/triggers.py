@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import DatastoreOption, api_command, hosts_or_none, servers
 from schemaless.client.client import Client
@@ -107,6 +108,7 @@ def _print_worker(worker: dict[str, Any]) -> None:
 
 
 @needs("triggers resume", Extra.MYSQL)
+@recorded("triggers resume")
 def resume(
     program: ProgramName,
     datastore: DatastoreOption = DEFAULT_DATASTORE,
@@ -126,6 +128,7 @@ def resume(
 
 
 @needs("triggers remove", Extra.MYSQL)
+@recorded("triggers remove")
 def remove(
     program: ProgramName,
     datastore: DatastoreOption = DEFAULT_DATASTORE,

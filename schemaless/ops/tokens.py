@@ -130,13 +130,18 @@ async def issue_for_services(storage: AsyncStorage, name: str) -> Issued:
         return await rotate_token(storage, name)
 
 
-async def record_action(storage: AsyncStorage, action: AdminAction) -> None:
-    """Logs an administrator's action, and writes it to the first master that takes it. It never fails its caller."""
+async def record_action(storage: AsyncStorage, action: AdminAction) -> bool:
+    """Logs an administrator's action, and writes it to the first master that takes it. It never fails its caller.
+
+    Returns whether a master took it.
+    """
     log.info("admin action", who=action.who, what=action.what, peer=action.peer, outcome=action.outcome)
     try:
         await first_answer(storage.masters, lambda node: node.run(admin_action_table.insert, action, timeout_s=1.0))
     except SchemalessError as error:
         log.warning("an admin action is in this log only", what=action.what, error=str(error))
+        return False
+    return True
 
 
 async def list_actions(storage: AsyncStorage, limit: int) -> list[AdminAction]:

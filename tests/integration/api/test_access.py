@@ -1,5 +1,6 @@
 """I17: tokens on real servers: a cluster is away, a token is revoked, streams are open, and the command line."""
 
+import getpass
 import json
 import os
 import re
@@ -41,14 +42,14 @@ def own(tmp_path_factory):
 def command(own, tmp_path):
     """Runs `schemaless …`, and returns its output as JSON, or its failure's text."""
 
-    def run(*arguments, fails=False, **environment):
+    def run(*arguments, fails=False, plain=False, **environment):
         env = {
             "SCHEMALESS_TOPOLOGY": str(own.path),
             "SCHEMALESS_KAFKA": "127.0.0.1:9",
             "SCHEMALESS_HOME": str(tmp_path),
         }
         done = subprocess.run(
-            [sys.executable, "-m", "schemaless", *arguments, *(() if fails else ("--json",))],
+            [sys.executable, "-m", "schemaless", *arguments, *(() if fails or plain else ("--json",))],
             cwd=ROOT,
             env=os.environ | env | environment,
             capture_output=True,
@@ -57,7 +58,7 @@ def command(own, tmp_path):
             check=False,
         )
         assert (done.returncode != 0) == fails, done.stderr
-        return done.stderr if fails else json.loads(done.stdout)
+        return done.stderr if fails else done.stdout if plain else json.loads(done.stdout)
 
     return run
 
@@ -237,8 +238,28 @@ def test_the_way_back_and_the_list_of_actions(own, command, admin):
     actions = command("actions")["actions"]
     done = {(action["who"], action["what"]) for action in actions}
     assert ("root", "DELETE /v1/trips/tokens/root") in done
-    assert any(what == "token create again" for _, what in done)
+    assert any(what == "token create name=again datastore=* scope=admin expires=90d" for _, what in done)
     assert all(action["at"] and action["peer"] for action in actions)
+
+
+def test_commands_that_change_something_are_recorded_with_their_outcome(own, command):
+    """Who is the user of the machine. A dry run changes nothing, and a failure is as worth knowing as a success."""
+    command("datastore", "create", "third", "--shards", "2", "--partitions", "3", fails=True)
+    command("tailer", "pause", "nope", fails=True)
+    command("tailer", "pause", "trips", plain=True)
+    command("tailer", "resume", "trips", plain=True)
+    command("tailer", "seek", "nope", "0", "--dry-run", fails=True)
+    command("triggers", "resume", "census", "--datastore", "trips", "--shard", "1", plain=True)
+    command("triggers", "remove", "census", "--datastore", "trips", "--yes", fails=True)
+    mine = [one for one in command("actions")["actions"] if one["who"] == getpass.getuser()][5::-1]
+    assert [(one["what"], one["outcome"].partition(":")[0]) for one in mine] == [
+        ("datastore create name=third shards=2 partitions=3", "Misconfigured"),
+        ("tailer pause datastore=nope", "NotFound"),
+        ("tailer pause datastore=trips", "done"),
+        ("tailer resume datastore=trips", "done"),
+        ("triggers resume program=census datastore=trips shard=1", "done"),
+        ("triggers remove program=census datastore=trips", "NotFound"),
+    ]
 
 
 def test_a_port_beyond_loopback_needs_a_token(own, no_tokens, command):
