@@ -15,8 +15,11 @@ UNKNOWN_ERROR = 1105
 
 
 class RefusingNode:
-    def __init__(self, server_port: int) -> None:
+    """Refuses all statements, but for those that begin like one of `spared`."""
+
+    def __init__(self, server_port: int, spared: tuple[bytes, ...] = ()) -> None:
         self._server_port = server_port
+        self._spared = spared
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.refuses = threading.Event()
@@ -49,7 +52,7 @@ class RefusingNode:
         with suppress(OSError), client.makefile("rb") as packets:
             while head := packets.read(4):
                 packet = head + packets.read(int.from_bytes(head[:3], "little"))
-                if head[3] == 0 and self.refuses.is_set():
+                if head[3] == 0 and self.refuses.is_set() and not packet[5:].startswith(self._spared or b"\0"):
                     self.refused += 1
                     error = b"\xff" + UNKNOWN_ERROR.to_bytes(2, "little") + b"#HY000" + b"not now"
                     client.sendall(len(error).to_bytes(3, "little") + b"\x01" + error)

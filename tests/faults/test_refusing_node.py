@@ -25,7 +25,11 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 REFUSES_S = 60.0 if LONG else 0.5
-NODES = ["b-master", "b-minion-1"] if LONG else ["b-master"]
+SESSION_WORKS = (b"SET SESSION", b"ROLLBACK")
+"""Then the errors reach the operations. Without them no connection can be made or kept."""
+KINDS = [("b-master", SESSION_WORKS)]
+if LONG:
+    KINDS += [("b-master", ()), ("b-minion-1", SESSION_WORKS), ("b-minion-1", ())]
 CELLS = 5
 CONSUMERS = ("index:by_n", "trigger:census_of_base")
 
@@ -55,13 +59,14 @@ class Writer:
         return {self._call.put(row_in(self._datastore, shard), 1, body).status_code for shard, body in bodies}
 
 
-@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_node_that_refuses_everything_ends_no_process(
-    running, kafka, storage, async_storage, make_datastore, tmp_path, node
+    running, kafka, storage, async_storage, make_datastore, tmp_path, kind
 ):
     """API, cleaner, tailer, indexer and trigger worker live through it. Shards of the other cluster are published and
     reach their program meanwhile, and all others afterwards.
     """
+    node, spared = kind
     datastore = make_datastore(shards=4, partitions=2)
     ensure_topics(kafka, datastore)
     await create_index(async_storage, datastore, DEFINITION)
@@ -69,7 +74,7 @@ async def test_a_node_that_refuses_everything_ends_no_process(
     status_here = 202 if node == "b-master" else 201
     called = tmp_path / "calls"
     port = next(each.node.port for name, each in storage.nodes.items() if name == node)
-    with RefusingNode(port) as relay:
+    with RefusingNode(port, spared) as relay:
         topology = topology_through(running.path, node, relay, tmp_path / "topology.json")
         settings = {"topology": topology, "kafka": kafka, "datastores": datastore.name}
         census = ["consumers", write_census(tmp_path), "--datastore", datastore.name]
