@@ -98,18 +98,19 @@ class Maintainer:
     async def _supersede_on(self, cluster: str, shard: int, starts: Sequence[GenerationStart]) -> Script:
         """Rewrites the superseded entries of one cluster's index shards, but for the last script, which it returns."""
         master = self._storage.master(cluster)
-        after = {n: RowKey(b"") for n in range(self._datastore.shards) if self._datastore.home(n) == cluster}
+        after = {n: index_table.BEFORE_ALL for n in range(self._datastore.shards) if self._datastore.home(n) == cluster}
         pending: Script = ""
         while after:
             asked = dict(list(after.items())[:_SCANNED_AT_ONCE])
             pages = await master.run(
                 index_table.superseded, self._datastore, self._definition, asked, starts, self._examined_rows_max
             )
-            found: dict[GenerationStart, list[tuple[int, RowKey]]] = {}
+            found: dict[GenerationStart, list[tuple[int, RowKey, int]]] = {}
             for index_shard, page in pages.items():
-                for row_key, version in page.rows:
+                for (row_key, element), version in page.rows:
                     if shard_of(row_key, self._datastore.shards) == shard:
-                        found.setdefault(_superseded_by(version, starts), []).append((index_shard, row_key))
+                        places = found.setdefault(_superseded_by(version, starts), [])
+                        places.append((index_shard, row_key, element))
                 if page.last is None:
                     del after[index_shard]
                 else:
@@ -123,19 +124,19 @@ class Maintainer:
         return pending
 
     async def _superseding(
-        self, shard: int, start: GenerationStart, places: Sequence[tuple[int, RowKey]]
+        self, shard: int, start: GenerationStart, places: Sequence[tuple[int, RowKey, int]]
     ) -> AsyncIterator[Script]:
-        """Yields the scripts that rewrite (index shard, row key)s, each within the bound of an effect."""
+        """Yields the scripts that rewrite (index shard, row key, element)s, each within the bound of an effect."""
         home = self._storage.master(self._datastore.home(shard))
-        index_shards: dict[RowKey, list[int]] = {}
-        for index_shard, row_key in places:
-            index_shards.setdefault(row_key, []).append(index_shard)
-        unread: Sequence[RowKey] = list(index_shards)
+        of_row: dict[RowKey, list[tuple[int, RowKey, int]]] = {}
+        for place in places:
+            of_row.setdefault(place[1], []).append(place)
+        unread: Sequence[RowKey] = list(of_row)
         while unread:
             wanted = {shard: (start.starts_at - 1, unread)}
             page = await home.run(entity_table.newest_until, self._datastore, wanted, self._definition.columns)
             left = set(page.unread.get(shard, ()))
-            read = [(n, row_key) for row_key in unread if row_key not in left for n in index_shards[row_key]]
+            read = [place for row_key in unread if row_key not in left for place in of_row[row_key]]
             rows = _rows(page.cells).get(shard, {})
             room, part = self._room(), list[IndexWrite]()
             for write in superseding_writes(self._definition, self._datastore.shards, start, rows, sorted(read)):
@@ -217,6 +218,6 @@ def _superseded_by(version: Location, starts: Sequence[GenerationStart]) -> Gene
     )
 
 
-def _lock_order(write: IndexWrite) -> tuple[int, RowKey]:
+def _lock_order(write: IndexWrite) -> tuple[int, RowKey, int]:
     """Concurrent transactions lock rows in the same order, so they wait for one another instead of failing."""
-    return write.shard, write.row_key
+    return write.shard, write.row_key, write.element

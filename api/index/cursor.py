@@ -1,4 +1,4 @@
-"""Cursors of index queries: they name the last entry of a page by its values and row key, so they are stable.
+"""Cursors of index queries: they name the last entry of a page by its values, row key and element, so they are stable.
 
 A cursor also has the digest of its query. With another query it would skip entries and show others twice.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from schemaless.cell import RowKey
 from schemaless.errors import Invalid
-from schemaless.index.definition import Field, IndexDefinition, dump_definition
+from schemaless.index.definition import ELEMENTS_MAX, Field, IndexDefinition, dump_definition
 from schemaless.index.values import Value, from_json, to_json
 from schemaless.storage.index_select import EntryCursor, Selection, Term
 from schemaless.storage.index_table import FoundEntry
@@ -44,7 +44,7 @@ def query_digest(
 def cursor_of(definition: IndexDefinition, selection: Selection, digest: str, last: FoundEntry) -> str:
     """Returns the cursor of the page that begins behind an entry."""
     values = [to_json(field.type, last.entry.values[definition.fields.index(field)]) for field in selection.order]
-    named = json.dumps([digest, values, last.row_key.hex()], separators=(",", ":"))
+    named = json.dumps([digest, values, last.row_key.hex(), last.element], separators=(",", ":"))
     return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
 
 
@@ -53,8 +53,8 @@ def read_cursor(text: str, order: tuple[Field, ...], digest: str) -> EntryCursor
     try:
         if len(text) > _CHARACTERS_MAX:
             raise ValueError("too long")
-        of_query, values, row_key = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if not isinstance(of_query, str) or not isinstance(values, list):
+        of_query, values, row_key, element = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if not isinstance(of_query, str) or not isinstance(values, list) or type(element) is not int:
             raise ValueError("another shape")
         raw = bytes.fromhex(row_key)
         json.dumps(values, ensure_ascii=False).encode()  # JSON can name half of a code point, which no field has
@@ -62,9 +62,9 @@ def read_cursor(text: str, order: tuple[Field, ...], digest: str) -> EntryCursor
         raise Invalid("cursor", "is not a cursor of this API: begin again without it") from None
     if of_query != digest:
         raise Invalid("cursor", "belongs to another query or index: begin again without it")
-    if len(values) != len(order) or len(raw) != 16:
+    if len(values) != len(order) or len(raw) != 16 or not 0 <= element < ELEMENTS_MAX:
         raise Invalid("cursor", "is not a cursor of this API: begin again without it")
-    return EntryCursor(tuple(map(_value, order, values)), RowKey(raw))
+    return EntryCursor(tuple(map(_value, order, values)), RowKey(raw), element)
 
 
 def _value(field: Field, shown: object) -> Value | None:

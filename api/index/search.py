@@ -142,7 +142,8 @@ def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry
     """Returns an entry as an answer shows it, without `cells`."""
     fields = entry_fields(definition, found.entry)
     shown = {name: value for name, value in fields.items() if not query.fields or name in query.fields}
-    return {"row_key": row_key_text(found.row_key), "fields": shown}
+    view = {"row_key": row_key_text(found.row_key), "fields": shown}
+    return {**view, "element": found.element} if definition.array_positions else view
 
 
 _COUNTERS = "SHOW SESSION STATUS LIKE 'Handler_read%'"

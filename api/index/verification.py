@@ -9,7 +9,7 @@ from schemaless.cell import ColumnName, RowKey, StoredCell
 from schemaless.codec import Body, decode_packed, inflate_body
 from schemaless.errors import TooLarge
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import entry_for
+from schemaless.index.entry import entries_for
 from schemaless.storage.index_table import FoundEntry
 
 Newest = Mapping[tuple[RowKey, ColumnName], StoredCell | None]
@@ -36,6 +36,7 @@ async def current_entries(
                     raise TooLarge("verify reads too many bytes of cells: ask for fewer entries at once")
                 bodies[column] = decode_packed(packed)
                 await steps.after(len(packed))
-        if entry_for(definition, bodies) == found.entry:
+        made = entries_for(definition, bodies)
+        if found.element < len(made) and made[found.element] == found.entry:
             current.append(found)
     return current

@@ -1,4 +1,4 @@
-"""One index against the cells (I11): every row's entry, computed from its newest cells, is in the shard of its shard
+"""One index against the cells (I11): every entry of a row, computed from its newest cells, is in the shard of its shard
 field with these values, and in no other shard.
 
 Rows are judged as of the heads that the audit fixed. A row with newer cells is counted, not judged.
@@ -7,22 +7,22 @@ Rows are judged as of the heads that the audit fixed. A row with newer cells is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from schemaless.audit.report import FindingKind, Findings, IndexReport
 from schemaless.cell import ColumnName, RowKey, row_key_text
 from schemaless.codec import Body, decode_body
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import IndexEntry, entry_for, entry_shard
+from schemaless.index.entry import IndexEntry, entries_for, entry_shard
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_table
-from schemaless.storage.index_table import FoundEntry
+from schemaless.storage.index_table import BEFORE_ALL, EntryKey, FoundEntry
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore
 
 PAGE_ROWS = 1000
 
-Entries = dict[RowKey, IndexEntry]
+Entries = dict[EntryKey, IndexEntry]
 
 
 class IndexAudit:
@@ -71,31 +71,34 @@ class IndexAudit:
     def _check_rows(self, shard: int, row_keys: Sequence[RowKey]) -> None:
         """Checks that the entries of a source shard's rows are where they should be."""
         expected = self._expected(shard, row_keys)
-        by_index_shard: dict[int, list[RowKey]] = {}
-        for row_key, entry in expected.items():
-            by_index_shard.setdefault(self._index_shard(entry), []).append(row_key)
+        by_index_shard: dict[int, dict[RowKey, None]] = {}
+        for (row_key, _), entry in expected.items():
+            by_index_shard.setdefault(self._index_shard(entry), {})[row_key] = None
         found = self._found(by_index_shard)
-        self._present_in.update(self._index_shard(expected[row_key]) for row_key in found)
+        here = {
+            key: found[index_shard, key]
+            for key, entry in expected.items()
+            if (index_shard := self._index_shard(entry), key) in found
+        }
+        self._present_in.update(self._index_shard(expected[key]) for key in here)
         self.report.expected += len(expected)
-        wrong = [row_key for row_key, entry in expected.items() if found.get(row_key) != entry]
+        wrong = [key for key, entry in expected.items() if here.get(key) != entry]
         self.report.matched += len(expected) - len(wrong)
-        for row_key in self._judged(shard, wrong):
-            kind = FindingKind.INDEX_DIFFERS if row_key in found else FindingKind.INDEX_MISSING
-            self._add(kind, self._index_shard(expected[row_key]), row_key)
+        for key in self._judged(shard, wrong):
+            kind = FindingKind.INDEX_DIFFERS if key in here else FindingKind.INDEX_MISSING
+            self._add(kind, self._index_shard(expected[key]), key[0])
 
     def _name_extras(self, index_shard: int) -> None:
         """Reports entries of one index shard whose rows have none, or have it elsewhere."""
         for page in self._live_entries(index_shard):
-            by_source: dict[int, list[RowKey]] = {}
+            by_source: dict[int, list[EntryKey]] = {}
             for found in page:
                 source = shard_of(found.row_key, self._datastore.shards)
-                by_source.setdefault(source, []).append(found.row_key)
-            for source, row_keys in by_source.items():
-                expected = self._expected(source, row_keys)
-                extra = [
-                    key for key in row_keys if key not in expected or self._index_shard(expected[key]) != index_shard
-                ]
-                for row_key in self._judged(source, extra):
+                by_source.setdefault(source, []).append((found.row_key, found.element))
+            for source, keys in by_source.items():
+                expected = self._expected(source, list(dict.fromkeys(row_key for row_key, _ in keys)))
+                extra = [key for key in keys if key not in expected or self._index_shard(expected[key]) != index_shard]
+                for row_key, _ in self._judged(source, extra):
                     self._add(FindingKind.INDEX_EXTRA, index_shard, row_key)
 
     def _expected(self, shard: int, row_keys: Sequence[RowKey]) -> Entries:
@@ -109,24 +112,26 @@ class IndexAudit:
             for cell in page.cells:
                 bodies.setdefault(cell.row_key, {})[cell.column_name] = decode_body(cell.body)
             for row_key, newest in bodies.items():
-                if (entry := entry_for(self._definition, newest)) is not None:
-                    entries[row_key] = entry
+                for element, entry in enumerate(entries_for(self._definition, newest)):
+                    if entry is not None:
+                        entries[row_key, element] = entry
             unread = page.unread.get(shard, ())
         return entries
 
-    def _found(self, row_keys: Mapping[int, Sequence[RowKey]]) -> Entries:
-        """Returns the entries that the index shards hold of rows, each read in one shard."""
-        found: Entries = {}
+    def _found(self, row_keys: Mapping[int, Iterable[RowKey]]) -> dict[tuple[int, EntryKey], IndexEntry]:
+        """Returns by index shard and key the entries that index shards hold of rows."""
+        found: dict[tuple[int, EntryKey], IndexEntry] = {}
         for cluster, shards in self._datastore.by_home(row_keys, lambda shard: shard).items():
-            wanted = {shard: row_keys[shard] for shard in shards}
+            wanted = {shard: list(row_keys[shard]) for shard in shards}
             answers = self._storage.master(cluster).run(
                 index_table.entries_of, self._datastore, self._definition, wanted
             )
-            found.update({item.row_key: item.entry for answer in answers.values() for item in answer})
+            for shard, answer in answers.items():
+                found.update({(shard, (item.row_key, item.element)): item.entry for item in answer})
         return found
 
     def _live_entries(self, index_shard: int) -> Iterator[list[FoundEntry]]:
-        after: RowKey | None = None
+        after = BEFORE_ALL
         while True:
             page = self._home(index_shard).run(
                 index_table.live_entries, self._datastore, index_shard, self._definition, after, PAGE_ROWS
@@ -135,11 +140,11 @@ class IndexAudit:
                 yield page
             if len(page) < PAGE_ROWS:
                 return
-            after = page[-1].row_key
+            after = page[-1].row_key, page[-1].element
 
-    def _judged(self, shard: int, row_keys: Sequence[RowKey]) -> list[RowKey]:
-        """Returns the rows without newer cells than the fixed head, and counts the others."""
-        if not row_keys:
+    def _judged(self, shard: int, keys: Sequence[EntryKey]) -> list[EntryKey]:
+        """Returns the entries of rows without newer cells than the fixed head, and counts the others."""
+        if not keys:
             return []
         moved = self._home(shard).run(
             entity_table.rows_changed_since,
@@ -147,10 +152,10 @@ class IndexAudit:
             shard,
             self._definition.columns,
             self._heads[shard],
-            row_keys,
+            list(dict.fromkeys(row_key for row_key, _ in keys)),
         )
         self.report.moved_on += len(moved)
-        return [row_key for row_key in row_keys if row_key not in moved]
+        return [key for key in keys if key[0] not in moved]
 
     def _index_shard(self, entry: IndexEntry) -> int:
         return entry_shard(self._definition, entry, self._datastore.shards)

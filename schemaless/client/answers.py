@@ -150,11 +150,15 @@ def position_after(cell: FoundCell) -> Position:
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One row of an index: keyed and stored fields together, and the cells that were asked for with `include`."""
+    """One row of an index: keyed and stored fields together, and the cells that were asked for with `include`.
+
+    `element` is the number of the array's element that the entry is of, None where the index has no array.
+    """
 
     row_key: uuid.UUID
     fields: dict[str, Any]
     cells: dict[str, FoundCell | None] = {}
+    element: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

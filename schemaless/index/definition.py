@@ -13,26 +13,31 @@ from typing import Any, TypeVar
 import yaml
 
 from schemaless.cell import ColumnName, parse_column_name
-from schemaless.errors import Invalid, Malformed, NotBuilt
+from schemaless.errors import Invalid, Malformed
 from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Op, Value, from_json, to_json
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 LENGTH_DEFAULT = 255
 LENGTH_MAX = 768  # code points; 3072 bytes, what a key of MySQL holds
-KEYED_MAX = 15  # a key of MySQL has 16 columns, and the row key is one
+KEYED_MAX = 14  # a key of MySQL has 16 columns, and row key and element are two
 STORED_MAX = 48
 CONDITIONS_MAX = 16
 _KEY_BYTES_MAX = 3072
-_ROW_BYTES_MAX = 16 << 10  # of one entry: a page of a thousand stays within 16 MiB
+_KEY_OVERHEAD = 16 + 2  # row key and element
+_ROW_BYTES_MAX = 16 << 10  # of one entry, far below what a row of InnoDB holds
+ELEMENTS_MAX = 1000
+"""How many elements of an array an index has. A longer array counts as none: it is null, and no part of it is there."""
+
+_ELEMENT_BYTES_MAX = 3072  # of one entry where a row has many: what one cell changes is one statement's size
 _PATH_CHARACTERS_MAX = 256
 _TEXT_CHARACTERS_MAX = 64 << 10
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
-_PATH = re.compile(r"[^.\[\]\s]+(\.[^.\[\]\s]+)*")
+_PATH = re.compile(r"[^.\[\]\s]+(\[\])?(\.[^.\[\]\s]+(\[\])?)*")
 RESERVED = frozenset(
     {"order", "desc", "limit", "cursor", "fields", "include", "verify", "explain", "after", "wait", "read_from"}
-    | {"row_key", "source_generation", "source_added_id", "live"}
+    | {"row_key", "element", "source_generation", "source_added_id", "live"}
 )
 """Query parameters and the table's own columns: a field of such a name could not be asked for."""
 
@@ -41,13 +46,17 @@ _BYTES = {FieldType.UUID: 16, FieldType.DECIMAL: 18, FieldType.BOOL: 1}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`length`: code points of a string, bytes of bytes, 0 for other types."""
+    """`length`: code points of a string, bytes of bytes, 0 for other types.
+
+    `array`: how many parts of the path lead to the array that has a value in each element. None for a single value.
+    """
 
     name: str
     column: ColumnName
     path: tuple[str, ...]
     type: FieldType
     length: int = 0
+    array: int | None = None
 
     @property
     def bytes_max(self) -> int:
@@ -60,7 +69,8 @@ class Field:
         return from_json(self.type, self.length, found)
 
     def document(self) -> dict[str, Any]:
-        described = {"name": self.name, "column": self.column, "path": ".".join(self.path), "type": str(self.type)}
+        parts = [part + "[]" * (n == self.array) for n, part in enumerate(self.path, start=1)]
+        described = {"name": self.name, "column": self.column, "path": ".".join(parts), "type": str(self.type)}
         return {**described, "length": self.length} if self.length else described
 
 
@@ -94,6 +104,11 @@ class IndexDefinition:
     def columns(self) -> frozenset[ColumnName]:
         """The source columns: only their cells can change an entry."""
         return frozenset(field.column for field in self.fields)
+
+    @cached_property
+    def array_positions(self) -> Sequence[int]:
+        """Returns where an entry has the values of elements. Without any, a row has one entry at most."""
+        return [position for position, field in enumerate(self.fields) if field.array is not None]
 
     @cached_property
     def positions(self) -> Mapping[ColumnName, Sequence[int]]:
@@ -138,7 +153,7 @@ class IndexDefinition:
 
 
 def load_definition(text: str) -> IndexDefinition:
-    """Parses YAML or JSON. Raises Malformed, Invalid or NotBuilt."""
+    """Parses YAML or JSON. Raises Malformed or Invalid."""
     if len(text) > _TEXT_CHARACTERS_MAX:
         raise Malformed(f"an index definition has at most {_TEXT_CHARACTERS_MAX} characters")
     try:
@@ -153,7 +168,7 @@ def dump_definition(definition: IndexDefinition) -> str:
 
 
 def parse_definition(document: Any) -> IndexDefinition:
-    """Parses the JSON object. Raises Invalid, which names the member that is wrong, or NotBuilt."""
+    """Parses the JSON object. Raises Invalid, which names the member that is wrong."""
     members = _members(document, "definition", {"name", "shard_field", "fields"}, {"stored", "where"})
     name = _name(members["name"], "name")
     keyed = _fields(members["fields"], "fields", KEYED_MAX)
@@ -204,10 +219,11 @@ def _field(value: Any, at: str) -> Field:
     kind = _one_of(FieldType, members["type"], f"{at}.type")
     column = parse_column_name(members["column"], f"{at}.column")
     path = members["path"]
-    if isinstance(path, str) and "[]" in path:
-        raise NotBuilt(f"{at}.path: multi-valued fields ([]) are not built yet")
     if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > _PATH_CHARACTERS_MAX:
-        raise Invalid(f"{at}.path", "must be member names with dots between them")
+        raise Invalid(f"{at}.path", "must be member names with dots between them, and [] behind the name of an array")
+    if path.count("[]") > 1:
+        raise Invalid(f"{at}.path", "has [] twice: an index has the elements of one array, not those of arrays in it")
+    array = path[: path.index("[]")].count(".") + 1 if "[]" in path else None
     length = members.get("length")
     if kind not in (FieldType.STRING, FieldType.BYTES):
         if length is not None:
@@ -217,7 +233,7 @@ def _field(value: Any, at: str) -> Field:
         length = LENGTH_DEFAULT
     elif isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LENGTH_MAX:
         raise Invalid(f"{at}.length", f"must be an integer from 1 to {LENGTH_MAX}")
-    return Field(name, column, tuple(path.split(".")), kind, length)
+    return Field(name, column, tuple(path.replace("[]", "").split(".")), kind, length, array)
 
 
 def _one_of(kind: type[Choice], value: Any, at: str) -> Choice:
@@ -237,12 +253,21 @@ def _verify_fields(keyed: Sequence[Field], stored: Sequence[Field], shard_field:
         raise Invalid("shard_field", "must be the name of the first of fields")
     if keyed[0].type not in SHARD_FIELD_TYPES:
         raise Invalid("shard_field", "must be of type " + ", ".join(sorted(SHARD_FIELD_TYPES)))
-    in_key = 16 + sum(field.bytes_max + 2 for field in keyed)
+    arrays = {(field.column, field.path[: field.array]) for field in (*keyed, *stored) if field.array is not None}
+    if len(arrays) > 1:
+        shown = " and ".join(sorted(f"{column}: {'.'.join(path)}[]" for column, path in arrays))
+        raise Invalid("fields", f"have [] of several arrays ({shown}): an index has the elements of one array")
+    in_key = _KEY_OVERHEAD + sum(field.bytes_max + 2 for field in keyed)
     if in_key > _KEY_BYTES_MAX:
         raise Invalid("fields", f"a key may take {in_key} bytes; MySQL allows {_KEY_BYTES_MAX}: lower a length")
     in_row = in_key + sum(field.bytes_max + 2 for field in stored)
     if in_row > _ROW_BYTES_MAX:
         raise Invalid("stored", f"an entry may take {in_row} bytes; the limit is {_ROW_BYTES_MAX}: lower a length")
+    if arrays and in_row > _ELEMENT_BYTES_MAX:
+        raise Invalid(
+            "fields",
+            f"an entry may take {in_row} bytes; with [] the limit is {_ELEMENT_BYTES_MAX}: lower a length",
+        )
 
 
 def _conditions(value: Any, bare: IndexDefinition) -> tuple[Condition, ...]:

@@ -1,4 +1,8 @@
-"""The entry of a row: a pure function of the newest cell (highest ref_key) of each source column (I11)."""
+"""The entries of a row: a pure function of the newest cell (highest ref_key) of each source column (I11).
+
+A row has one entry at most, or one for each element of the array that the definition names with []. An entry is known
+by its row key and the number of its element, 0 without an array.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import msgspec
 
 from schemaless.cell import ColumnName
-from schemaless.index.definition import IndexDefinition
+from schemaless.index.definition import ELEMENTS_MAX, Field, IndexDefinition
 from schemaless.index.values import Value, shard_text, to_json
 from schemaless.sharding import shard_of_text
 
@@ -22,16 +26,19 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     values: tuple[Value | None, ...]
 
 
-Values = Sequence[Value | None]
+Elements = tuple[Value | None, ...]
+"""The values of one field in the elements of an array."""
+
+Values = Sequence[Value | Elements | None]
 """Field values, in the order of the definition's `fields`."""
 
 
-def entry_for(definition: IndexDefinition, newest: Bodies) -> IndexEntry | None:
-    """Returns the entry of a row, or None when its shard field has no value or `where` doesn't hold."""
+def entries_for(definition: IndexDefinition, newest: Bodies) -> list[IndexEntry | None]:
+    """Returns the entries of a row by element, None for an element without one."""
     values: Values = [None] * len(definition.fields)
     for column in definition.columns & newest.keys():
         values = with_column(definition, values, column, newest[column])
-    return entry_of(definition, values)
+    return entries_of(definition, values)
 
 
 def with_column(definition: IndexDefinition, values: Values, column: ColumnName, body: Mapping[str, Any]) -> Values:
@@ -39,15 +46,34 @@ def with_column(definition: IndexDefinition, values: Values, column: ColumnName,
     changed = list(values)
     for position in definition.positions[column]:
         field = definition.fields[position]
-        found: Any = body
-        for part in field.path:
-            found = found.get(part) if isinstance(found, Mapping) else None
-        changed[position] = None if found is None else field.convert(found)
+        if field.array is None:
+            changed[position] = _value(field, field.path, body)
+        else:
+            changed[position] = _elements(field, body)
     return changed
 
 
-def entry_of(definition: IndexDefinition, values: Values) -> IndexEntry | None:
-    """Returns the entry of a row with these values, or None when its shard field has none or `where` doesn't hold."""
+def entries_of(definition: IndexDefinition, values: Values) -> list[IndexEntry | None]:
+    """Returns the entries of a row with these values, by element.
+
+    An array that is empty, missing or too long gives one element without values, as any other missing field.
+    """
+    at = definition.array_positions
+    if not at:
+        return [_entry(definition, values)]
+    count = max((len(found) for n in at if isinstance(found := values[n], tuple)), default=0)
+    entries = []
+    for element in range(count or 1):
+        single = list(values)
+        for n in at:
+            found = values[n]
+            single[n] = found[element] if isinstance(found, tuple) and found else None
+        entries.append(_entry(definition, single))
+    return entries
+
+
+def _entry(definition: IndexDefinition, values: Sequence[Any]) -> IndexEntry | None:
+    """Returns the entry with these values, or None when its shard field has none or `where` doesn't hold."""
     if values[0] is None:
         return None
     if definition.where:
@@ -55,6 +81,21 @@ def entry_of(definition: IndexDefinition, values: Values) -> IndexEntry | None:
         if not all(condition.op.holds(by_name[condition.field], condition.value) for condition in definition.where):
             return None
     return IndexEntry(tuple(values))
+
+
+def _value(field: Field, path: Sequence[str], found: Any) -> Value | None:
+    for part in path:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return None if found is None else field.convert(found)
+
+
+def _elements(field: Field, body: Any) -> Elements:
+    found = body
+    for part in field.path[: field.array]:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    if not isinstance(found, list) or len(found) > ELEMENTS_MAX:
+        return ()
+    return tuple([_value(field, field.path[field.array :], element) for element in found])
 
 
 def entry_shard(definition: IndexDefinition, entry: IndexEntry, shards: int) -> int:

@@ -5,6 +5,9 @@ makes of it. That gives an upsert to the shard of the new entry and a tombstone 
 version (generation, n). They depend on the log alone: not on who computes them, when, or in which batches. So in
 every index table the write with the greatest version is the right one, and any others may come late or again.
 
+A row with an array has an entry for each element. Each is known by its number, and has its own upserts and tombstones.
+An element that is the same before and after is not written, so what others hold of it has no newer version.
+
 A generation that starts at s rewrites the log from s on (I13). What was written by the cells that it superseded is
 evaluated again, on the log up to s - 1, with version (generation, s - 1). That beats every superseded version, and
 loses to every later event.
@@ -12,14 +15,15 @@ loses to every later event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 import msgspec
 
 from schemaless.cell import RefKey, RowKey, StoredCell
 from schemaless.codec import decode_body
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import IndexEntry, Values, entry_of, entry_shard, with_column
+from schemaless.index.entry import IndexEntry, Values, entries_of, entry_shard, with_column
 from schemaless.location import GenerationStart, Location
 
 Row = Mapping[str, StoredCell]
@@ -27,16 +31,17 @@ Row = Mapping[str, StoredCell]
 
 
 class IndexWrite(msgspec.Struct, frozen=True, gc=False):
-    """A write to the index table of `shard`. Without an entry it is a tombstone: the row's entry left that shard."""
+    """A write to the index table of `shard`. Without an entry it is a tombstone: the entry left that shard."""
 
     shard: int
     row_key: RowKey
     version: Location
     entry: IndexEntry | None
+    element: int = 0
 
 
 class Transitions(msgspec.Struct, frozen=True):
-    """What the first `finished` of some cells change: the last write for each (shard, row key), in their order."""
+    """What the first `finished` of some cells change: the last write for each entry of a shard, in their order."""
 
     writes: list[IndexWrite]
     finished: int
@@ -45,41 +50,51 @@ class Transitions(msgspec.Struct, frozen=True):
 class _RowState:
     """One row while events are folded into it. It keeps field values: a body may be much larger."""
 
-    __slots__ = ("definition", "entry", "ref_keys", "shard", "shards", "values")
+    __slots__ = ("_shards", "definition", "entries", "ref_keys", "values")
 
     def __init__(self, definition: IndexDefinition, shards: int, before: Row) -> None:
         self.definition = definition
-        self.shards = shards
+        self._shards = shards
         self.ref_keys: dict[str, RefKey] = {}
         self.values: Values = [None] * len(definition.fields)
         for cell in before.values():
             self._put(cell)
-        self.entry = entry_of(definition, self.values)
-        self.shard = self._shard_of_entry()
+        self.entries = entries_of(definition, self.values)
 
     def take(self, cell: StoredCell) -> Sequence[IndexWrite]:
         """Folds one event in. Returns the writes that it causes, none for a version that is not the newest."""
         if cell.ref_key < self.ref_keys.get(cell.column_name, -1):
             return ()
         self._put(cell)
-        old_entry, old_shard = self.entry, self.shard
-        self.entry = entry_of(self.definition, self.values)
-        if self.entry == old_entry:
+        before, self.entries = self.entries, entries_of(self.definition, self.values)
+        if self.entries == before:
             return ()
-        self.shard = self._shard_of_entry()
-        writes = []
-        if self.shard is not None:
-            writes.append(IndexWrite(self.shard, cell.row_key, cell.location, self.entry))
-        if old_shard is not None and old_shard != self.shard:
-            writes.append(IndexWrite(old_shard, cell.row_key, cell.location, None))
+        writes: list[IndexWrite] = []
+        for element, (old, new) in enumerate(zip_longest(before, self.entries)):
+            if new != old:
+                writes += self._writes(cell, element, old, new)
         return writes
+
+    def entry_in(self, shard: int, element: int) -> IndexEntry | None:
+        """Returns the entry of an element if it is in that shard."""
+        entry = self.entries[element] if element < len(self.entries) else None
+        return entry if self._shard_of(entry) == shard else None
+
+    def _writes(
+        self, cell: StoredCell, element: int, old: IndexEntry | None, new: IndexEntry | None
+    ) -> Iterator[IndexWrite]:
+        left, entered = self._shard_of(old), self._shard_of(new)
+        if entered is not None:
+            yield IndexWrite(entered, cell.row_key, cell.location, new, element)
+        if left is not None and left != entered:
+            yield IndexWrite(left, cell.row_key, cell.location, None, element)
 
     def _put(self, cell: StoredCell) -> None:
         self.ref_keys[cell.column_name] = cell.ref_key
         self.values = with_column(self.definition, self.values, cell.column_name, decode_body(cell.body))
 
-    def _shard_of_entry(self) -> int | None:
-        return None if self.entry is None else entry_shard(self.definition, self.entry, self.shards)
+    def _shard_of(self, entry: IndexEntry | None) -> int | None:
+        return None if entry is None else entry_shard(self.definition, entry, self._shards)
 
 
 def index_writes(
@@ -92,11 +107,11 @@ def index_writes(
     """Returns what consecutive cells of one shard change.
 
     `before` holds the rows of these cells as the log makes them just before the first. `take` is asked before each
-    cell's writes are taken, and ends the work at the first for which it returns False. The writes are sorted by shard
-    and row key, so that concurrent transactions lock in the same order.
+    cell's writes are taken, and ends the work at the first for which it returns False. The writes are sorted by shard,
+    row key and element, so that concurrent transactions lock in the same order.
     """
     states: dict[RowKey, _RowState] = {}
-    last: dict[tuple[int, RowKey], IndexWrite] = {}
+    last: dict[tuple[int, RowKey, int], IndexWrite] = {}
     finished = 0
     for cell in cells:
         if cell.column_name in definition.columns:
@@ -107,7 +122,7 @@ def index_writes(
             if not take(writes):
                 break
             for write in writes:
-                last[write.shard, write.row_key] = write
+                last[write.shard, write.row_key, write.element] = write
         finished += 1
     return Transitions([last[key] for key in sorted(last)], finished)
 
@@ -117,18 +132,18 @@ def superseding_writes(
     shards: int,
     start: GenerationStart,
     before: Mapping[RowKey, Row],
-    superseded: Iterable[tuple[int, RowKey]],
+    superseded: Iterable[tuple[int, RowKey, int]],
 ) -> list[IndexWrite]:
-    """Returns what a new generation makes of (index shard, row key)s that superseded cells had written (I13).
+    """Returns what a new generation makes of (index shard, row key, element)s that superseded cells had written (I13).
 
     `before` holds their rows as the log makes them just before the generation starts.
     """
     version = Location(start.generation, start.starts_at - 1)
     states: dict[RowKey, _RowState] = {}
     writes = []
-    for shard, row_key in superseded:
+    for shard, row_key, element in superseded:
         state = states.get(row_key)
         if state is None:
             state = states[row_key] = _RowState(definition, shards, before.get(row_key, {}))
-        writes.append(IndexWrite(shard, row_key, version, state.entry if state.shard == shard else None))
+        writes.append(IndexWrite(shard, row_key, version, state.entry_in(shard, element), element))
     return writes

@@ -1,7 +1,7 @@
 """The SELECT of an index query: comparisons, order, pages and their bounds. The tables are index_table's.
 
-Entries are ordered by a keyed field, then by the keyed fields behind it, then by the row key. So where the fields
-before the order are given by equality, the server reads entries in the order of the table's key, and ends at the limit.
+Entries are ordered by a keyed field, then by the keyed fields behind it, then by row key and element. So where the
+fields before the order are given by equality, the server reads in the order of the table's key, and ends at the limit.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class EntryCursor(msgspec.Struct, frozen=True):
-    """Where a page ends: the values that it is ordered by, and the row key."""
+    """Where a page ends: the values that it is ordered by, the row key, and the number of the element."""
 
     values: tuple[Value | None, ...]
     row_key: RowKey
+    element: int = 0
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -94,12 +95,12 @@ def select(
     order = _order(selection)
     is_cut = page_bytes(definition, selection) > bytes_max
     if len(places) == 1 and not is_cut:
-        columns = commas(["row_key", *(shown(field) for field in definition.fields), "0"])
+        columns = commas(["row_key", "element", *(shown(field) for field in definition.fields), "0"])
         return f"{_LIMITED} {_of_place(datastore, definition, places[0], selection, order, columns)}"
-    names = commas(["row_key", *(quoted(field) for field in definition.fields)])
+    names = commas(["row_key", "element", *(quoted(field) for field in definition.fields)])
     parts = [f"(SELECT {_of_place(datastore, definition, place, selection, order, names)})" for place in places]
     page = f"({' UNION ALL '.join(parts)}) AS found ORDER BY {order} LIMIT {selection.limit}"
-    columns = commas(["row_key", *(shown(field) for field in definition.fields)])
+    columns = commas(["row_key", "element", *(shown(field) for field in definition.fields)])
     if not is_cut:
         return f"{_LIMITED} {columns},0 FROM {page}"
     own = " + ".join([str(_ENTRY_BYTES), *(f"COALESCE(LENGTH({quoted(f)}), 0)" for f in definition.fields)])
@@ -132,7 +133,11 @@ def order_key(definition: IndexDefinition, selection: Selection) -> Callable[[Fo
 
     def key(one: FoundEntry) -> Any:
         values = one.entry.values
-        return *((values[n] is not None, values[n] if values[n] is not None else 0) for n in at), one.row_key
+        return (
+            *((values[n] is not None, values[n] if values[n] is not None else 0) for n in at),
+            one.row_key,
+            one.element,
+        )
 
     return key
 
@@ -159,14 +164,14 @@ def _of_place(
     if selection.after is not None:
         where.append(_after(selection, selection.after))
     return (
-        f"{columns} FROM {table(datastore, shard, definition.name)} WHERE {' AND '.join(where)}"
+        f"{columns} FROM {table(datastore, shard, definition)} WHERE {' AND '.join(where)}"
         f" ORDER BY {order} LIMIT {selection.limit}"
     )
 
 
 def _order(selection: Selection) -> Script:
     way = "DESC" if selection.descending else "ASC"
-    return commas([f"{name} {way}" for name in (*map(quoted, selection.order), "row_key")])
+    return commas([f"{name} {way}" for name in (*map(quoted, selection.order), "row_key", "element")])
 
 
 _COMPARED: Mapping[Operator, str] = {
@@ -207,7 +212,8 @@ def _prefix(term: Term) -> Script:
 def _after(selection: Selection, after: EntryCursor) -> Script:
     """Returns the condition for entries behind a page. Nulls come first when ascending, last when descending."""
     beyond = "<" if selection.descending else ">"
-    condition = f"row_key {beyond} x'{after.row_key.hex()}'"
+    row_key = f"x'{after.row_key.hex()}'"
+    condition = f"(row_key {beyond} {row_key} OR (row_key = {row_key} AND element {beyond} {after.element}))"
     for field, value in reversed(list(zip(selection.order, after.values, strict=True))):
         name = quoted(field)
         if value is None:

@@ -41,22 +41,29 @@ _NEWER = (
 EXAMINED_ROWS_MAX = 4096
 """How many rows of one index shard a page of `superseded` looks at: some milliseconds of the server."""
 
-_WRITE_BYTES = 80  # row key, version, live and punctuation
+_WRITE_BYTES = 90  # row key, element, version, live and punctuation
 _STATEMENT_BYTES = 1024
 _COLUMN_BYTES = len(_NEWER) + 40
 _NUMBER_BYTES = 48  # the longest number, time, uuid or decimal, and the quotes of what is longer
 
 
-class SupersededPage(msgspec.Struct, frozen=True):
-    """Row keys and versions. `last`: the last row key that was examined, or None: the table has no more."""
+EntryKey = tuple[RowKey, int]
+"""Row key and element."""
 
-    rows: Sequence[tuple[RowKey, Location]]
-    last: RowKey | None
+BEFORE_ALL: EntryKey = (RowKey(b""), 0)
+
+
+class SupersededPage(msgspec.Struct, frozen=True):
+    """Entries and versions. `last` is the last one that was examined, or None: the table has no more."""
+
+    rows: Sequence[tuple[EntryKey, Location]]
+    last: EntryKey | None
 
 
 class FoundEntry(msgspec.Struct, frozen=True, gc=False):
     row_key: RowKey
     entry: IndexEntry
+    element: int = 0
 
 
 def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[None]:
@@ -66,10 +73,10 @@ def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Ope
     ]
     key = commas([quoted(field) for field in definition.keyed])
     yield (
-        f"CREATE TABLE IF NOT EXISTS {table(datastore, shard, definition.name)} ("
-        "row_key BINARY(16) NOT NULL PRIMARY KEY, source_generation INT UNSIGNED NOT NULL,"
-        " source_added_id BIGINT UNSIGNED NOT NULL, live TINYINT NOT NULL,"
-        f" {commas(columns)}, KEY entries ({key}, row_key)) ENGINE=InnoDB"
+        f"CREATE TABLE IF NOT EXISTS {table(datastore, shard, definition)} ("
+        "row_key BINARY(16) NOT NULL, element SMALLINT UNSIGNED NOT NULL, source_generation INT UNSIGNED NOT NULL,"
+        f" source_added_id BIGINT UNSIGNED NOT NULL, live TINYINT NOT NULL, {commas(columns)},"
+        f" PRIMARY KEY (row_key, element), KEY entries ({key}, row_key, element)) ENGINE=InnoDB"
     )
 
 
@@ -79,12 +86,12 @@ def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[
     for write in writes:
         by_shard.setdefault(write.shard, []).append(_row(definition, write))
     names = [quoted(field) for field in definition.fields]
-    columns = commas(["row_key", "source_generation", "source_added_id", "live", *names])
+    columns = commas(["row_key", "element", "source_generation", "source_added_id", "live", *names])
     # MySQL assigns from left to right: the guard reads the version columns, so they are assigned last.
     guarded = [f"{name} = IF({_NEWER}, VALUES({name}), {name})" for name in ["live", *names, "source_added_id"]]
     update = commas([*guarded, "source_generation = GREATEST(source_generation, VALUES(source_generation))"])
     return ";".join(
-        f"INSERT INTO {table(datastore, shard, definition.name)} ({columns}) VALUES {commas(rows)}"
+        f"INSERT INTO {table(datastore, shard, definition)} ({columns}) VALUES {commas(rows)}"
         f" ON DUPLICATE KEY UPDATE {update}"
         for shard, rows in by_shard.items()
     )
@@ -107,33 +114,34 @@ def sql_bytes_max(definition: IndexDefinition, write: IndexWrite, is_first: bool
 def superseded(
     datastore: Datastore,
     definition: IndexDefinition,
-    after: Mapping[int, RowKey],
+    after: Mapping[int, EntryKey],
     starts: Sequence[GenerationStart],
     examined_max: int,
 ) -> Operation[dict[int, SupersededPage]]:
     """Returns a page of each index shard's rows that have a version which one of the generations supersedes (I13).
 
     The versions' shard isn't known here: the caller looks only at row keys of the shard that has these generations.
-    `after`, by index shard: the row key after which the page begins. Each page examines at most `examined_max` rows.
+    `after`, by index shard, is where the page begins. Each page examines at most `examined_max` rows.
     """
     old = " OR ".join(
         f"(source_generation < {start.generation} AND source_added_id >= {start.starts_at})" for start in starts
     )
     scripts = []
-    for shard, row_key in after.items():
-        name = table(datastore, shard, definition.name)
-        rows = sql("WHERE row_key > %s ORDER BY row_key", row_key)
+    for shard, (row_key, element) in after.items():
+        name = table(datastore, shard, definition)
+        beyond = "WHERE row_key >= %s AND (row_key > %s OR element > %s) ORDER BY row_key, element"
+        rows = sql(beyond, row_key, row_key, element)
         scripts += [
-            "SELECT row_key, source_generation, source_added_id FROM (SELECT row_key, source_generation,"
-            f" source_added_id FROM {name} {rows} LIMIT {examined_max}) AS page WHERE {old}",
+            "SELECT row_key, element, source_generation, source_added_id FROM (SELECT row_key, element,"
+            f" source_generation, source_added_id FROM {name} {rows} LIMIT {examined_max}) AS page WHERE {old}",
             # The page before it can't end earlier: a row never leaves an index table.
-            f"SELECT row_key FROM {name} {rows} LIMIT 1 OFFSET {examined_max - 1}",
+            f"SELECT row_key, element FROM {name} {rows} LIMIT 1 OFFSET {examined_max - 1}",
         ]
     results = yield ";".join(scripts)
     return {
         shard: SupersededPage(
-            [(row[0], Location(row[1], row[2])) for row in results[2 * n].rows],
-            results[2 * n + 1].rows[0][0] if results[2 * n + 1].rows else None,
+            [((row[0], row[1]), Location(row[2], row[3])) for row in results[2 * n].rows],
+            (ends[0][0], ends[0][1]) if (ends := results[2 * n + 1].rows) else None,
         )
         for n, shard in enumerate(after)
     }
@@ -145,18 +153,19 @@ def write(script: Script) -> Operation[None]:
 
 
 def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
-    return [FoundEntry(row[0], IndexEntry(tuple(map(_read, definition.fields, row[1:])))) for row in rows]
+    return [FoundEntry(row[0], IndexEntry(tuple(map(_read, definition.fields, row[2:]))), row[1]) for row in rows]
 
 
 def live_entries(
-    datastore: Datastore, shard: int, definition: IndexDefinition, after: RowKey | None, limit: int
+    datastore: Datastore, shard: int, definition: IndexDefinition, after: EntryKey, limit: int
 ) -> Operation[list[FoundEntry]]:
-    """Returns a page of all entries of one shard, by row key, to compare an index with its cells."""
-    columns = commas(["row_key", *(shown(field) for field in definition.fields)])
-    beyond = sql(" AND row_key > %s", after) if after is not None else ""
+    """Returns a page of all entries of one shard, by row key and element, to compare an index with its cells."""
+    columns = commas(["row_key", "element", *(shown(field) for field in definition.fields)])
+    row_key, element = after
+    beyond = sql(" AND row_key >= %s AND (row_key > %s OR element > %s)", row_key, row_key, element)
     (result,) = yield (
-        f"SELECT {columns} FROM {table(datastore, shard, definition.name)} WHERE live = 1{beyond}"
-        f" ORDER BY row_key LIMIT {limit}"
+        f"SELECT {columns} FROM {table(datastore, shard, definition)} WHERE live = 1{beyond}"
+        f" ORDER BY row_key, element LIMIT {limit}"
     )
     return found(definition, result.rows)
 
@@ -165,9 +174,9 @@ def entries_of(
     datastore: Datastore, definition: IndexDefinition, rows: Mapping[int, Sequence[RowKey]]
 ) -> Operation[dict[int, list[FoundEntry]]]:
     """Returns the entries of rows, by shard of the index. It takes at least one shard, and one row key of each."""
-    columns = commas(["row_key", *(shown(field) for field in definition.fields)])
+    columns = commas(["row_key", "element", *(shown(field) for field in definition.fields)])
     results = yield ";".join(
-        f"SELECT {columns} FROM {table(datastore, shard, definition.name)} WHERE live = 1"
+        f"SELECT {columns} FROM {table(datastore, shard, definition)} WHERE live = 1"
         f" AND row_key IN ({commas([literal(row_key) for row_key in row_keys])})"
         for shard, row_keys in rows.items()
     )
@@ -175,18 +184,18 @@ def entries_of(
 
 
 def count_live(datastore: Datastore, shard: int, definition: IndexDefinition) -> Operation[int]:
-    (result,) = yield f"SELECT COUNT(*) FROM {table(datastore, shard, definition.name)} WHERE live = 1"
+    (result,) = yield f"SELECT COUNT(*) FROM {table(datastore, shard, definition)} WHERE live = 1"
     return int(result.rows[0][0])
 
 
 def _row(definition: IndexDefinition, write: IndexWrite) -> str:
     version = f"{write.version.generation},{write.version.added_id}"
     if write.entry is None:
-        return f"(x'{write.row_key.hex()}',{version},0{',NULL' * len(definition.fields)})"
+        return f"(x'{write.row_key.hex()}',{write.element},{version},0{',NULL' * len(definition.fields)})"
     values = commas(
         [field_literal(field, value) for field, value in zip(definition.fields, write.entry.values, strict=True)]
     )
-    return f"(x'{write.row_key.hex()}',{version},1,{values})"
+    return f"(x'{write.row_key.hex()}',{write.element},{version},1,{values})"
 
 
 def field_literal(field: Field, value: Value | None) -> str:
@@ -215,5 +224,5 @@ def quoted(field: Field) -> Script:
     return literal(Name(field.name))
 
 
-def table(datastore: Datastore, shard: int, name: str) -> Script:
-    return f"{literal(Name(datastore.database(shard)))}.{literal(Name(f'index_{name}'))}"
+def table(datastore: Datastore, shard: int, definition: IndexDefinition) -> Script:
+    return f"{literal(Name(datastore.database(shard)))}.{literal(Name(f'index_{definition.name}'))}"

@@ -8,13 +8,14 @@ from collections import defaultdict
 
 import pytest
 
-from api.index.query import Behind, find_entries, parse_query
+from api.index.query import parse_query
+from api.index.search import Behind, find_entries
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import decode_body, encode_body
 from schemaless.errors import Conflict, NotFound
 from schemaless.index.catalogue import build_progress, create_index, find_index
-from schemaless.index.definition import parse_definition
-from schemaless.index.entry import entry_for, entry_shard
+from schemaless.index.definition import ELEMENTS_MAX, parse_definition
+from schemaless.index.entry import entries_for, entry_shard
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_table
 from schemaless.storage.entity_table import CellKey, ShardCell
@@ -74,7 +75,7 @@ class Rows:
         put(self.storage, self.datastore, cells)
 
     def wanted(self, index):
-        """By (shard, row key): the function of the newest cells, computed from MySQL alone."""
+        """By (shard, row key, element): the function of the newest cells, computed from MySQL alone."""
         newest = defaultdict(dict)
         for shard in range(SHARDS):
             master = self.storage.master(self.datastore.home(shard))
@@ -84,17 +85,18 @@ class Rows:
                     newest[cell.row_key][cell.column_name] = cell
         entries = {}
         for row, columns in newest.items():
-            entry = entry_for(index, {column: decode_body(cell.body) for column, cell in columns.items()})
-            if entry is not None:
-                entries[entry_shard(index, entry, SHARDS), row] = entry
+            made = entries_for(index, {column: decode_body(cell.body) for column, cell in columns.items()})
+            for element, entry in enumerate(made):
+                if entry is not None:
+                    entries[entry_shard(index, entry, SHARDS), row, element] = entry
         return entries
 
     def found(self, index):
         return {
-            (shard, found.row_key): found.entry
+            (shard, found.row_key, found.element): found.entry
             for shard in range(SHARDS)
             for found in self.storage.master(self.datastore.home(shard)).run(
-                index_table.live_entries, self.datastore, shard, index, None, 100_000
+                index_table.live_entries, self.datastore, shard, index, index_table.BEFORE_ALL, 100_000
             )
         }
 
@@ -104,7 +106,8 @@ def owners():
     by_shard = {}
     while len(by_shard) < SHARDS:
         owner = uuid.uuid4().hex
-        by_shard[entry_shard(definition(), entry_for(definition(), {"BASE": {"owner": owner}}), SHARDS)] = owner
+        (entry,) = entries_for(definition(), {"BASE": {"owner": owner}})
+        by_shard[entry_shard(definition(), entry, SHARDS)] = owner
     return by_shard
 
 
@@ -145,7 +148,7 @@ async def test_a_version_written_late_changes_nothing(processes, rows, async_sto
     rows.put(rows.cell(row, "BASE", 9, {"owner": first, "number": 9}))
     rows.put(rows.cell(row, "BASE", 8, {"owner": second, "number": 8}))
     wait_until_finished(storage, datastore, "index:by_owner")
-    assert [entry.values[:2] for (_, key), entry in rows.found(definition()).items() if key == row] == [(first, 9)]
+    assert [entry.values[:2] for (_, key, _), entry in rows.found(definition()).items() if key == row] == [(first, 9)]
 
 
 async def test_a_query_after_a_put_includes_it_on_master_and_minion(processes, rows, async_storage, storage, datastore):
@@ -159,7 +162,8 @@ async def test_a_query_after_a_put_includes_it_on_master_and_minion(processes, r
         (placed,) = master.run(entity_table.put_cells, datastore, [cell])
         after = f"{placed.shard}:{placed.generation}:{placed.added_id}"
         query = parse_query(definition(), SHARDS, [("owner", owner), ("after", after)])
-        home = datastore.home(query.shard)
+        ((shard, _),) = query.places
+        home = datastore.home(shard)
         for node in (storage.master(home), *storage.minions(home)):
             page = ask_until_reached(node, datastore, query)
             assert [found.row_key for found in page.entries] == [row]
@@ -169,10 +173,52 @@ def ask_until_reached(node, datastore, query):
     deadline = time.monotonic() + 15
     while True:
         try:
-            return node.run(find_entries, datastore, definition(), query)
+            return node.run(find_entries, datastore, definition(), query, query.places).page
         except Behind:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def elements(name="by_tag"):
+    return parse_definition(
+        {
+            "name": name,
+            "shard_field": "tag",
+            "fields": [{"name": "tag", "column": "BASE", "path": "tags[].name", "type": "string", "length": 40}],
+            "stored": [
+                {"name": "weight", "column": "BASE", "path": "tags[].weight", "type": "int"},
+                {"name": "state", "column": "STATUS", "path": "state", "type": "string", "length": 20},
+            ],
+        }
+    )
+
+
+async def test_each_element_of_an_array_has_an_entry(processes, rows, async_storage, storage, datastore):
+    """Arrays grow, shrink, change their order and move elements between clusters, before and after the build."""
+    rng = random.Random(2)
+    tags = list(owners().values())
+    row_keys = [uuid.uuid4().bytes for _ in range(60)]
+
+    def put(version):
+        for row in row_keys:
+            found = [{"name": rng.choice([*tags, None]), "weight": n} for n in range(rng.randrange(5))]
+            rows.put(rows.cell(row, "BASE", version, {"tags": found}))
+            rows.put(rows.cell(row, "STATUS", version, {"state": f"s{version}"}))
+
+    put(1)
+    await create_index(async_storage, datastore, elements())
+    await wait_active(async_storage, datastore, "by_tag")
+    assert rows.found(elements()) == rows.wanted(elements())
+    put(2)
+    long = [{"name": tags[0], "weight": n} for n in range(ELEMENTS_MAX)]
+    rows.put(rows.cell(row_keys[0], "BASE", 3, {"tags": long}))
+    wait_until_finished(storage, datastore, "index:by_tag")
+    assert rows.found(elements()) == rows.wanted(elements())
+    assert sum(key == row_keys[0] for _, key, _ in rows.found(elements())) == ELEMENTS_MAX
+    rows.put(rows.cell(row_keys[0], "BASE", 4, {"tags": [*long, long[0]]}))
+    wait_until_finished(storage, datastore, "index:by_tag")
+    assert rows.found(elements()) == rows.wanted(elements())
+    assert all(key != row_keys[0] for _, key, _ in rows.found(elements()))
 
 
 async def test_an_index_on_a_running_indexer_is_built_while_cells_come(

@@ -21,7 +21,7 @@ from schemaless.sharding import shard_of
 from schemaless.storage import checkpoint_table, entity_table, index_definition_table, index_table
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.index_definition_table import BuildProgress
-from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, owners
+from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
 
 pytestmark = pytest.mark.storage
 
@@ -29,12 +29,13 @@ pytestmark = pytest.mark.storage
 class IndexedRows(Rows):
     """Rows of a datastore, and its index as one maintainer without a topic writes it."""
 
-    def __init__(self, storage, datastore, async_storage):
+    def __init__(self, storage, datastore, async_storage, index=None):
         super().__init__(storage, datastore)
         self.async_storage = async_storage
-        self.maintainer = Maintainer(async_storage, datastore, definition(), effect_bytes_max=3000, examined_rows_max=3)
+        index = index or definition()
+        self.maintainer = Maintainer(async_storage, datastore, index, effect_bytes_max=3000, examined_rows_max=3)
         for shard in range(SHARDS):
-            self.master(shard).run(index_table.create, datastore, shard, definition())
+            self.master(shard).run(index_table.create, datastore, shard, index)
 
     def master(self, shard):
         return self.storage.master(self.datastore.home(shard))
@@ -113,6 +114,24 @@ async def test_superseded_entries_are_evaluated_again_in_pieces_and_again(rows):
     rows.put(*moves(rows, 0, row_keys_of(0, 20), 1, seed=4))
     await rows.follow(0, after=29)
     assert rows.found(definition()) == rows.wanted(definition())
+
+
+async def test_superseded_elements_are_evaluated_again(storage, async_storage, make_datastore):
+    """Pages of three entries end within rows: what an element lost, moved or gained is taken back, each by itself."""
+    rows = IndexedRows(storage, make_datastore(shards=SHARDS, partitions=2), async_storage, elements())
+    names = [*owners().values(), None]
+    rng = random.Random(5)
+    row_keys = row_keys_of(0, 20)
+    for version in (1, 2):
+        for row in row_keys:
+            tags = [{"name": rng.choice(names), "weight": n} for n in range(rng.randrange(6))]
+            rows.put(ShardCell(CellKey(row, "BASE", version), encode_body({"tags": tags}), 0))
+    await rows.follow(0)
+    assert rows.found(elements()) == rows.wanted(elements())
+    rows.promote(0, 27)
+    assert rows.found(elements()) != rows.wanted(elements())
+    await rows.apply(await rows.maintainer.supersede(0, 27, 2))
+    assert rows.found(elements()) == rows.wanted(elements())
 
 
 async def test_entries_on_the_other_cluster_are_taken_back_when_the_home_lost_its_checkpoint_too(rows, async_storage):

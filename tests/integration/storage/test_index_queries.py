@@ -61,16 +61,20 @@ def datastore(make_datastore, storage):
 
 @pytest.fixture(scope="module")
 def rows(datastore, storage, rng):
-    """Entries of several owners, with many equal values and nulls: (row key, values)."""
+    """Entries of several owners, with many equal values and nulls: ((row key, element), values)."""
     found = []
-    for _ in range(240):
+    for number in range(240):
         values = (rng.choice(OWNERS), *(rng.choice(choices) for choices in VALUES.values()))
-        found.append((rng.randbytes(16), values))
+        found.append((((number // 3).to_bytes(16, "big"), number % 3), values))
     writes = [
         IndexWrite(
-            entry_shard(DEFINITION, IndexEntry(values), datastore.shards), row, Location(1, 1), IndexEntry(values)
+            entry_shard(DEFINITION, IndexEntry(values), datastore.shards),
+            row_key,
+            Location(1, 1),
+            IndexEntry(values),
+            element,
         )
-        for row, values in found
+        for (row_key, element), values in found
     ]
     for cluster, here in datastore.by_home(writes, lambda write: write.shard).items():
         storage.master(cluster).run(index_table.write, index_table.upserts(datastore, DEFINITION, here))
@@ -168,7 +172,7 @@ def test_every_query_answers_what_python_makes_of_the_entries(ask, rows, rng):
         while True:
             page, _ = ask([*parameters, ("limit", str(limit)), *cursor])
             assert len(page.entries) <= limit
-            seen += [(found.row_key, found.entry.values) for found in page.entries]
+            seen += [((found.row_key, found.element), found.entry.values) for found in page.entries]
             if page.cursor is None:
                 break
             cursor = [("cursor", page.cursor)]
@@ -184,7 +188,7 @@ def test_a_page_ends_by_its_bytes_and_goes_on_behind(ask, rows):
             page, _ = ask([*parameters, ("limit", "1000"), *cursor], False, 500)
             pages += 1
             assert len(page.entries) <= 8 * len(owners)
-            seen += [(found.row_key, found.entry.values) for found in page.entries]
+            seen += [((found.row_key, found.element), found.entry.values) for found in page.entries]
             if page.cursor is None:
                 break
             cursor = [("cursor", page.cursor)]

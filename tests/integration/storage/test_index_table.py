@@ -1,5 +1,6 @@
 """Index tables on real servers: the guard (I11), every type, and queries against a model of them."""
 
+import base64
 import random
 import uuid
 
@@ -9,7 +10,7 @@ from api.index.query import parse_query
 from api.index.search import find_entries, merged, places_by_cluster
 from schemaless.errors import Invalid
 from schemaless.index.definition import parse_definition
-from schemaless.index.entry import IndexEntry, entry_fields, entry_for, entry_shard
+from schemaless.index.entry import IndexEntry, entries_for, entry_fields, entry_shard
 from schemaless.index.transition import IndexWrite
 from schemaless.location import Location
 from schemaless.storage import index_table
@@ -55,7 +56,7 @@ class Index:
         self.node = storage.master(datastore.home(self.shard))
 
     def entry(self, **fields):
-        return entry_for(DEFINITION, {"BASE": {"city": self.city, **fields}})
+        return entries_for(DEFINITION, {"BASE": {"city": self.city, **fields}})[0]
 
     def write(self, *writes):
         script = index_table.upserts(self.datastore, DEFINITION, writes)
@@ -110,6 +111,61 @@ def test_a_tombstone_that_comes_first_holds_its_place(index):
     assert index.numbers() == []
 
 
+def test_each_element_has_a_guard_of_its_own(index):
+    """A late write of one element says nothing about another of the row."""
+    row = uuid.uuid4().bytes
+    for version, element, number in [
+        ((1, 5), 0, 5),
+        ((1, 3), 1, 31),
+        ((1, 6), 1, None),
+        ((1, 4), 0, 4),
+        ((1, 4), 1, 4),
+    ]:
+        entry = None if number is None else index.entry(number=number)
+        index.write(IndexWrite(index.shard, row, Location(*version), entry, element))
+    assert index.numbers() == [5]
+
+
+def widest(keyed_types, stored_count, length):
+    """A definition at the limits of what a definition may be."""
+    keyed = [{"name": f"k{n}", "column": "BASE", "path": f"k{n}", **kind} for n, kind in enumerate(keyed_types)]
+    stored = [
+        {"name": f"s{n}", "column": "BASE", "path": f"s{n}", "type": "string", "length": length}
+        for n in range(stored_count)
+    ]
+    return {"name": "widest", "shard_field": "k0", "fields": keyed, "stored": stored}
+
+
+@pytest.mark.parametrize(
+    ("keyed_types", "stored_count", "length"),
+    [
+        ([{"type": "string", "length": 763}], 17, 190),
+        ([{"type": "string", "length": 50}, *[{"type": "decimal"}] * 13], 48, 80),
+        ([{"type": "string", "length": 53}, *[{"type": "bytes", "length": 215}] * 13], 48, 67),
+    ],
+)
+def test_what_a_definition_may_be_the_servers_can_hold(make_datastore, storage, keyed_types, stored_count, length):
+    """At the limits of keys, columns and rows the tables are made, and hold the longest values. Beyond is a 422."""
+    definition = parse_definition(widest(keyed_types, stored_count, length))
+    with pytest.raises(Invalid, match="lower a length"):
+        parse_definition(widest([*keyed_types[:-1], {"type": "string", "length": 768}], stored_count, length))
+    with pytest.raises(Invalid, match=r"lower a length|at most"):
+        parse_definition(widest(keyed_types, stored_count + 1, length))
+    made = make_datastore(shards=1, partitions=1)
+    node = storage.master(made.home(0))
+    node.run(index_table.create, made, 0, definition)
+    longest = {"string": lambda n: "\U0001f600" * n, "decimal": lambda n: "-" + "9" * 29 + "." + "9" * 9}
+    body = {
+        field.name: longest.get(str(field.type), lambda n: base64.b64encode(b"x" * n).decode())(field.length)
+        for field in definition.fields
+    }
+    (entry,) = entries_for(definition, {"BASE": body})
+    script = index_table.upserts(made, definition, [IndexWrite(0, bytes(16), Location(1, 1), entry)])
+    node.run(index_table.write, script)
+    (found,) = node.run(index_table.live_entries, made, 0, definition, index_table.BEFORE_ALL, 10)
+    assert found.entry == entry
+
+
 def test_values_of_every_type_come_back_as_they_were(index):
     """What a query shows is what the cell says, nulls too."""
     bodies = [
@@ -136,7 +192,7 @@ def test_values_of_every_type_come_back_as_they_were(index):
 def test_strings_are_compared_as_they_are(index):
     """Neither case nor trailing blanks nor accents make two values one."""
     for city in (index.city.upper() + "x", index.city + " ", "é" + index.city[1:]):
-        entry = entry_for(DEFINITION, {"BASE": {"city": city, "number": 1}})
+        (entry,) = entries_for(DEFINITION, {"BASE": {"city": city, "number": 1}})
         index.put(uuid.uuid4().bytes, (1, 1), entry)
     assert index.numbers() == []
 

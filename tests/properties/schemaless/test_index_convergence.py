@@ -1,12 +1,13 @@
 """I11: an index converges to a function of the newest cells, whatever the order, repetition, batching or crash."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.index.definition import parse_definition
-from schemaless.index.entry import entry_for, entry_shard
+from schemaless.index.entry import entries_for, entry_shard
 from schemaless.index.transition import index_writes, superseding_writes
 from schemaless.location import Location, generation_at, visible_starts
 from schemaless.storage.entity_table import ShardCell
@@ -24,6 +25,21 @@ DEFINITION = parse_definition(
         "where": [{"field": "state", "op": "ne", "value": 2}],
     }
 )
+ELEMENTS = parse_definition(
+    {
+        "name": "by_owners",
+        "shard_field": "owner",
+        "fields": [{"name": "owner", "column": "BASE", "path": "owners[].owner", "type": "int"}],
+        "stored": [
+            {"name": "share", "column": "BASE", "path": "owners[].share", "type": "int"},
+            {"name": "state", "column": "STATUS", "path": "state", "type": "int"},
+        ],
+        "where": [{"field": "state", "op": "ne", "value": 2}],
+    }
+)
+"""An entry for each element, whose number and owner change with each version of the row."""
+
+BOTH = pytest.mark.parametrize("definition", [DEFINITION, ELEMENTS], ids=["one", "elements"])
 ROWS = [bytes([n]) * 16 for n in range(3)]
 
 events = st.lists(
@@ -45,10 +61,16 @@ def table_of(found):
     return table
 
 
+def body_of(ref_key, value):
+    """As many elements as the ref_key says, none of them without a value."""
+    owners = [{"owner": (value + n) % 4, "share": n % 2} for n in range(ref_key % 4)] if value is not None else None
+    return {"owner": value, "state": value, "owners": owners}
+
+
 def put(table, found):
     table.put_cells(
         [
-            ShardCell(CellKey(row, column, ref_key), encode_body({"owner": value, "state": value}), SOURCE_SHARD)
+            ShardCell(CellKey(row, column, ref_key), encode_body(body_of(ref_key, value)), SOURCE_SHARD)
             for row, column, ref_key, value in found
         ]
     )
@@ -58,29 +80,29 @@ def log_of(table):
     return table.read_after(SOURCE_SHARD, 0, 1000)
 
 
-def rows_until(table, position):
+def rows_until(definition, table, position):
     """By row: the newest cell of each source column in the log up to a position."""
     rows = {}
-    for cell in table.newest_until({SOURCE_SHARD: (position, ROWS)}, DEFINITION.columns).cells:
+    for cell in table.newest_until({SOURCE_SHARD: (position, ROWS)}, definition.columns).cells:
         rows.setdefault(cell.row_key, {})[cell.column_name] = cell
     return rows
 
 
-def wanted(table):
-    """What the index must come to: by (shard, row key), the live entries."""
+def wanted(definition, table):
+    """What the index must come to: by (shard, row key, element), the live entries."""
     entries = {}
-    for row_key, row in rows_until(table, len(log_of(table))).items():
+    for row_key, row in rows_until(definition, table, len(log_of(table))).items():
         bodies = {column: decode_body(cell.body) for column, cell in row.items()}
-        entry = entry_for(DEFINITION, bodies)
-        if entry is not None:
-            entries[entry_shard(DEFINITION, entry, SHARDS), row_key] = entry
+        for element, entry in enumerate(entries_for(definition, bodies)):
+            if entry is not None:
+                entries[entry_shard(definition, entry, SHARDS), row_key, element] = entry
     return entries
 
 
 def apply(index, writes):
     """What the SQL guard does: only a greater version overwrites."""
     for write in writes:
-        key = write.shard, write.row_key
+        key = write.shard, write.row_key, write.element
         if key not in index or write.version > index[key].version:
             index[key] = write
 
@@ -101,8 +123,9 @@ def cut(log, sizes):
         yield start, len(log)
 
 
-@given(events, st.data())
-def test_any_batching_any_order_and_any_repetition_converge(found, data):
+@BOTH
+@given(found=events, data=st.data())
+def test_any_batching_any_order_and_any_repetition_converge(definition, found, data):
     """Several processes, each with its own batches, apply theirs in any order, some twice: the same index comes out."""
     source = table_of(found)
     log = log_of(source)
@@ -110,46 +133,49 @@ def test_any_batching_any_order_and_any_repetition_converge(found, data):
     for _ in range(data.draw(st.integers(1, 3))):
         sizes = data.draw(st.lists(st.integers(1, 5), max_size=6))
         for start, end in cut(log, sizes):
-            pieces.append(index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end]).writes)
+            pieces.append(
+                index_writes(definition, SHARDS, rows_until(definition, source, start), log[start:end]).writes
+            )
     repeated = data.draw(st.lists(st.sampled_from(pieces), max_size=4)) if pieces else []
     index = {}
     for writes in data.draw(st.permutations(pieces + repeated)):
         apply(index, writes)
-    assert live(index) == wanted(source)
+    assert live(index) == wanted(definition, source)
 
 
-@given(events, st.data())
-def test_a_late_writer_that_dies_in_between_changes_nothing(found, data):
+@BOTH
+@given(found=events, data=st.data())
+def test_a_late_writer_that_dies_in_between_changes_nothing(definition, found, data):
     """A zombie replays any part of the log in batches of its own and dies anywhere: the index stays as it was."""
     source = table_of(found)
     log = log_of(source)
     index = {}
-    apply(index, index_writes(DEFINITION, SHARDS, {}, log).writes)
+    apply(index, index_writes(definition, SHARDS, {}, log).writes)
     start = data.draw(st.integers(0, len(log)))
     end = data.draw(st.integers(start, len(log)))
-    late = index_writes(DEFINITION, SHARDS, rows_until(source, start), log[start:end]).writes
+    late = index_writes(definition, SHARDS, rows_until(definition, source, start), log[start:end]).writes
     apply(index, late[: data.draw(st.integers(0, len(late)))])
-    assert live(index) == wanted(source)
+    assert live(index) == wanted(definition, source)
 
 
 def superseded_places(index, starts):
     """What index_table.superseded finds: by the latest generation that supersedes its version, (shard, row key)s."""
     found = {}
-    for (shard, row_key), write in index.items():
+    for (shard, row_key, element), write in index.items():
         version = write.version
         above = [s for s in starts if version.generation < s.generation and version.added_id >= s.starts_at]
         if above:
-            found.setdefault(max(above, key=lambda start: start.generation), []).append((shard, row_key))
+            found.setdefault(max(above, key=lambda start: start.generation), []).append((shard, row_key, element))
     return found
 
 
-def supersede(index, source, stop_after=None):
+def supersede(definition, index, source, stop_after=None):
     """What a maintainer does about all generations of the source shard, perhaps killed after some writes."""
     starts = visible_starts(source.generations(SOURCE_SHARD))
     writes = []
     for start, places in superseded_places(index, starts).items():
-        before = rows_until(source, start.starts_at - 1)
-        writes += superseding_writes(DEFINITION, SHARDS, start, before, places)
+        before = rows_until(definition, source, start.starts_at - 1)
+        writes += superseding_writes(definition, SHARDS, start, before, places)
     apply(index, writes[:stop_after])
 
 
@@ -158,12 +184,12 @@ def test_what_a_generation_supersedes_leaves_the_index():
     source = table_of([(ROWS[0], "BASE", 1, 0), (ROWS[0], "STATUS", 1, 0), (ROWS[0], "BASE", 2, 1)])
     index = {}
     apply(index, index_writes(DEFINITION, SHARDS, {}, log_of(source)).writes)
-    ((lost_shard, _),) = live(index)
+    ((lost_shard, *_),) = live(index)
     source.open_generation(SOURCE_SHARD, 3)
-    supersede(index, source)
-    ((shard, _),) = live(index)
+    supersede(DEFINITION, index, source)
+    ((shard, *_),) = live(index)
     assert shard != lost_shard
-    assert live(index) == wanted(source)
+    assert live(index) == wanted(DEFINITION, source)
     assert {write.version for write in index.values()} == {Location(2, 2)}
 
 
@@ -173,10 +199,10 @@ def test_the_first_cell_of_a_generation_beats_what_the_generation_took_back():
     index = {}
     apply(index, index_writes(DEFINITION, SHARDS, {}, log_of(source)).writes)
     source.open_generation(SOURCE_SHARD, 3)
-    supersede(index, source)
+    supersede(DEFINITION, index, source)
     put(source, [(ROWS[0], "BASE", 3, 3)])
-    apply(index, index_writes(DEFINITION, SHARDS, rows_until(source, 2), log_of(source)[2:]).writes)
-    assert live(index) == wanted(source)
+    apply(index, index_writes(DEFINITION, SHARDS, rows_until(DEFINITION, source, 2), log_of(source)[2:]).writes)
+    assert live(index) == wanted(DEFINITION, source)
 
 
 def test_cells_of_a_generation_count_that_a_later_one_kept():
@@ -187,9 +213,9 @@ def test_cells_of_a_generation_count_that_a_later_one_kept():
     source.open_generation(SOURCE_SHARD, 3)
     put(source, [(ROWS[0], "BASE", 2, 0), (ROWS[1], "BASE", 1, 1)])
     source.open_generation(SOURCE_SHARD, 5)
-    supersede(index, source)
-    apply(index, index_writes(DEFINITION, SHARDS, rows_until(source, 2), log_of(source)[2:]).writes)
-    assert live(index) == wanted(source) != {}
+    supersede(DEFINITION, index, source)
+    apply(index, index_writes(DEFINITION, SHARDS, rows_until(DEFINITION, source, 2), log_of(source)[2:]).writes)
+    assert live(index) == wanted(DEFINITION, source) != {}
 
 
 moves = st.lists(
@@ -203,8 +229,9 @@ moves = st.lists(
 """Few rows, and nearly every cell moves one: what isn't taken back is seen."""
 
 
-@given(st.lists(moves, min_size=2, max_size=4), st.data())
-def test_generations_that_supersede_cells_converge_too(histories, data):
+@BOTH
+@given(histories=st.lists(moves, min_size=2, max_size=4), data=st.data())
+def test_generations_that_supersede_cells_converge_too(definition, histories, data):
     """Promotions come between puts, at any position, also below an earlier one. The index follows in between or not.
 
     It may die within any batch and within any superseding, which are then repeated.
@@ -218,22 +245,24 @@ def test_generations_that_supersede_cells_converge_too(histories, data):
             source.open_generation(SOURCE_SHARD, max(1, head + 1 - lost))
         put(source, found)
         left = 0 if n == len(histories) else data.draw(st.integers(0, 9))
-        at = follow(index, source, at, max(0, len(log_of(source)) - left), data)
-    assert live(index) == wanted(source)
+        at = follow(definition, index, source, at, max(0, len(log_of(source)) - left), data)
+    assert live(index) == wanted(definition, source)
 
 
-def follow(index, source, at, until, data):
+def follow(definition, index, source, at, until, data):
     """Takes back what was superseded, then takes the log up to a position. Returns how far it came."""
     starts = source.generations(SOURCE_SHARD)
     later = [start.starts_at for start in starts if start.generation > at.generation]
     reached = at.added_id
     if later and min(later) <= reached:
-        supersede(index, source, stop_after=data.draw(st.integers(0, 4)))
-        supersede(index, source)
+        supersede(definition, index, source, stop_after=data.draw(st.integers(0, 4)))
+        supersede(definition, index, source)
         reached = min(later) - 1
     log = log_of(source)[reached:until]
     for start, end in cut(log, data.draw(st.lists(st.integers(1, 5), max_size=6))):
-        writes = index_writes(DEFINITION, SHARDS, rows_until(source, reached + start), log[start:end]).writes
+        writes = index_writes(
+            definition, SHARDS, rows_until(definition, source, reached + start), log[start:end]
+        ).writes
         apply(index, writes[: data.draw(st.integers(0, len(writes)))])
         apply(index, writes)
     reached += len(log)

@@ -43,13 +43,17 @@ OTHER_DRIVER = DRIVER.replace("1", "3")
         ("limit", "0000010000000"),
         ("limit", "000000001" + "1" * 5000),
         ("limit", "1001"),
-        ("cursor", cursor(THIS, ["\ud800", None], "00" * 16)),
-        ("cursor", cursor(THIS, ["a", None], "00")),
-        ("cursor", cursor(THIS, ["a"], "00" * 16)),
-        ("cursor", cursor(THIS, [1, None], "00" * 16)),
-        ("cursor", cursor(THIS, "ab", "00" * 16)),
-        ("cursor", cursor(5, ["a", None], "00" * 16)),
+        ("cursor", cursor(THIS, ["\ud800", None], "00" * 16, 0)),
+        ("cursor", cursor(THIS, ["a", None], "00", 0)),
+        ("cursor", cursor(THIS, ["a"], "00" * 16, 0)),
+        ("cursor", cursor(THIS, [1, None], "00" * 16, 0)),
+        ("cursor", cursor(THIS, "ab", "00" * 16, 0)),
+        ("cursor", cursor(5, ["a", None], "00" * 16, 0)),
         ("cursor", cursor(THIS)),
+        ("cursor", cursor(THIS, ["a", None], "00" * 16)),
+        ("cursor", cursor(THIS, ["a", None], "00" * 16, -1)),
+        ("cursor", cursor(THIS, ["a", None], "00" * 16, "0")),
+        ("cursor", cursor(THIS, ["a", None], "00" * 16, 10**30)),
         ("cursor", "\u00e9"),
         ("cursor", "A" * 100_000),
         ("wait", "1_0"),
@@ -135,7 +139,7 @@ def test_several_values_of_the_shard_field_are_bounded_by_what_servers_read():
 )
 def test_a_cursor_of_another_query_is_refused(changed):
     """Going on with it would skip entries and show others twice. The size of a page is no part of a query."""
-    page = cursor(THIS, ["a", None], "00" * 16)
+    page = cursor(THIS, ["a", None], "00" * 16, 0)
     assert parsed(("cursor", page), ("limit", "7"), ("verify", "true")).selection.after.values == ("a", None)
     with pytest.raises(Invalid, match="begin again"):
         parse_query(DEFINITION, 4, [*changed, ("cursor", page)])

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemaless.errors import Invalid, Malformed, NotBuilt
-from schemaless.index.definition import dump_definition, load_definition, parse_definition, parse_index_name
-from schemaless.index.entry import IndexEntry, entry_fields, entry_for, entry_shard
+from schemaless.errors import Invalid, Malformed
+from schemaless.index.definition import (
+    ELEMENTS_MAX,
+    dump_definition,
+    load_definition,
+    parse_definition,
+    parse_index_name,
+)
+from schemaless.index.entry import IndexEntry, entries_for, entry_fields, entry_shard
 from schemaless.index.values import FieldType, Op
 from schemaless.sharding import shard_of_text
 
@@ -90,10 +96,58 @@ def test_what_is_wrong_is_named(wrong, named):
     assert raised.value.field == named
 
 
-def test_multi_valued_fields_are_said_to_be_not_built():
-    """`[]` is in the contract; until it is built it is refused, not misread."""
-    with pytest.raises(NotBuilt):
-        parse_definition(document(fields=[field(path="tails[].name")]))
+def lines(*paths, **changes):
+    fields = [field(name="tail" if n == 0 else f"f{n}", path=path, length=16) for n, path in enumerate(paths)]
+    return document(fields=fields, **changes)
+
+
+@pytest.mark.parametrize("path", ["tags[]", "lines[].sku", "order.lines[].price.sku"])
+def test_a_path_into_an_array_is_kept_as_it_is(path):
+    """`[]` stands behind the array's name, wherever that is in the path."""
+    definition = parse_definition(lines(path, "other"))
+    assert definition.document()["fields"][0]["path"] == path
+    assert load_definition(dump_definition(definition)) == definition
+    assert definition.array_positions == [0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named", "why"),
+    [
+        (lines("a[].b[]"), "fields[0].path", "elements of one array"),
+        (lines("[]"), "fields[0].path", "behind the name"),
+        (lines("a[]b"), "fields[0].path", "behind the name"),
+        (lines("a[0]"), "fields[0].path", "behind the name"),
+        (lines("a[].x", "b[].x"), "fields", "BASE: a[] and BASE: b[]"),
+        (lines("a.b[]", "a[]"), "fields", "several arrays"),
+        (lines("a[]", stored=[field(name=f"s{n}") for n in range(3)]), "fields", "with [] the limit is 3072"),
+    ],
+)
+def test_arrays_that_an_index_can_t_have_are_refused(wrong, named, why):
+    """Two arrays would make every pair of their elements an entry."""
+    with pytest.raises(Invalid) as raised:
+        parse_definition(wrong)
+    assert raised.value.field == named
+    assert why in raised.value.why
+
+
+def test_each_element_has_an_entry():
+    """Values outside the array are the same in each. An element without a shard field has none, but its number."""
+    definition = parse_definition(lines("lines[].sku", "lines[].price", "buyer"))
+    body = {"buyer": "B", "lines": [{"sku": "a", "price": "1"}, {"price": "2"}, 7, {"sku": "b"}]}
+    assert entries_for(definition, {"BASE": body}) == [
+        IndexEntry(("a", "1", "B")),
+        None,
+        None,
+        IndexEntry(("b", None, "B")),
+    ]
+
+
+@pytest.mark.parametrize("found", [None, [], {}, "ab", [1] * (ELEMENTS_MAX + 1)])
+def test_an_array_without_elements_is_a_missing_field(found):
+    """Also one that is too long. The row is in the index all the same, if its shard field is no part of the array."""
+    definition = parse_definition(lines("buyer", "tags[]"))
+    assert entries_for(definition, {"BASE": {"buyer": "B", "tags": found}}) == [IndexEntry(("B", None))]
+    assert entries_for(parse_definition(lines("tags[]", "buyer")), {"BASE": {"buyer": "B", "tags": found}}) == [None]
 
 
 @pytest.mark.parametrize("text", ["{", "a: [", "\x00", "&a [*a]"])
@@ -118,7 +172,7 @@ def test_an_entry_is_taken_from_several_columns():
     """Values come by their paths, typed; the entry's shard is the hash of the shard field's text."""
     definition = load_definition(CONTRACT)
     base = {"driver_partner_uuid": DRIVER, "times": {"created": "2026-01-31T01:02:03+01:00"}, "fare": {"amount": 12}}
-    entry = entry_for(definition, {"BASE": base, "STATUS": {"is_completed": True}})
+    (entry,) = entries_for(definition, {"BASE": base, "STATUS": {"is_completed": True}})
     assert entry is not None
     assert entry_fields(definition, entry) == {
         "driver_partner_uuid": DRIVER.lower(),
@@ -143,7 +197,7 @@ def test_an_entry_is_taken_from_several_columns():
 )
 def test_a_row_without_shard_field_or_outside_where_has_no_entry(newest):
     """No entry: the shard field has no value of its type, or `where` doesn't hold, which a null never does."""
-    assert entry_for(load_definition(CONTRACT), newest) is None
+    assert entries_for(load_definition(CONTRACT), newest) == [None]
 
 
 def test_other_fields_may_be_null():
@@ -151,4 +205,4 @@ def test_other_fields_may_be_null():
     definition = parse_definition(
         document(fields=[field(), field(name="n", path="a.b", type="int"), field(name="m", path="tail.x", type="int")])
     )
-    assert entry_for(definition, {"BASE": {"tail": "N1", "a": {"b": 1.0}}}) == IndexEntry(("N1", None, None))
+    assert entries_for(definition, {"BASE": {"tail": "N1", "a": {"b": 1.0}}}) == [IndexEntry(("N1", None, None))]
