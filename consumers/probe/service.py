@@ -12,7 +12,7 @@ from consumers.probe.probe import COLUMN, Latencies, Probe, ProbeCalls
 from schemaless.bus.reader import ArrivalWatch
 from schemaless.client.async_client import AsyncClient
 from schemaless.config import ProbeSettings
-from schemaless.consume.checkpoints import StartAt
+from schemaless.consume.start_at import StartAt
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.consume.trigger_worker import run_program
 from schemaless.errors import SchemalessError

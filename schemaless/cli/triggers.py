@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -15,17 +11,13 @@ import typer
 from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import DatastoreOption, api_command, hosts_or_none, servers
+from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
 from schemaless.client.client import Client
 from schemaless.errors import Invalid
 from schemaless.extras import Extra, needs
 from schemaless.names import trigger_consumer
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.stack.processes import ending_with_supervisor
-
-_RESTART_PAUSE_S = 1.0
-_BROKEN_WITHIN_S = 5.0  # a worker that ends so soon after the first start would end again
-_STOP_TIMEOUT_S = 15.0
-_POLL_S = 0.2
 
 ProgramName = Annotated[str, typer.Argument(help="last part of the module's name")]
 
@@ -45,17 +37,28 @@ def run(
     datastore: DatastoreOption = DEFAULT_DATASTORE,
     workers: Annotated[int, typer.Option(min=1, max=64, help="how many processes share the partitions")] = 1,
     start: Annotated[
-        str, typer.Option("--from", help="beginning or end: where shards without a checkpoint start")
-    ] = "beginning",
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="where shards without a checkpoint start: beginning, end, a time,"
+            " or SHARD:GENERATION:ADDED_ID, which may be given several times",
+        ),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="start again when a source file changes")] = False,
 ) -> None:
     """Run a trigger program until Ctrl-C. A worker that dies is started again."""
+    from schemaless.consume.start_at import parse_start
+
+    parse_start(start or [])
+    sources = SourceFiles(module) if watch else None
     reached = servers()
     environment = [f"SCHEMALESS_TOPOLOGY={reached.topology_file}", f"SCHEMALESS_KAFKA={reached.kafka}"]
     if hosts := hosts_or_none():
         environment.append(f"SCHEMALESS_HOSTS={','.join(hosts)}")
     worker = [sys.executable, "-m", "schemaless.consume.trigger_worker", module]
-    command = ["env", *environment, *worker, "--datastore", datastore, "--from", start]
-    raise typer.Exit(Workers(command, workers).run())
+    begin = [part for text in start or [] for part in ("--from", text)]
+    command = ending_with_supervisor(["env", *environment, *worker, "--datastore", datastore, *begin])
+    raise typer.Exit(TriggerWorkers(lambda: subprocess.Popen(command), workers, sources).run())
 
 
 @api_command
@@ -159,46 +162,3 @@ def remove(
         print_json({"program": program, **counts, "removed": not dry_run})
     elif not dry_run:
         print("removed")
-
-
-class Workers:
-    """Processes of one command, which are kept running until SIGTERM or Ctrl-C."""
-
-    def __init__(self, command: Sequence[str], count: int) -> None:
-        self._command = command
-        self._count = count
-        self._stopping = False
-
-    def run(self) -> int:
-        """Returns the exit status: that of a worker which can't even start, else 0."""
-
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            self._stopping = True
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        began = time.monotonic()
-        processes = [self._start() for _ in range(self._count)]
-        try:
-            while not self._stopping:
-                for place, process in enumerate(processes):
-                    if process.poll() is not None:
-                        if time.monotonic() - began < _BROKEN_WITHIN_S:
-                            return process.returncode
-                        time.sleep(_RESTART_PAUSE_S)
-                        processes[place] = self._start()
-                time.sleep(_POLL_S)
-            return 0
-        finally:
-            for process in processes:
-                process.terminate()
-            deadline = time.monotonic() + _STOP_TIMEOUT_S
-            for process in processes:
-                try:
-                    process.wait(max(0.1, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(ending_with_supervisor(self._command))

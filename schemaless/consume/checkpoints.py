@@ -15,11 +15,12 @@ import msgspec
 
 from schemaless.batching import Batcher, BatchLimits, all_or_first_error
 from schemaless.consume.ports import Advance, Mark, Predecessor, Script, ShardCheckpoint
+from schemaless.consume.start_at import Start, StartAt, start_positions
 from schemaless.consume.worker import Worker
 from schemaless.errors import StorageUnavailable
 from schemaless.pace import Pace
-from schemaless.position import BEGINNING_DIGEST, Position
-from schemaless.storage import checkpoint_table, shard_head, shard_log
+from schemaless.position import Position
+from schemaless.storage import checkpoint_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint, Move, State
 from schemaless.topology import Datastore
@@ -38,13 +39,6 @@ class CheckpointPlacement(Enum):
 
     HOME = "home"
     EVERYWHERE = "everywhere"
-
-
-class StartAt(Enum):
-    """Where a shard without a checkpoint begins."""
-
-    BEGINNING = "beginning"
-    END = "end"
 
 
 class _Change(msgspec.Struct, frozen=True, gc=False):
@@ -115,7 +109,7 @@ class Checkpoints:
         lanes: CommitLanes,
         consumer: str,
         placement: CheckpointPlacement,
-        start_at: StartAt = StartAt.BEGINNING,
+        start_at: Start = StartAt.BEGINNING,
     ) -> None:
         self.consumer = consumer
         self._lanes = lanes
@@ -166,16 +160,7 @@ class Checkpoints:
         found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         missing = set(shards) - {row.shard for row in found}
         if missing:
-            starts = [Position(shard, 1, 0, digest=BEGINNING_DIGEST) for shard in sorted(missing)]
-            if self._start_at is StartAt.END:
-                heads = {h.shard: h for h in await master.run(shard_head.heads_of, name, missing)}
-                digests = await master.run(
-                    shard_log.digests, self._datastore, {shard: head.added_id for shard, head in heads.items()}
-                )
-                starts = [
-                    Position(shard, head.generation, head.added_id, digest=digests[shard])
-                    for shard, head in sorted(heads.items())
-                ]
+            starts = await master.run(start_positions, self._datastore, self._start_at, missing)
             counts = self._placement is CheckpointPlacement.HOME
             await master.run(lambda: checkpoint_table.make(name, self.consumer, starts, counts=counts))
             found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)

@@ -14,12 +14,13 @@ import structlog
 
 from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
-from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, StartAt
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.consume.worker import Worker
-from schemaless.errors import CallHangs, NotFound, SchemalessError
+from schemaless.errors import CallHangs, Misconfigured, NotFound, SchemalessError
 from schemaless.lifecycle import cancelled_at, run_service
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
@@ -31,7 +32,7 @@ _LOOK_PAUSE_S = 0.5
 
 
 async def run_program(
-    settings: ConsumerSettings, storage: AsyncStorage, program: TriggerProgram, datastore_name: str, start_at: StartAt
+    settings: ConsumerSettings, storage: AsyncStorage, program: TriggerProgram, datastore_name: str, start_at: Start
 ) -> None:
     """Runs a program until it is cancelled, or until a part fails: the process then ends and is started again.
 
@@ -41,9 +42,12 @@ async def run_program(
     while True:
         try:
             datastore = await catalogue.datastore(datastore_name)
+            await verify_start(storage, datastore, program.consumer, start_at)
             break
         except NotFound:
             await asyncio.sleep(_LOOK_PAUSE_S)
+        except Misconfigured:
+            raise
         except SchemalessError as error:
             log.warning("no catalogue of datastores", why=str(error))
             await asyncio.sleep(_LOOK_PAUSE_S)
@@ -73,14 +77,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="trigger-worker", description="One worker of a trigger program.")
     parser.add_argument("module", help="dotted module, or a .py file")
     parser.add_argument("--datastore", required=True)
-    parser.add_argument("--from", dest="start", choices=[start.value for start in StartAt], default="beginning")
+    parser.add_argument("--from", dest="start", action="append", default=[], help="beginning, end, a time, locations")
     arguments = parser.parse_args()
     try:
+        start_at = parse_start(arguments.start)
         program = load_program(arguments.module)
     except SchemalessError as error:
         print(f"error: {error} ({error.hint})", file=sys.stderr)
         sys.exit(1)
-    start_at = StartAt(arguments.start)
     run_service(
         program.consumer,
         ConsumerSettings,

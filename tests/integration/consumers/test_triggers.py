@@ -7,9 +7,14 @@ import pytest
 
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import encode_body
-from schemaless.storage import checkpoint_table, worker_table
+from schemaless.consume.start_at import StartAfter, StartAt, StartSince, start_positions
+from schemaless.errors import Misconfigured
+from schemaless.location import Location
+from schemaless.position import position_of
+from schemaless.storage import checkpoint_table, shard_log, worker_table
 from schemaless.storage.checkpoint_table import State
 from schemaless.storage.entity_table import CellKey, ShardCell
+from schemaless.storage.shard_log import LogRange
 from tests.consumer_harness import heads, reached, running_consumer, wait_until_finished, write_program
 from tests.log_harness import new_cell, put, running_tailers
 
@@ -203,3 +208,24 @@ def test_a_program_that_can_not_run_says_so_in_one_line(tmp_path, capfd, datasto
     with run(path, datastore, settings) as process:
         assert process.process.wait(20) == 1
     assert said in capfd.readouterr().err
+
+
+def test_a_program_may_begin_at_a_time_or_after_a_location(storage, datastore):
+    """Each checkpoint is that of the last cell left out, with its digest. A location that is gone is refused."""
+    put(storage, datastore, [new_cell(datastore, {"n": n}, shard=1) for n in range(3)])
+    master, at = storage.master(datastore.home(1)), heads(storage, datastore)
+    ((earlier, last),) = master.run(shard_log.read, datastore, [LogRange(1, at[1] - 2, 2)], 1 << 20)
+
+    def begin(start, shard=1):
+        (found,) = master.run(start_positions, datastore, start, [shard])
+        return found
+
+    assert begin(StartAfter({1: earlier.location})) == position_of(earlier)
+    assert (
+        begin(StartAfter({1: last.location})) == begin(StartAt.END) == begin(StartSince(1 << 55)) == position_of(last)
+    )
+    assert begin(StartSince(last.created_at)).added_id < last.added_id  # cells of one transaction share their time
+    assert begin(StartSince(0)) == begin(StartAt.BEGINNING) == begin(StartAfter({0: earlier.location}))
+    for gone in (Location(1, at[1] + 1), Location(7, 1)):
+        with pytest.raises(Misconfigured, match="--from 1:"):
+            begin(StartAfter({1: gone}))

@@ -1,0 +1,51 @@
+"""A trigger program with every form that a user may write. mypy --strict must accept it: test_typed_programs.py."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from datetime import timedelta
+
+from schemaless import Context, Park, ParkMode, Retry, RetryPolicy, Skip, Stop, TriggerCell, Where, trigger
+
+POLICY = RetryPolicy(attempts=3, delay=0.5, backoff=2, max_delay=60, jitter=0.1, retry_on=(OSError, TimeoutError))
+
+
+@trigger(column="BASE")
+def plain(row_key: uuid.UUID) -> None:
+    print(row_key.hex)
+
+
+@trigger(column="BASE", retry=POLICY, park="row", max_age=3600, where='status == "done"')
+def whole(cell: TriggerCell) -> None:
+    if cell.body.get("fare") is None:
+        raise Skip("no fare")
+    if cell.ref_key > 3:
+        raise Park("too many versions")
+
+
+@trigger(column="STATUS", park=ParkMode.CELL, max_age=timedelta(days=1), name="again")
+@trigger(column="BASE", where=[{"field": "n", "op": "gt", "value": 3}])
+def with_context(cell: TriggerCell, context: Context) -> str:
+    if context.attempt > 2:
+        raise Stop(f"{context.program} of {context.datastore} can't do {cell.location}")
+    raise Retry(1.5)
+
+
+@trigger(column="BASE")
+async def asynchronous(row_key: uuid.UUID) -> None:
+    await asyncio.sleep(0)
+
+
+@trigger(column="BASE")
+async def asynchronous_with_context(cell: TriggerCell, context: Context) -> None:
+    await asyncio.sleep(POLICY.delay_s(context.attempt, lambda: 0.5))
+
+
+def holds(where: Where, cell: TriggerCell) -> bool:
+    return where.holds(cell.body)
+
+
+def called_in_a_test() -> str:
+    plain(uuid.uuid4())
+    return with_context.__name__
