@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import structlog
 
 from api.access.admission import Admission
+from api.access.issuer import Issuer, IssuerKeys, fetch_over, verified_audience
 from api.access.known_tokens import REFRESH_S, KnownTokens
 from api.backlogs import Backlogs
 from api.follow.followers import Followers, RequestsInFlight
@@ -82,8 +84,14 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         metrics.watch_followers(followers)
         tokens = KnownTokens(storage)
         await asyncio.gather(lag.step(), tokens.refresh())
-        async with _in_background(
-            lag.run(), backlogs.run(), _watch_tokens(tokens, followers), *(watch.run() for watch in watches.values())
+        async with (
+            _issuer_of(settings) as issuer,
+            _in_background(
+                lag.run(),
+                backlogs.run(),
+                _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
+                *(watch.run() for watch in watches.values()),
+            ),
         ):
             yield ApiState(
                 settings=settings,
@@ -108,17 +116,30 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 in_flight=in_flight,
                 followers=followers,
                 tokens=tokens,
-                admission=Admission(settings, tokens),
+                admission=admission,
             )
             await writer.close()
 
 
-async def _watch_tokens(tokens: KnownTokens, followers: Followers) -> None:
+@asynccontextmanager
+async def _issuer_of(settings: ApiSettings) -> AsyncIterator[Issuer | None]:
+    """Reads the keys of the issuer of JWTs, if one is configured, and keeps reading them."""
+    if settings.oidc_issuer is None:
+        yield None
+        return
+    audience = verified_audience(settings.oidc_issuer, settings.oidc_audience)
+    async with httpx.AsyncClient() as client:
+        keys = IssuerKeys(settings.oidc_issuer, fetch_over(client))
+        async with _in_background(keys.run()):
+            yield Issuer(settings.oidc_issuer, audience, settings.oidc_claim, keys)
+
+
+async def _watch_tokens(tokens: KnownTokens, followers: Followers, admission: Admission) -> None:
     """Reads the tokens again and again, and ends the requests that follow a log with a token that isn't valid."""
     while True:
         await asyncio.sleep(REFRESH_S)
         await tokens.refresh()
-        followers.release_unless(tokens.hold)
+        followers.release_unless(admission.hold)
 
 
 def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> FollowedHeads:

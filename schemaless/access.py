@@ -123,6 +123,17 @@ def parse_lifetime(text: str, field: str) -> int:
     return seconds
 
 
+def parse_grant(text: str) -> tuple[str, Scope] | None:
+    """Returns datastore and scope of "schemaless:trips:write", or None for what is no grant of ours."""
+    ours, _, rest = text.partition(":")
+    datastore, _, scope = rest.partition(":")
+    if ours != "schemaless" or scope not in _RANK:
+        return None
+    if datastore != ALL_DATASTORES and not _DATASTORE.fullmatch(datastore):
+        return None
+    return datastore, Scope(scope)
+
+
 def merged(rows: Iterable[Token]) -> dict[bytes, Token]:
     """Returns tokens by digest, from what several clusters have. A revocation that one of them has counts."""
     found: dict[bytes, Token] = {}

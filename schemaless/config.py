@@ -95,6 +95,11 @@ class ApiSettings(ServiceSettings):
     origins: Names = ()  # Origins of web pages that may write, like https://console.example. Others may not.
     # Paths that need no token when access is on. /metrics, /docs and /openapi.json may be added.
     public_paths: Names = ("/healthz", "/readyz")
+    # OIDC issuer whose JWTs are taken beside tokens, like https://login.example. Without one, none is.
+    oidc_issuer: str | None = None
+    oidc_audience: str | None = None  # The name of this API at the issuer: every JWT must be meant for it.
+    # The claim of a JWT with what its caller may do: words like schemaless:trips:write, with * for all datastores.
+    oidc_claim: str = "scope"
     # Requests that one token, or one address without one, may send to a process in a second. More get a 429. Behind a
     # proxy an address has no rate.
     requests_per_second_max: float | None = Field(default=None, gt=0)

@@ -6,11 +6,12 @@ The dispatcher asks it before anything else looks at a request. Each Route names
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from starlette.types import Scope as AsgiScope
 
+from api.access.issuer import Issuer, JwtToken
 from api.access.known_tokens import KnownTokens
 from api.access.rate_limit import RateLimit
 from schemaless.access import ALL_DATASTORES, Scope, Token
@@ -27,6 +28,8 @@ from schemaless.errors import (
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
+_DOTS_OF_JWT = 2
+"""A token of ours has none."""
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _DOCUMENTS = frozenset(("/docs", "/openapi.json"))
 _DOCS_FILES = "/docs/files/"
@@ -34,8 +37,9 @@ _DOCS_FILES = "/docs/files/"
 
 
 class Admission:
-    def __init__(self, settings: ApiSettings, tokens: KnownTokens) -> None:
+    def __init__(self, settings: ApiSettings, tokens: KnownTokens, issuer: Issuer | None = None) -> None:
         self._tokens = tokens
+        self._issuer = issuer
         self._rates = RateLimit(settings.requests_per_second_max)
         self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, settings.host, *settings.hosts))
         self._origins = frozenset(origin.encode() for origin in settings.origins)
@@ -57,7 +61,7 @@ class Admission:
             self._check_origin(origin, host, scope["scheme"])
         if path in self._public or (path.startswith(_DOCS_FILES) and "/docs" in self._public):
             return None
-        if self._tokens.exist:
+        if self._tokens.exist or self._issuer is not None:
             return await self._authorized(authorization, needed, datastore)
         self._check_open(address)
         client = scope.get("client")
@@ -69,14 +73,30 @@ class Admission:
         kind, _, secret = authorization.partition(b" ")
         if kind.lower() != b"bearer" or not secret:
             raise Unauthenticated("every request needs a token")
-        token = await self._tokens.find(secret.strip())
-        self._rates.count(token.digest)
+        tokens = await self._find(secret.strip())
+        self._rates.count(tokens[0].digest)
+        for token in tokens:
+            if token.scope.includes(needed) and token.reaches(datastore):
+                return token
+        token = tokens[0]
         if not token.scope.includes(needed):
             raise Forbidden(f"the token {token.name!r} has scope {token.scope}, and this needs {needed}")
-        if not token.reaches(datastore):
-            what = "everything" if datastore == ALL_DATASTORES else f"datastore {datastore!r}"
-            raise Forbidden(f"the token {token.name!r} was not issued for {what}")
-        return token
+        what = "everything" if datastore == ALL_DATASTORES else f"datastore {datastore!r}"
+        raise Forbidden(f"the token {token.name!r} was not issued for {what}")
+
+    async def _find(self, secret: bytes) -> Sequence[Token]:
+        """Returns what a caller may do, the widest scope first: one token of ours, or a JWT for each of its scopes."""
+        if self._issuer is not None and secret.count(b".") == _DOTS_OF_JWT:
+            return await self._issuer.find(secret)
+        return (await self._tokens.find(secret),)
+
+    def hold(self, token: Token | None) -> bool:
+        """Returns whether a caller that was admitted with this token, or without one, would be admitted now."""
+        if self._issuer is None:
+            return self._tokens.hold(token)
+        if token is None:
+            return False
+        return self._issuer.holds(token) if isinstance(token, JwtToken) else self._tokens.hold(token)
 
     def _check_host(self, host: bytes, address: str) -> None:
         """A page that names this address by a host name of its own must not reach us (DNS rebinding)."""

@@ -119,7 +119,7 @@ class Followers:
                 if self.closed
                 else f"too many followers: {len(self)} requests follow a log already"
             )
-        if token is not None and sum(each.token == token for each in self._all) >= (self._followers_max + 1) // 2:
+        if token is not None and self._count_of(token) >= (self._followers_max + 1) // 2:
             raise TooManyRequests(f"too many followers with the token {token.name!r}")
         event = asyncio.Event()
         with ExitStack() as stack:
@@ -134,6 +134,9 @@ class Followers:
             finally:
                 self._in_flight.begin(token)
                 self._all.discard(follower)
+
+    def _count_of(self, token: Token) -> int:
+        return sum(each.token is not None and each.token.digest == token.digest for each in self._all)
 
     def reading(self, cluster: str) -> asyncio.Semaphore:
         """Bounds how many streams read a cluster's logs at once, as a page is cut to size after it was read."""

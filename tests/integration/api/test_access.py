@@ -10,9 +10,12 @@ import sys
 import threading
 import time
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
@@ -307,3 +310,50 @@ def test_the_documented_commands(own, command, no_tokens):
     assert len(shown) == 6
     for line in shown:
         command(*shlex.split(line))
+
+
+@pytest.fixture
+def login():
+    """An OIDC issuer on loopback, whose pages are `pages`."""
+    pages = {}
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(pages[self.path]).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", pages
+        server.shutdown()
+
+
+def test_jwts_of_an_issuer_are_tokens(own, admin, login):
+    """Beside ours. A process that has its keys keeps serving while the issuer is away."""
+    issuer, pages = login
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    pages["/keys"] = {"keys": [public | {"kid": "one", "use": "sig"}]}
+    pages["/.well-known/openid-configuration"] = {"issuer": issuer, "jwks_uri": f"{issuer}/keys"}
+
+    def signed(scope):
+        now = int(time.time())
+        claims = {"iss": issuer, "aud": "schemaless", "sub": "ada", "iat": now, "exp": now + 60, "scope": scope}
+        return jwt.encode(claims, key, "ES256", {"kid": "one"})
+
+    with api_process(own.path, oidc_issuer=issuer, oidc_audience="schemaless") as api:
+        reader, writer = signed("openid schemaless:trips:read"), signed("schemaless:trips:write")
+        assert asked(api, reader).status_code == asked(api, admin).status_code == 200
+        pages.clear()
+        put = {"method": "PUT", "path": f"/v1/trips/cells/{uuid.uuid4()}/BASE/1", "json": {"v": 1}}
+        assert asked(api, writer, **put).status_code == 201
+        assert_problem(asked(api, reader, **put), 403)
+        assert asked(api, reader, path="/v1/other/shards").status_code == 403
+        assert_problem(asked(api, reader[:-3] + "AAA"), 401)
+        assert asked(api).status_code == 401
