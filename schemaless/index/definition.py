@@ -14,7 +14,8 @@ import yaml
 
 from schemaless.cell import ColumnName, parse_column_name
 from schemaless.errors import Invalid, Malformed
-from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Op, Value, from_json, to_json
+from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Value, from_json, to_json
+from schemaless.where import AllOf, Comparison, Where, parse_where
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -22,7 +23,6 @@ LENGTH_DEFAULT = 255
 LENGTH_MAX = 768  # code points; 3072 bytes, what a key of MySQL holds
 KEYED_MAX = 14  # a key of MySQL has 16 columns, and row key and element are two
 STORED_MAX = 48
-CONDITIONS_MAX = 16
 _KEY_BYTES_MAX = 3072
 _KEY_OVERHEAD = 16 + 2  # row key and element
 _ROW_BYTES_MAX = 16 << 10  # of one entry, far below what a row of InnoDB holds
@@ -74,23 +74,17 @@ class Field:
         return {**described, "length": self.length} if self.length else described
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One comparison that must hold for a row to be in the index. `value` is of the field's type."""
-
-    field: str
-    op: Op
-    value: Value
-
-
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`keyed[0]` is the shard field. `fields` is the order of an entry's values."""
+    """`keyed[0]` is the shard field. `fields` is the order of an entry's values.
+
+    `where` has literals of its fields' types, as entries have values.
+    """
 
     name: str
     keyed: tuple[Field, ...]
     stored: tuple[Field, ...] = ()
-    where: tuple[Condition, ...] = ()
+    where: Where | None = None
 
     @property
     def shard_field(self) -> Field:
@@ -131,6 +125,10 @@ class IndexDefinition:
         known = ", ".join(field.name for field in self.fields)
         raise Invalid(name, f"is no field of the index {self.name}: it has {known}")
 
+    def _shown(self, name: str, value: Value) -> Value:
+        shown: Value = to_json(self.field(name).type, value)
+        return shown
+
     def document(self) -> dict[str, Any]:
         """Returns the object that `parse_definition` reads, in its one canonical form."""
         shown: dict[str, Any] = {
@@ -140,15 +138,8 @@ class IndexDefinition:
         }
         if self.stored:
             shown["stored"] = [field.document() for field in self.stored]
-        if self.where:
-            shown["where"] = [
-                {
-                    "field": condition.field,
-                    "op": str(condition.op),
-                    "value": to_json(self.field(condition.field).type, condition.value),
-                }
-                for condition in self.where
-            ]
+        if self.where is not None:
+            shown["where"] = _where_document(self.where.with_literals(self._shown))
         return shown
 
 
@@ -175,7 +166,7 @@ def parse_definition(document: Any) -> IndexDefinition:
     stored = _fields(members.get("stored", []), "stored", STORED_MAX)
     _verify_fields(keyed, stored, members["shard_field"])
     bare = IndexDefinition(name, keyed, stored)
-    return IndexDefinition(name, keyed, stored, _conditions(members.get("where", []), bare))
+    return IndexDefinition(name, keyed, stored, _where(members.get("where", []), bare))
 
 
 def _members(document: Any, at: str, required: set[str], optional: set[str]) -> Mapping[str, Any]:
@@ -270,17 +261,35 @@ def _verify_fields(keyed: Sequence[Field], stored: Sequence[Field], shard_field:
         )
 
 
-def _conditions(value: Any, bare: IndexDefinition) -> tuple[Condition, ...]:
-    """Parses `where`. `bare` is the index without it."""
-    conditions = []
-    for n, item in enumerate(_items(value, "where", CONDITIONS_MAX)):
-        at = f"where[{n}]"
-        members = _members(item, at, {"field", "op", "value"}, set())
-        if not isinstance(members["field"], str):
-            raise Invalid(f"{at}.field", "must be the name of a field")
-        field = bare.field(members["field"])
-        typed = field.convert(members["value"])
-        if typed is None:
-            raise Invalid(f"{at}.value", f"is no {field.type}")
-        conditions.append(Condition(field.name, _one_of(Op, members["op"], f"{at}.op"), typed))
-    return tuple(conditions)
+def _where(given: Any, bare: IndexDefinition) -> Where | None:
+    """Parses `where`, a list or text. `bare` is the index without it: names in it are fields."""
+    if given == []:
+        return None
+
+    def typed(name: str, literal: Value) -> Value:
+        field = bare.field(name)
+        value = field.convert(literal)
+        if value is None:
+            raise Invalid("where", f"{literal!r} is no {field.type}, which {name} is")
+        return value
+
+    where = parse_where(given)
+    for name in where.names:
+        bare.field(name)
+    where = where.with_literals(typed)
+    shown = _where_document(where.with_literals(bare._shown))
+    try:
+        parse_where(shown)
+    except Invalid as error:
+        raise Invalid("where", f"is too long as it is kept, which is {shown}: shorten it") from error
+    return where
+
+
+def _where_document(where: Where) -> Any:
+    """Returns the list where a condition is a list of comparisons that all must hold, else its text."""
+    expression = where.expression
+    parts = expression.parts if isinstance(expression, AllOf) else (expression,)
+    comparisons = [part for part in parts if isinstance(part, Comparison)]
+    if len(comparisons) < len(parts):
+        return str(where)
+    return [{"field": part.path[0], "op": str(part.operator), "value": part.literal} for part in comparisons]

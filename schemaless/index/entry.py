@@ -76,9 +76,9 @@ def _entry(definition: IndexDefinition, values: Sequence[Any]) -> IndexEntry | N
     """Returns the entry with these values, or None when its shard field has none or `where` doesn't hold."""
     if values[0] is None:
         return None
-    if definition.where:
+    if definition.where is not None:
         by_name = {field.name: value for field, value in zip(definition.fields, values, strict=True)}
-        if not all(condition.op.holds(by_name[condition.field], condition.value) for condition in definition.where):
+        if not definition.where.holds(by_name):
             return None
     return IndexEntry(tuple(values))
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import operator
 from collections.abc import Callable, Mapping
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from enum import StrEnum
@@ -49,30 +48,6 @@ class FieldType(StrEnum):
     BOOL = "bool"
     DATETIME = "datetime"
     BYTES = "bytes"
-
-
-class Op(StrEnum):
-    """Comparisons of `where` and of queries. With a null on either side none of them holds."""
-
-    EQ = "eq"
-    NE = "ne"
-    LT = "lt"
-    LTE = "lte"
-    GT = "gt"
-    GTE = "gte"
-
-    def holds(self, left: Value | None, right: Value | None) -> bool:
-        return left is not None and right is not None and bool(_COMPARISONS[self](left, right))
-
-
-_COMPARISONS: Mapping[Op, Callable[[Any, Any], bool]] = {
-    Op.EQ: operator.eq,
-    Op.NE: operator.ne,
-    Op.LT: operator.lt,
-    Op.LTE: operator.le,
-    Op.GT: operator.gt,
-    Op.GTE: operator.ge,
-}
 
 
 def from_json(kind: FieldType, length: int, found: Any) -> Value | None:

@@ -15,8 +15,9 @@ from schemaless.index.definition import (
     parse_index_name,
 )
 from schemaless.index.entry import IndexEntry, entries_for, entry_fields, entry_shard
-from schemaless.index.values import FieldType, Op
+from schemaless.index.values import FieldType
 from schemaless.sharding import shard_of_text
+from schemaless.where import parse_where
 
 CONTRACT = """
 name: driver_partner_index
@@ -48,7 +49,8 @@ def test_the_contracts_example_is_read():
     assert [f.name for f in definition.fields] == ["driver_partner_uuid", "trip_created_at", "is_completed", "fare"]
     assert definition.keyed[1].path == ("times", "created")
     assert definition.columns == {"BASE", "STATUS"}
-    assert [(c.field, c.op, c.value) for c in definition.where] == [("is_completed", Op.EQ, True)]
+    assert definition.where == parse_where("is_completed == true")
+    assert definition.document()["where"] == [{"field": "is_completed", "op": "eq", "value": True}]
 
 
 def test_a_definition_survives_being_kept():
@@ -85,8 +87,13 @@ def test_a_definition_survives_being_kept():
         (document(stored=[field(name=f"s{n}", length=768) for n in range(6)]), "stored"),
         (document(where=[{"field": "none", "op": "eq", "value": 1}]), "none"),
         (document(where=[{"field": "tail", "op": "like", "value": "N"}]), "where[0].op"),
-        (document(where=[{"field": "tail", "op": "eq", "value": 1}]), "where[0].value"),
+        (document(where=[{"field": "tail", "op": "eq", "value": 1}]), "where"),
         (document(where={}), "where"),
+        (document(where="tail = 'N'"), "where"),
+        (document(where="tail.x == 'N'"), "tail.x"),
+        (document(where="other is null"), "other"),
+        (document(where="tail == 5"), "where"),
+        (document(where="tail in ('" + "', '".join("äöü" * 5 for _ in range(40)) + "')"), "where"),
     ],
 )
 def test_what_is_wrong_is_named(wrong, named):
@@ -148,6 +155,55 @@ def test_an_array_without_elements_is_a_missing_field(found):
     definition = parse_definition(lines("buyer", "tags[]"))
     assert entries_for(definition, {"BASE": {"buyer": "B", "tags": found}}) == [IndexEntry(("B", None))]
     assert entries_for(parse_definition(lines("tags[]", "buyer")), {"BASE": {"buyer": "B", "tags": found}}) == [None]
+
+
+TYPED = [
+    field(),
+    field(name="at", path="at", type="datetime"),
+    field(name="price", path="price", type="decimal"),
+    field(name="raw", path="raw", type="bytes"),
+    field(name="n", path="n", type="int"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "kept", "bodies"),
+    [
+        ([], None, [({}, True)]),
+        (
+            [{"field": "n", "op": "gte", "value": 3}, {"field": "price", "op": "lt", "value": "1.5"}],
+            [{"field": "n", "op": "gte", "value": 3}, {"field": "price", "op": "lt", "value": "1.5"}],
+            [({"n": 3, "price": "1.4"}, True), ({"n": 3, "price": 1.5}, False), ({"n": 3}, False)],
+        ),
+        ("n == 3", [{"field": "n", "op": "eq", "value": 3}], [({"n": 3}, True), ({"n": "3"}, False)]),
+        (
+            "at >= '2026-01-01T01:00:00+01:00' or raw == 'AA==' or n is null",
+            'at >= "2026-01-01T00:00:00.000000Z" or raw == "AA==" or n is null',
+            [
+                ({"at": "2026-01-01T00:00:00Z", "n": 1}, True),
+                ({"at": "2025-12-31T23:59:59Z", "n": 1}, False),
+                ({"raw": "AA==", "n": 1}, True),
+                ({"n": "no integer"}, True),
+            ],
+        ),
+        ("not (n in (1, 2))", "not n in (1, 2)", [({"n": 3}, True), ({"n": 2}, False), ({}, False)]),
+    ],
+)
+def test_where_is_a_list_or_text_over_fields(where, kept, bodies):
+    """Literals have the types of their fields, a null or a value that doesn't fit makes a comparison unknown."""
+    definition = parse_definition(document(fields=TYPED, where=where))
+    assert definition.document().get("where") == kept
+    assert load_definition(dump_definition(definition)) == definition
+    for body, is_in in bodies:
+        (entry,) = entries_for(definition, {"BASE": {"tail": "N1", **body}})
+        assert (entry is not None) is is_in, body
+
+
+def test_where_is_asked_of_each_element():
+    """The elements for which it doesn't hold have no entry."""
+    definition = parse_definition(lines("lines[].sku", "lines[].price", where="f1 is not null and tail != 'b'"))
+    found = [{"sku": "a", "price": "1"}, {"sku": "a"}, {"sku": "b", "price": "1"}]
+    assert entries_for(definition, {"BASE": {"lines": found}}) == [IndexEntry(("a", "1")), None, None]
 
 
 @pytest.mark.parametrize("text", ["{", "a: [", "\x00", "&a [*a]"])

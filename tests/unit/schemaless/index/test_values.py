@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless.errors import Invalid
-from schemaless.index.values import FieldType, Op, from_json, from_text, shard_text, to_json
+from schemaless.index.values import FieldType, from_json, from_text, shard_text, to_json
 
 UUID_TEXT = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 LENGTH = 8
@@ -127,10 +127,3 @@ def test_query_values_of_another_type_are_invalid(kind, text):
     with pytest.raises(Invalid) as raised:
         from_text(kind, LENGTH, text, "f.gte")
     assert raised.value.field == "f.gte"
-
-
-@pytest.mark.parametrize("op", list(Op))
-def test_no_comparison_holds_with_a_null(op):
-    """As in SQL: null is neither equal nor unequal to anything."""
-    assert not op.holds(None, 1)
-    assert not op.holds(1, None)
