@@ -1,24 +1,31 @@
 """The commands and the example of the README, and the commands of the docs, as they stand there, on the whole stack."""
 
+import asyncio
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
-from schemaless import Client
+from schemaless import AsyncClient, Client
+from schemaless.cli.targets import stack_token
 from schemaless.config import StackSettings
-from schemaless.stack import embedded
+from schemaless.demo.flights import Flight
+from schemaless.demo.loader import LoadCount, Loader
+from schemaless.stack import embedded, supervision
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -131,3 +138,27 @@ def test_the_readme_example_runs(home: Path) -> None:
     code = example.replace(".schemaless/", f"{home}/home/").replace(TRIP, TRIP.replace("5b1d", "6c2e"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_loader_and_programs_work_once_a_token_exists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I17: the stack keeps a token of its own. It comes last, because access never goes off again."""
+    api = hosts(home)[0]
+    run(home, ["token", "create", "ada", "--datastore", "*", "--scope", "admin"])
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{api}/v1/mezzanine/shards").status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    monkeypatch.setenv("SCHEMALESS_HOME", str(home / "home"))
+    assert stat.S_IMODE((home / "home" / "token").stat().st_mode) == 0o600
+
+    async def load() -> LoadCount:
+        flights = [Flight(uuid.uuid4(), {"carrier": "UA"}, {"dep_delay": 0}) for _ in range(50)]
+        async with AsyncClient(hosts(home), datastore="mezzanine", token=stack_token()) as client:
+            return await Loader(client, lambda count: None).load(flights)
+
+    pids = {process.name: process.pid for process in supervision.processes(home / "home")}
+    assert asyncio.run(load()).acknowledged == 100
+    commands = ["status", f"put {TRIP} BASE 7 '{{}}'", f"latest {TRIP} BASE", "triggers list", "audit mezzanine"]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(partial(run, home), map(shlex.split, commands)))
+    assert {process.name: process.pid for process in supervision.processes(home / "home")} == pids
