@@ -316,6 +316,30 @@ def test_the_documented_commands(own, command, no_tokens):
         command(*shlex.split(line))
 
 
+def test_an_honest_token_keeps_its_share_while_another_floods(own, command, admin):
+    """From the same address: a flood of valid requests gets 429s, and not all places of the process."""
+    flood, honest = (command("token", "create", name, "-d", "trips", "--scope", "read")["token"] for name in "fh")
+    with api_process(own.path, requests_max=4) as api, ThreadPoolExecutor(12) as pool:
+        ended = threading.Event()
+
+        def flooding():
+            with httpx.Client(base_url=api.client.base_url, headers=bearer(flood)) as client:
+                statuses = []
+                while not ended.is_set():
+                    statuses.append(client.get("/v1/trips/shards").status_code)
+            return statuses
+
+        flooded = [pool.submit(flooding) for _ in range(12)]
+        answers = []
+        for _ in range(20):
+            answers.append(asked(api, honest).status_code)
+            time.sleep(0.03)
+        ended.set()
+        statuses = [status for one in flooded for status in one.result()]
+    assert answers == [200] * 20
+    assert set(statuses) == {200, 429}
+
+
 @pytest.fixture
 def login():
     """An OIDC issuer on loopback, whose pages are `pages`."""
