@@ -27,6 +27,7 @@ from schemaless.index.definition import IndexDefinition, parse_definition
 from schemaless.index.transition import index_writes
 from schemaless.names import index_consumer
 from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_log
+from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_log import LogRange
 from schemaless.topology import Node
@@ -80,8 +81,7 @@ def _our_rate(storage: SyncStorage, stack: BenchStack, definitions: Sequence[Ind
     name, clusters = stack.datastore.name, stack.datastore.clusters
     for definition in definitions:
         for cluster in clusters:
-            storage.master(cluster).run(index_definition_table.insert, name, definition)
-            storage.master(cluster).run(index_definition_table.begin_build, name, definition.name, {})
+            storage.master(cluster).run(index_definition_table.bring_to, name, defined(definition, IndexStage.ACTIVE))
 
     def finished() -> int:
         """Counts cells of the slower cluster."""

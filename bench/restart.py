@@ -25,6 +25,7 @@ from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_head, shard_log
 from schemaless.storage.entity_table import ShardCell, put_cells
+from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.pymysql_driver import SyncStorage
 
 INDEXES = 20
@@ -77,9 +78,7 @@ def _plant(storage: SyncStorage, stack: BenchStack) -> None:
         storage.master(datastore.home(table_shard)).run(index_table.create, datastore, table_shard, definition)
         for cluster in datastore.clusters:
             master = storage.master(cluster)
-            master.run(index_definition_table.insert, datastore.name, definition)
-            master.run(index_definition_table.begin_build, datastore.name, name, {})
-            master.run(index_definition_table.set_active, datastore.name, name)
+            master.run(index_definition_table.bring_to, datastore.name, defined(definition, IndexStage.ACTIVE))
             master.run(partial(checkpoint_table.make, datastore.name, index_consumer(name), starts, counts=False))
 
 

@@ -1,22 +1,22 @@
 """The builder takes a defined index through its stages: tables on every shard, then building, then active.
 
 Any number of indexer processes may do it at once. Each stage is idempotent, and the first process to begin the build
-fixes how far it must come.
+fixes how far it must come. What a stage needs is on every master before any row says that the stage has begun.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from dataclasses import replace
 
 import structlog
 
 from schemaless.batching import all_or_first_error
-from schemaless.index.catalogue import build_progress, run_on_all_masters
+from schemaless.index.catalogue import build_progress, run_on_masters
 from schemaless.index.definition import IndexDefinition
 from schemaless.storage import index_definition_table, index_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -26,20 +26,27 @@ _TABLES_AT_ONCE = 4  # on one server: its fsyncs overlap, more would only queue
 
 async def build_step(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
     """Takes an index one stage further if it is time. Raises StorageUnavailable."""
-    name = index.definition.name
-    if not index.has_tables:
+    where = {"datastore": datastore.name, "index": index.name, "number": index.number}
+    if index.stage is IndexStage.DEFINED:
         await make_tables(storage, datastore, index.definition)
         answers = await all_or_first_error(
             storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters
         )
         heads = {head.shard: head.added_id for answer in answers for head in answer}
-        await run_on_all_masters(storage, partial(index_definition_table.begin_build, datastore.name, name, heads))
-        log.info("index tables are made", datastore=datastore.name, index=name, cells=sum(heads.values()))
-    elif index.state is IndexState.BUILDING:
+        arguments = (datastore.name, index.name, index.number, heads)
+        await run_on_masters(storage.masters, index_definition_table.begin_build, *arguments)
+        await _bring_to(storage, datastore, index, IndexStage.BUILDING)
+        log.info("index tables are made", **where, cells=sum(heads.values()))
+    elif index.stage is IndexStage.BUILDING:
         progress = await build_progress(storage, datastore, index)
         if progress.done == progress.total:
-            await run_on_all_masters(storage, partial(index_definition_table.set_active, datastore.name, name))
-            log.info("index is active", datastore=datastore.name, index=name)
+            await _bring_to(storage, datastore, index, IndexStage.ACTIVE)
+            log.info("index is active", **where)
+
+
+async def _bring_to(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, stage: IndexStage) -> None:
+    further = replace(index, stage=stage)
+    await run_on_masters(storage.masters, index_definition_table.bring_to, datastore.name, further)
 
 
 async def make_tables(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> None:

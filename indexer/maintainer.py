@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+from indexer.throttle import Throttle
 from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey, StoredCell
 from schemaless.consume.ports import Effect, Outcome, Run, Script
@@ -37,10 +38,12 @@ class Maintainer:
         storage: AsyncStorage,
         datastore: Datastore,
         definition: IndexDefinition,
+        throttle: Throttle | None = None,
         *,
         effect_bytes_max: int = EFFECT_BYTES_MAX,
         examined_rows_max: int = index_table.EXAMINED_ROWS_MAX,
     ) -> None:
+        self.throttle = throttle or Throttle()
         self._storage = storage
         self._datastore = datastore
         self._definition = definition
@@ -50,12 +53,14 @@ class Maintainer:
     async def handle(self, runs: Sequence[Run]) -> Effect:
         """Evaluates the index before and after each event, on the log alone. Raises StorageUnavailable.
 
-        It finishes as many cells as fit the bounds of what it reads and writes, at least one of all runs.
+        It finishes as many cells as the throttle allows and as fit the bounds of what it reads and writes.
         """
+        allowed = self.throttle.take(sum([len(run.cells) for run in runs]))
+        given, runs = runs, _first_cells(runs, allowed)
         before, unread = await self._rows_before(runs)
         room = self._room()
         outcomes, writes = [], list[IndexWrite]()
-        for run in runs:
+        for whole, run in zip(given, runs, strict=True):
             missing = unread.get(run.shard, frozenset())
             readable = next(
                 (
@@ -68,7 +73,8 @@ class Maintainer:
             cells = run.cells[:readable]
             changed = index_writes(self._definition, self._datastore.shards, before[run.shard], cells, room.take)
             writes += changed.writes
-            outcomes.append(Outcome(changed.finished))
+            held_back = len(run.cells) < len(whole.cells) and changed.finished == len(run.cells)
+            outcomes.append(Outcome(changed.finished, self.throttle.wait_s if held_back else 0.0))
         return Effect(outcomes, self._scripts(writes))
 
     async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
@@ -83,9 +89,9 @@ class Maintainer:
         if all(start.generation < generation for start in known):
             raise StorageUnavailable(f"generation {generation} of shard {shard} is not known on its master yet")
         starts = [start for start in visible_starts(known) if start.starts_at >= starts_at]
-        name = self._definition.name
+        name, number = self._definition.name, self._definition.number
         await all_or_first_error(
-            master.run(index_definition_table.lower_build, self._datastore.name, name, shard, starts_at - 1)
+            master.run(index_definition_table.lower_build, self._datastore.name, name, number, shard, starts_at - 1)
             for master in self._storage.masters
         )
         last = await all_or_first_error(
@@ -200,6 +206,16 @@ class _Room:
         self._left = left
         self._shards.update(write.shard for write in writes)
         return True
+
+
+def _first_cells(runs: Sequence[Run], count: int) -> Sequence[Run]:
+    """Returns the runs with `count` of their cells in fair shares. Some may be left without any."""
+    cut = []
+    for others, run in zip(range(len(runs), 0, -1), runs, strict=True):
+        share = min(len(run.cells), -(-count // others))
+        cut.append(run if share == len(run.cells) else Run(run.shard, run.after, run.cells[:share]))
+        count -= share
+    return cut
 
 
 def _rows(cells: Iterable[StoredCell]) -> Mapping[int, Rows]:

@@ -7,21 +7,27 @@ checkpoints at the beginning: its deliveries read the log in MySQL until they me
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
 
 import structlog
 
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
+from indexer.refused_writes import RefusedWrites
+from indexer.removal import note_gone, remove_from, remove_strays
+from indexer.throttle import Throttle
 from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.worker import Worker
-from schemaless.errors import SchemalessError
-from schemaless.index.catalogue import IndexWatch
+from schemaless.errors import RefusedForGood, SchemalessError
+from schemaless.index.catalogue import IndexWatch, bring_up, fail_index
 from schemaless.names import INDEXER, index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState, VersionKey
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -60,11 +66,15 @@ class DatastoreIndexer:
     def __init__(self, settings: IndexerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
         self._storage = storage
         self._datastore = datastore
-        self._indexes = IndexWatch(storage, datastore)
+        self._watch = IndexWatch(storage, datastore)
         self._host = ConsumerHost(storage, datastore, settings)
         self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
         self._worker = Worker(storage, datastore, INDEXER)
+        self._hosted: dict[VersionKey, HostedIndex] = {}
+        self._touched: dict[VersionKey, DefinedIndex] = {}  # versions of which this process may have written something
+        self._removed_from: dict[VersionKey, set[str]] = {}
+        self._may_have_strays = True
 
     async def run(self) -> None:
         try:
@@ -77,20 +87,98 @@ class DatastoreIndexer:
             await self._worker.leave()
 
     async def step(self) -> None:
-        """Takes every defined index one stage further. One that has its tables becomes a consumer."""
-        for name, index in (await self._indexes.look()).items():
+        """Takes every index one stage further. One that waits or fails doesn't hold up the others."""
+        versions = await self._watch.look()
+        present = {key: index for key, index in versions.merged.items() if index.stage is not IndexStage.GONE}
+        late = {key: index for key, index in self._touched.items() if key not in present}
+        tended = [self._tend(index) for index in present.values()] + [self._remove(index) for index in late.values()]
+        await asyncio.gather(self._guarded(bring_up(self._storage, self._datastore, versions)), *tended)
+        if self._may_have_strays and not versions.away:
+            for consumer in await remove_strays(self._storage, self._datastore):
+                log.info("checkpoints of a dropped index are deleted", consumer=consumer)
+            self._may_have_strays = False
+
+    async def _tend(self, index: DefinedIndex) -> None:
+        """Does what an index's stage and its run state ask for. An error is logged, and it is tried again."""
+        if index.stage is IndexStage.DELETING:
+            await self._remove(index)
+        elif index.order.run_state is RunState.RUNNING:
+            await self._guarded(self._keep(index), index)
+        else:
+            await self._stop(index)
+
+    async def _keep(self, index: DefinedIndex) -> None:
+        """Makes and builds the index, and hosts it from its tables on."""
+        key = (index.name, index.number)
+        self._touched[key] = index
+        try:
             await build_step(self._storage, self._datastore, index)
-            consumer = index_consumer(name)
-            if index.has_tables and consumer not in self._host.consumers:
-                maintainer = Maintainer(self._storage, self._datastore, index.definition)
-                placement = CheckpointPlacement.EVERYWHERE
-                checkpoints = Checkpoints(self._host.lanes, consumer, placement)
-                await self._host.add(Consumer(maintainer, checkpoints))
+        except RefusedForGood as error:
+            return await self._fail(index, f"its tables can't be made: {error}")
+        if index.has_tables and key not in self._hosted:
+            self._hosted[key] = await HostedIndex.begin(self._storage, self._datastore, index, self._host)
+        if (hosted := self._hosted.get(key)) is not None:
+            hosted.throttle.limit_to(index.order.cells_per_s)
+            if hosted.writes.reason is not None:
+                await self._fail(index, hosted.writes.reason)
+
+    async def _fail(self, index: DefinedIndex, reason: str) -> None:
+        log.error("index has failed", datastore=self._datastore.name, index=index.name, why=reason)
+        await fail_index(self._storage, self._datastore, index, reason)
+        await self._stop(index)
+
+    async def _stop(self, index: DefinedIndex) -> None:
+        if self._hosted.pop((index.name, index.number), None) is not None:
+            await self._host.remove(index_consumer(index.name, index.number))
+
+    async def _remove(self, index: DefinedIndex) -> None:
+        """Removes a version from the clusters that can be reached, after this process has stopped to work on it."""
+        key = (index.name, index.number)
+        await self._stop(index)
+        deleted = replace(index, stage=IndexStage.DELETING)
+        done = self._removed_from.setdefault(key, set())
+        for cluster in self._datastore.clusters:
+            if cluster not in done and await self._guarded(
+                remove_from(self._storage, self._datastore, deleted, cluster), index
+            ):
+                done.add(cluster)
+        if len(done) == len(self._datastore.clusters) and await self._guarded(
+            note_gone(self._storage, self._datastore, deleted), index
+        ):
+            self._touched.pop(key, None)
+            del self._removed_from[key]
+            self._may_have_strays = True
+            log.info("index is deleted", datastore=self._datastore.name, index=index.name, number=index.number)
+
+    async def _guarded(self, work: Awaitable[None], index: DefinedIndex | None = None) -> bool:
+        """Returns whether the work succeeded. An error is logged."""
+        try:
+            await work
+        except SchemalessError as error:
+            of = {} if index is None else {"index": index.name}
+            log.warning("an index waits", datastore=self._datastore.name, **of, why=str(error))
+            return False
+        return True
 
     async def _follow_definitions(self) -> None:
         while True:
-            try:
-                await self.step()
-            except SchemalessError as error:
-                log.warning("indexes wait", datastore=self._datastore.name, why=str(error))
+            await self._guarded(self.step())
             await asyncio.sleep(_LOOK_PAUSE_S)
+
+
+class HostedIndex:
+    """One version of an index while this process works on it."""
+
+    def __init__(self, throttle: Throttle, writes: RefusedWrites) -> None:
+        self.throttle = throttle
+        self.writes = writes
+
+    @classmethod
+    async def begin(
+        cls, storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, host: ConsumerHost
+    ) -> HostedIndex:
+        throttle = Throttle(index.order.cells_per_s)
+        consumer = index.definition.consumer
+        writes = RefusedWrites(Checkpoints(host.lanes, consumer, CheckpointPlacement.EVERYWHERE))
+        await host.add(Consumer(Maintainer(storage, datastore, index.definition, throttle), writes))
+        return cls(throttle, writes)

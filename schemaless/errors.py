@@ -22,6 +22,7 @@ SchemalessError
 │   │   ├── StatementTimeout  a statement took longer than it may
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
 │   │       ├── TableMissing  it has no such table or database
+│   │       ├── RefusedForGood  it would refuse the same statement again: the statement doesn't fit its tables or rights
 │   │       ├── HeadsLocked  another transaction holds the heads of some shards
 │   │       └── ClockAhead  its clock is ahead of ours and of the other masters'
 │   ├── Overloaded          this process has too much to do: that says nothing about a server
@@ -161,6 +162,12 @@ class NodeRefuses(StorageUnavailable):
 
 class TableMissing(NodeRefuses):
     hint = "wait until the datastore is made, and replicated to the server that the message names"
+
+
+class RefusedForGood(NodeRefuses):
+    """A MySQL server refuses a statement for a reason that doesn't pass by itself."""
+
+    hint = "look at the statement and the rights that the message names: sent again unchanged it fails again"
 
 
 class HeadsLocked(NodeRefuses):

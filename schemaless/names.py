@@ -15,9 +15,14 @@ RECORD_VERSION = b"1"
 KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
 
 
-def index_consumer(index: str) -> str:
-    """Returns the consumer that maintains an index. Its checkpoints are stored under this name."""
-    return INDEX_PREFIX + index
+def index_consumer(index: str, number: int = 1) -> str:
+    """Returns the consumer that maintains a version of an index. Its checkpoints are stored under this name."""
+    return f"{INDEX_PREFIX}{index}" if number == 1 else f"{INDEX_PREFIX}{index}:{number}"
+
+
+def index_table_name(index: str, number: int = 1) -> str:
+    """Returns the table that holds the entries of a version of an index, in each shard, in at most 64 characters."""
+    return f"index_{index}" if number == 1 else f"index_{index}${number}"
 
 
 def trigger_consumer(program: str) -> str:

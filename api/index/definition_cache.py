@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from schemaless.index.catalogue import find_index
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import BuildProgress, DefinedIndex, IndexState
+from schemaless.storage.index_definition_table import BuildProgress, DefinedIndex, IndexStage
 from schemaless.topology import Datastore
 
-KEPT_S = 5.0
+KEPT_S = 2.0
 
 
 class IndexCatalogue:
-    """Remembers active indexes for some seconds. Others are looked up each time: only an active one stays as it is."""
+    """Remembers active indexes for some seconds, paused ones too. Others are looked up each time."""
 
     def __init__(self, storage: AsyncStorage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
@@ -28,9 +28,13 @@ class IndexCatalogue:
         if known is not None and now - looked_at < KEPT_S:
             return known
         found = await find_index(self._storage, datastore, name)
-        if found.state is IndexState.ACTIVE:
+        if found.stage is IndexStage.ACTIVE:
             self._active[datastore.name, name] = (now, found)
         return found
+
+    def forget(self, datastore: Datastore, name: str) -> None:
+        """Looks the index up the next time: it may have been dropped, or made anew."""
+        self._active.pop((datastore.name, name), None)
 
 
 class BuildEta:

@@ -20,7 +20,6 @@ from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import entry_fields
 from schemaless.index.values import Value
 from schemaless.location import Location
-from schemaless.names import index_consumer
 from schemaless.storage import checkpoint_table, index_select
 from schemaless.storage.index_select import NodePage
 from schemaless.storage.index_table import FoundEntry
@@ -86,7 +85,7 @@ def find_entries(
     bytes_max: int = index_select.PAGE_BYTES_MAX,
 ) -> Operation[NodeAnswer]:
     """Finds the entries of places that live on one cluster, on any node of it. Raises Behind or QueryTooSlow."""
-    consumer = index_consumer(definition.name)
+    consumer = definition.consumer
     select = index_select.select(datastore, definition, places, query.selection, bytes_max)
     # Checkpoints are read first: entries that arrive in between do no harm.
     before = []

@@ -25,11 +25,18 @@ from api.routes.indexes import progress_view
 from schemaless.access import Scope
 from schemaless.batching import all_or_first_error
 from schemaless.cell import ColumnName, RowKey, StoredCell
-from schemaless.errors import Invalid, LocationGone, NotReady
+from schemaless.errors import (
+    Conflict,
+    Invalid,
+    LocationGone,
+    NotFound,
+    NotReady,
+    SchemalessError,
+    StorageUnavailable,
+)
 from schemaless.location import ShardLocation, is_lag, verify_location
-from schemaless.names import index_consumer
 from schemaless.storage import shard_head
-from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState
 from schemaless.storage.index_select import PAGE_BYTES_MAX, page_bytes
 from schemaless.storage.index_table import FoundEntry
 from schemaless.topology import Datastore, Role
@@ -47,11 +54,28 @@ async def get_entries(request: Request) -> Response:
     datastore = await request.datastore()
     pairs = parse_pairs(request.raw_query, PARAMETERS_MAX) if request.raw_query else []
     index = await request.state.index_catalogue.find(datastore, request.path["name"])
-    if index.state is not IndexState.ACTIVE:
-        error = NotReady(f"index {index.definition.name} is {index.state}")
-        return document_response({**problem_of(error), "progress": await progress_view(request, datastore, index)})
+    if index.stage is not IndexStage.ACTIVE:
+        error = _why_not_answering(index)
+        progress = await progress_view(request, datastore, index)
+        return document_response({**problem_of(error), **({} if progress is None else {"progress": progress})})
     query = parse_query(index.definition, datastore.shards, pairs)
-    return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
+    try:
+        return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
+    except StorageUnavailable as error:  # its table may be gone
+        request.state.index_catalogue.forget(datastore, index.name)
+        newest = await request.state.index_catalogue.find(datastore, index.name)
+        if newest.number != index.number or newest.stage is not IndexStage.ACTIVE:
+            raise _why_not_answering(newest) from error
+        raise
+
+
+def _why_not_answering(index: DefinedIndex) -> SchemalessError:
+    """Returns the error of a query of an index that was never complete, or that is dropped."""
+    if index.stage is IndexStage.DELETING:
+        return NotFound(f"index {index.name} was dropped, and is being deleted")
+    if index.order.run_state is RunState.FAILED:
+        return Conflict(f"index {index.name} has failed: {index.order.reason}")
+    return NotReady(f"index {index.name} is {index.state}, and not complete")
 
 
 class _Answer:
@@ -63,8 +87,9 @@ class _Answer:
         self._request = request
         self._state = request.state
         self._datastore = datastore
+        self._index = index
         self._definition = index.definition
-        self._consumer = index_consumer(index.definition.name)
+        self._consumer = index.definition.consumer
         self._query = query
         self._read_from = read_from
 
@@ -121,6 +146,8 @@ class _Answer:
                 )
             except Behind as behind:
                 assert after is not None, "only a query with `after` can come too early"
+                if self._index.order.run_state is not RunState.RUNNING:
+                    raise Behind(f"{behind}, and it is {self._index.state}: resume it") from None
                 place = CheckpointsAt(cluster, self._read_from, datastore.name, self._consumer)
                 try:
                     async with asyncio.timeout(deadline - time.monotonic()):

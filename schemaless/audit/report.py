@@ -158,6 +158,8 @@ class AuditReport:
     foreign_records: int
     seeks: int
     seconds: float
+    not_compared: Sequence[str] = ()
+    """Indexes whose entries were not compared, and why."""
 
     @property
     def clean(self) -> bool:
@@ -181,7 +183,11 @@ class AuditReport:
             f"the home {home} refuses {refused.cells} buffered cells, for {refused.oldest_s:.0f} s: {refused.reason}"
             for home, refused in self.refused
         ]
-        return [text for text, count in counts.items() if count] + refusals
+        return (
+            [text for text, count in counts.items() if count]
+            + [f"index {why}: not compared" for why in self.not_compared]
+            + refusals
+        )
 
     def _beginnings(self) -> str:
         """Returns where the topic begins, for shards whose first cells it no longer holds."""

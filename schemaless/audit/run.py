@@ -29,6 +29,7 @@ from schemaless.audit.report import (
 from schemaless.audit.shard_audit import Published, ShardComparison, StoredCells
 from schemaless.bus.reader import PartitionReader
 from schemaless.location import GenerationStart
+from schemaless.names import INDEX_PREFIX
 from schemaless.storage import (
     buffer_table,
     conflict_table,
@@ -39,8 +40,12 @@ from schemaless.storage import (
     shard_head,
     shard_log,
 )
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState, merge
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
+
+AUDITED = (IndexState.BUILDING, IndexState.ACTIVE)
+"""An index that is paused, has failed or is being deleted is behind, and nothing promises otherwise."""
 
 
 def audit(
@@ -90,7 +95,8 @@ class _DatastoreAudit:
         for partition in range(self._datastore.partitions):
             self._audit_partition(partition, patience)
         self._audit_ends()
-        consumers, indexes = self._audit_consumers(Patience(stall_s)), self._audit_indexes()
+        defined = self._defined_indexes()
+        consumers, indexes = self._audit_consumers(Patience(stall_s), defined), self._audit_indexes(defined)
         masters = [storage.master(cluster) for cluster in storage.topology.clusters]
         waiting = [
             waiting
@@ -108,6 +114,7 @@ class _DatastoreAudit:
             datastore=name,
             shards=list(self._reports.values()),
             indexes=indexes,
+            not_compared=[f"{index.name} is {index.state}" for index in defined if index.state not in AUDITED],
             consumers=consumers,
             findings=self._findings,
             buffered=sum(one.rows for one in waiting),
@@ -190,22 +197,35 @@ class _DatastoreAudit:
                 detail = f"there are records up to {report.topic_end}, beyond the head {head}"
                 self._findings.add(FindingKind.TOPIC_EXTRA, shard, detail, count=report.topic_end - head)
 
-    def _audit_consumers(self, patience: Patience) -> list[ConsumerReport]:
+    def _defined_indexes(self) -> Sequence[DefinedIndex]:
+        masters = {cluster: self._storage.master(cluster) for cluster in self._datastore.clusters}
+        rows = {
+            name: master.run(index_definition_table.all_of, self._datastore.name) for name, master in masters.items()
+        }
+        return [index for index in merge(rows, {}).merged.values() if index.stage is not IndexStage.GONE]
+
+    def _audit_consumers(self, patience: Patience, defined: Sequence[DefinedIndex]) -> list[ConsumerReport]:
+        """Audits trigger programs, and indexes that run. What a dropped index may have left is nobody's checkpoint."""
         masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
         names = {name for master in masters for name in master.run(consumer_summary.names, self._datastore.name)}
+        running = {index.definition.consumer for index in defined if index.state in AUDITED}
+        for index in defined:
+            if index.state is IndexState.FAILED:
+                detail = f"{index.definition.consumer} has failed: {index.order.reason}"
+                self._findings.add(FindingKind.CHECKPOINT_BEHIND, -1, detail)
         return [
             ConsumerAudit(self._storage, self._datastore, name, self._heads(), self._starts, self._findings).run(
                 patience
             )
             for name in sorted(names)
+            if name in running or not name.startswith(INDEX_PREFIX)
         ]
 
-    def _audit_indexes(self) -> list[IndexReport]:
-        defined = self._home(0).run(index_definition_table.all_of, self._datastore.name)
+    def _audit_indexes(self, defined: Sequence[DefinedIndex]) -> list[IndexReport]:
         return [
             IndexAudit(self._storage, self._datastore, index.definition, self._heads(), self._findings).run()
-            for index in defined.values()
-            if index.has_tables
+            for index in defined
+            if index.has_tables and index.state in AUDITED
         ]
 
     def _heads(self) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""`schemaless index create|list|status|wait|query`: secondary indexes over the API."""
+"""`schemaless index …`: secondary indexes over the API, from their creation to their end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
-from schemaless.errors import Invalid, NotReady
+from schemaless.errors import Conflict, Invalid, NotFound, NotReady
 from schemaless.index.definition import load_definition, parse_index_name
 
 ACTIVE = "active"
+_WAITED_FOR_IN_VAIN = ("paused", "failed", "deleting")
 _POLL_S = 0.5
 
 Name = Annotated[str, typer.Argument(help="name of the index")]
 
 
 def register(app: typer.Typer) -> None:
-    commands = {"create": create, "list": list_all, "status": status, "wait": wait, "query": query}
-    add_group(app, "index", "Create and query secondary indexes.", commands)
+    commands = {
+        "create": create,
+        "list": list_all,
+        "status": status,
+        "wait": wait,
+        "query": query,
+        "pause": pause,
+        "resume": resume,
+        "throttle": throttle,
+        "drop": drop,
+    }
+    add_group(app, "index", "Create, query and maintain secondary indexes.", commands)
 
 
 @api_command
@@ -69,11 +80,57 @@ def wait(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"building {name}", total=None)
         while (document := client.document(f"/indexes/{parse_index_name(name)}"))["state"] != ACTIVE:
+            if document["state"] in _WAITED_FOR_IN_VAIN:
+                raise Conflict(f"index {_line(document)}")
             if time.monotonic() > deadline:
                 raise NotReady(f"index {_line(document)} after {timeout:.0f} s")
             progress = document.get("progress") or {}
-            bar.update(task, completed=progress.get("done", 0), total=progress.get("total"))
+            bar.update(task, completed=progress.get("done") or 0, total=progress.get("total"))
             time.sleep(_POLL_S)
+    _print_index(document, as_json)
+
+
+@api_command
+def pause(client: Client, as_json: bool, name: Name) -> None:
+    """Let no indexer work on an index. If it was complete, it goes on to answer with what it has."""
+    _print_index(client.index(parse_index_name(name)).pause(), as_json)
+
+
+@api_command
+def resume(client: Client, as_json: bool, name: Name) -> None:
+    """Let indexers work on an index again that was paused, or that has failed."""
+    _print_index(client.index(parse_index_name(name)).resume(), as_json)
+
+
+@api_command
+def throttle(
+    client: Client,
+    as_json: bool,
+    name: Name,
+    cells_per_s: Annotated[int, typer.Option(min=0, help="cells a second of each indexer process; 0: no bound")],
+) -> None:
+    """Bound how many cells a second each indexer process delivers to an index."""
+    _print_index(client.index(parse_index_name(name)).throttle(cells_per_s), as_json)
+
+
+@api_command
+def drop(
+    client: Client,
+    as_json: bool,
+    name: Name,
+    timeout: Annotated[float, typer.Option(min=0, help="seconds to wait until everything of it is deleted")] = 30.0,
+) -> None:
+    """Drop an index, in whatever state it is. What isn't deleted in time is deleted in the background."""
+    index = client.index(parse_index_name(name))
+    document = index.drop()
+    number, deadline = document["number"], time.monotonic() + timeout
+    while document["number"] == number and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        try:
+            document = index.status()
+        except NotFound:
+            document = document | {"state": "deleted", "what_to_do": None}
+            break
     _print_index(document, as_json)
 
 
@@ -117,13 +174,24 @@ def _parse_terms(terms: list[str]) -> dict[str, str | list[str]]:
 
 
 def _print_index(document: dict[str, Any], as_json: bool = False) -> None:
-    print_json(document) if as_json else print(_line(document))
+    if as_json:
+        print_json(document)
+        return
+    print(_line(document))
+    for text in (document.get("reason"), document.get("what_to_do")):
+        if text is not None:
+            print(f"  {text}")
 
 
 def _line(document: dict[str, Any]) -> str:
-    progress = document.get("progress")
-    if not progress:
-        return f"{document['name']} {document['state']}"
-    total = progress["total"] if progress["total"] is not None else "?"
-    eta = f", about {progress['eta_s']:.0f} s left" if progress.get("eta_s") is not None else ""
-    return f"{document['name']} {document['state']}: {progress['done']} of {total} cells{eta}"
+    """Returns the state of an index in one line: how far it is, why it failed, and what to do."""
+    parts = [f"{document['name']} {document['state']}"]
+    if (progress := document.get("progress")) and progress["done"] is not None:
+        total = progress["total"] if progress["total"] is not None else "?"
+        eta = f", about {progress['eta_s']:.0f} s left" if progress.get("eta_s") is not None else ""
+        parts.append(f"{progress['done']} of {total} cells{eta}")
+    if document.get("lag"):
+        parts.append(f"{document['lag']} cells behind")
+    if document.get("cells_per_s") is not None:
+        parts.append(f"at most {document['cells_per_s']} cells a second and process")
+    return ": ".join([parts[0], ", ".join(parts[1:])]) if parts[1:] else parts[0]

@@ -206,6 +206,31 @@ class Index:
         client = self._client
         return client._run(client._requests.define_index(self._name, definition))
 
+    def status(self) -> dict[str, Any]:
+        """Returns the index's document: its state, why it failed, how far it is and what to do."""
+        client = self._client
+        return client._run(client._requests.get_index(self._name))
+
+    def drop(self) -> dict[str, Any]:
+        """Drops the index in whatever state it is. Returns its document. The name may be used again at once."""
+        client = self._client
+        return client._run(client._requests.drop_index(self._name))
+
+    def pause(self) -> dict[str, Any]:
+        """Lets no indexer work on the index. If it was complete, it goes on to answer with what it has."""
+        client = self._client
+        return client._run(client._requests.order_index(self._name, "pause"))
+
+    def resume(self) -> dict[str, Any]:
+        """Lets indexers work on the index again, also if it has failed."""
+        client = self._client
+        return client._run(client._requests.order_index(self._name, "resume"))
+
+    def throttle(self, cells_per_s: int | None) -> dict[str, Any]:
+        """Bounds how many cells a second each indexer process delivers to the index. 0 and None: no bound."""
+        client = self._client
+        return client._run(client._requests.order_index(self._name, "throttle", {"cells_per_s": cells_per_s}))
+
 
 class EntryIterator(Iterator[Entry]):
     """The entries that `Index.entries` returns."""

@@ -152,6 +152,19 @@ class Requests:
         response = yield ClientRequest("PUT", self._index_path(name), headers=_CONTENT, content=content)
         return response.good().read(dict[str, Any])
 
+    def get_index(self, name: str) -> Flow[dict[str, Any]]:
+        return (yield from self.get_json(self._index_path(name).removeprefix(self.base)))
+
+    def drop_index(self, name: str) -> Flow[dict[str, Any]]:
+        response = yield ClientRequest("DELETE", self._index_path(name))
+        return response.good().read(dict[str, Any])
+
+    def order_index(self, name: str, order: str, details: Mapping[str, Any] | None = None) -> Flow[dict[str, Any]]:
+        """Orders `pause`, `resume` or `throttle` of an index."""
+        content = b"" if details is None else encode(details)
+        response = yield ClientRequest("POST", f"{self._index_path(name)}/{order}", headers=_CONTENT, content=content)
+        return response.good().read(dict[str, Any])
+
     def query_index(self, name: str, terms: Mapping[str, Any]) -> Flow[EntriesPage]:
         """Queries an index by fields, with or without an operator, and INDEX_OPTIONS. Raises Invalid.
 

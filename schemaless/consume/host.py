@@ -70,6 +70,7 @@ class _RunningDelivery:
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task
+        self.delivery.release(self.delivery.cursors())  # what waits in its queues counts for the whole process
 
 
 class ConsumerHost:
@@ -113,6 +114,12 @@ class ConsumerHost:
                 )
                 delivery.gain(self._shards(home, self._partitions))
                 self._running[consumer.name, home] = _RunningDelivery(delivery)
+
+    async def remove(self, name: str) -> None:
+        """Ends the deliveries of a consumer, if it runs here. Its checkpoints stay where they are."""
+        async with self._changing:
+            gone = [self._running.pop(key) for key in list(self._running) if key[0] == name]
+            await asyncio.gather(*(running.stop() for running in gone))
 
     async def assigned(self, partitions: Iterable[int], kept: Collection[int] = ()) -> None:
         """Takes these partitions, and no others, as assigned to this process.

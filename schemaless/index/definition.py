@@ -15,6 +15,7 @@ import yaml
 from schemaless.cell import ColumnName, parse_column_name
 from schemaless.errors import Invalid, Malformed
 from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Value, from_json, to_json
+from schemaless.names import index_consumer, index_table_name
 from schemaless.where import AllOf, Comparison, Where, parse_where
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -23,6 +24,7 @@ LENGTH_DEFAULT = 255
 LENGTH_MAX = 768  # code points; 3072 bytes, what a key of MySQL holds
 KEYED_MAX = 14  # a key of MySQL has 16 columns, and row key and element are two
 STORED_MAX = 48
+NUMBER_MAX = 999_999_999  # of versions: the name of a table has 64 characters, and that of an index up to 48
 _KEY_BYTES_MAX = 3072
 _KEY_OVERHEAD = 16 + 2  # row key and element
 _ROW_BYTES_MAX = 16 << 10  # of one entry, far below what a row of InnoDB holds
@@ -78,13 +80,23 @@ class Field:
 class IndexDefinition:
     """`keyed[0]` is the shard field. `fields` is the order of an entry's values.
 
-    `where` has literals of its fields' types, as entries have values.
+    `where` has literals of its fields' types, as entries have values. `number` says which version of the
+    name it is. Each version has tables and a consumer of its own.
     """
 
     name: str
     keyed: tuple[Field, ...]
     stored: tuple[Field, ...] = ()
     where: Where | None = None
+    number: int = 1
+
+    @property
+    def table(self) -> str:
+        return index_table_name(self.name, self.number)
+
+    @property
+    def consumer(self) -> str:
+        return index_consumer(self.name, self.number)
 
     @property
     def shard_field(self) -> Field:
@@ -158,7 +170,7 @@ def dump_definition(definition: IndexDefinition) -> str:
     return json.dumps(definition.document(), ensure_ascii=True)
 
 
-def parse_definition(document: Any) -> IndexDefinition:
+def parse_definition(document: Any, number: int = 1) -> IndexDefinition:
     """Parses the JSON object. Raises Invalid, which names the member that is wrong."""
     members = _members(document, "definition", {"name", "shard_field", "fields"}, {"stored", "where"})
     name = _name(members["name"], "name")
@@ -166,7 +178,7 @@ def parse_definition(document: Any) -> IndexDefinition:
     stored = _fields(members.get("stored", []), "stored", STORED_MAX)
     _verify_fields(keyed, stored, members["shard_field"])
     bare = IndexDefinition(name, keyed, stored)
-    return IndexDefinition(name, keyed, stored, _where(members.get("where", []), bare))
+    return IndexDefinition(name, keyed, stored, _where(members.get("where", []), bare), number)
 
 
 def _members(document: Any, at: str, required: set[str], optional: set[str]) -> Mapping[str, Any]:

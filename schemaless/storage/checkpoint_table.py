@@ -266,6 +266,11 @@ def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[boo
     return True
 
 
+def delete_all(datastore: str, consumer: str) -> Operation[None]:
+    """Deletes the checkpoints of a consumer that is gone for good."""
+    yield sql(f"DELETE FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer)
+
+
 def _checkpoint(row: Row) -> Checkpoint:
     consumer, shard, generation, added_id, digest, *columns = row
     counted_from, finished, version, state, reason, at, worker, begun, kills, *counts = columns

@@ -1,5 +1,6 @@
-"""index_{name}: the entries of one index in one shard. Owns its columns and the guard of I11: a row is only ever
-overwritten by a greater version (generation and added_id of the source event), so late writers change nothing.
+"""index_{name}, and index_{name}$n for a later version: the entries of one index in one shard. Owns its columns and the
+guard of I11: a row is only ever overwritten by a greater version (generation and added_id of the source event), so late
+writers change nothing.
 
 An entry that left the shard stays as a tombstone (live = 0), which holds the version that a late writer must beat.
 """
@@ -78,6 +79,12 @@ def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Ope
         f" source_added_id BIGINT UNSIGNED NOT NULL, live TINYINT NOT NULL, {commas(columns)},"
         f" PRIMARY KEY (row_key, element), KEY entries ({key}, row_key, element)) ENGINE=InnoDB"
     )
+
+
+def drop(datastore: Datastore, shards: Sequence[int], name: str) -> Operation[None]:
+    """Drops the tables of a version in these shards, at least one, which all live on one cluster. Idempotent."""
+    tables = [f"{literal(Name(datastore.database(shard)))}.{literal(Name(name))}" for shard in shards]
+    yield f"DROP TABLE IF EXISTS {commas(tables)}"
 
 
 def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[IndexWrite]) -> Script:
@@ -225,4 +232,4 @@ def quoted(field: Field) -> Script:
 
 
 def table(datastore: Datastore, shard: int, definition: IndexDefinition) -> Script:
-    return f"{literal(Name(datastore.database(shard)))}.{literal(Name(f'index_{definition.name}'))}"
+    return f"{literal(Name(datastore.database(shard)))}.{literal(Name(definition.table))}"

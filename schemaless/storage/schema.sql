@@ -167,23 +167,30 @@ CREATE TABLE IF NOT EXISTS schemaless.tailer_order (
     changed_at DATETIME(6) NOT NULL COMMENT 'by the clock of whoever said it'
 ) ENGINE=InnoDB;
 
+-- One row for each version of an index, on every cluster. A row only moves forward: to a later stage, and to the order of
+-- a higher revision. A version that is gone keeps its row until a later one exists, so no number is used twice.
 CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    definition MEDIUMTEXT NOT NULL COMMENT 'JSON, as docs/indexes.md has it',
-    state VARCHAR(16) CHARACTER SET ascii NOT NULL,
-    has_tables TINYINT NOT NULL COMMENT '0 while the index tables are being made',
+    number INT UNSIGNED NOT NULL COMMENT 'of the version: its tables and its consumer are named after it',
+    definition MEDIUMTEXT NOT NULL COMMENT 'JSON, as docs/indexes.md has it, empty once the version is gone',
+    stage VARCHAR(16) CHARACTER SET ascii NOT NULL COMMENT 'defined, building, active, deleting, gone',
+    run_state VARCHAR(16) CHARACTER SET ascii NOT NULL COMMENT 'running, paused, failed',
+    reason TEXT NULL COMMENT 'why it failed',
+    cells_per_s BIGINT UNSIGNED NULL COMMENT 'what a process delivers to it at most, NULL: no limit',
+    revision BIGINT UNSIGNED NOT NULL COMMENT 'of the order: run_state, reason and cells_per_s',
     created_at DATETIME(6) NOT NULL,
-    PRIMARY KEY (datastore, name)
+    PRIMARY KEY (datastore, name, number)
 ) ENGINE=InnoDB;
 
 -- While an index is built: the added_id that the checkpoint of each shard must reach before the index is active.
 CREATE TABLE IF NOT EXISTS schemaless.index_build (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
     shard INT UNSIGNED NOT NULL,
     added_id BIGINT UNSIGNED NOT NULL,
-    PRIMARY KEY (datastore, name, shard)
+    PRIMARY KEY (datastore, name, number, shard)
 ) ENGINE=InnoDB;
 
 -- Tokens (I17), on every cluster. Only revoked_at of a row changes, and it only becomes earlier.

@@ -18,6 +18,7 @@ from schemaless.errors import (
     LockTimeout,
     NeedsLockedHeads,
     NodeRefuses,
+    RefusedForGood,
     SchemalessError,
     StatementTimeout,
     StorageUnavailable,
@@ -55,6 +56,14 @@ _AWAY = {
 _NULL = {1048}
 _STATEMENT_TIMEOUT = {1969}  # MariaDB
 _TABLE_MISSING = {1049, 1146}
+_FOR_GOOD = {
+    1044, 1142, 1143, 1227, 1370,  # a right is missing
+    1054, 1136,  # the table has other columns
+    1059, 1064, 1103,  # a name is too long, or the statement is no SQL
+    1071, 1074, 1117, 1118,  # a key, a column or a row is too long, or there are too many columns
+    1264, 1292, 1366, 1406,  # a value doesn't fit its column
+}  # fmt: skip
+"""Refusals that don't pass by themselves."""
 
 _LOG_PAUSE_S = 1.0  # between two lines about one number of one node
 
@@ -99,7 +108,9 @@ def translate(error: Exception, node: str) -> SchemalessError:
     if number in _AWAY or isinstance(error, pymysql.err.InterfaceError | asyncmy.errors.InterfaceError):
         return StorageUnavailable(text)
     refusals.note(node, number, text)
-    return (TableMissing if number in _TABLE_MISSING else NodeRefuses)(text)
+    if number in _TABLE_MISSING:
+        return TableMissing(text)
+    return (RefusedForGood if number in _FOR_GOOD else NodeRefuses)(text)
 
 
 def connecting_failed(error: Exception, node: str) -> StorageUnavailable:

@@ -15,10 +15,10 @@ from indexer.builder import build_step
 from indexer.maintainer import Maintainer
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
-from schemaless.index.catalogue import find_index
-from schemaless.names import index_consumer
+from schemaless.index.catalogue import drop_index, find_index
+from schemaless.names import index_table_name
 from schemaless.position import position_of
-from schemaless.storage import entity_table
+from schemaless.storage import entity_table, index_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tests.integration.api.api_harness import assert_problem
 from tests.log_harness import run_sql
@@ -55,7 +55,7 @@ class ByHand:
 
     async def _pass(self, storage, definition):
         lanes = CommitLanes(storage, self.datastore)
-        checkpoints = Checkpoints(lanes, index_consumer(NAME), CheckpointPlacement.EVERYWHERE)
+        checkpoints = Checkpoints(lanes, definition.consumer, CheckpointPlacement.EVERYWHERE)
         standing = await checkpoints.read(range(self.datastore.shards))
         maintainer = Maintainer(storage, self.datastore, definition)
         for shard, stand in standing.items():
@@ -281,6 +281,75 @@ async def test_a_superseded_location_is_never_included(call, by_hand, datastore,
     assert days(ask(call, after=f"{shard}:1:{added_id - 1}")) == [1, 2]
     if second["shard"] != shard:
         assert days(ask(call, after=second["location"])) == [1, 2]
+
+
+async def test_a_paused_index_answers_and_says_how_far_it_is_behind(call, by_hand):
+    """Its document has the lag. What it hasn't reached is refused at once. Pausing and resuming twice is harmless."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    paused = [call("POST", f"/indexes/{NAME}/pause").json() for _ in range(2)]
+    assert [document["state"] for document in paused] == ["paused", "paused"]
+    assert paused[0]["progress"]["total"] is None
+    problem = assert_problem(ask(call), 409)
+    assert "paused" in problem["detail"]
+    call("POST", f"/indexes/{NAME}/resume")
+    await by_hand.index_all()
+    call("POST", f"/indexes/{NAME}/pause")
+    location = trip(call, DRIVERS[0], 2)["location"]
+    shown = call.get(f"/indexes/{NAME}").json()
+    assert (shown["state"], shown["lag"], shown["progress"]) == ("paused", 1, None)
+    assert "resume" in shown["what_to_do"]
+    assert days(ask(call)) == [1]
+    assert "paused" in assert_problem(ask(call, after=location), 503)["detail"]
+    assert call("POST", f"/indexes/{NAME}/resume").json()["state"] == "active"
+
+
+async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_hand, datastore, storage):
+    """Not even in a process that has just asked it. While it is deleted it is shown, and dropping again is harmless."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    assert days(ask(call)) == [1]
+    for _ in range(2):
+        dropped = call("DELETE", f"/indexes/{NAME}")
+        assert (dropped.status_code, dropped.json()["state"]) == (202, "deleting")
+    assert_problem(ask(call), 404)
+    assert_problem(call("POST", f"/indexes/{NAME}/resume"), 409)
+    again = make(call)
+    assert (again.status_code, again.json()["number"], again.json()["state"]) == (201, 2, "building")
+    assert_problem(ask(call), 409)
+    await by_hand.index_all()
+    assert days(ask(call)) == [1]
+    for shard in range(datastore.shards):  # behind the back of the process, which knows the second version
+        storage.master(datastore.home(shard)).run(index_table.drop, datastore, [shard], index_table_name(NAME, 2))
+    async with AsyncStorage(by_hand.topology) as others:
+        await drop_index(others, datastore, NAME)
+    assert_problem(ask(call), 404)
+
+
+@pytest.mark.parametrize("cells_per_s", [-1, 1.5, "many", True, 10**9 + 1, 2**70])
+def test_a_throttle_that_is_no_rate_is_refused(call, cells_per_s):
+    """422, or 400 for what is no 64-bit number. The index stays as it is."""
+    make(call)
+    answer = call("POST", f"/indexes/{NAME}/throttle", json={"cells_per_s": cells_per_s})
+    assert answer.status_code in (400, 422)
+    assert call.get(f"/indexes/{NAME}").json()["cells_per_s"] is None
+
+
+def test_a_throttle_is_shown_and_taken_away(call):
+    """0 and null mean no bound."""
+    make(call)
+    for given, shown in ((7, 7), (0, None), (8, 8), (None, None)):
+        answer = call("POST", f"/indexes/{NAME}/throttle", json={"cells_per_s": given})
+        assert (answer.status_code, answer.json()["cells_per_s"]) == (200, shown)
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "throttle"])
+def test_an_unknown_index_takes_no_order(call, order):
+    """404, as for a drop."""
+    document = {"cells_per_s": 1} if order == "throttle" else None
+    assert_problem(call("POST", f"/indexes/nope/{order}", json=document), 404)
+    assert_problem(call("DELETE", "/indexes/nope"), 404)
 
 
 @pytest.mark.parametrize(

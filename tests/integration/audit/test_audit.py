@@ -37,6 +37,7 @@ from schemaless.storage import (
 from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.checkpoint_table import Move
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.operation import query
 from schemaless.storage.shard_log import LogRange
 from tests.log_harness import new_cell, put, restore, run_sql
@@ -201,8 +202,7 @@ def build_index(storage, datastore, stored):
     heads = [Position(shard, 1, CELLS) for shard in (0, 1)]
     for cluster in ("a", "b"):
         node = storage.master(cluster)
-        node.run(index_definition_table.insert, datastore.name, INDEX)
-        node.run(index_definition_table.begin_build, datastore.name, INDEX.name, {})
+        node.run(index_definition_table.bring_to, datastore.name, defined(INDEX, IndexStage.BUILDING))
         node.run(checkpoint_table.make, datastore.name, f"index:{INDEX.name}", heads)
     for shard in (0, 1):
         storage.master(datastore.home(shard)).run(index_table.create, datastore, shard, INDEX)

@@ -113,6 +113,13 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, dat
     assert [entry["row_key"] for entry in found] == [str(rows["UA"][0])]
     assert "N1" in command("index", "query", "by_tail", "tailnum=N1", "limit=1")
     assert "shard field" in command("index", "query", "by_tail", "limit=1", status=1)
+    assert "by_tail paused" in command("index", "pause", "by_tail")
+    assert "index resume by_tail" in command("index", "status", "by_tail")
+    assert "at most 500 cells" in command("index", "throttle", "by_tail", "--cells-per-s", "500")
+    assert "by_tail paused" in command("index", "wait", "by_tail", status=1)
+    assert "by_tail active" in command("index", "resume", "by_tail")
+    assert "by_tail deleted" in command("index", "drop", "by_tail")
+    assert "no index" in command("index", "drop", "by_tail", status=1)
 
 
 def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, environment, datastore, settings):

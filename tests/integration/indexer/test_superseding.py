@@ -13,14 +13,14 @@ from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog
 from schemaless.consume.ports import Run
 from schemaless.errors import StorageUnavailable
-from schemaless.index.catalogue import build_progress, create_index, find_index
+from schemaless.index.catalogue import build_progress, create_index
 from schemaless.location import Location
 from schemaless.names import index_consumer
 from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage import checkpoint_table, entity_table, index_definition_table, index_table
 from schemaless.storage.entity_table import CellKey, ShardCell
-from schemaless.storage.index_definition_table import BuildProgress
+from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
 
 pytestmark = pytest.mark.storage
@@ -169,10 +169,9 @@ async def test_a_build_does_not_wait_for_cells_that_were_superseded(rows, async_
     rows.put(*moves(rows, 0, row_keys_of(0, 10), 1, seed=1))
     await create_index(async_storage, rows.datastore, definition())
     for master in async_storage.masters:
-        await master.run(
-            index_definition_table.begin_build, rows.datastore.name, definition().name, dict.fromkeys(range(SHARDS), 10)
-        )
-    index = await find_index(async_storage, rows.datastore, definition().name)
+        until = dict.fromkeys(range(SHARDS), 10)
+        await master.run(index_definition_table.begin_build, rows.datastore.name, definition().name, 1, until)
+    index = defined(definition(), IndexStage.BUILDING)
     assert (await build_progress(async_storage, rows.datastore, index)).total == 10 * SHARDS
     rows.promote(0, 6)
     await rows.maintainer.supersede(0, 6, 2)
@@ -185,9 +184,9 @@ async def test_a_build_counts_no_cell_that_was_superseded(rows, async_storage):
     await create_index(async_storage, rows.datastore, definition())
     name, consumer = rows.datastore.name, index_consumer(definition().name)
     for master in async_storage.masters:
-        await master.run(index_definition_table.begin_build, name, definition().name, {0: 10})
+        await master.run(index_definition_table.begin_build, name, definition().name, 1, {0: 10})
         await master.run(checkpoint_table.make, name, consumer, [Position(0, 1, 10)])
-    index = await find_index(async_storage, rows.datastore, definition().name)
+    index = defined(definition(), IndexStage.BUILDING)
     assert await build_progress(async_storage, rows.datastore, index) == BuildProgress(10, 10)
     rows.promote(0, 6)
     rows.put(*moves(rows, 0, row_keys_of(0, 5), 1, seed=2))

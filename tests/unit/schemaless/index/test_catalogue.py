@@ -1,12 +1,16 @@
-"""The catalogue of indexes, as a process that looks often reads it."""
+"""The catalogue of indexes: how the rows of several masters merge, and how a process reads it that looks often."""
+
+from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
-from schemaless.errors import StorageUnavailable
-from schemaless.index.catalogue import IndexWatch
-from schemaless.index.definition import parse_definition
+from schemaless.errors import Conflict, NotFound, StorageUnavailable
+from schemaless.index.catalogue import IndexWatch, drop_index, pause_index, resume_index, throttle_index
+from schemaless.index.definition import NUMBER_MAX, parse_definition
+from schemaless.names import index_consumer, index_table_name
 from schemaless.storage import index_definition_table
-from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_definition_table import IndexOrder, IndexStage, IndexState, RunState, defined, merge
 from schemaless.topology import Datastore, Node, Role
 
 DEFINITION = parse_definition(
@@ -16,25 +20,29 @@ DEFINITION = parse_definition(
         "fields": [{"name": "owner", "column": "BASE", "path": "owner", "type": "int"}],
     }
 )
+DATASTORE = Datastore("d", 4, 1, ("a", "b"))
 
 
 class MemoryMaster:
-    """One server's index definitions. `parsed` counts how often they were read."""
+    """One server's index definitions, which merge as the table's rows do. `parsed` counts how often they were read."""
 
     def __init__(self, name):
         self.node = Node(name, name, Role.MASTER, "127.0.0.1", 1, "u", "p", "")
-        self.indexes = {}
+        self.rows = []
         self.parsed = 0
         self.away = False
 
-    async def run(self, operation, datastore, *, timeout_s):
+    async def run(self, operation, datastore, *arguments, timeout_s=None):
         if self.away:
             raise StorageUnavailable(f"{self.node.name} is away")
         if operation is index_definition_table.stamps_of:
-            return tuple((name, index.state, index.has_tables, 0) for name, index in self.indexes.items())
+            return tuple((index.name, index.number, index.stage, index.order.revision) for index in self.rows)
+        if operation is index_definition_table.bring_to:
+            self.rows = list(merge({"own": self.rows, "new": arguments}, {}).merged.values())
+            return None
         assert operation is index_definition_table.all_of
         self.parsed += 1
-        return dict(self.indexes)
+        return list(self.rows)
 
 
 class MemoryMasters:
@@ -42,14 +50,18 @@ class MemoryMasters:
         self.masters = [MemoryMaster("a"), MemoryMaster("b")]
 
 
-async def test_definitions_are_read_only_after_a_change():
+@pytest.fixture
+def storage():
+    return MemoryMasters()
+
+
+async def test_definitions_are_read_only_after_a_change(storage):
     """A look that finds nothing new reads the stamps only. A change on any master is seen by the next look."""
-    storage = MemoryMasters()
     a, b = storage.masters
-    watch = IndexWatch(storage, Datastore("d", 4, 1, ("a", "b")))
-    for state, has_tables in [(IndexState.BUILDING, False), (IndexState.BUILDING, True), (IndexState.ACTIVE, True)]:
-        b.indexes = {"by_owner": DefinedIndex(DEFINITION, state, has_tables)}
-        assert (await watch.look())["by_owner"] == b.indexes["by_owner"]
+    watch = IndexWatch(storage, DATASTORE)
+    for stage in (IndexStage.DEFINED, IndexStage.BUILDING, IndexStage.ACTIVE):
+        b.rows = [defined(DEFINITION, stage)]
+        assert (await watch.look()).newest()["by_owner"] == b.rows[0]
         parsed = a.parsed, b.parsed
         for _ in range(3):
             await watch.look()
@@ -57,14 +69,99 @@ async def test_definitions_are_read_only_after_a_change():
     assert b.parsed == 3
 
 
-async def test_a_master_that_is_away_hides_nothing_that_another_knows():
+async def test_a_master_that_is_away_hides_nothing_that_another_knows(storage):
     """With all of them away, there is no answer."""
-    storage = MemoryMasters()
     a, b = storage.masters
-    a.indexes = {"by_owner": DefinedIndex(DEFINITION, IndexState.ACTIVE, True)}
-    watch = IndexWatch(storage, Datastore("d", 4, 1, ("a", "b")))
+    a.rows = [defined(DEFINITION, IndexStage.ACTIVE)]
+    watch = IndexWatch(storage, DATASTORE)
     b.away = True
-    assert list(await watch.look()) == ["by_owner"]
+    found = await watch.look()
+    assert list(found.newest()) == ["by_owner"]
+    assert list(found.away) == ["b"]
     a.away = True
     with pytest.raises(StorageUnavailable):
         await watch.look()
+
+
+def test_rows_of_several_masters_merge_in_any_sequence():
+    """The furthest stage and the highest revision count, whoever has them. A row that goes back is never seen."""
+    paused, limited = IndexOrder(RunState.PAUSED, revision=2), IndexOrder(cells_per_s=5, revision=1)
+    rows = [
+        defined(DEFINITION, IndexStage.ACTIVE, limited),
+        defined(DEFINITION, IndexStage.BUILDING, paused),
+        defined(DEFINITION, IndexStage.DEFINED),
+    ]
+    for some in permutations(rows):
+        merged = merge({str(n): [row] for n, row in enumerate(some)}, {})
+        assert merged.newest()["by_owner"] == defined(DEFINITION, IndexStage.ACTIVE, paused)
+        assert len(merged.lagging) == 3
+
+
+def test_two_orders_of_one_revision_count_the_same_everywhere():
+    """They were given at the same moment, each to another master first."""
+    one, other = IndexOrder(RunState.PAUSED, revision=1), IndexOrder(cells_per_s=5, revision=1)
+    pairs = [(one, other), (other, one)]
+    assert (
+        len(
+            {
+                merge({"a": [defined(DEFINITION, order=x)], "b": [defined(DEFINITION, order=y)]}, {})
+                .newest()["by_owner"]
+                .order
+                for x, y in pairs
+            }
+        )
+        == 1
+    )
+
+
+def test_a_version_that_is_gone_is_hidden_but_its_number_stays():
+    """A later version of the name is another one. A master with a later number is never given the earlier one."""
+    gone, later = replace(defined(DEFINITION, IndexStage.GONE), text=""), defined(replace(DEFINITION, number=2))
+    assert merge({"a": [gone], "b": [defined(DEFINITION, IndexStage.DELETING)]}, {}).newest() == {}
+    both = merge({"a": [gone, later], "b": [later]}, {})
+    assert both.newest() == {"by_owner": later}
+    assert both.lagging == []
+    with pytest.raises(NotFound):
+        merge({"a": [gone]}, {}).of("d", "by_owner")
+
+
+async def test_a_drop_reaches_the_masters_that_answer_and_wins_over_everything(storage):
+    """The one that was away has an older stage, and counts no more when it is back."""
+    a, b = storage.masters
+    a.rows = b.rows = [defined(DEFINITION, IndexStage.ACTIVE)]
+    b.away = True
+    assert (await drop_index(storage, DATASTORE, "by_owner")).state is IndexState.DELETING
+    b.away = False
+    assert (await IndexWatch(storage, DATASTORE).look()).of("d", "by_owner").state is IndexState.DELETING
+    with pytest.raises(Conflict):
+        await resume_index(storage, DATASTORE, "by_owner")
+
+
+async def test_orders_follow_one_another(storage):
+    """Each has a higher revision, also if a master missed the last ones. The same order again is no order."""
+    a, b = storage.masters
+    a.rows = b.rows = [defined(DEFINITION, IndexStage.ACTIVE)]
+    assert (await pause_index(storage, DATASTORE, "by_owner")).state is IndexState.PAUSED
+    b.away = True
+    limited = await throttle_index(storage, DATASTORE, "by_owner", 7)
+    assert (limited.state, limited.order.cells_per_s, limited.order.revision) == (IndexState.PAUSED, 7, 2)
+    a.away, b.away = True, False
+    a.away = False
+    assert (await resume_index(storage, DATASTORE, "by_owner")).order == IndexOrder(cells_per_s=7, revision=3)
+    assert (await resume_index(storage, DATASTORE, "by_owner")).order.revision == 3
+
+
+async def test_a_failed_index_is_resumed_and_not_paused(storage):
+    """A pause would hide why it failed."""
+    failed = IndexOrder(RunState.FAILED, "its table is gone", revision=1)
+    storage.masters[0].rows = [defined(DEFINITION, IndexStage.BUILDING, failed)]
+    with pytest.raises(Conflict, match="its table is gone"):
+        await pause_index(storage, DATASTORE, "by_owner")
+    assert (await resume_index(storage, DATASTORE, "by_owner")).state is IndexState.BUILDING
+
+
+def test_names_of_versions_fit_a_table_and_never_meet():
+    """The first version keeps the plain names. The longest name with the highest number has 64 characters."""
+    assert (index_table_name("x"), index_consumer("x")) == ("index_x", "index:x")
+    assert (index_table_name("x", 2), index_consumer("x", 2)) == ("index_x$2", "index:x:2")
+    assert len(index_table_name("x" * 48, NUMBER_MAX)) == 64

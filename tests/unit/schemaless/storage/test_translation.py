@@ -4,7 +4,7 @@ import asyncmy.errors
 import pymysql.err
 import pytest
 
-from schemaless.errors import Busy, DuplicateKey, NodeRefuses, StorageUnavailable, TableMissing
+from schemaless.errors import Busy, DuplicateKey, NodeRefuses, RefusedForGood, StorageUnavailable, TableMissing
 from schemaless.storage.translation import connecting_failed, refusals, translate
 
 KINDS = (pymysql.err.OperationalError, asyncmy.errors.OperationalError)
@@ -19,7 +19,8 @@ KINDS = (pymysql.err.OperationalError, asyncmy.errors.OperationalError)
         (2013, StorageUnavailable),
         (1146, TableMissing),
         (1049, TableMissing),
-        (1142, NodeRefuses),
+        (1142, RefusedForGood),
+        (1071, RefusedForGood),
         (1203, NodeRefuses),
         (1226, NodeRefuses),
         (3032, NodeRefuses),

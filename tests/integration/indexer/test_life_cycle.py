@@ -1,0 +1,265 @@
+"""Indexes are dropped, made anew, paused, throttled and given up, behind a real indexer and with real servers (I11)."""
+
+import asyncio
+import time
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from indexer.maintainer import Maintainer
+from indexer.removal import remove_strays
+from schemaless.bus.topics import ensure_topics
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
+from schemaless.consume.ports import Advance, Run
+from schemaless.errors import Conflict, Invalid, NotFound, RefusedForGood, TableMissing
+from schemaless.index.catalogue import (
+    create_index,
+    drop_index,
+    find_index,
+    pause_index,
+    read_versions,
+    resume_index,
+    throttle_index,
+)
+from schemaless.index.definition import parse_definition
+from schemaless.location import Location
+from schemaless.names import index_consumer, index_table_name
+from schemaless.position import position_of
+from schemaless.storage import checkpoint_table, entity_table, index_definition_table, index_table
+from schemaless.storage.index_definition_table import IndexStage, IndexState, defined
+from schemaless.storage.operation import query
+from tests.consumer_harness import running_consumer, wait_until_finished
+from tests.integration.indexer.test_indexer import Rows, definition, wait_active
+from tests.log_harness import run_sql, running_tailers
+
+pytestmark = pytest.mark.storage
+
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def datastore(make_datastore, kafka):
+    made = make_datastore(shards=SHARDS, partitions=2)
+    ensure_topics(kafka, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def processes(running, kafka, datastore):
+    """A tailer and an indexer."""
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings) as indexer:
+        yield indexer
+
+
+@pytest.fixture
+def rows(storage, datastore):
+    return Rows(storage, datastore)
+
+
+def fill(rows, count, owner="o"):
+    rows.put(
+        *[rows.cell(uuid.uuid4().bytes, "BASE", 1, {"owner": f"{owner}{n % 7}", "number": n}) for n in range(count)]
+    )
+
+
+def left_of(storage, datastore, name, number):
+    """What any cluster still has of a version."""
+    consumer, table = index_consumer(name, number), index_table_name(name, number)
+    found = []
+    for cluster in datastore.clusters:
+        master = storage.master(cluster)
+        found += master.run(checkpoint_table.of_consumer, datastore.name, consumer)
+        tables = f"SELECT table_schema, table_name FROM information_schema.tables WHERE table_name = '{table}'"
+        found += [row for row in master.run(query, tables) if row[0].startswith(datastore.name)]
+        build = f"SELECT 1 FROM schemaless.index_build WHERE datastore = '{datastore.name}'"
+        found += master.run(query, f"{build} AND name = '{name}' AND number = {number}")
+    return found
+
+
+async def wait_for(what, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not (found := await what()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def wait_gone(async_storage, datastore, name, number):
+    async def gone():
+        merged = (await read_versions(async_storage, datastore)).merged
+        return (name, number) not in merged or merged[name, number].stage is IndexStage.GONE
+
+    await wait_for(gone)
+
+
+async def test_an_index_is_dropped_while_active_and_while_building_and_made_anew_at_once(
+    processes, rows, async_storage, storage, datastore
+):
+    """Each version has a number of its own. Nothing of the earlier ones is left, and the last one is complete."""
+    fill(rows, 100)
+    await create_index(async_storage, datastore, definition())
+    await wait_active(async_storage, datastore, "by_owner")
+    changed = parse_definition({**definition().document(), "stored": []})
+    for again in (definition(), changed):
+        dropped = await drop_index(async_storage, datastore, "by_owner")
+        assert dropped.state is IndexState.DELETING
+        assert await create_index(async_storage, datastore, again)
+        assert (await find_index(async_storage, datastore, "by_owner")).number == dropped.number + 1
+    await wait_active(async_storage, datastore, "by_owner")
+    last = (await find_index(async_storage, datastore, "by_owner")).definition
+    assert last.number == 3
+    for number in (1, 2):
+        await wait_gone(async_storage, datastore, "by_owner", number)
+    fill(rows, 20)
+    wait_until_finished(storage, datastore, last.consumer)
+    assert rows.found(last) == rows.wanted(last)
+    for number in (1, 2):
+        assert left_of(storage, datastore, "by_owner", number) == []
+    await drop_index(async_storage, datastore, "by_owner")
+    await wait_gone(async_storage, datastore, "by_owner", 3)
+    with pytest.raises(NotFound):
+        await find_index(async_storage, datastore, "by_owner")
+    with pytest.raises(NotFound):
+        await drop_index(async_storage, datastore, "by_owner")
+
+
+async def test_a_drop_survives_a_kill(processes, rows, async_storage, storage, datastore):
+    """The indexer is killed as soon as the drop is ordered. Its successor deletes what is left."""
+    name = definition("killed")
+    await create_index(async_storage, datastore, name)
+    await drop_index(async_storage, datastore, "killed")
+    processes.kill_and_restart()
+    await wait_gone(async_storage, datastore, "killed", 1)
+    assert left_of(storage, datastore, "killed", 1) == []
+
+
+async def test_a_paused_index_stays_where_it_is_and_continues_from_there(
+    processes, rows, async_storage, storage, datastore
+):
+    """Nothing of the log is lost to it. A throttle that is set meanwhile holds when it goes on."""
+    await create_index(async_storage, datastore, definition("paused"))
+    await wait_active(async_storage, datastore, "paused")
+    index = definition("paused")
+    await pause_index(async_storage, datastore, "paused")
+    other = definition("beside")  # ordered after the pause, and active: so the pause was seen
+    await create_index(async_storage, datastore, other)
+    await wait_active(async_storage, datastore, "beside")
+    before = rows.found(index)
+    fill(rows, 120, owner="later")
+    wait_until_finished(storage, datastore, "index:beside")
+    assert rows.found(index) == before
+    await throttle_index(async_storage, datastore, "paused", 60)
+    began = time.monotonic()
+    assert (await resume_index(async_storage, datastore, "paused")).state is IndexState.ACTIVE
+    wait_until_finished(storage, datastore, "index:paused")
+    assert time.monotonic() - began >= 120 / 60 - 0.2
+    assert rows.found(index) == rows.wanted(index)
+
+
+async def test_an_index_whose_table_is_lost_fails_alone(processes, rows, async_storage, storage, datastore):
+    """It says why, the others go on, and it runs again when somebody has put it right."""
+    await create_index(async_storage, datastore, definition("broken"))
+    await wait_active(async_storage, datastore, "broken")
+    index = definition("broken")
+    for shard in range(SHARDS):
+        run_sql(
+            storage.master(datastore.home(shard)),
+            f"RENAME TABLE {datastore.database(shard)}.index_broken TO {datastore.database(shard)}.away",
+        )
+    fill(rows, 20, owner="unlucky")
+
+    async def failed():
+        found = await find_index(async_storage, datastore, "broken")
+        return found if found.state is IndexState.FAILED else None
+
+    found = await wait_for(failed)
+    assert "index_broken" in found.order.reason
+    wait_until_finished(storage, datastore, "index:beside")
+    for shard in range(SHARDS):
+        run_sql(
+            storage.master(datastore.home(shard)),
+            f"RENAME TABLE {datastore.database(shard)}.away TO {datastore.database(shard)}.index_broken",
+        )
+    await resume_index(async_storage, datastore, "broken")
+    wait_until_finished(storage, datastore, "index:broken")
+    assert rows.found(index) == rows.wanted(index)
+
+
+async def test_a_frozen_process_with_an_old_definition_writes_into_no_later_version(
+    make_datastore, async_storage, storage
+):
+    """D9: its tables and its checkpoints have names of their own. It loses, and the later version stays as it is."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    rows = Rows(storage, datastore)
+    old, new = definition(), replace(definition(), number=2)
+    for each in (old, new):
+        for shard in range(SHARDS):
+            storage.master(datastore.home(shard)).run(index_table.create, datastore, shard, each)
+    fill(rows, 30)
+    frozen = Checkpoints(CommitLanes(async_storage, datastore), old.consumer, CheckpointPlacement.EVERYWHERE)
+    await frozen.read(range(SHARDS))
+    maintainer = Maintainer(async_storage, datastore, old)
+    shard, cells = next(
+        (shard, cells)
+        for shard in range(SHARDS)
+        if (cells := storage.master(datastore.home(shard)).run(entity_table.read_after, datastore, shard, 0, 100))
+    )
+    effect = await maintainer.handle([Run(shard, Location(1, 0), cells)])
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(checkpoint_table.delete_all, datastore.name, old.consumer)
+    advance = {shard: Advance(position_of(cells[-1]))}
+    assert await frozen.move(advance, effect.scripts) == {shard}
+    assert rows.found(old) == {}
+    for each in range(SHARDS):
+        storage.master(datastore.home(each)).run(index_table.drop, datastore, [each], old.table)
+    await frozen.read(range(SHARDS))
+    with pytest.raises(TableMissing):
+        await frozen.move(advance, effect.scripts)
+    assert rows.found(new) == {}
+    assert await remove_strays(async_storage, datastore) == [old.consumer]
+
+
+async def test_a_late_creation_brings_no_dropped_version_back(make_datastore, async_storage, storage):
+    """A process that stood still between two masters finds the number used, also after a later version was made."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    late = defined(definition())
+    await create_index(async_storage, datastore, definition())
+    gone = replace(late, text="", stage=IndexStage.GONE)
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(index_definition_table.bring_to, datastore.name, gone)
+        storage.master(cluster).run(index_definition_table.bring_to, datastore.name, late)
+        storage.master(cluster).run(index_definition_table.insert, datastore.name, late, 100)
+    assert (await read_versions(async_storage, datastore)).newest() == {}
+    await create_index(async_storage, datastore, definition())
+    await drop_index(async_storage, datastore, "by_owner")
+    await create_index(async_storage, datastore, definition())
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(index_definition_table.bring_to, datastore.name, late)
+    merged = (await read_versions(async_storage, datastore)).merged
+    assert {number: index.stage for (_, number), index in merged.items()} == {
+        2: IndexStage.DELETING,
+        3: IndexStage.DEFINED,
+    }
+
+
+async def test_the_number_of_indexes_is_bounded(make_datastore, async_storage):
+    """Those that are being deleted count: they still have tables. Nothing is made, and the same index again is fine."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    for name in ("one", "two"):
+        await create_index(async_storage, datastore, definition(name), 2)
+    await drop_index(async_storage, datastore, "two")
+    with pytest.raises(Invalid, match="SCHEMALESS_API_INDEXES_MAX"):
+        await create_index(async_storage, datastore, definition("three"), 2)
+    assert not await create_index(async_storage, datastore, definition("one"), 2)
+    with pytest.raises(Conflict):
+        await create_index(async_storage, datastore, replace(definition("one"), stored=()), 2)
+    assert list((await read_versions(async_storage, datastore)).newest()) == ["one", "two"]
+
+
+async def test_a_table_that_a_server_refuses_is_refused_for_good(storage, datastore):
+    """So the index fails instead of waiting. A definition that is accepted may still be too much for a server."""
+    wide = replace(definition(), name="w" * 60)
+    with pytest.raises(RefusedForGood):
+        storage.master(datastore.home(0)).run(index_table.create, datastore, 0, wide)
