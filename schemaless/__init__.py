@@ -49,15 +49,15 @@ from schemaless.record import (
 from schemaless.position import Position as Position
 from schemaless.retry_policy import RetryPolicy as RetryPolicy
 from schemaless.subscriber.batch import Batch as Batch, GenerationChange as GenerationChange
-from schemaless.trigger import (
-    Context as Context,
+from schemaless.trigger import ParkMode as ParkMode, TriggerCell as TriggerCell, trigger as trigger
+from schemaless.trigger_context import Context as Context
+from schemaless.verdicts import (
+    DidNotHappen as DidNotHappen,
+    Doubt as Doubt,
     Park as Park,
-    ParkMode as ParkMode,
     Retry as Retry,
     Skip as Skip,
     Stop as Stop,
-    TriggerCell as TriggerCell,
-    trigger as trigger,
 )
 from schemaless.where import Where as Where
 

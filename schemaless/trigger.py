@@ -24,41 +24,17 @@ from schemaless.codec import decode_body
 from schemaless.errors import Misconfigured
 from schemaless.location import ShardLocation
 from schemaless.retry_policy import RetryPolicy
+from schemaless.trigger_context import Context
+from schemaless.verdicts import DidNotHappen, Doubt, Park, Retry, Skip, Stop, Verdict
 from schemaless.where import Where, parse_where
 
+__all__ = [
+    "Context", "DidNotHappen", "Doubt", "Park", "ParkMode", "Retry", "RetryPolicy", "Skip", "Stop", "Takes", "Trigger",
+    "TriggerCell", "Verdict", "Where", "trigger", "trigger_cell", "triggers_of",
+]  # fmt: skip
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK = "__schemaless_triggers__"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-
-
-class Verdict(Exception):  # not an error of ours
-    """A trigger function raises one to say what is to happen with the cell."""
-
-
-class Retry(Verdict):
-    """Call again after `delay_s` seconds. It does not count as a failed attempt."""
-
-    def __init__(self, delay_s: float = 1.0) -> None:
-        super().__init__(f"again in {delay_s} s")
-        self.delay_s = delay_s
-
-
-class _WithReason(Verdict):
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Park(_WithReason):
-    """Set the cell aside. Parking is not built yet: for now the shard stops with this reason."""
-
-
-class Skip(_WithReason):
-    """The cell needs nothing. Continue with the next function or cell."""
-
-
-class Stop(_WithReason):
-    """Something is wrong beyond this cell. Stop the shard here, with this reason, until somebody resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +47,6 @@ class TriggerCell:
     body: Mapping[str, Any]
     created_at: str
     location: ShardLocation
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """`attempt` counts from 1. A cell that was finished just before a crash is called again with attempt 1."""
-
-    program: str
-    datastore: str
-    attempt: int
 
 
 class ParkMode(StrEnum):
@@ -116,7 +83,7 @@ class Trigger:
             return (uuid.UUID(bytes=cell.row_key),)
         if self.takes is Takes.CELL:
             return (trigger_cell(cell),)
-        return (trigger_cell(cell), context)
+        return (trigger_cell(cell), context.of_call(self.name, cell.key))
 
 
 def trigger(

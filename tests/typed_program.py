@@ -6,7 +6,19 @@ import asyncio
 import uuid
 from datetime import timedelta
 
-from schemaless import Context, Park, ParkMode, Retry, RetryPolicy, Skip, Stop, TriggerCell, Where, trigger
+from schemaless import (
+    Context,
+    DidNotHappen,
+    Park,
+    ParkMode,
+    Retry,
+    RetryPolicy,
+    Skip,
+    Stop,
+    TriggerCell,
+    Where,
+    trigger,
+)
 
 POLICY = RetryPolicy(attempts=3, delay=0.5, backoff=2, max_delay=60, jitter=0.1, retry_on=(OSError, TimeoutError))
 
@@ -49,3 +61,25 @@ def holds(where: Where, cell: TriggerCell) -> bool:
 def called_in_a_test() -> str:
     plain(uuid.uuid4())
     return with_context.__name__
+
+
+def charged(row_key: uuid.UUID) -> int:
+    if row_key.int % 2:
+        raise DidNotHappen("no such card")
+    return 7
+
+
+async def charged_later(row_key: uuid.UUID) -> int:
+    return charged(row_key)
+
+
+@trigger(column="BASE")
+def once(cell: TriggerCell, context: Context) -> None:
+    amount: int = context.once("charge", lambda: charged(cell.row_key), resolve=lambda: charged(cell.row_key))
+    context.client.put(cell.row_key, "STATUS", {"amount": amount, "key": context.idempotency_key("charge")})
+
+
+@trigger(column="BASE")
+async def once_later(cell: TriggerCell, context: Context) -> None:
+    amount: int = await context.once("charge", lambda: charged_later(cell.row_key))
+    await context.async_client.put(cell.row_key, "STATUS", {"amount": amount})

@@ -1,0 +1,174 @@
+"""Context: what a trigger function knows beside its cell, and what it does to the outside world through it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from schemaless.cell import CellKey
+from schemaless.effects import EffectFlow, EffectKey, EffectStep, Ledger, MakeCall, PutEntry, ReadEntry
+from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.verdicts import DidNotHappen
+
+if TYPE_CHECKING:
+    from schemaless.client.async_client import AsyncClient
+    from schemaless.client.client import Client
+
+T = TypeVar("T")
+
+
+class ContextServices:
+    """What the contexts of one process and datastore share. Its clients are made when they are first used."""
+
+    def __init__(self, datastore: str, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
+        self._datastore = datastore
+
+    @cached_property
+    def client(self) -> Client:
+        from schemaless.client.client import Client
+
+        return Client(datastore=self._datastore)
+
+    @cached_property
+    def async_client(self) -> AsyncClient:
+        from schemaless.client.async_client import AsyncClient
+
+        return AsyncClient(datastore=self._datastore)
+
+
+services_of = cache(ContextServices)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`attempt` counts from 1. A cell that was finished just before a crash is called again with attempt 1.
+
+    `function` and `cell` are the function's name and the cell's key.
+    """
+
+    program: str
+    datastore: str
+    attempt: int
+    function: str = ""
+    cell: CellKey | None = None
+    services: ContextServices | None = None
+    _effects: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def of_call(self, function: str, cell: CellKey) -> Context:
+        """Returns the context of one call. Its effects are that cell's."""
+        return Context(self.program, self.datastore, self.attempt, function, cell, self.services)
+
+    @property
+    def client(self) -> Client:
+        """A client of the datastore. Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN."""
+        return self._services().client
+
+    @property
+    def async_client(self) -> AsyncClient:
+        """The same for async functions."""
+        return self._services().async_client
+
+    def idempotency_key(self, effect: str) -> str:
+        """Returns the key of an effect of this cell, for a provider. Retries, replays and new generations share it."""
+        return self._effect_key(effect).text
+
+    @overload
+    def once(
+        self,
+        effect: str,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        resolve: Callable[[], Coroutine[Any, Any, T]] | None = None,
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def once(self, effect: str, call: Callable[[], T], resolve: Callable[[], T] | None = None) -> T: ...
+
+    def once(self, effect: str, call: Callable[[], Any], resolve: Callable[[], Any] | None = None) -> Any:
+        """Returns the result of an outside effect, which is made at most once for this cell (docs/triggers.md).
+
+        In an async function it must be awaited, and `call` and `resolve` are async. Raises Doubt when the effect was
+        begun and no result is known, unless `resolve` finds one, or raises DidNotHappen.
+        """
+        key = self._effect_key(effect)
+        if effect in self._effects:
+            raise Misconfigured(f"once({effect!r}) is called twice for one cell: give each effect a name of its own")
+        self._effects.add(effect)
+        flow = self._services().ledger.once(key, call, resolve)
+        return _run_async(flow, self) if _is_in_event_loop() else _run(flow, self.client)
+
+    def _services(self) -> ContextServices:
+        return self.services or services_of(self.datastore)
+
+    def _effect_key(self, effect: str) -> EffectKey:
+        if self.cell is None:
+            raise Misconfigured("this context has no cell: make it with Context(…, function=…, cell=CellKey(…))")
+        return EffectKey(self.datastore, self.program, self.function, effect, self.cell)
+
+
+def _run(flow: EffectFlow, client: Client) -> Any:
+    try:
+        step = next(flow)
+        while True:
+            try:
+                answer = _perform(step, client)
+            except (SchemalessError, DidNotHappen) as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(answer)
+    except StopIteration as done:
+        return done.value
+
+
+def _perform(step: EffectStep, client: Client) -> Any:
+    match step:
+        case ReadEntry():
+            return client.get_versions(step.row_key, step.column, **_newest(step))
+        case PutEntry():
+            return client.put_cell(step.row_key, step.column, step.ref_key, step.body)
+        case MakeCall():
+            result = step.call()
+            if inspect.isawaitable(result):
+                raise Misconfigured("once() in a sync function needs a sync call")
+            return result
+
+
+async def _run_async(flow: EffectFlow, context: Context) -> Any:
+    try:
+        step = next(flow)
+        while True:
+            try:
+                answer = await _perform_async(step, context.async_client)
+            except (SchemalessError, DidNotHappen) as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(answer)
+    except StopIteration as done:
+        return done.value
+
+
+async def _perform_async(step: EffectStep, client: AsyncClient) -> Any:
+    match step:
+        case ReadEntry():
+            return await client.get_versions(step.row_key, step.column, **_newest(step))
+        case PutEntry():
+            return await client.put_cell(step.row_key, step.column, step.ref_key, step.body)
+        case MakeCall():
+            result = step.call()
+            return await result if inspect.isawaitable(result) else result
+
+
+def _newest(step: ReadEntry) -> Any:
+    return {"from_": step.first, "to": step.last, "order": "desc", "limit": 1, "read_from": "master"}
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
