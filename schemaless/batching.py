@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from schemaless.errors import NodeRefuses, SchemalessError, Unavailable
+from schemaless.errors import HeadsLocked, NodeRefuses, SchemalessError, TableMissing, Unavailable
 from schemaless.pace import Pace
 
 Item = TypeVar("Item")
@@ -65,6 +65,8 @@ _REFUSALS_MAX = 8
 """Of units one after the other, until the node is taken to refuse all: each costs several round trips."""
 REFUSED_FOR_S = 1.0
 """How long a node that refused all isn't asked again. Its batches fail at once meanwhile."""
+_OF_ONE_SHARD = (HeadsLocked, TableMissing)
+"""Refusals that say nothing about other shards of the node, so they are never kept."""
 
 _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 
@@ -219,7 +221,7 @@ class Batcher(Generic[Item, Outcome]):
             failure = None if unit.future.cancelled() else unit.future.exception()
             if isinstance(failure, NodeRefuses):
                 refused += 1
-                if refused == _REFUSALS_MAX:
+                if refused == _REFUSALS_MAX and not isinstance(failure, _OF_ONE_SHARD):
                     self._refusal, self._refused_until = failure, self._loop.time() + REFUSED_FOR_S
             elif failure is None:
                 refused = 0

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from schemaless.batching import REFUSED_FOR_S, Batcher, BatchLimits, chunks
-from schemaless.errors import Invalid, NodeRefuses, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import Invalid, NodeRefuses, SchemalessError, StorageUnavailable, TableMissing, Unavailable
 from schemaless.pace import Pace
 
 
@@ -165,6 +165,20 @@ async def test_a_node_that_refused_all_is_left_alone_for_a_moment(monkeypatch):
     refuses = False
     assert await submit(3) == [[0], [1], [2]]
     assert asked == [[0, 1, 2]]
+
+
+async def test_a_shard_that_lacks_its_table_keeps_no_other_one_out():
+    """Eight units of it in a row say nothing about the next batch."""
+
+    async def write(items):
+        if any(item < 8 for item in items):
+            raise TableMissing("no entity")
+        return items
+
+    batcher = Batcher(write, BatchLimits())
+    refused = [batcher.submit([n], 1) for n in range(8)]
+    await asyncio.gather(*refused, return_exceptions=True)
+    assert await batcher.submit([8], 1) == [8]
 
 
 async def test_units_that_fail_otherwise_dont_hide_that_a_node_refuses():
