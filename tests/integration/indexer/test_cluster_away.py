@@ -1,0 +1,111 @@
+"""What becomes of orders for indexes while a cluster is away: they count at once, and end when it is back."""
+
+import asyncio
+import time
+
+import pytest
+
+from schemaless.bus.topics import ensure_topics
+from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.index.catalogue import create_index, drop_index, find_index, pause_index, read_versions
+from schemaless.storage import index_definition_table
+from schemaless.storage.index_definition_table import IndexStage, IndexState
+from tests.consumer_harness import running_consumer, wait_until_finished
+from tests.integration.indexer.test_indexer import Rows, definition, wait_active
+from tests.integration.indexer.test_life_cycle import fill, left_of
+from tests.log_harness import running_tailers
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+
+@pytest.fixture
+def datastore(make_datastore, kafka):
+    made = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, made)
+    return made
+
+
+async def seen(what, timeout_s=30):
+    """What answers at last with something, also after errors of a server that is away or coming back."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if found := await what():
+                return found
+        except SchemalessError:
+            pass
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+async def test_a_drop_waits_for_a_cluster_that_is_away(running, kafka, datastore, storage, async_storage, api):
+    """It is ordered, and says what it waits for. Then nothing is left, and the name makes a second version."""
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    rows, b = Rows(storage, datastore), running.servers["b-master"]
+    call = api.at(datastore)
+    with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings):
+        fill(rows, 40)
+        for name in ("dropped", "paused"):
+            await create_index(async_storage, datastore, definition(name))
+            await wait_active(async_storage, datastore, name)
+        b.kill()
+        try:
+            ordered = call("DELETE", "/indexes/dropped")
+            assert (ordered.status_code, ordered.json()["state"]) == (202, "deleting")
+            assert "bring b back" in ordered.json()["what_to_do"]
+            await pause_index(async_storage, datastore, "paused")
+            with pytest.raises(StorageUnavailable):
+                await create_index(async_storage, datastore, definition("dropped"))
+
+            async def clean_on_a():
+                return not left_of(storage, OneCluster(datastore, "a"), "dropped", 1)
+
+            await seen(clean_on_a)
+            assert (await find_index(async_storage, datastore, "dropped")).state is IndexState.DELETING
+            assert "b" in call.get("/indexes/dropped").json()["what_to_do"]
+        finally:
+            b.start()
+
+        async def gone_everywhere():
+            merged = (await read_versions(async_storage, datastore)).merged
+            return merged["dropped", 1].stage is IndexStage.GONE
+
+        async def paused_on_b():
+            own = storage.master("b").run(index_definition_table.all_of, datastore.name)
+            return [index for index in own if index.state is IndexState.PAUSED]
+
+        await seen(gone_everywhere)
+        await seen(paused_on_b)
+        assert left_of(storage, datastore, "dropped", 1) == []
+        await create_index(async_storage, datastore, definition("dropped"))
+        await wait_active(async_storage, datastore, "dropped")
+        last = (await find_index(async_storage, datastore, "dropped")).definition
+        wait_until_finished(storage, datastore, last.consumer)
+        assert rows.found(last) == rows.wanted(last)
+
+
+async def test_a_drop_needs_one_master(running, datastore, async_storage):
+    """With all of them away nobody has taken the order, and the caller is told so."""
+    await create_index(async_storage, datastore, definition())
+    masters = [running.servers[name] for name in ("a-master", "b-master")]
+    for master in masters:
+        master.kill()
+    try:
+        with pytest.raises(StorageUnavailable):
+            await drop_index(async_storage, datastore, "by_owner")
+    finally:
+        for master in masters:
+            master.start()
+
+    async def untouched():
+        found = await find_index(async_storage, datastore, "by_owner")
+        return found.state is IndexState.BUILDING
+
+    await seen(untouched)
+
+
+class OneCluster:
+    """A datastore as one cluster has it."""
+
+    def __init__(self, datastore, cluster):
+        self.name, self.clusters = datastore.name, (cluster,)
