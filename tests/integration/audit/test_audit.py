@@ -37,7 +37,7 @@ from schemaless.storage import (
 from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.checkpoint_table import Move
 from schemaless.storage.entity_table import ShardCell
-from schemaless.storage.index_definition_table import IndexStage, defined
+from schemaless.storage.index_definition_table import IndexOrder, IndexStage, RunState, defined
 from schemaless.storage.operation import query
 from schemaless.storage.shard_log import LogRange
 from tests.log_harness import new_cell, put, restore, run_sql
@@ -223,6 +223,46 @@ def test_a_whole_index_is_clean(audited, publish, indexed):
     assert found(report) == []
     (index,) = report.indexes
     assert (index.expected, index.found, index.matched) == (12, 12, 12)
+
+
+def damage(storage, datastore, indexed):
+    """Takes one entry away and moves the checkpoints back: what an index that runs may not look like."""
+    gone = next(write for write in indexed.values() if write.shard == 0)
+    table = f"{datastore.database(0)}.index_{INDEX.name}"
+    run_sql(storage.master("a"), f"DELETE FROM {table} WHERE row_key = x'{gone.row_key.hex()}'")
+    for cluster in ("a", "b"):
+        behind = f"UPDATE schemaless.checkpoint SET added_id = 1, digest = NULL WHERE datastore = '{datastore.name}'"
+        run_sql(storage.master(cluster), behind)
+
+
+@pytest.mark.parametrize(
+    ("row", "warnings"),
+    [
+        (defined(INDEX, order=IndexOrder(RunState.PAUSED, revision=1)), ["index by_n is paused: not compared"]),
+        (defined(INDEX, IndexStage.DELETING), ["index by_n is deleting: not compared"]),
+        (defined(INDEX, IndexStage.GONE), []),
+    ],
+)
+def test_an_index_that_does_not_run_is_not_at_fault(audited, publish, indexed, storage, datastore, row, warnings):
+    """It is behind because somebody wanted so, and what a dropped version left is nobody's. One master may know."""
+    publish()
+    damage(storage, datastore, indexed)
+    storage.master("b").run(index_definition_table.bring_to, datastore.name, row)
+    report = audited()
+    assert (found(report), report.indexes, report.consumers) == ([], [], [])
+    assert report.warnings == warnings
+
+
+def test_an_index_that_has_failed_is_a_finding_with_its_reason(audited, publish, indexed, storage, datastore):
+    """Nothing is waited for: it stays behind until somebody resumes it."""
+    publish()
+    damage(storage, datastore, indexed)
+    order = IndexOrder(RunState.FAILED, "its table is lost", revision=1)
+    storage.master("b").run(index_definition_table.bring_to, datastore.name, defined(INDEX, IndexStage.ACTIVE, order))
+    report = audited()
+    assert [(finding.kind, finding.detail) for finding in report.findings.named] == [
+        (FindingKind.CHECKPOINT_BEHIND, "index:by_n has failed: its table is lost")
+    ]
 
 
 class Site:
