@@ -3,8 +3,9 @@
     python -m examples.card_processor --port 8200 --charges FOLDER
 
 `POST /charges/TRIP` answers {"result": "SUCCESS"}, or 503 with {"result": "TRY AGAIN"}: for a quarter of the trips the
-first time, for a sixteenth the second time too. Every charge that succeeds is a line in the folder. So a trip may be
-charged twice by a caller that dies before it notes the result, as with any processor; the lines show it.
+first time, for a sixteenth the second time too. Every charge that succeeds is a line in the folder: the trip and the
+Idempotency-Key, with a tab between. A charge is made once for a key, also after a restart. With --ignore-keys a trip
+may be charged twice by a caller that dies before it notes the result, as with some processors. The lines show it.
 """
 
 from __future__ import annotations
@@ -25,19 +26,25 @@ from examples.call_log import CallLog
 class CardProcessor(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, charges: CallLog) -> None:
+    def __init__(self, host: str, port: int, folder: Path, ignores_keys: bool) -> None:
         super().__init__((host, port), ChargeHandler)
-        self._charges = charges
+        self._charges = CallLog(folder)
+        self._ignores_keys = ignores_keys
+        self._charged = {key for path in folder.glob("*.tsv") for key in _keys(path)}
         self._asked: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def charge(self, trip: str) -> bool:
-        """Charges a card, and returns whether that succeeded."""
+    def charge(self, trip: str, key: str) -> bool:
+        """Charges a card, unless that key was charged before. Returns whether that succeeded."""
         with self._lock:
+            if key in self._charged and not self._ignores_keys:
+                return True
             self._asked[trip] += 1
             if self._asked[trip] <= failures_of(trip):
                 return False
-        self._charges.add(trip)
+            self._charges.add(trip, key)
+            if key:
+                self._charged.add(key)
         return True
 
 
@@ -49,7 +56,9 @@ class ChargeHandler(BaseHTTPRequestHandler):
         if folder != "charges" or not trip:
             self.send_error(404)
             return
-        self._answer(200, "SUCCESS") if self.server.charge(trip) else self._answer(503, "TRY AGAIN")
+        self._answer(200, "SUCCESS") if self.server.charge(
+            trip, self.headers.get("Idempotency-Key", "")
+        ) else self._answer(503, "TRY AGAIN")
 
     def log_message(self, *_: object) -> None:
         """The charges are the log."""
@@ -63,6 +72,12 @@ class ChargeHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+def _keys(path: Path) -> list[str]:
+    """Returns the keys of a log of charges. The last line of a killed process may be torn."""
+    lines = [line.rstrip("\n").split("\t") for line in path.open() if line.endswith("\n")]
+    return [fields[1] for fields in lines if len(fields) == 2 and fields[1]]
+
+
 def failures_of(trip: str) -> int:
     """How often a trip fails before it succeeds."""
     number = crc32(trip.encode())
@@ -74,9 +89,10 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8200)
     parser.add_argument("--charges", type=Path, required=True, help="folder of the charge log")
+    parser.add_argument("--ignore-keys", action="store_true", help="charge again for the same Idempotency-Key")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with CardProcessor(arguments.host, arguments.port, CallLog(arguments.charges)) as processor:
+    with CardProcessor(arguments.host, arguments.port, arguments.charges, arguments.ignore_keys) as processor:
         processor.serve_forever()
     return 0
 

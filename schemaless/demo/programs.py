@@ -27,6 +27,7 @@ INDEX_FILE = "examples/flights_by_tailnum.yaml"
 INDEX = index_consumer("flights_by_tailnum")
 CENSUS = trigger_consumer("census")
 BILLING = trigger_consumer("billing")
+EFFECTS_COLUMN = "billing.once"
 CONSUMERS = {INDEX: "index", CENSUS: "census", BILLING: "billing"}
 
 
@@ -72,6 +73,12 @@ def start_programs(plan: StackPlan, datastore: str) -> None:
             argv = [sys.executable, "-m", *arguments]
             supervision.add_program(plan.home, name, ProcessRole.CONSUMERS, argv, service_environment(plan) | env)
     refresh_endpoints(plan.home)
+
+
+def count_effects(client: Client, calls: CallLog) -> int:
+    """Returns the number of cells that billing wrote about its charges: intents, and what became of them."""
+    rows = {row_key for row_key, _ in calls.bills}
+    return sum(len(client.get_versions(row_key, EFFECTS_COLUMN, limit=100).cells) for row_key in rows)
 
 
 def calls_folder(home: Path) -> Path:

@@ -35,7 +35,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The facts that the report is made of. `after_load` holds the positions when the last put was acknowledged, and
-    `caught_up_s` says how long the rest took from then on.
+    `caught_up_s` says how long the rest took from then on. `effects` counts the cells about billing's charges.
     """
 
     count: FlightCount
@@ -43,6 +43,7 @@ class Facts:
     after_load: Positions
     caught_up_s: float
     calls: CallLog
+    effects: int
     audit: AuditReport
 
 
@@ -50,7 +51,7 @@ def lines_of(facts: Facts) -> list[Line]:
     """Returns every assertion of the report, in the order in which they are printed."""
     count, load, calls, audit = facts.count, facts.load, facts.calls, facts.audit
     bills = len(calls.bills)
-    cells, statuses = load.acknowledged + bills, FLIGHTS + bills
+    cells, statuses = load.acknowledged + bills + facts.effects, FLIGHTS + bills
     found = audit.cells()
     by_status = ", ".join(f"{status} {number:,}" for status, number in sorted(load.by_status.items()))
     index = next((index for index in audit.indexes if index_consumer(index.name) == INDEX), None)
@@ -65,6 +66,7 @@ def lines_of(facts: Facts) -> list[Line]:
         Line("flights in the file", FLIGHTS, count.flights),
         Line("loaded cells acknowledged", CELLS, load.acknowledged, by_status),
         Line("billing's own puts acknowledged", count.billed, bills, f"carrier {BILLED_CARRIER}"),
+        Line("cells about billing's charges", 2 * count.billed, facts.effects, "intents and outcomes", at_least=True),
         Line("cells in MySQL, dense, in order", cells, found["mysql"], "= acknowledged"),
         Line("cells in Kafka", cells, found["topic"], "exactly once, dense, in order"),
         Line("the same content in both", cells, found["matched"]),

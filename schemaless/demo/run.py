@@ -25,7 +25,7 @@ from schemaless.client.transport import settings_of
 from schemaless.config import StackSettings
 from schemaless.demo.flights import CELLS, Flight, FlightCount, fetch_dataset, parse_flight, read_rows
 from schemaless.demo.loader import LoadCount, Loader
-from schemaless.demo.programs import CONSUMERS, calls_folder, define_index, read_calls, start_programs
+from schemaless.demo.programs import CONSUMERS, calls_folder, count_effects, define_index, read_calls, start_programs
 from schemaless.demo.progress import Board, read_positions, wait_until_caught_up
 from schemaless.demo.queries import show_queries
 from schemaless.demo.report import Facts, lines_of, print_lines, print_rates
@@ -94,7 +94,8 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
             caught_up_s = time.monotonic() - loaded_at
         console.print("auditing")
         report = audit(site.topology, site.kafka, datastore)
-        facts = Facts(count, load, after_load, caught_up_s, read_calls(site.calls), report)
+        calls = read_calls(site.calls)
+        facts = Facts(count, load, after_load, caught_up_s, calls, count_effects(client, calls), report)
         show_queries(console, client, datastore.shards)
     holds = print_lines(console, lines_of(facts))
     print_findings(facts.audit, console)

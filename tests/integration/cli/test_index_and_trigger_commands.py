@@ -153,5 +153,6 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
         finally:
             workers.terminate()
             assert workers.wait(20) == 0
-    charged = [line.strip() for path in charges.glob("*.tsv") for line in path.read_text().splitlines()]
-    assert set(charged) >= set(map(str, rows["HA"]))
+    charged = [line.split("\t") for path in charges.glob("*.tsv") for line in path.read_text().splitlines()]
+    assert {trip for trip, _ in charged} >= set(map(str, rows["HA"]))
+    assert len({trip for trip, _ in charged}) == len({key for _, key in charged}) == len(charged)

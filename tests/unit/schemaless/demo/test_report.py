@@ -33,7 +33,8 @@ from schemaless.errors import Corrupt, Unavailable
 
 BILLS = 342
 TAILNUMS = 334_264
-ALL = CELLS + BILLS
+EFFECTS = 2 * BILLS + 214
+ALL = CELLS + BILLS + EFFECTS
 STATUSES = FLIGHTS + BILLS
 
 
@@ -56,6 +57,7 @@ def facts(**changes: Any) -> Facts:
         "census": STATUSES,
         "charges": BILLS,
         "bills": BILLS,
+        "effects": EFFECTS,
         "conflicts": 0,
         "buffered": 0,
         "found": 0,
@@ -85,7 +87,7 @@ def facts(**changes: Any) -> Facts:
     )
     load = LoadCount(Counter({PutStatus.STORED: values["acknowledged"]}), Counter(), 0, 100.0)
     count = FlightCount(values["flights"], TAILNUMS, BILLS)
-    return Facts(count, load, Positions(ALL), 1.0, calls, audit)
+    return Facts(count, load, Positions(ALL), 1.0, calls, values["effects"], audit)
 
 
 def failing(**changes: Any) -> list[str]:
@@ -111,6 +113,8 @@ def test_a_run_without_loss_holds_in_every_line():
         {"census": STATUSES - 1},
         {"charges": BILLS - 1},
         {"bills": BILLS - 1},
+        {"effects": EFFECTS - 1},
+        {"effects": 2 * BILLS - 1, "mysql": ALL - 215, "topic": ALL - 215, "matched": ALL - 215},
         {"bills": BILLS + 1},
         {"conflicts": 1},
         {"buffered": 1},
