@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from indexer.throttle import Throttle
 from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey, StoredCell
-from schemaless.consume.ports import Effect, Outcome, Run, Script
+from schemaless.consume.ports import Effect, Outcome, Run, Script, StatelessHandler
 from schemaless.errors import StorageUnavailable
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.transition import IndexWrite, Row, index_writes, superseding_writes
@@ -25,7 +25,7 @@ EFFECT_BYTES_MAX = 8 << 20
 _SCANNED_AT_ONCE = 8  # index shards in one statement of `supersede`
 
 
-class Maintainer:
+class Maintainer(StatelessHandler):
     foreign_code = None
     together = True
     """Entries of several shards go to the same tables: one transaction for each cluster takes them all."""

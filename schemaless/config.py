@@ -185,6 +185,14 @@ class TransportKind(StrEnum):
     PLAIN = "plain"
 
 
+class BreakerMode(StrEnum):
+    """What a worker does while what its functions call is down."""
+
+    PROBE = "probe"  # it tries a call now and then, and goes on by itself after the first one that succeeds
+    STOP = "stop"  # it stops the shards until a person resumes them
+    OFF = "off"  # nothing: cells are parked after their attempts
+
+
 class FollowerSettings(ServiceSettings):
     """What indexers and trigger programs have in common."""
 
@@ -208,15 +216,19 @@ class ConsumerSettings(FollowerSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CONSUMERS_")
 
-    attempts_max: int = 20  # Failed calls until a shard stops. 20 take about two minutes, longer than any restart.
+    # Failed calls until a cell is parked, of functions without a policy. 20 take about two minutes.
+    attempts_max: int = Field(default=20, ge=1, le=1000)
     attempt_timeout_s: float = 60.0  # Time for an async call. A sync call can't be cancelled.
     # How long a call may take until its process ends and is started again. A call that takes a tenth of it is logged.
     call_limit_s: float = 600.0
-    # How many processes the call of one cell may end until its shard stops. The first one isn't counted: many cells
-    # were in flight then.
+    # How many processes the call of one cell may end until it is parked. The first one isn't counted: many cells were
+    # in flight then.
     kills_max: int = Field(default=3, ge=2)
     retry_delay_s: float = 0.1  # Delay after the first failed call, doubled from attempt to attempt.
     retry_delay_max_s: float = 10.0  # The longest delay after a failed call.
+    parallel: int = Field(default=1, ge=1, le=1000)  # How many rows of a shard are called at once.
+    # What happens when what a function calls is down: probe, stop (until a person resumes the shards), or off.
+    breaker: BreakerMode = BreakerMode.PROBE
 
 
 class ProbeSettings(ConsumerSettings):

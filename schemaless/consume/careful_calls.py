@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 import structlog
 
 from schemaless.consume.caution import Care, MarkedCalls
-from schemaless.consume.ports import Advance, CheckpointStore, Death, Effect, Handler, HungCall, Mark, Outcome, Run
+from schemaless.consume.ports import CheckpointStore, Death, Effect, Handler, HungCall, Mark, Outcome, Run
 from schemaless.consume.recorder import Recorder
 from schemaless.consume.shard_work import Assignment, ShardWork
 from schemaless.errors import SchemalessError
@@ -44,30 +44,32 @@ class CarefulCalls:
     async def handle(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> Effect | None:
         """Lets the handler work, or returns None: another process moved the checkpoint. Raises StorageUnavailable."""
         foreign, work, cells = self._handler.foreign_code, works[0], runs[0].cells
-        if foreign is None or work.caution.care is Care.NONE or not any([foreign.calls(cell) for cell in cells]):
+        if foreign is None or work.caution.care is Care.NONE or (cells and not any(map(foreign.calls, cells))):
+            return await self._handler.handle(runs)
+        if not cells and work.caution.is_claimed:  # parked cells have marks of their own, in their records
             return await self._handler.handle(runs)
         if work.assignment is not Assignment.OURS or not self._may_call():  # that changed while it waited for its turn
             return Effect([Outcome(0)])
         kills = work.caution.kills
-        if kills and (outcome := foreign.judge_suspect(cells[0], kills, Death.KILLED)) is not None:
+        if cells and kills and (outcome := foreign.judge_suspect(cells[0], kills, Death.KILLED)) is not None:
             return Effect([outcome])
-        if not await self._recorder.mark(work, work.caution.mark()):
+        mark = work.caution.mark() if cells else Mark(begun=False, kills=kills)
+        if not await self._recorder.mark(work, mark):
             return None
         work.caution.marked()
         return await self._handler.handle(runs)
 
     async def blame(self, work: ShardWork, hung: HungCall) -> None:
-        """Stores that the call of a cell hangs, which counts as one death, and stops the shard after the last."""
-        kills = work.caution.kills + 1
-        foreign = self._handler.foreign_code
-        outcome = foreign.judge_suspect(hung.cell, kills, Death.HUNG) if foreign is not None else None
-        finished, work.unrecorded = work.unrecorded + hung.finished, 0
-        advance = Advance(
-            work.cursor.done if hung.last is None else position_of(hung.last),
-            finished,
-            None if outcome is None else outcome.stop_reason,
-            mark=Mark(begun=False, kills=kills),
-        )
+        """Stores that the call of a cell hangs, which counts as one death, and parks the cell after the last."""
+        work.unrecorded.add(hung.before)
+        to, kills = work.cursor.done if hung.last is None else position_of(hung.last), 0
+        if hung.is_next and (foreign := self._handler.foreign_code) is not None:
+            kills = work.caution.kills + 1
+            if (outcome := foreign.judge_suspect(hung.cell, kills, Death.HUNG)) is not None:
+                work.unrecorded.add(outcome)
+                to, kills = position_of(hung.cell), 0
+        advance = work.unrecorded.advance(to, Mark(begun=False, kills=kills))
+        work.unrecorded.clear()
         async with self._recorder.lock:
             try:
                 await self._checkpoints.move({work.shard: advance}, {})

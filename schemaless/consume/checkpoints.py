@@ -22,7 +22,7 @@ from schemaless.pace import Pace
 from schemaless.position import Position
 from schemaless.storage import checkpoint_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.checkpoint_table import Checkpoint, Move, State
+from schemaless.storage.checkpoint_table import NO_COUNTS, Checkpoint, Move, State
 from schemaless.topology import Datastore
 
 _BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20)
@@ -179,9 +179,12 @@ class Checkpoints:
             predecessor, kills = Predecessor.DIED, lowest.kills + lowest.begun
         else:
             predecessor, kills = Predecessor.LEFT, lowest.kills
-        return ShardCheckpoint(lowest.position, stopped[0] if stopped else None, ahead, predecessor, kills)
+        return ShardCheckpoint(
+            lowest.position, stopped[0] if stopped else None, ahead, predecessor, kills, lowest.counted_from
+        )
 
     async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> frozenset[int]:
+        script = ";".join(filter(None, [effect, *(to.effect for to in advances.values())]))
         known = self._known[cluster]
         # A cluster may be ahead: a process ended between two clusters. Its effects are there, guarded by versions.
         moves = [
@@ -191,18 +194,20 @@ class Checkpoints:
             or to.stop_reason is not None
             or to.restart
             or to.mark is not None
+            or to.counts != NO_COUNTS
+            or to.effect
         ]
         if not moves:
             return frozenset()
-        lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, effect))
-        if not (lost and effect):
+        lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, script))
+        if not (lost and script):
             known.update({move.to.shard: (move.version + 1, move.to) for move in moves if move.to.shard not in lost})
         return lost
 
 
 def _move(consumer: str, version: int, to: Advance) -> Move:
     mark = to.mark or _NO_MARK
-    return Move(consumer, version, to.to, to.finished, to.stop_reason, to.restart, mark.begun, mark.kills)
+    return Move(consumer, version, to.to, to.finished, to.stop_reason, to.restart, mark.begun, mark.kills, to.counts)
 
 
 _NO_MARK = Mark(begun=False)

@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from math import inf
 
 import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.consume.careful_calls import CarefulCalls
 from schemaless.consume.caution import Care
-from schemaless.consume.history import History
 from schemaless.consume.ports import Advance, CheckpointStore, Handler, HungCall, Log, Outcome, Run
 from schemaless.consume.recorder import Recorder
+from schemaless.consume.shard_reading import ShardReading
 from schemaless.consume.shard_work import READING, Assignment, DeliveryCounts, ShardWork, SharedWork
-from schemaless.errors import Fenced, LocationGone, SchemalessError
+from schemaless.errors import Fenced, SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.location import Location
 from schemaless.shard_cursor import CursorState, ShardCursor
@@ -65,10 +65,11 @@ class Delivery:
         self.counts = DeliveryCounts()
         self._handler = handler
         self._checkpoints = checkpoints
-        self._log = home_log
         self._batch_cells_max = batch_cells_max
         self._recorder = Recorder(checkpoints, handler.record_within_s)
-        self._history = History(handler, checkpoints, home_log)
+        self._reading = ShardReading(
+            handler, checkpoints, home_log, self._record, self._lose, batch_cells_max=batch_cells_max, clock=clock
+        )
         self._may_call = may_call
         shared = shared or SharedWork()
         self._queued = shared.queued
@@ -82,6 +83,7 @@ class Delivery:
         self._calls: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._closing = False
+        handler.listen(self.attend)
 
     # What the group and the topic say
 
@@ -130,6 +132,7 @@ class Delivery:
 
     def _remove(self, work: ShardWork) -> None:
         work.drop()
+        self._handler.forget(work.shard)
         self._active.discard(work)
         self._halted.discard(work)
         self._shards.pop(work.shard, None)
@@ -174,6 +177,14 @@ class Delivery:
             if work.cursor.state in READING:
                 self._halted.discard(work)
                 self._active.add(work)
+        self._wake.set()
+
+    def attend(self, shards: Iterable[int]) -> None:
+        """Calls the handler for those of these shards that are here, although nothing new came for them."""
+        now = self._clock()
+        for work in [self._shards[shard] for shard in shards if shard in self._shards]:
+            work.due_at = work.wait_until = now
+            self._active.add(work)
         self._wake.set()
 
     def confirmed(self, shards: Iterable[int]) -> None:
@@ -228,7 +239,7 @@ class Delivery:
             if work.cursor.state is CursorState.LOCATING and work.is_ours(now) and not work.busy
         ]
         if unlocated:
-            await self._guarded(unlocated, self._locate(unlocated))
+            await self._guarded(unlocated, self._reading.locate(unlocated, self._heads))
             return 0.0
         may_read = self._queued.total < _READ_AHEAD_BYTES_MAX and self._may_call()
         behind = [work for work in self._active if work.wants_page(now)] if may_read else []
@@ -238,7 +249,7 @@ class Delivery:
                 behind = behind[:1]
             else:
                 behind = [work for work in behind if not work.failures][:_SHARDS_PER_READ]
-            await self._guarded(behind, self._read(behind))
+            await self._guarded(behind, self._reading.read(behind))
             self._start_calls(self._clock())
             return 0.0
         return self._next_due_in_s(now)
@@ -258,77 +269,11 @@ class Delivery:
         for call in self._calls:
             call.cancel()
         await self._record(list(self._active))
-        if cells := sum([work.unrecorded for work in self._active]):
+        if cells := sum([work.unrecorded.finished for work in self._active]):
             log.warning("finished cells may come again", consumer=self._checkpoints.consumer, cells=cells)
 
     def _next_due_in_s(self, now: float) -> float:
-        return max(0.001, min([IDLE_S, *(work.due_at(now) - now for work in self._active)]))
-
-    # Reading
-
-    async def _locate(self, works: Sequence[ShardWork]) -> None:
-        """Reads checkpoints. A shard that stopped stays so until somebody resumes it."""
-        found = await self._checkpoints.read([work.shard for work in works])
-        uneven = []
-        for work in works:
-            checkpoint = found[work.shard]
-            if checkpoint.ahead and checkpoint.stop_reason is None:
-                uneven.append(work)
-                continue
-            work.begin(checkpoint, self._heads.get(work.shard))
-            if checkpoint.stop_reason is not None:
-                work.cursor.stop(checkpoint.stop_reason)
-        for work in uneven:
-            try:
-                await self._history.prove(found[work.shard])
-                work.begin(found[work.shard], self._heads.get(work.shard))
-            except LocationGone as gone:
-                work.report(self._checkpoints.consumer, str(gone))
-                work.wait_until = self._clock() + _FAILED_PAUSE_MAX_S
-            except Fenced:
-                self._lose([work])
-
-    async def _read(self, works: Sequence[ShardWork]) -> None:
-        """Reads one page of each shard's log."""
-        wanted = {work.shard: work.cursor.at for work in works}
-        share = max(1, self._batch_cells_max // len(works))
-        now = self._clock()
-        for work in works:
-            work.served_at = now
-        answers = await self._log.read(wanted, min(share, *(work.page_cells for work in works)))
-        for work in works:
-            cursor = work.cursor
-            answer = answers.get(work.shard)
-            if answer is None or cursor.at is not wanted[work.shard] or work.assignment is not Assignment.OURS:
-                continue
-            if isinstance(answer, LocationGone):
-                if work.busy:
-                    work.wait_until = self._clock() + _FAILED_PAUSE_S
-                else:
-                    await self._step_back(work, answer)
-            else:
-                work.queue(cursor.page(answer))
-                if not work.cells:
-                    work.failures = 0
-            work.report(self._checkpoints.consumer, cursor.reason if cursor.state is CursorState.REFUSED else None)
-
-    async def _step_back(self, work: ShardWork, gone: LocationGone) -> None:
-        """Continues before the generation that superseded the shard's position, if there is one (I13)."""
-        cursor = work.cursor
-        await self._record([work])
-        if work.unrecorded:
-            work.wait_until = self._clock() + _FAILED_PAUSE_S
-        if work.unrecorded or cursor.state is not CursorState.BEHIND or cursor.gone(gone) is None:
-            return
-        back = cursor.at
-        work.caution.forget()
-        cursor.forget()  # where this fails, the shard begins anew with its checkpoint, and comes here again
-        try:
-            await self._history.take_back(gone, back)
-        except Fenced:
-            self._lose([work])
-        else:
-            cursor.begin(back)
+        return max(0.001, min([IDLE_S, *(work.next_due_at(now) - now for work in self._active)]))
 
     # Calls
 
@@ -346,12 +291,17 @@ class Delivery:
     def _start_call(self, works: Sequence[ShardWork]) -> None:
         left = self._batch_cells_max
         chosen, runs = [], []
+        foreign = self._handler.foreign_code
         for work in works:
             if left <= 0:
                 break
-            cells = work.next_cells(min(left, work.page_cells), self._handler.foreign_code)
+            is_careful = work.caution.care in (Care.MARK, Care.SUSPECT)
+            is_due, work.due_at = self._clock() >= work.due_at, inf
+            # What is due must not run beside a marked cell, or that would be blamed for it.
+            cells = [] if is_due and is_careful else work.next_cells(min(left, work.page_cells), foreign)
             left -= len(cells)
-            runs.append(Run(cells[0].shard, Location(cells[0].generation, cells[0].added_id - 1), cells))
+            after = Location(cells[0].generation, cells[0].added_id - 1) if cells else work.cursor.done.location
+            runs.append(Run(work.shard, after, cells, is_careful))
             work.busy = True
             chosen.append(work)
         call = asyncio.create_task(self._call(chosen, runs))
@@ -361,7 +311,7 @@ class Delivery:
     async def _call(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         try:
             async with self._careful.turn(works):
-                await self._guarded(works, self._advance(works, runs))
+                await self._guarded(works, self._advance(works, runs), anew=self._handler.foreign_code is not None)
         finally:
             await self._record([work for work in works if work.assignment in _LEAVING])
             for work in works:
@@ -380,30 +330,29 @@ class Delivery:
         if effect is None:
             return self._lose(works)
         outcomes = list(zip(works, runs, effect.outcomes, strict=True))
-        within_s = self._handler.record_within_s
-        stops = any([outcome.stop_reason is not None for outcome in effect.outcomes])
-        is_suspect = works[0].caution.care is Care.SUSPECT  # nobody else is called until it is known to be innocent
-        async with self._recorder.lock if within_s and (stops or is_suspect) else nullcontext():
-            at_once = {
-                run.shard: Advance(
-                    work.position_after(run.cells, outcome.finished),
-                    work.unrecorded + outcome.finished,
-                    outcome.stop_reason,
-                )
-                for work, run, outcome in outcomes
-                if outcome.stop_reason is not None or (outcome.finished and (is_suspect or not within_s))
-            }
-            lost = await self._checkpoints.move(at_once, effect.scripts) if at_once else frozenset()
+        if self._handler.record_within_s:
+            is_suspect = works[0].caution.care is Care.SUSPECT  # it is recorded before anybody else is called
+            for work, run, outcome in outcomes:
+                self._recorder.note(work, outcome, self._clock())
+                self._note(work, run, outcome)
+            if is_suspect or any([outcome.durable or outcome.stop_reason for outcome in effect.outcomes]):
+                await self._record(works)
+            return
+        moves = {
+            run.shard: Advance(work.position_after(run.cells, outcome.finished), outcome.finished, outcome.stop_reason)
+            for work, run, outcome in outcomes
+            if outcome.finished or outcome.stop_reason is not None
+        }
+        lost = await self._checkpoints.move(moves, effect.scripts) if moves else frozenset()
         if lost:
             self._lose(work for work in works if work.shard in lost)
             if effect.scripts:
                 raise Fenced("nothing of a transaction stays whose compare-and-set is lost")
         for work, run, outcome in outcomes:
-            if work.cursor.state is CursorState.UNCONFIRMED:
-                continue
-            self._note(work, run, outcome, recorded=run.shard in at_once)
+            if work.cursor.state is not CursorState.UNCONFIRMED:
+                self._note(work, run, outcome)
 
-    def _note(self, work: ShardWork, run: Run, outcome: Outcome, *, recorded: bool) -> None:
+    def _note(self, work: ShardWork, run: Run, outcome: Outcome) -> None:
         now = self._clock()
         if outcome.finished:
             work.cursor.finish(work.position_after(run.cells, outcome.finished))
@@ -412,12 +361,9 @@ class Delivery:
             work.careful -= 1
             if work.careful <= 0:
                 work.page_cells = min(self._batch_cells_max, work.page_cells * 2)
-        if recorded:
-            work.unrecorded = 0
-        else:
-            self._recorder.note(work, outcome, now)
         self.counts.delivered += outcome.finished
         work.wait_until = now + outcome.retry_in_s
+        work.due_at = min(work.due_at, now + outcome.due_in_s)
         rest = run.cells[outcome.finished :]
         if outcome.stop_reason is not None:
             work.drop()
@@ -433,8 +379,11 @@ class Delivery:
             work.lose()
             log.warning("another process moved a checkpoint", consumer=self._checkpoints.consumer, shard=work.shard)
 
-    async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None]) -> None:
-        """Awaits an action on some shards. If it fails, they are read again, after a pause that grows."""
+    async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None], *, anew: bool = False) -> None:
+        """Awaits an action on some shards. If it fails, they are read again, after a pause that grows.
+
+        `anew`: their checkpoints are read again, too, because the handler may have half done what it will not tell.
+        """
         try:
             await action
         except Exception as error:
@@ -443,6 +392,8 @@ class Delivery:
             pause_s = min(_FAILED_PAUSE_MAX_S, _FAILED_PAUSE_S * 2 ** min(failures, 10))
             for work in works:
                 work.fail(failures, self._clock() + pause_s)
+                if anew and work.cursor.state is not CursorState.UNCONFIRMED:
+                    work.begin_anew()
             consumer = self._checkpoints.consumer
             if isinstance(error, SchemalessError):
                 log.warning("delivery waits", consumer=consumer, why=str(error), again_in_s=pause_s)

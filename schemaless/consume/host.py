@@ -197,7 +197,7 @@ class ConsumerHost:
         """Stores that a call doesn't return. The process has to end then."""
         await self._running[consumer, self._datastore.home(hung.cell.shard)].delivery.blame(hung)
 
-    def report(self, oldest_call: OldestCall | None = None) -> WorkerReport:
+    def report(self, oldest_call: OldestCall | None = None, tripped: str | None = None) -> WorkerReport:
         """Returns what people may want to know of this process."""
         answered = "" if self._may_call() else ", and the group doesn't answer"
         unconfirmed = [
@@ -222,6 +222,7 @@ class ConsumerHost:
             refused=tuple(refused[:WAITING_MAX]),
             refused_count=len(refused),
             oldest_call=oldest_call,
+            tripped=tripped,
         )
 
     async def run(self) -> None:

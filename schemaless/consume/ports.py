@@ -5,8 +5,9 @@ These are values and protocols, without I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -16,29 +17,40 @@ from schemaless.errors import LocationGone
 from schemaless.location import Location
 from schemaless.position import Position
 from schemaless.shard_cursor import ProvenPage
+from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
 
 Script = str
 """SQL that only storage writes and runs."""
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive cells of one shard, at least one. The first of them is right after the location `after`."""
+    """Consecutive cells of one shard. The first of them is right after the location `after`.
+
+    It has none where a handler asked for a call though nothing new came. `careful`: a process died that had the shard.
+    """
 
     shard: int
     after: Location
     cells: Sequence[StoredCell]
+    careful: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How many cells of a run are finished. The rest comes again after `retry_in_s`. With a reason the shard stops.
 
-    `idle`: they had no effect, so it costs nothing if they come again after a crash.
+    `idle`: they had no effect, so it costs nothing if they come again after a crash. `counts` and `script` join the
+    transaction that moves the checkpoint. `durable`: the shard waits for that transaction. `due_in_s`: when the handler
+    wants a call although nothing new came.
     """
 
     finished: int
     retry_in_s: float = 0.0
     stop_reason: str | None = None
     idle: bool = False
+    counts: CellCounts = NO_COUNTS
+    script: Script = ""
+    durable: bool = False
+    due_in_s: float = inf
 
 
 class Effect(msgspec.Struct, frozen=True, gc=False):
@@ -56,12 +68,17 @@ class Death(Enum):
 
 
 class HungCall(msgspec.Struct, frozen=True, gc=False):
-    """A call that doesn't return. `finished` cells of its run come before its cell, and `last` is the last of them."""
+    """A call that doesn't return. `before` is what became of the cells of its run before it, and `last` is the last.
+
+    `is_next`: the cell is the next one of its shard. Otherwise it is of a row that was set aside, and `before` has its
+    record.
+    """
 
     cell: StoredCell
-    finished: int
+    before: Outcome
     last: StoredCell | None
     text: str
+    is_next: bool = True
 
 
 class ForeignCode(Protocol):
@@ -94,8 +111,34 @@ class Handler(Protocol):
 
     async def handle(self, runs: Sequence[Run]) -> Effect: ...
 
+    async def take_over(self, checkpoints: Mapping[int, ShardCheckpoint]) -> Mapping[int, float]:
+        """Begins these shards after what their checkpoints say, whatever it knew of them.
+
+        Returns in how many seconds the handler wants a call of a shard although nothing new came. Raises
+        StorageUnavailable.
+        """
+
+    def forget(self, shard: int) -> None:
+        """Nothing more of this shard is called here, until it is taken over."""
+
+    def listen(self, wanted: Callable[[Iterable[int]], None]) -> None:
+        """Makes it tell when it wants calls of some shards at once, although nothing new came."""
+
     async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
         """A new generation superseded the shard's cells from `starts_at` on (I13). Returns scripts and no outcomes."""
+
+
+class StatelessHandler:
+    """A handler that remembers nothing of its shards, and wants no calls but those of new cells."""
+
+    async def take_over(self, checkpoints: Mapping[int, ShardCheckpoint]) -> Mapping[int, float]:
+        return {}
+
+    def forget(self, shard: int) -> None:
+        pass
+
+    def listen(self, wanted: Callable[[Iterable[int]], None]) -> None:
+        pass
 
 
 class Predecessor(Enum):
@@ -107,7 +150,7 @@ class Predecessor(Enum):
 
 
 class ShardCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """How far a shard is finished. With a reason the shard stopped there.
+    """How far a shard is finished. With a reason the shard stopped there. Counts are of cells after `counted_from`.
 
     `ahead`: the positions of clusters that are further, because a process ended between two clusters. The log may have
     lost the cells at them since. `kills`: how many processes the call of the next cell has ended.
@@ -118,6 +161,7 @@ class ShardCheckpoint(msgspec.Struct, frozen=True, gc=False):
     ahead: tuple[Position, ...] = ()
     predecessor: Predecessor = Predecessor.OURSELVES
     kills: int = 0
+    counted_from: int = 0
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
@@ -130,7 +174,8 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 class Advance(msgspec.Struct, frozen=True, gc=False):
     """Where a shard's checkpoint moves to, by how many cells. With a reason the shard stops there.
 
-    `restart`: it moves back, because a generation superseded what was finished. With a mark it may stay where it is.
+    `restart`: it moves back, because a generation superseded what was finished. With a mark, counts or an effect it may
+    stay where it is. The effect is a script for the cluster of the checkpoint, as those of `move`.
     """
 
     to: Position
@@ -138,6 +183,8 @@ class Advance(msgspec.Struct, frozen=True, gc=False):
     stop_reason: str | None = None
     restart: bool = False
     mark: Mark | None = None
+    counts: CellCounts = NO_COUNTS
+    effect: Script = ""
 
 
 class CheckpointStore(Protocol):

@@ -1,13 +1,13 @@
 """The recorder stores the checkpoints of cells that are finished already, a little later and many at once (I10).
 
 It is for effects that no transaction of ours contains, as the calls of trigger functions. What was not recorded is
-called again after a crash.
+called again after a crash. Parked cells are stored in the transaction that moves the checkpoint past them (I12).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -33,11 +33,11 @@ class Recorder:
         self._within_s = within_s
 
     def note(self, work: ShardWork, outcome: Outcome, now: float) -> None:
-        """Takes note of finished cells."""
-        if outcome.finished:
-            due_at = now + (_IDLE_WITHIN_S if outcome.idle else self._within_s)
-            work.record_at = min(work.record_at, due_at) if work.unrecorded else due_at
-            work.unrecorded += outcome.finished
+        """Takes note of finished cells, and of what is to be stored with them."""
+        due_at = now + (_IDLE_WITHIN_S if outcome.idle else self._within_s)
+        work.record_at = min(work.record_at, due_at) if work.unrecorded else due_at
+        work.unrecorded.add(outcome)
+        work.must_record = work.must_record or outcome.durable
 
     def is_due(self, work: ShardWork, now: float) -> bool:
         """Whether a checkpoint must be stored now. One is stored before a call that follows a failure."""
@@ -48,7 +48,7 @@ class Recorder:
 
         What can't be stored now is stored later.
         """
-        if not (any([work.unrecorded for work in works]) or self.lock.locked()):
+        if not (any([bool(work.unrecorded) for work in works]) or self.lock.locked()):
             return []
         async with self.lock:
             return await self._record(works, now)
@@ -60,11 +60,12 @@ class Recorder:
         """
         async with self.lock:
             pass  # nothing in flight moves this checkpoint any longer, and nothing will: nothing of it is unrecorded
-        finished, work.unrecorded = work.unrecorded, 0
+        advance = work.unrecorded.advance(work.cursor.done, mark)
+        work.unrecorded.clear()
         try:
-            lost = await self._checkpoints.move({work.shard: Advance(work.cursor.done, finished, mark=mark)}, {})
+            lost = await self._checkpoints.move({work.shard: advance}, {})
         except SchemalessError:
-            work.unrecorded += finished
+            work.unrecorded.put_back(advance)
             raise
         return not lost
 
@@ -72,15 +73,26 @@ class Recorder:
         pending = {work.shard: work for work in works if work.unrecorded}
         if not pending:
             return []
-        advances = {shard: Advance(work.cursor.done, work.unrecorded) for shard, work in pending.items()}
+        advances = {shard: work.unrecorded.advance(work.cursor.done) for shard, work in pending.items()}
         for work in pending.values():
-            work.unrecorded = 0
+            work.unrecorded.clear()
+        together = {shard: advance for shard, advance in advances.items() if not advance.effect}
+        alone = [{shard: advance} for shard, advance in advances.items() if advance.effect]
+        lost = await asyncio.gather(*(self._move(moves, pending, now) for moves in [together, *alone] if moves))
+        return [work for found in lost for work in found]
+
+    async def _move(
+        self, advances: Mapping[int, Advance], pending: Mapping[int, ShardWork], now: float
+    ) -> list[ShardWork]:
+        """Moves checkpoints, one alone if it has an effect. Whose move fails keeps what was to be stored."""
         try:
             lost = await self._checkpoints.move(advances, {})
         except SchemalessError as error:
-            for shard, work in pending.items():
-                work.unrecorded += advances[shard].finished
-                work.record_at = now + _RETRY_S
+            for shard, advance in advances.items():
+                pending[shard].unrecorded.put_back(advance)
+                pending[shard].record_at = now + _RETRY_S
             log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
             return []
+        for shard in advances:
+            pending[shard].must_record = pending[shard].must_record and bool(pending[shard].unrecorded)
         return [pending[shard] for shard in lost]

@@ -11,9 +11,10 @@ import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.consume.caution import MarkedCalls, ShardCaution
-from schemaless.consume.ports import ForeignCode, ShardCheckpoint
+from schemaless.consume.ports import Advance, ForeignCode, Mark, Outcome, Script, ShardCheckpoint
 from schemaless.position import Position, position_of
 from schemaless.shard_cursor import CursorCounts, CursorState, ShardCursor
+from schemaless.storage.checkpoint_table import NO_COUNTS
 from schemaless.storage.shard_head import Head
 
 log = structlog.get_logger()
@@ -62,17 +63,56 @@ class SharedWork:
         self.marked_calls = MarkedCalls()
 
 
+class Unrecorded:
+    """What a checkpoint doesn't say yet: finished cells, what became of them, and scripts that join its move."""
+
+    __slots__ = ("counts", "finished", "scripts", "stop_reason")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.scripts or self.stop_reason or self.counts != NO_COUNTS)
+
+    def clear(self) -> None:
+        self.finished = 0
+        self.counts = NO_COUNTS
+        self.scripts: list[Script] = []
+        self.stop_reason: str | None = None
+
+    def add(self, outcome: Outcome) -> None:
+        self.finished += outcome.finished
+        self.counts += outcome.counts
+        if outcome.script:
+            self.scripts.append(outcome.script)
+        self.stop_reason = outcome.stop_reason or self.stop_reason
+
+    def advance(self, to: Position, mark: Mark | None = None) -> Advance:
+        """Returns the move that stores all of it."""
+        return Advance(
+            to, self.finished, self.stop_reason, mark=mark, counts=self.counts, effect=";".join(self.scripts)
+        )
+
+    def put_back(self, advance: Advance) -> None:
+        """Takes back what a move didn't store. What was added since comes after it."""
+        self.finished += advance.finished
+        self.counts += advance.counts
+        if advance.effect:
+            self.scripts.insert(0, advance.effect)
+        self.stop_reason = self.stop_reason or advance.stop_reason
+
+
 class ShardWork:
     """One shard: its cursor, and the cells that were handed over and that no call has begun yet.
 
     `busy`: a call works on it. `page_cells` bounds a page and a call, and is halved by a failure. It then grows only
-    after `careful` more calls. Finished cells whose checkpoint isn't stored yet are `unrecorded`, and it is stored at
-    `record_at`. `reported` is the refusal that was logged last.
+    after `careful` more calls. What is `unrecorded` is stored at `record_at`, and a shard that `must_record` waits for
+    that. At `due_at` the handler wants a call although nothing new came. `reported` is the last refusal in the log.
     """
 
     __slots__ = (
-        "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "failures", "page_cells",
-        "queued", "record_at", "reported", "served_at", "unrecorded", "wait_until",
+        "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "failures",
+        "must_record", "page_cells", "queued", "record_at", "reported", "served_at", "unrecorded", "wait_until",
     )  # fmt: skip
 
     def __init__(self, shard: int, counts: CursorCounts, queued: QueuedBytes) -> None:
@@ -87,8 +127,10 @@ class ShardWork:
         self.page_cells = PAGE_CELLS_MIN
         self.careful = 0
         self.served_at = self.wait_until = 0.0
-        self.unrecorded = 0
+        self.unrecorded = Unrecorded()
         self.record_at = 0.0
+        self.must_record = False
+        self.due_at = inf
         self.reported: str | None = None
 
     @property
@@ -98,7 +140,9 @@ class ShardWork:
     @property
     def at_rest(self) -> bool:
         """Whether nothing has to be done until something happens."""
-        return not (self.busy or self.cells or self.unrecorded or self.cursor.state in READING)
+        if self.busy or self.cells or self.unrecorded or self.cursor.state in READING:
+            return False
+        return self.due_at == inf or self.cursor.state not in HANDING_OVER
 
     def wants_page(self, now: float) -> bool:
         """Whether its log has to be read. One page waits while a call runs, but not beside a call that may fail."""
@@ -115,7 +159,13 @@ class ShardWork:
 
     def is_ready(self, now: float) -> bool:
         """Whether a call may begin."""
-        return bool(self.cells) and not self.busy and self.cursor.state in HANDING_OVER and self.is_ours(now)
+        return (
+            (bool(self.cells) or now >= self.due_at)
+            and not self.busy
+            and not self.must_record
+            and self.cursor.state in HANDING_OVER
+            and self.is_ours(now)
+        )
 
     @property
     def is_full(self) -> bool:
@@ -130,21 +180,26 @@ class ShardWork:
         self.caution.begin(checkpoint.predecessor, checkpoint.kills)
         self.cursor.begin(checkpoint.position, None if head is None else head.location)
 
-    def due_at(self, now: float) -> float:
+    def next_due_at(self, now: float) -> float:
         """When something has to be done, even if nothing happens until then."""
         retry_at = self.wait_until if now < self.wait_until and (self.cells or self.cursor.state in READING) else inf
-        return min(retry_at, self.record_at if self.unrecorded else inf)
+        held_at = inf if self.busy or self.must_record else max(self.due_at, self.wait_until)
+        return min(retry_at, held_at, self.record_at if self.unrecorded else inf)
 
     def begin_anew(self) -> None:
         """Makes the shard read its checkpoint again, whatever it had."""
-        self.drop()
-        self.unrecorded = 0
+        self._drop_all()
         self.cursor.forget()
+
+    def _drop_all(self) -> None:
+        self.drop()
+        self.unrecorded.clear()
+        self.must_record = False
+        self.due_at = inf
 
     def lose(self) -> None:
         """Another process moved the checkpoint: nothing goes on until the group has confirmed the shard."""
-        self.drop()
-        self.unrecorded = 0
+        self._drop_all()
         self.cursor.lose()
 
     def fail(self, failures: int, wait_until: float) -> None:
@@ -165,7 +220,7 @@ class ShardWork:
         self._count(sum([len(cell.body) for cell in cells]))
 
     def next_cells(self, count_max: int, foreign: ForeignCode | None = None) -> list[StoredCell]:
-        """Returns the cells of the next call, at least one. The handler's functions may ask for care."""
+        """Returns the cells of the next call. The handler's functions may ask for care."""
         if foreign is not None:
             count_max = self.caution.cells_of_call(self.cells, foreign.calls, count_max)
         cells = [self.cells.popleft() for _ in range(min(count_max, len(self.cells)))]

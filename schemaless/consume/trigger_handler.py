@@ -1,77 +1,55 @@
-"""The handler of trigger programs: it calls a program's functions for a shard's cells, in order.
+"""The handler of trigger programs: it calls a program's functions for each row's cells in order (I12).
 
-It also decides what a failed call means. The call is tried again with growing delay. After the last attempt the shard
-stops with the reason, and the other shards continue. Sync functions run in worker threads, a whole run of calls to a
-hop; async ones run in the event loop.
+A failed call holds its row until the next attempt, and every other row continues. After the last attempt the cell is
+parked. Its record is stored in the transaction that moves the checkpoint past it. Later cells of the row wait behind
+it. They aren't stored again, because the entity table has them.
+
+A call of the handler is a pass over one shard. It carries out orders, calls what is due again, and then the cells of
+its run. So replayed and live cells of a row never overtake each other.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from math import inf
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
-from schemaless.consume.ports import Death, Effect, HungCall, Outcome, Run
+from schemaless.consume.breaker import Breaker
+from schemaless.consume.cell_calls import CellCalls, Place
+from schemaless.consume.parked_rows import ParkedRows, Pass, cancel, counted
+from schemaless.consume.parked_store import ParkedStore
+from schemaless.consume.ports import Death, Effect, HungCall, Outcome, Predecessor, Run, ShardCheckpoint
+from schemaless.consume.replays import Replays
+from schemaless.consume.run_calls import PASS_S, RunCalls
+from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
-from schemaless.location import Location
+from schemaless.storage import parked_table
+from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.worker_table import OldestCall
-from schemaless.trigger import Context, Park, Retry, Skip, Stop, Trigger
+from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
-_THREADS_MAX = 16
-_LONG_CALLS = 10  # a call that takes this part of the limit is logged
-_SHOWN_S = 2.0  # a call that takes longer is shown in status
-_RUN_S = 0.25  # after that what is finished is recorded: a kill repeats no more than that
+_WAITING_MAX = 10_000  # rows of a shard that wait for their next attempt. With more, the shard waits
+_FULL_PAUSE_S = 0.25
+_ASKS_WITHIN_S = 5.0
 
 
-class _Attempts(msgspec.Struct):
-    """The attempts at one cell: failed calls of the present function, and how many functions before it are done."""
+class _Turn(msgspec.Struct):
+    """When a shard was probed last, and when it asked last. While the breaker is open all shards ask often."""
 
-    at: Location
-    failed: int = 0
-    done: int = 0
-
-
-class _RunningCall(msgspec.Struct):
-    """`finished` cells of the run come before its cell."""
-
-    begun_at: float
-    name: str
-    run: Run
-    finished: int
-    logged_s: float = 0.0
-
-    @property
-    def cell(self) -> StoredCell:
-        return self.run.cells[self.finished]
-
-
-class _Call(msgspec.Struct, frozen=True):
-    marked: Trigger
-    cell: StoredCell
-    context: Context
-
-    def bound(self) -> Callable[[], Any]:
-        arguments = self.marked.arguments(self.cell, self.context)
-        return lambda: self.marked.function(*arguments)
-
-
-_Plan = Generator[_Call, Exception | None, Outcome]
-"""Yields one call after the other. It is sent the error of each, or None."""
+    probed_at: float = 0.0
+    asked_at: float = 0.0
 
 
 class TriggerHandler:
-    """Calls the functions of one program. `clock` counts seconds, as time.monotonic does."""
+    """Calls the functions of one program. `clock` counts seconds, as time.monotonic does, and `now_us` microseconds
+    since the epoch.
+    """
 
     together = False
     """A slow or failing shard must not hold up others."""
@@ -82,21 +60,62 @@ class TriggerHandler:
     def __init__(
         self,
         program: TriggerProgram,
-        datastore: str,
+        datastore: Datastore,
         settings: ConsumerSettings,
+        parked: ParkedStore,
         clock: Callable[[], float] = time.monotonic,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._program = program
         self._datastore = datastore
         self._settings = settings
+        self._parked = parked
         self._clock = clock
-        self._attempts: dict[int, _Attempts] = {}
-        self._running: dict[int, _RunningCall] = {}  # by shard, of which each has one call at a time
-        self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="trigger")
-        self._has_async = any(marked.is_async for found in program.triggers.values() for marked in found)
+        self._now_us = now_us
+        self._breaker = Breaker(settings.breaker, clock)
+        self._calls = TriggerCalls(settings.attempt_timeout_s, settings.call_limit_s, clock)
+        self._cell_calls = CellCalls(program, datastore.name, settings, self._breaker, clock, now_us)
+        parallel = settings.parallel
+        self._run_calls = RunCalls(self._cell_calls, self._calls, self._breaker, parallel, clock, self._want)
+        self._replays = Replays(
+            self._cell_calls, self._calls, self._breaker, parked,
+            parallel=parallel, kills_max=settings.kills_max, clock=clock,
+        )  # fmt: skip
+        self._turns: dict[int, _Turn] = {}
+        self._shards: dict[int, ParkedRows] = {}
+        self._listeners: list[Callable[[Iterable[int]], None]] = []
+
+    # What delivery asks for
 
     async def handle(self, runs: Sequence[Run]) -> Effect:
-        return Effect([await self._handle(run) for run in runs])
+        return Effect([await self._pass(run) for run in runs])
+
+    async def take_over(self, checkpoints: Mapping[int, ShardCheckpoint]) -> Mapping[int, float]:
+        found = await self._parked.of_shards(checkpoints)
+        if self._breaker.stops:
+            self._breaker.reset()  # a person resumed a shard
+        for shard, checkpoint in checkpoints.items():
+            self.forget(shard)
+            rows = ParkedRows(shard, checkpoint.position.added_id, checkpoint.counted_from, self._now_us())
+            self._shards[shard] = rows
+            for record in found.get(shard, ()):
+                self._replays.take_record(rows, record, died=checkpoint.predecessor is Predecessor.DIED)
+        return {shard: self._shards[shard].due_in_s(self._clock()) for shard in checkpoints}
+
+    def forget(self, shard: int) -> None:
+        self._turns.pop(shard, None)
+        if (rows := self._shards.pop(shard, None)) is not None:
+            cancel(rows.replays.values())
+
+    def listen(self, wanted: Callable[[Iterable[int]], None]) -> None:
+        self._listeners.append(wanted)
+
+    async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
+        """Calls that were made can't be taken back. The cells of the new generation come as any others."""
+        if (rows := self._shards.get(shard)) is not None:
+            rows.supersede(starts_at)
+        script = parked_table.delete_from(self._datastore.name, self._program.consumer, shard, starts_at)
+        return Effect([], {self._datastore.home(shard): script})
 
     @property
     def foreign_code(self) -> TriggerHandler:
@@ -106,176 +125,138 @@ class TriggerHandler:
         return cell.column_name in self._program.triggers
 
     def judge_suspect(self, cell: StoredCell, kills: int, death: Death) -> Outcome | None:
-        """Stops the shard after the last attempt. When it is resumed, the cell has all its attempts again."""
+        """Parks a cell that has ended too many processes."""
         if kills < self._settings.kills_max:
             return None
-        return self._stop(cell, 0, f"{death.value}: the call on {cell.key} ended {kills} processes")
+        rows = self._rows(cell.shard, cell.added_id - 1)
+        made = self._begin_pass(rows)
+        name, text = self._cell_calls.first_function(cell).name, f"{death.value}: its call ended {kills} processes"
+        record = msgspec.structs.replace(
+            self._cell_calls.waiting_head(cell, name, text), cause=Cause(death.value), attempts=kills, kills=kills
+        )
+        made.count("parked", of=cell.added_id)
+        self._cell_calls.park(rows, made, record)
+        rows.seen = cell.added_id
+        made.durable = True
+        return made.outcome(1, due_in_s=rows.due_in_s(self._clock()))
 
-    async def _handle(self, run: Run) -> Outcome:
-        if not any([self.calls(cell) for cell in run.cells]):
-            return Outcome(len(run.cells), idle=True)
-        plan = self._plan(run)
-        if not self._has_async:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, _drive, plan, loop)
-        try:
-            call = next(plan)
-            while True:
-                call = plan.send(await self._error_in_loop(call))
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    # What the worker asks for
 
-    async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
-        """Calls that were made can't be taken back. The cells of the new generation come as any others."""
-        self._attempts.pop(shard, None)
-        return Effect([])
+    def order(self, records: Iterable[ParkedCell]) -> None:
+        """Takes orders of records that people gave, when they are due. One that is known already changes nothing."""
+        ordered = set()
+        for record in records:
+            if (rows := self._shards.get(record.shard)) is not None and rows.knows(record):
+                rows.orders.append(record)
+                ordered.add(record.shard)
+        self._want(ordered)
 
     def oldest_call(self) -> OldestCall | None:
-        """Returns the call that has run longest."""
-        calls = tuple(self._running.values())
-        if not calls:
-            return None
-        oldest = min(calls, key=lambda call: call.begun_at)
-        age_s = round(self._clock() - oldest.begun_at, 1)
-        return OldestCall(oldest.name, str(oldest.cell.key), oldest.cell.shard, age_s) if age_s >= _SHOWN_S else None
+        return self._calls.oldest()
+
+    @property
+    def tripped(self) -> str | None:
+        """Why its breaker is open, or None."""
+        return self._breaker.cause
 
     def hung_call(self) -> HungCall | None:
-        """Returns a call above the limit. Logs calls that take long, again whenever their age has doubled."""
-        now, limit_s = self._clock(), self._settings.call_limit_s
-        for call in tuple(self._running.values()):
-            age_s = now - call.begun_at
-            if age_s > limit_s:
-                last = call.run.cells[call.finished - 1] if call.finished else None
-                text = f"{call.name} on {call.cell.key} hasn't returned for {age_s:.0f} s"
-                return HungCall(call.cell, call.finished, last, text)
-            if age_s > max(limit_s / _LONG_CALLS, 2 * call.logged_s):
-                call.logged_s = age_s
-                log.warning(
-                    "a call takes long", trigger=call.name, cell=str(call.cell.key), shard=call.cell.shard,
-                    age_s=round(age_s, 1), limit_s=limit_s,
-                )  # fmt: skip
-        return None
-
-    def _plan(self, run: Run) -> _Plan:
-        until = self._clock() + _RUN_S
-        for finished, cell in enumerate(run.cells):
-            if finished and self._clock() > until:
-                return Outcome(finished)
-            for position, marked in enumerate(self._program.triggers.get(cell.column_name, ())):
-                attempts = self._attempts_at(cell)
-                if position < attempts.done:
-                    continue
-                context = Context(self._program.name, self._datastore, attempts.failed + 1)
-                self._running[cell.shard] = _RunningCall(self._clock(), marked.name, run, finished)
-                try:
-                    error = yield _Call(marked, cell, context)
-                finally:
-                    del self._running[cell.shard]
-                outcome = None if error is None else self._judge(marked, cell, finished, error)
-                if outcome is not None:
-                    return outcome
-                attempts.done, attempts.failed = position + 1, 0
-        return Outcome(len(run.cells))
-
-    def _attempts_at(self, cell: StoredCell) -> _Attempts:
-        found = self._attempts.get(cell.shard)
-        if found is None or found.at.added_id != cell.added_id or found.at.generation != cell.generation:
-            found = self._attempts[cell.shard] = _Attempts(cell.location)
-        return found
-
-    def _judge(self, marked: Trigger, cell: StoredCell, finished: int, error: Exception) -> Outcome | None:
-        """Returns what an error means for the run, or None: the cell needs nothing more of this function."""
-        if isinstance(error, Skip):
+        """Returns a call above the limit, with what has to be stored before the process ends."""
+        found = self._calls.hung()
+        if found is None:
             return None
-        if isinstance(error, Retry):
-            return Outcome(finished, retry_in_s=error.delay_s)
-        if isinstance(error, Stop):
-            return self._stop(cell, finished, f"{marked.name} on {cell.key}: {error.reason}")
-        if isinstance(error, Park):
-            return self._stop(
-                cell, finished, f"{marked.name} parks {cell.key}: {error.reason} (parking is not built yet)"
-            )
-        attempts = self._attempts_at(cell)
-        attempts.failed += 1
-        if attempts.failed >= self._settings.attempts_max:
-            tried = f"{marked.name} on {cell.key} failed {attempts.failed} times, the last time with {_text(error)}"
-            return self._stop(cell, finished, tried)
-        delay_s = min(self._settings.retry_delay_max_s, self._settings.retry_delay_s * 2 ** (attempts.failed - 1))
-        log.info(
-            "a call failed", trigger=marked.name, cell=str(cell.key), attempt=attempts.failed, why=_text(error),
-            again_in_s=delay_s,
-        )  # fmt: skip
-        return Outcome(finished, retry_in_s=delay_s)
+        call, age_s = found
+        place, cell = call.place, call.cell
+        assert isinstance(place, Place)
+        text = f"{call.marked.name} on {cell.key} hasn't returned for {age_s:.0f} s"
+        if place.record is None:
+            last = place.run.cells[place.finished - 1] if place.finished else None
+            return HungCall(cell, place.made.outcome(place.finished), last, text)
+        rows, record = self._shards[cell.shard], place.record
+        made = self._begin_pass(rows)
+        kills = record.kills + 1
+        hung = msgspec.structs.replace(record, error=text, kills=kills, begun=False)
+        if kills >= self._settings.kills_max:
+            hung = msgspec.structs.replace(hung, cause=Cause.HUNG)
+            made.count("parked", counted(record), of=record.added_id)
+        made.put(hung)
+        return HungCall(cell, made.outcome(0), None, text, is_next=False)
 
-    def _stop(self, cell: StoredCell, finished: int, reason: str) -> Outcome:
-        """Stops the shard. When it is resumed, the cell has all its attempts again."""
-        self._attempts.pop(cell.shard, None)
-        log.error("a shard stops", program=self._program.name, shard=cell.shard, why=reason)
-        return Outcome(finished, stop_reason=reason)
+    # A pass
 
-    async def _error_in_loop(self, call: _Call) -> Exception | None:
-        try:
-            if call.marked.is_async:
-                async with asyncio.timeout(self._settings.attempt_timeout_s):
-                    await call.bound()()
-            else:
-                result = await self._in_a_thread(call)
-                if inspect.isawaitable(result):
-                    await result
-        except Exception as error:
-            return error
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise  # it is our own task that ends
-            return _cancelled()
-        return None
+    def _rows(self, shard: int, seen: int) -> ParkedRows:
+        return self._shards.setdefault(shard, ParkedRows(shard, seen, 0, self._now_us()))
 
-    async def _in_a_thread(self, call: _Call) -> Any:
-        """Calls a sync function in a thread. It begins when a thread is free: until then it can't hang."""
-        running, bound = self._running[call.cell.shard], call.bound()
-        running.begun_at = inf
+    def _begin_pass(self, rows: ParkedRows, *, is_probe: bool = False) -> Pass:
+        deadline = self._clock() + PASS_S
+        return Pass(self._datastore.name, self._program.consumer, rows, deadline, is_probe=is_probe)
 
-        def begin() -> Any:
-            running.begun_at = self._clock()
-            return bound()
+    async def _pass(self, run: Run) -> Outcome:
+        rows = self._rows(run.shard, run.after.added_id)
+        if not (
+            rows.replays or rows.orders or rows.to_put or any([self._cell_calls.wants(cell) for cell in run.cells])
+        ):
+            rows.seen = run.cells[-1].added_id if run.cells else rows.seen
+            made = self._begin_pass(rows)
+            for cell in run.cells:
+                made.count("filtered", of=cell.added_id)
+            return msgspec.structs.replace(made.outcome(len(run.cells)), idle=True)
+        if self._breaker.is_tripped:
+            return await self._while_tripped(run, rows)
+        made = self._begin_pass(rows)
+        self._replays.carry_out(rows, made)
+        finished, retry_in_s = 0, 0.0
+        if not (run.careful and run.cells):
+            await self._replays.call_due(run, rows, made)
+        if len(rows.replays) >= _WAITING_MAX:
+            retry_in_s = _FULL_PAUSE_S
+        elif run.cells and not (made.durable or made.stop_reason or self._breaker.is_tripped):
+            finished = await self._run_calls.call(run, rows, made)
+        return self._ended(run, rows, made, finished, retry_in_s)
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, begin)
+    def _ended(self, run: Run, rows: ParkedRows, made: Pass, finished: int, retry_in_s: float = 0.0) -> Outcome:
+        if finished:
+            rows.seen = run.cells[finished - 1].added_id
+        return made.outcome(finished, retry_in_s=retry_in_s, due_in_s=rows.due_in_s(self._clock()))
 
+    async def _while_tripped(self, run: Run, rows: ParkedRows) -> Outcome:
+        """Tries one call when it is time for that, of the shard whose last one is longest ago."""
+        made = self._begin_pass(rows, is_probe=True)
+        if self._breaker.stops:
+            made.stop_reason = self._breaker.cause
+            return made.outcome(0)
+        if not (self._is_turn(run.shard) and self._breaker.take_probe()):
+            pause_s = self._breaker.next_probe_s
+            return made.outcome(0, retry_in_s=pause_s, due_in_s=pause_s)
+        self._turns[run.shard].probed_at = self._clock()
+        self._replays.carry_out(rows, made)
+        finished = 0
+        failed = [r for r in rows.replays.values() if r.task is None and r.record.cause is Cause.WAITING]
+        if failed:
+            oldest = min(failed, key=lambda replay: replay.record.parked_at)
+            await self._replays.replay(rows, oldest, made, run)
+        elif run.cells:
+            wanted = [
+                n for n, cell in enumerate(run.cells) if self._cell_calls.wants(cell) and cell.row_key not in rows.held
+            ]
+            upto = msgspec.structs.replace(run, cells=run.cells[: wanted[0] + 1] if wanted else run.cells)
+            finished = await self._run_calls.call(upto, rows, made)
+        if not self._breaker.is_tripped:
+            log.info("calls go on: the outage is over", program=self._program.name)
+            for others in self._shards.values():
+                for replay in others.replays.values():
+                    replay.due_at = min(replay.due_at, self._clock())
+            self._want(self._shards)
+        pause_s = self._breaker.next_probe_s if self._breaker.is_tripped else 0.0
+        return self._ended(run, rows, made, finished, pause_s)
 
-def _drive(plan: _Plan, loop: asyncio.AbstractEventLoop) -> Outcome:
-    """Makes the calls of a plan in this thread.
+    def _is_turn(self, shard: int) -> bool:
+        """Returns whether no other shard that asks has waited longer for its probe."""
+        now = self._clock()
+        turn = self._turns.setdefault(shard, _Turn())
+        turn.asked_at = now
+        return turn.probed_at <= min(t.probed_at for t in self._turns.values() if now - t.asked_at < _ASKS_WITHIN_S)
 
-    What an async function behind a plain decorator returns is awaited in the event loop: it is the call.
-    """
-    try:
-        call = next(plan)
-        while True:
-            error: Exception | None = None
-            try:
-                result = call.bound()()
-                if inspect.isawaitable(result):
-                    asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
-            except Exception as raised:
-                error = raised
-            except asyncio.CancelledError:
-                error = _cancelled()
-            call = plan.send(error)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-
-
-async def _awaited(result: Awaitable[Any]) -> None:
-    await result
-
-
-def _text(error: Exception) -> str:
-    """Returns the error of a user's function as text, whatever its own `__repr__` does."""
-    try:
-        return repr(error)
-    except Exception:
-        return f"{type(error).__name__}, whose text raises an error itself"
-
-
-def _cancelled() -> Exception:
-    """Makes an ordinary error of the cancellation of what a function awaited, which would end our task silently."""
-    return RuntimeError("something that the function waited for was cancelled")
+    def _want(self, shards: Iterable[int]) -> None:
+        wanted = list(shards)
+        for listener in self._listeners if wanted else ():
+            listener(wanted)

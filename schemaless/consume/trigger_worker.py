@@ -16,6 +16,7 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.parked_store import MySQLParkedStore
 from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
@@ -54,7 +55,8 @@ async def run_program(
     worker = Worker(storage, datastore, program.consumer)
     host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
-    handler = TriggerHandler(program, datastore.name, settings)
+    parked = MySQLParkedStore(storage, datastore, program.consumer)
+    handler = TriggerHandler(program, datastore, settings, parked)
     await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
     host.join(transport)
@@ -62,9 +64,10 @@ async def run_program(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(transport.run())
             tasks.create_task(host.run())
-            tasks.create_task(worker.run(lambda: host.report(handler.oldest_call())))
+            tasks.create_task(worker.run(lambda: host.report(handler.oldest_call(), handler.tripped)))
             while True:
                 await asyncio.sleep(_LOOK_PAUSE_S)
+                handler.order(await parked.due())
                 if (hung := handler.hung_call()) is not None:
                     await host.blame(program.consumer, hung)
                     raise CallHangs(hung.text)  # the transport leaves the group before the process ends

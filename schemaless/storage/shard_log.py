@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -16,6 +16,9 @@ from schemaless.storage.operation import Operation, Result, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
+
+ROW_CELLS_MAX = 100
+"""How many cells of one row are read at a time."""
 
 
 class LogRange(msgspec.Struct, frozen=True, gc=False):
@@ -107,6 +110,30 @@ def _verified(
 def _digest(row: Row) -> int:
     row_key, column_name, ref_key, generation, added_id, created_at, *_ = row
     return insertion_digest(generation, added_id, created_at, row_key, column_name, ref_key)
+
+
+def of_row(
+    datastore: Datastore, shard: int, row_key: bytes, columns: Collection[str], after: int, until: int, bytes_max: int
+) -> Operation[list[StoredCell]]:
+    """Returns the first cells of one row in these columns, after one added_id and up to another, by added_id.
+
+    The bodies have at most `bytes_max` together, or there is one cell.
+    """
+    names = commas([sql("%s", column.encode()) for column in sorted(columns)])
+    share = max(1, bytes_max // ROW_CELLS_MAX)
+    result = yield (
+        sql(
+            f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body) FROM %s.entity WHERE row_key = %s",
+            share,
+            Name(datastore.database(shard)),
+            row_key,
+        )
+        + f" AND column_name IN ({names}) AND added_id > {after} AND added_id <= {until}"
+        + f" ORDER BY added_id LIMIT {ROW_CELLS_MAX}"
+    )
+    (rows,) = _within(result, bytes_max)
+    bodies = yield from _large_bodies(datastore, {shard: rows})
+    return _cells(shard, rows, bodies.get(shard, {}))
 
 
 def digests(datastore: Datastore, shards: Mapping[int, int]) -> Operation[dict[int, int | None]]:

@@ -1,4 +1,4 @@
-"""A cell whose call kills its process, or never returns: its shard stops there, and nobody else's does (I10, I14).
+"""A cell whose call kills its process, or never returns: it is parked, and everything else goes on (I10, I12, I14).
 
 Real workers, which are started again as their supervisor would. Some are killed from outside meanwhile.
 """
@@ -7,13 +7,13 @@ import os
 import time
 
 import pytest
-from typer.testing import CliRunner
 
-from schemaless.__main__ import app
 from schemaless.bus.topics import ensure_topics
 from schemaless.config import TransportKind
-from schemaless.storage import checkpoint_table, worker_table
+from schemaless.storage import checkpoint_table, parked_table, worker_table
 from schemaless.storage.checkpoint_table import State
+from schemaless.storage.operation import query
+from schemaless.storage.parked_table import Cause
 from tests.consumer_harness import heads, reached, running_consumer, write_program
 from tests.log_harness import new_cell, put, running_tailers
 
@@ -54,19 +54,10 @@ def called(folder):
     return (folder / "calls").read_text().count("\n") if (folder / "calls").exists() else 0
 
 
-@pytest.fixture
-def kafka_address(running, kafka, monkeypatch):
-    """Also what the commands of operators use."""
-    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
-    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
-    return kafka
-
-
 @pytest.mark.parametrize(("ends", "transport"), ENDS)
-def test_the_shard_of_a_cell_that_ends_its_process_stops_at_it(
-    running, kafka_address, storage, make_datastore, tmp_path, ends, transport
+def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
+    running, kafka, storage, make_datastore, tmp_path, ends, transport
 ):
-    kafka = kafka_address
     datastore = make_datastore(shards=SHARDS, partitions=2)
     ensure_topics(kafka, datastore)
     consumer = f"trigger:poison_{ends}"
@@ -98,19 +89,22 @@ def test_the_shard_of_a_cell_that_ends_its_process_stops_at_it(
             worker.kill_and_restart()  # from outside, while calls are in flight
         put(storage, datastore, [new_cell(datastore, {"ends": ends}, shard=POISONED)])
         put_cells(BEFORE)
-        others = set(range(SHARDS)) - {POISONED}
+        master = storage.master(datastore.home(POISONED))
+
+        def parked():
+            return master.run(parked_table.of_shards, datastore.name, consumer, range(SHARDS))
+
         until(lambda: len(rows(storage, datastore, consumer)) == SHARDS)
-        until(lambda: rows(storage, datastore, consumer)[POISONED].state is State.STOPPED)
-        until(lambda: all(reached(storage, datastore, consumer)[n] == heads(storage, datastore)[n] for n in others))
-        found = rows(storage, datastore, consumer)
-        assert found[POISONED].location.added_id == BEFORE
-        assert found[POISONED].reason.startswith({"kill": "killed: ", "hang": "hung: "}[ends])
-        assert f"ended {KILLS_MAX} processes" in found[POISONED].reason
+        until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
+        (record,) = parked()
+        assert (record.added_id, record.cause) == (BEFORE + 1, Cause({"kill": "killed", "hang": "hung"}[ends]))
+        assert record.kills == KILLS_MAX
         assert ended <= KILLS_MAX + 1
-        assert {(found[shard].state, found[shard].kills) for shard in others} == {(State.RUNNING, 0)}
+        assert {(row.state, row.kills) for row in rows(storage, datastore, consumer).values()} == {(State.RUNNING, 0)}
         (tmp_path / "repaired").touch()
-        resumed = CliRunner().invoke(app, ["triggers", "resume", f"poison_{ends}", "--datastore", datastore.name])
-        assert "1 shards run again" in resumed.output
+        marked = "UPDATE schemaless.parked SET ordered = 'retry', due_at = UTC_TIMESTAMP(6)"
+        master.run(lambda: query(marked))
+        until(lambda: not parked())
         until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
         until(lambda: worker.process.poll() is None)
         numbers = {row.worker for row in rows(storage, datastore, consumer).values()}

@@ -37,7 +37,8 @@ BROAD_EXCEPTS = {
     "schemaless/lifecycle.py": "the end of a service: whatever ends it is logged and becomes its exit status",
     "schemaless/storage/asyncmy_driver.py": "re-raised: a connection that was cut off within a statement is closed",
     "schemaless/consume/delivery.py": "nothing that a handler raises ends delivery: the shard is tried again",
-    "schemaless/consume/trigger_handler.py": "a user's function may raise anything, which means: again later",
+    "schemaless/consume/cell_calls.py": "the text of a user's error may raise anything itself",
+    "schemaless/consume/trigger_calls.py": "a user's function may raise anything, which means: again later",
 }
 """`except Exception` and `except BaseException` outside process entry points, by file, with the reason."""
 

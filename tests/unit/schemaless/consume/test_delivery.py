@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from schemaless.cell import StoredCell
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.ports import Effect, Outcome, Run, ShardCheckpoint
+from schemaless.consume.ports import Effect, Outcome, Run, ShardCheckpoint, StatelessHandler
 from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, position_of, verify_position
@@ -115,7 +115,7 @@ class MemoryCheckpoints:
         return lost
 
 
-class Recorder:
+class Recorder(StatelessHandler):
     """Keeps what it was given. `judge` may say something else than finished. A shard with a gate waits for it."""
 
     def __init__(self, together, record_within_s):

@@ -8,7 +8,7 @@ import pytest
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
 from schemaless.consume.host import Consumer, ConsumerHost
-from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint
+from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint, StatelessHandler
 from schemaless.errors import BusUnavailable, StorageUnavailable
 from schemaless.location import Location
 from schemaless.position import Position
@@ -61,7 +61,7 @@ class MemoryMasters:
         return ProvenPage(cells, Location(1, self.heads[shard]))
 
 
-class MemoryConsumer:
+class MemoryConsumer(StatelessHandler):
     """A consumer that keeps its checkpoints and what it was given."""
 
     foreign_code = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemaless.cell import StoredCell
 from schemaless.consume.caution import CAREFUL_CELLS, Care, MarkedCalls, ShardCaution
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.ports import Effect, HungCall, Mark, Outcome, Predecessor, ShardCheckpoint
+from schemaless.consume.ports import Effect, HungCall, Mark, Outcome, Predecessor, ShardCheckpoint, StatelessHandler
 from schemaless.errors import StorageUnavailable
 from schemaless.position import BEGINNING_DIGEST, Position, position_of
 from tests.unit.schemaless.consume.test_delivery import MemoryLog
@@ -146,7 +146,7 @@ class Store:
                 self.world.rows[shard].worker, self.world.rows[shard].begun = None, False
 
 
-class Calls:
+class Calls(StatelessHandler):
     """A handler whose functions take a few turns of the event loop. One cell of shard 0 may kill the process."""
 
     together = False
@@ -309,7 +309,7 @@ async def test_a_call_that_hangs_is_counted_and_the_next_process_calls_its_cell_
     for hangs in range(1, KILLS_MAX + 1):
         world.start()
         await world.pass_by(40)
-        await world.delivery.blame(HungCall(world.log.cells(0)[0], 0, None, "f hangs"))
+        await world.delivery.blame(HungCall(world.log.cells(0)[0], Outcome(0), None, "f hangs"))
         await world.stop()
         row = world.rows[0]
         assert (row.begun, row.kills if hangs < KILLS_MAX else row.stopped) == (

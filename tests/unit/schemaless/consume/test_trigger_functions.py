@@ -4,11 +4,12 @@ import asyncio
 import re
 import threading
 import uuid
+from math import inf
 
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless import Park, Retry, Skip, Stop, trigger
+from schemaless import Retry, Skip, Stop, trigger
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body
 from schemaless.config import ConsumerSettings
@@ -17,7 +18,10 @@ from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.errors import Invalid, Misconfigured
 from schemaless.location import BEGINNING
+from schemaless.storage.checkpoint_table import CellCounts
+from schemaless.topology import Datastore
 from schemaless.trigger import Takes, triggers_of
+from tests.unit.schemaless.consume.parking_world import Order, Process, Server
 
 ROW = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
@@ -41,11 +45,24 @@ def handler_of(settings, *functions, **options):
     by_column = {}
     for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
         by_column.setdefault(found.column, []).append(found)
-    return TriggerHandler(TriggerProgram("program", by_column), "mezzanine", settings, **options)
+    datastore = Datastore("mezzanine", 64, 8, ("a",))
+    return TriggerHandler(TriggerProgram("program", by_column), datastore, settings, NothingParked(), **options)
+
+
+class NothingParked:
+    """A store that knows of no records."""
+
+    async def of_shards(self, shards):
+        return {}
 
 
 async def outcome_of(handler, run):
     return (await handler.handle([run])).outcomes[0]
+
+
+def record_of(handler, shard=0, added_id=1):
+    """Returns the record of a cell that waits for its next attempt."""
+    return handler._shards[shard].replays[added_id].record
 
 
 def test_marking_leaves_the_function_as_it_is():
@@ -96,7 +113,7 @@ async def test_a_plain_function_gets_a_uuid_and_others_the_cell(settings):
         got.append((cell.row_key, cell.column_name, cell.ref_key, cell.body, cell.created_at, str(cell.location)))
         got.append((context.program, context.datastore, context.attempt))
 
-    assert await outcome_of(handler_of(settings, plain, whole), run_of(1)) == Outcome(1)
+    assert (await outcome_of(handler_of(settings, plain, whole), run_of(1))).counts == CellCounts(called=1)
     assert got == [
         ROW,
         (ROW, "BASE", 1, {"n": 1}, "1970-01-01T00:00:01.000000Z", "0:1:1"),
@@ -105,16 +122,16 @@ async def test_a_plain_function_gets_a_uuid_and_others_the_cell(settings):
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("said", "counts", "due_in_s"),
     [
-        (Skip("nothing"), Outcome(5)),
-        (Retry(7.5), Outcome(2, retry_in_s=7.5)),
-        (RuntimeError("no"), Outcome(2, retry_in_s=0.1)),
+        (Skip("nothing"), CellCounts(called=4, skipped=1), inf),
+        (Retry(7.5), CellCounts(called=2, waiting=3), 7.5),
+        (RuntimeError("no"), CellCounts(called=2, waiting=3), 0.1),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_what_a_call_says_decides_how_far_the_run_is(settings, said, outcome, is_async):
-    """Cells before the one that failed are finished; those after it were not called, unless it was skipped."""
+async def test_what_a_call_says_decides_what_becomes_of_its_row(settings, said, counts, due_in_s, is_async):
+    """Later cells of the row wait behind one that failed."""
     called = []
 
     def say(cell):
@@ -126,22 +143,22 @@ async def test_what_a_call_says_decides_how_far_the_run_is(settings, said, outco
         await asyncio.sleep(0)
         say(cell)
 
-    handler = handler_of(settings, trigger(column="BASE")(say_later if is_async else say))
-    assert await outcome_of(handler, run_of(5)) == outcome
+    handler = handler_of(settings, trigger(column="BASE")(say_later if is_async else say), clock=lambda: 1.0)
+    outcome = await outcome_of(handler, run_of(5))
+    assert (outcome.finished, outcome.counts, outcome.due_in_s) == (5, counts, pytest.approx(due_in_s))
     assert called == list(range(1, 6 if isinstance(said, Skip) else 4))
 
 
-@pytest.mark.parametrize(("said", "reason"), [(Stop("locked"), "locked"), (Park("odd"), "parking is not built yet")])
-async def test_stop_and_park_stop_the_shard_with_their_reason(settings, said, reason):
+async def test_stop_stops_the_shard_with_its_reason(settings):
     """At the cell, with the finished ones kept."""
 
     def say(cell):
         if cell.ref_key == 2:
-            raise said
+            raise Stop("locked")
 
     outcome = await outcome_of(handler_of(settings, trigger(column="BASE")(say)), run_of(3))
-    assert outcome.finished == 1
-    assert reason in outcome.stop_reason
+    assert (outcome.finished, outcome.counts) == (1, CellCounts(called=1))
+    assert "locked" in outcome.stop_reason
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -157,28 +174,32 @@ async def test_a_function_whose_own_task_was_cancelled_has_failed(settings, is_a
         await cancelled
 
     handler = handler_of(settings, trigger(column="BASE")(say_later if is_async else say))
-    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(3)]
-    assert [outcome.retry_in_s for outcome in outcomes] == [0.1, 0.15, 0.0]
-    assert "cancelled" in outcomes[2].stop_reason
+    assert (await outcome_of(handler, run_of(1))).counts == CellCounts(waiting=1)
+    assert "cancelled" in record_of(handler).error
 
 
-async def test_attempts_are_counted_for_each_cell_and_their_delay_grows(settings):
-    """The last attempt stops the shard; a resumed shard has all attempts again."""
+async def test_attempts_are_counted_for_each_cell_and_their_delay_grows():
+    """Without a policy of its own, the settings' values count. A retry that a person orders has all attempts again."""
     attempts = []
 
+    @trigger(column="BASE")
     def fail(cell, context):
-        attempts.append(context.attempt)
+        attempts.append((process.now, context.attempt))
         raise ValueError("no")
 
-    handler = handler_of(settings, trigger(column="BASE")(fail))
-    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(4)]
-    assert [outcome.retry_in_s for outcome in outcomes] == [0.1, 0.15, 0.0, 0.1]
-    assert "failed 3 times" in outcomes[2].stop_reason
-    assert "ValueError('no')" in outcomes[2].stop_reason
-    assert attempts == [1, 2, 3, 1]
+    server = Server()
+    server.write(1)
+    process = Process(server, 1, [fail], attempts_max=3, retry_delay_s=1.0, retry_delay_max_s=1.5)
+    await process.pass_by(10)
+    server.order(1, Order.RETRY)
+    await process.pass_by(10)
+    begun_at = attempts[0][0]
+    assert [n for _, n in attempts] == [1, 2, 3, 1, 2, 3]
+    assert [at - begun_at for at, _ in attempts[:3]] == pytest.approx([0.0, 1.0, 2.5], abs=0.3)
+    assert "ValueError: no" in server.parked[1].error
 
 
-async def test_a_function_that_is_done_is_not_called_again_for_the_next_one(settings):
+async def test_a_function_that_is_done_is_not_called_again_for_the_next_one():
     """Of two functions of a column, only the one that failed comes again."""
     calls = []
 
@@ -192,9 +213,9 @@ async def test_a_function_that_is_done_is_not_called_again_for_the_next_one(sett
         if context.attempt < 3:
             raise ValueError
 
-    handler = handler_of(settings, first, second)
-    while (await outcome_of(handler, run_of(1))).finished == 0:
-        pass
+    server = Server()
+    server.write(1)
+    await Process(server, 1, [first, second]).pass_by(5)
     assert calls == ["first", "second 1", "second 2", "second 3"]
 
 
@@ -206,7 +227,9 @@ async def test_an_async_call_that_hangs_is_a_failed_attempt(settings):
         await asyncio.Event().wait()
 
     hurried = settings.model_copy(update={"attempt_timeout_s": 0.001})
-    assert (await outcome_of(handler_of(hurried, hang), run_of(1))).retry_in_s == 0.1
+    handler = handler_of(hurried, hang)
+    assert (await outcome_of(handler, run_of(1))).counts == CellCounts(waiting=1)
+    assert "TimeoutError" in record_of(handler).error
 
 
 async def test_a_long_run_is_recorded_in_parts(settings):
@@ -218,7 +241,7 @@ async def test_a_long_run_is_recorded_in_parts(settings):
         now[0] += 0.1
 
     handler = handler_of(settings, slow, clock=lambda: now[0])
-    assert await outcome_of(handler, run_of(50)) == Outcome(3)
+    assert (await outcome_of(handler, run_of(50))).finished == 3
 
 
 async def test_sync_calls_do_not_block_the_event_loop(settings):
@@ -230,8 +253,9 @@ async def test_sync_calls_do_not_block_the_event_loop(settings):
         threads.append(threading.current_thread())
 
     handler = handler_of(settings, where)
-    assert await outcome_of(handler, run_of(2)) == Outcome(2)
-    assert await outcome_of(handler, run_of(3, column="OTHER")) == Outcome(3, idle=True)
+    assert (await outcome_of(handler, run_of(2))).counts == CellCounts(called=2)
+    others = await outcome_of(handler, run_of(3, first=3, column="OTHER"))
+    assert others == Outcome(3, idle=True, counts=CellCounts(filtered=3))
     assert len(threads) == 2
     assert threading.main_thread() not in threads
 
@@ -306,16 +330,16 @@ async def test_a_call_that_takes_long_is_logged_and_one_that_hangs_ends_the_proc
     assert [(line["shard"], line["age_s"]) for line in logs] == [(3, 61.0), (3, 123.0), (3, 600.0)]
     now[0] = 601.0
     hung = handler.hung_call()
-    assert (hung.cell.shard, hung.finished, hung.last) == (3, 0, None)
+    assert (hung.cell.shard, hung.before.finished, hung.last) == (3, 0, None)
     assert "hasn't returned for 601 s" in hung.text
     release.set()
-    assert await handling == Outcome(1)
+    assert (await handling).finished == 1
     assert handler.hung_call() is None
 
 
-async def test_an_error_whose_text_raises_stops_its_shard_like_any_other(settings):
+async def test_an_error_whose_text_raises_is_a_failure_like_any_other(settings):
     class Nameless(Exception):
-        def __repr__(self):
+        def __str__(self):
             raise ValueError("no text")
 
     @trigger(column="BASE")
@@ -323,6 +347,5 @@ async def test_an_error_whose_text_raises_stops_its_shard_like_any_other(setting
         raise Nameless
 
     handler = handler_of(settings, fails)
-    outcomes = [await outcome_of(handler, run_of(1)) for _ in range(settings.attempts_max)]
-    assert outcomes[0].retry_in_s == settings.retry_delay_s
-    assert "Nameless" in outcomes[-1].stop_reason
+    assert (await outcome_of(handler, run_of(1))).counts == CellCounts(waiting=1)
+    assert "Nameless" in record_of(handler).error

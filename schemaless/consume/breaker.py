@@ -1,0 +1,115 @@
+"""Breaker: tells an outage of what trigger functions call from cells that they can't handle.
+
+It counts rows and not calls, and shares and not numbers. So one poison row never trips it, nor do a thousand of them
+among many good ones. While it is tripped, a process calls one cell now and then, to see whether the outage is over.
+This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from schemaless.config import BreakerMode
+
+WINDOW_S = 10.0
+ROWS_MIN = 10
+"""How many rows must fail for one cause within the window."""
+SHARE = 0.5
+"""Which part of the rows that a function was called for they must be."""
+PROBE_FIRST_S = 0.5
+PROBE_MAX_S = 2.0
+_GOOD_ROWS_KEPT = 10_000
+
+
+class _Function:
+    """The rows of one function within the window: when the last call of each was good, or failed for which cause."""
+
+    __slots__ = ("failed", "good")
+
+    def __init__(self) -> None:
+        self.good: dict[bytes, float] = {}
+        self.failed: dict[bytes, tuple[float, str]] = {}
+
+
+class Breaker:
+    """Belongs to one process and program. `clock` counts seconds, as time.monotonic does."""
+
+    def __init__(self, mode: BreakerMode, clock: Callable[[], float]) -> None:
+        self._mode = mode
+        self._clock = clock
+        self._functions: dict[str, _Function] = {}
+        self._failing = 0  # functions with failed rows: while there are none, a good call costs nothing
+        self._lock = threading.Lock()  # sync functions run in threads
+        self.cause: str | None = None
+        self.function = ""
+        self._probe_at = 0.0
+        self._probe_pause_s = PROBE_FIRST_S
+
+    @property
+    def is_tripped(self) -> bool:
+        return self.cause is not None
+
+    def succeeded(self, function: str, row_key: bytes, *, is_probe: bool = False) -> None:
+        """Takes note of a call that succeeded. A probe of the function that failed ends the outage."""
+        if self._failing:
+            with self._lock:
+                if self.cause is not None:
+                    if is_probe and function == self.function:
+                        self.reset()
+                elif (rows := self._functions.get(function)) is not None:
+                    rows.failed.pop(row_key, None)
+                    rows.good.pop(row_key, None)  # so that it is the youngest again
+                    rows.good[row_key] = self._clock()
+                    if len(rows.good) > _GOOD_ROWS_KEPT:
+                        del rows.good[next(iter(rows.good))]
+
+    def reset(self) -> None:
+        """Forgets what it counted. Calls go on."""
+        self._functions.clear()
+        self._failing, self.cause, self._probe_pause_s = 0, None, PROBE_FIRST_S
+
+    def failed(self, function: str, row_key: bytes, kind: str) -> bool:
+        """Takes note of a call that failed with an error of this kind. Returns whether there is an outage now."""
+        if self._mode is BreakerMode.OFF:
+            return False
+        with self._lock:
+            return self.cause is not None or self._trips(function, row_key, kind)
+
+    def _trips(self, function: str, row_key: bytes, kind: str) -> bool:
+        now = self._clock()
+        rows = self._functions.setdefault(function, _Function())
+        self._failing = len(self._functions)
+        rows.good.pop(row_key, None)
+        rows.failed.pop(row_key, None)
+        rows.failed[row_key] = now, kind
+        since = now - WINDOW_S
+        while rows.good and rows.good[first := next(iter(rows.good))] < since:
+            del rows.good[first]
+        while rows.failed[first := next(iter(rows.failed))][0] < since:
+            del rows.failed[first]
+        alike = sum([found == kind for _, found in rows.failed.values()])
+        called = len(rows.failed) + len(rows.good)
+        if alike < ROWS_MIN or alike < SHARE * called:
+            return False
+        self.function, self.cause = function, f"{function} fails with {kind} for {alike} of {called} rows"
+        self._probe_at = now + self._probe_pause_s
+        return True
+
+    @property
+    def stops(self) -> bool:
+        """Whether a shard stops while it is tripped."""
+        return self._mode is BreakerMode.STOP
+
+    def take_probe(self) -> bool:
+        """Returns whether a call may be tried now. The next one is later, with a pause that grows."""
+        now = self._clock()
+        if now < self._probe_at:
+            return False
+        self._probe_pause_s = min(PROBE_MAX_S, self._probe_pause_s * 2)
+        self._probe_at = now + self._probe_pause_s
+        return True
+
+    @property
+    def next_probe_s(self) -> float:
+        return max(0.01, self._probe_at - self._clock())

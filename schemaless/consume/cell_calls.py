@@ -1,0 +1,188 @@
+"""CellCalls: calls the functions of a program for one cell, and decides what a failed call means (I12)."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from schemaless.cell import StoredCell
+from schemaless.codec import decode_body
+from schemaless.config import ConsumerSettings
+from schemaless.consume.breaker import Breaker
+from schemaless.consume.parked_rows import ParkedRows, Pass, Replay, counted, head_of
+from schemaless.consume.ports import Run
+from schemaless.consume.trigger_calls import Call, Plan
+from schemaless.consume.trigger_program import TriggerProgram
+from schemaless.errors import SchemalessError
+from schemaless.retry_policy import RetryPolicy
+from schemaless.storage import parked_table
+from schemaless.storage.parked_table import Cause, ParkedCell
+from schemaless.trigger import Context, Park, ParkMode, Retry, Skip, Stop, Trigger
+
+log = structlog.get_logger()
+
+FailedCall = tuple[Trigger, Exception]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a call is made: for a cell of a run, or, with a record, for one that was set aside."""
+
+    made: Pass
+    run: Run
+    finished: int
+    record: ParkedCell | None = None
+
+
+class CellCalls:
+    """The functions of one program. `clock` counts seconds, and `now_us` microseconds since the epoch."""
+
+    def __init__(
+        self,
+        program: TriggerProgram,
+        datastore: str,
+        settings: ConsumerSettings,
+        breaker: Breaker,
+        clock: Callable[[], float],
+        now_us: Callable[[], int],
+    ) -> None:
+        self.program = program
+        self._datastore = datastore
+        self._breaker = breaker
+        self._clock = clock
+        self._now_us = now_us
+        self._default_policy = RetryPolicy(
+            settings.attempts_max,
+            settings.retry_delay_s,
+            max_delay=max(settings.retry_delay_s, settings.retry_delay_max_s),
+            jitter=0.0,
+        )
+
+    def wants(self, cell: StoredCell) -> bool:
+        """Returns whether a function of the program is marked for the cell's column."""
+        return cell.column_name in self.program.triggers
+
+    def waiting_head(self, cell: StoredCell, function_name: str, why: str) -> ParkedCell:
+        """Returns a record of a cell that no call has failed for yet."""
+        return head_of(cell, function_name, Cause.WAITING, why, self._now_us(), self.program.version)
+
+    def first_function(self, cell: StoredCell) -> Trigger:
+        return self.program.triggers[cell.column_name][0]
+
+    def function_of(self, record: ParkedCell) -> Trigger | None:
+        found = [m for m in self.program.triggers.get(record.column_name, ()) if m.name == record.function_name]
+        return found[0] if found else None
+
+    def no_function(self, record: ParkedCell) -> str:
+        return f"version {self.program.version} of the program has no function {record.function_name}"
+
+    def park(self, rows: ParkedRows, made: Pass, record: ParkedCell) -> None:
+        marked = self.function_of(record)
+        made.put(record)
+        made.durable = True
+        rows.park(record, holds_row=marked is None or marked.park is ParkMode.ROW, now=self._clock())
+        log.warning(
+            "a cell is parked", program=self.program.name, trigger=record.function_name, shard=record.shard,
+            added_id=record.added_id, cause=record.cause.value, why=_last_line(record.error),
+        )  # fmt: skip
+
+    def plan(self, cell: StoredCell, made: Pass, place: Place, replay: Replay | None) -> Plan[FailedCall | None]:
+        """Calls the functions for one cell, or those that its record still owes. Returns the one that failed."""
+        found = self.program.triggers[cell.column_name]
+        record = None if replay is None else replay.record
+        first = 0 if record is None else next((n for n, m in enumerate(found) if m.name == record.function_name), 0)
+        attempt = 1 + (record.attempts if record is not None and record.cause is Cause.WAITING else 0)
+        became = "filtered"
+        for marked in found[first:]:
+            if marked.where is not None:
+                try:
+                    if not marked.where.holds(decode_body(cell.body)):
+                        continue
+                except SchemalessError as corrupt:
+                    return marked, corrupt
+            if replay is not None and replay.result is not None:
+                error, replay.result = replay.result.error, None  # it ended after its pass
+            else:
+                context = Context(self.program.name, self._datastore, attempt)
+                error = yield Call(marked, cell, context, place)
+            attempt = 1
+            if error is None:
+                became = "called"
+                self._breaker.succeeded(marked.name, cell.row_key, is_probe=made.is_probe)
+            elif isinstance(error, Skip):
+                became = "skipped" if became == "filtered" else became
+            elif isinstance(error, Stop):
+                made.stop_reason = f"{marked.name} on {cell.key}: {error.reason}"
+                log.error("a shard stops", program=self.program.name, shard=cell.shard, why=made.stop_reason)
+                return None
+            else:
+                return marked, error
+        was = None if place.record is None else "waiting" if record is None else counted(record)
+        made.count(became, was, of=cell.added_id)
+        return None
+
+    def set_aside(
+        self,
+        rows: ParkedRows,
+        made: Pass,
+        cell: StoredCell,
+        failed: FailedCall,
+        before: ParkedCell | None,
+    ) -> None:
+        """Parks a cell whose call failed, or lets it wait for its next attempt."""
+        marked, error = failed
+        now_us = self._now_us()
+        policy = marked.retry or self._default_policy
+        record = before or self.waiting_head(cell, marked.name, "")
+        was = None if before is None and cell.added_id > rows.seen else "waiting" if before is None else counted(before)
+        attempts = record.attempts if record.cause is Cause.WAITING else 0
+        cause, delay_s = Cause.WAITING, 0.0
+        if isinstance(error, Retry):
+            delay_s = error.delay_s
+        elif isinstance(error, Park):
+            cause = Cause.VERDICT
+        elif self._breaker.failed(marked.name, cell.row_key, type(error).__name__):
+            delay_s = policy.delay_s(max(1, attempts), random.random)
+            if self._breaker.stops:
+                made.stop_reason = self._breaker.cause
+                return
+        else:
+            attempts += 1
+            age_s = (now_us - max(cell.created_at, rows.began_at)) / 1e6
+            is_old = marked.max_age_s is not None and age_s > marked.max_age_s
+            if attempts >= policy.attempts or is_old or not policy.retries(error):
+                cause = Cause.ERROR
+            else:
+                delay_s = policy.delay_s(attempts, random.random)
+        record = msgspec.structs.replace(
+            record, function_name=marked.name, cause=cause, error=_text(error), attempts=attempts, begun=False,
+            attempted_at=[*record.attempted_at, now_us][-parked_table.ATTEMPTS_KEPT :], version=self.program.version,
+            parked_at=now_us, holds_row=True, ordered=None, kills=0,
+        )  # fmt: skip
+        made.count(counted(record), was, of=cell.added_id)
+        if cause is Cause.WAITING:
+            made.put(record)
+            rows.wait(record, self._clock() + delay_s)
+            log.info(
+                "a call failed", trigger=marked.name, cell=str(cell.key), attempt=attempts,
+                why=_last_line(record.error), again_in_s=round(delay_s, 3),
+            )  # fmt: skip
+        else:
+            self.park(rows, made, record)
+
+
+def _text(error: Exception) -> str:
+    """Returns the error of a user's function with its chain, whatever its own `__repr__` does."""
+    if isinstance(error, Park):
+        return error.reason
+    try:
+        return "".join(traceback.format_exception(error))[-parked_table.ERROR_CHARACTERS_MAX :]
+    except Exception:
+        return f"{type(error).__name__}, whose text raises an error itself"
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2][:300]

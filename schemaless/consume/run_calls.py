@@ -1,0 +1,164 @@
+"""RunCalls: calls a program's functions for the cells of a run, one after the other or rows beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
+
+from schemaless.cell import StoredCell
+from schemaless.consume.breaker import Breaker
+from schemaless.consume.cell_calls import CellCalls, Place
+from schemaless.consume.parked_rows import FinishedCall, ParkedRows, Pass, Replay
+from schemaless.consume.ports import Run
+from schemaless.consume.trigger_calls import Plan, TriggerCalls
+from schemaless.trigger import Trigger
+
+PASS_S = 0.25
+"""After that a pass ends, and what is finished is recorded: a kill repeats no more than that."""
+
+
+class Lane:
+    """The cells of one row that one pass calls. `replay` is its record once the pass has ended without it."""
+
+    __slots__ = ("cells", "marked", "replay", "task")
+
+    def __init__(self, cells: deque[StoredCell]) -> None:
+        self.cells = cells
+        self.replay: Replay | None = None
+        self.task: asyncio.Task[None]
+        self.marked: Trigger | None = None
+
+
+class RunCalls:
+    """Runs of one program. `parallel` rows of a shard are called at once. `want` asks for another pass over shards."""
+
+    def __init__(
+        self,
+        cell_calls: CellCalls,
+        calls: TriggerCalls,
+        breaker: Breaker,
+        parallel: int,
+        clock: Callable[[], float],
+        want: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._cell_calls = cell_calls
+        self._calls = calls
+        self._breaker = breaker
+        self._parallel = parallel
+        self._clock = clock
+        self._want = want
+        triggers = cell_calls.program.triggers
+        self._has_async = any(marked.is_async for found in triggers.values() for marked in found)
+
+    async def call(self, run: Run, rows: ParkedRows, made: Pass) -> int:
+        """Calls the functions for the cells of a run. Returns how many are finished or set aside."""
+        if self._parallel > 1 and not (run.careful or made.is_probe):
+            return await self._in_lanes(run, rows, made)
+        plan = self._plan_run(run, rows, made)
+        return await (self._calls.drive(plan) if self._has_async else self._calls.drive_in_thread(plan))
+
+    def _plan_run(self, run: Run, rows: ParkedRows, made: Pass) -> Plan[int]:
+        """Calls one cell after the other."""
+        held, deadline = rows.held, made.deadline
+        for n, cell in enumerate(run.cells):
+            if n and self._clock() > deadline:
+                return n
+            if not self._cell_calls.wants(cell):
+                made.count("filtered", of=cell.added_id)
+            elif cell.row_key in held:
+                made.count("waiting", of=cell.added_id)
+            else:
+                failed = yield from self._cell_calls.plan(cell, made, Place(made, run, n), None)
+                if made.stop_reason is not None:
+                    return n
+                if failed:
+                    self._cell_calls.set_aside(rows, made, cell, failed, None)
+                    if made.stop_reason is not None:
+                        return n
+                    if self._breaker.is_tripped:
+                        return n + 1
+        return len(run.cells)
+
+    async def _in_lanes(self, run: Run, rows: ParkedRows, made: Pass) -> int:
+        """Calls rows beside each other, the cells of each in order. A call that takes long goes on beyond the pass."""
+        lanes: dict[bytes, Lane] = {}
+        dispatched = 0
+        for cell in run.cells:
+            if made.stop_reason or self._breaker.is_tripped or (dispatched and self._clock() > made.deadline):
+                break
+            if not self._cell_calls.wants(cell):
+                made.count("filtered", of=cell.added_id)
+            elif cell.row_key in rows.held:
+                made.count("waiting", of=cell.added_id)
+            elif (lane := lanes.get(cell.row_key)) is not None and not lane.task.done():
+                lane.cells.append(cell)
+            elif await self._has_free_lane(lanes, rows, made):
+                lane = lanes[cell.row_key] = Lane(deque([cell]))
+                lane.task = asyncio.create_task(self._call_lane(lane, run, rows, made))
+            else:
+                break
+            dispatched += 1
+        await self._end(lanes.values(), rows, made)
+        return dispatched
+
+    async def _end(self, lanes: Collection[Lane], rows: ParkedRows, made: Pass) -> None:
+        """Waits a little for the calls in flight. The checkpoint passes those that take longer."""
+        if running := [lane.task for lane in lanes if not lane.task.done()]:
+            await asyncio.wait(running, timeout=max(0.0, made.deadline - self._clock()) + PASS_S)
+        for lane in lanes:
+            if lane.task.done():
+                lane.task.result()
+            if lane.cells:
+                self._detach(lane, rows, made)
+
+    async def _has_free_lane(self, lanes: Mapping[bytes, Lane], rows: ParkedRows, made: Pass) -> bool:
+        """Waits for a lane until the pass ends."""
+        while True:
+            running = [lane.task for lane in lanes.values() if not lane.task.done()]
+            running += [replay.task for replay in rows.replays.values() if replay.task is not None]
+            if len(running) < self._parallel:
+                return True
+            left_s = made.deadline - self._clock()
+            if left_s <= 0:
+                return False
+            await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _call_lane(self, lane: Lane, run: Run, rows: ParkedRows, made: Pass) -> None:
+        while lane.cells and made.stop_reason is None:
+            cell = lane.cells[0]
+            plan = self._cell_calls.plan(cell, made, Place(made, run, 0), None)
+            try:
+                call = next(plan)
+                while True:
+                    lane.marked = call.marked
+                    error = await self._calls.make(call)
+                    if (replay := lane.replay) is not None:  # the pass has ended without it
+                        replay.task, replay.result = None, FinishedCall(error)
+                        replay.due_at = self._clock()
+                        return self._want([rows.shard])
+                    call = plan.send(error)
+            except StopIteration as stop:
+                failed = stop.value
+            if failed and made.stop_reason is None:
+                self._cell_calls.set_aside(rows, made, cell, failed, None)
+            if made.stop_reason is not None:
+                return
+            lane.cells.popleft()
+            if failed:
+                for behind in lane.cells:
+                    made.count("waiting", of=behind.added_id)
+                lane.cells.clear()
+
+    def _detach(self, lane: Lane, rows: ParkedRows, made: Pass) -> None:
+        """Lets the checkpoint pass cells that no pass waits for. Their row has a record until they are finished."""
+        cell, now = lane.cells[0], self._clock()
+        marked = lane.marked or self._cell_calls.first_function(cell)
+        record = self._cell_calls.waiting_head(cell, marked.name, "its call takes long")
+        made.put(record)
+        for waiting in lane.cells:
+            made.count("waiting", of=waiting.added_id)
+        replay = rows.wait(record, now)
+        if not lane.task.done():
+            lane.replay, replay.task, replay.due_at = replay, lane.task, inf
