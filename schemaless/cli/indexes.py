@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -145,7 +146,8 @@ def query(
     page = client.index(parse_index_name(name)).query(**_parse_terms(terms))
     if as_json:
         entries = [{"row_key": str(entry.row_key), "fields": entry.fields} for entry in page]
-        print_json({"entries": entries, "cursor": page.cursor})
+        shown = {"entries": entries, "cursor": page.cursor, "freshness": msgspec.to_builtins(page.freshness)}
+        print_json({**shown, "explain": page.explain} if page.explain else shown)
         return
     fields = list(page.entries[0].fields) if page.entries else []
     print_table(("row key", *fields), [(entry.row_key, *map(entry.fields.get, fields)) for entry in page])
@@ -162,12 +164,12 @@ def _parse_terms(terms: list[str]) -> dict[str, str | list[str]]:
         if not separator:
             raise Invalid(text, "must be FIELD=VALUE")
         field, dot, operator = left.rpartition(".")
-        if dot and operator in ("in", "between"):
-            parsed[f"{field}__{operator}"] = value.split(",")
-        elif dot and operator in INDEX_OPERATORS:
-            parsed[f"{field}__{operator}"] = value
-        else:
+        if not dot or operator not in INDEX_OPERATORS:
             several.setdefault(left, []).append(value)
+        elif (term := f"{field}__{operator}") in parsed:
+            raise Invalid(left, "is given twice")
+        else:
+            parsed[term] = value.split(",") if operator in ("in", "between") else value
     one = {left: values[0] for left, values in several.items() if len(values) == 1}
     more: dict[str, str | list[str]] = {f"{left}__in": values for left, values in several.items() if len(values) > 1}
     return {**one, **more, **parsed}

@@ -113,6 +113,11 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, dat
     assert [entry["row_key"] for entry in found] == [str(rows["UA"][0])]
     assert "N1" in command("index", "query", "by_tail", "tailnum=N1", "limit=1")
     assert "shard field" in command("index", "query", "by_tail", "limit=1", status=1)
+    both = ("tailnum=N1", "tailnum=N3", "order=time_hour", "explain=true", "--json")
+    shown = json.loads(command("index", "query", "by_tail", *both))
+    assert len(shown["entries"]) == 4
+    assert shown["freshness"]["complete_until"]
+    assert "index_by_tail" in shown["explain"][0]["sql"]
     assert "by_tail paused" in command("index", "pause", "by_tail")
     assert "index resume by_tail" in command("index", "status", "by_tail")
     assert "at most 500 cells" in command("index", "throttle", "by_tail", "--cells-per-s", "500")
