@@ -97,7 +97,6 @@ def test_another_method_is_a_405(call, method, path):
         ("GET", "/triggers/billing/parked"),
         ("POST", "/triggers/billing/parked/0:1:2/retry"),
         ("DELETE", "/triggers/billing/parked/0:1:2"),
-        ("DELETE", "/indexes/any"),
     ],
 )
 def test_what_isnt_built_says_so(call, method, path):
