@@ -10,9 +10,11 @@ import uuid
 import pytest
 import yaml
 
+from examples.card_processor import failures_of
 from schemaless import Client
 from schemaless.bus.topics import ensure_topics
 from schemaless.config import IndexerSettings
+from schemaless.demo.programs import count_effects, read_calls
 from schemaless.stack.ports import free_ports
 from tests.consumer_harness import running_consumer
 from tests.environment import environment_of
@@ -155,9 +157,13 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
             assert "billing" in command("triggers", "list")
             wait_for(lambda: "billing running, 0 cells behind" in command("triggers", "status", "billing"))
             assert "0 shards run again" in command("triggers", "resume", "billing")
+            calls = read_calls(tmp_path)
+            entries = sum(2 + 2 * failures_of(trip) for trip in calls.charges)
+            assert len(calls.bills) == len(calls.charges)
+            assert count_effects(client, calls) == entries
         finally:
             workers.terminate()
             assert workers.wait(20) == 0
     charged = [line.split("\t") for path in charges.glob("*.tsv") for line in path.read_text().splitlines()]
-    assert {trip for trip, _ in charged} >= set(map(str, rows["HA"]))
+    assert {trip for trip, _ in charged} >= set(map(str, rows["HA"]))  # the other test put some, too
     assert len({trip for trip, _ in charged}) == len({key for _, key in charged}) == len(charged)
