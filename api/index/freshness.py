@@ -31,6 +31,7 @@ KNOWN_S = 10.0  # A sample that is older isn't used.
 WAIT_S = 0.25  # for the first sample
 COST_SHARE_MAX = 0.05  # of the time between two samples
 SAMPLES_MAX = 60
+INDEXES_MAX = 1000  # times clusters. Versions of indexes come and go, and their numbers are never used again.
 _SHARDS_AT_ONCE = 256
 
 
@@ -147,6 +148,8 @@ class IndexFreshness:
             async def take() -> _Sample:
                 return await self._sample(datastore, consumer, cluster)
 
+            while len(self._of) >= INDEXES_MAX:
+                del self._of[next(iter(self._of))]  # that of a version that was dropped, or it comes again
             samples = self._of[key] = FreshnessSamples(take, self._clock)
         return samples
 

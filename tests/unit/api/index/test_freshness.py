@@ -114,3 +114,12 @@ async def test_nothing_is_claimed_while_a_master_can_t_be_asked(freshness, serve
     servers.away = False
     servers.now += KNOWN_S
     assert (await ask(freshness)).cells == 0
+
+
+async def test_samples_of_dropped_versions_go(freshness, monkeypatch):
+    """Indexes are dropped and made for years: what is kept of them is bounded (I14)."""
+    monkeypatch.setattr("api.index.freshness.INDEXES_MAX", 3)
+    for number in range(10):
+        await freshness.refresh(DATASTORE, f"index:x:{number}", ["a"])
+    assert len(freshness._of) == 3
+    assert (await ask(freshness)).cells == 0
