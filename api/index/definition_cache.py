@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
+from schemaless.errors import StorageUnavailable
 from schemaless.index.catalogue import find_index
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import BuildProgress, DefinedIndex, IndexStage
 from schemaless.topology import Datastore
 
 KEPT_S = 2.0
+PATIENCE_S = 0.2
+"""How long a query waits for a look-up if the index is known already."""
 
 
 class IndexCatalogue:
-    """Remembers active indexes for some seconds, paused ones too. Others are looked up each time."""
+    """Remembers active indexes for some seconds, paused ones too. Others are looked up each time.
+
+    While a master hangs a look-up takes seconds. A query then waits for a moment only, and goes on with what is known.
+    """
 
     def __init__(self, storage: AsyncStorage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
         self._clock = clock
         self._active: dict[tuple[str, str], tuple[float, DefinedIndex]] = {}
+        self._looking: dict[tuple[str, str], asyncio.Task[DefinedIndex]] = {}
 
     async def find(self, datastore: Datastore, name: str) -> DefinedIndex:
         """Returns an index. Raises NotFound or StorageUnavailable."""
-        looked_at, known = self._active.get((datastore.name, name), (0.0, None))
-        now = self._clock()
-        if known is not None and now - looked_at < KEPT_S:
+        key = (datastore.name, name)
+        looked_at, known = self._active.get(key, (0.0, None))
+        if known is not None and self._clock() - looked_at < KEPT_S:
             return known
-        found = await find_index(self._storage, datastore, name)
-        if found.stage is IndexStage.ACTIVE:
-            self._active[datastore.name, name] = (now, found)
-        return found
+        looking = self._looking.get(key)
+        if looking is None:
+            looking = self._looking[key] = asyncio.create_task(self._look(datastore, name))
+            looking.add_done_callback(lambda task: self._looked(key, task))
+        await asyncio.wait([looking], timeout=None if known is None else PATIENCE_S)
+        if not looking.done() or (known is not None and isinstance(looking.exception(), StorageUnavailable)):
+            assert known is not None, "without a time-out it is done"
+            return known
+        return looking.result()
 
     def forget(self, datastore: Datastore, name: str) -> None:
         """Looks the index up the next time: it may have been dropped, or made anew."""
         self._active.pop((datastore.name, name), None)
+        self._looking.pop((datastore.name, name), None)
+
+    async def _look(self, datastore: Datastore, name: str) -> DefinedIndex:
+        return await find_index(self._storage, datastore, name)
+
+    def _looked(self, key: tuple[str, str], task: asyncio.Task[DefinedIndex]) -> None:
+        if self._looking.get(key) is not task:
+            return  # forgotten meanwhile: what it found may be older
+        del self._looking[key]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StorageUnavailable) or task.cancelled():
+            return
+        self._active.pop(key, None)
+        if error is None and task.result().stage is IndexStage.ACTIVE:
+            self._active[key] = (self._clock(), task.result())
 
 
 class BuildEta:
@@ -44,15 +72,15 @@ class BuildEta:
         self._clock = clock
         self._first: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def seconds(self, datastore: str, index: str, progress: BuildProgress) -> float | None:
-        """Returns the seconds that are left, or None as long as no pace is known."""
+    def seconds(self, datastore: str, consumer: str, progress: BuildProgress) -> float | None:
+        """Returns the seconds that are left for a version, by its consumer, or None as long as no pace is known."""
         now = self._clock()
-        began, done = self._first.setdefault((datastore, index), (now, progress.done))
+        began, done = self._first.setdefault((datastore, consumer), (now, progress.done))
         built = progress.done - done
         if progress.total is None or built <= 0:
             return None
         return (now - began) / built * (progress.total - progress.done)
 
-    def forget(self, datastore: str, index: str) -> None:
-        """Drops what is known of an index, because it is ready."""
-        self._first.pop((datastore, index), None)
+    def forget(self, datastore: str, consumer: str) -> None:
+        """Drops what is known of a version, because it isn't being built."""
+        self._first.pop((datastore, consumer), None)

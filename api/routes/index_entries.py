@@ -32,7 +32,7 @@ from schemaless.errors import (
     NotFound,
     NotReady,
     SchemalessError,
-    StorageUnavailable,
+    TableMissing,
 )
 from schemaless.location import ShardLocation, is_lag, verify_location
 from schemaless.storage import shard_head
@@ -61,7 +61,7 @@ async def get_entries(request: Request) -> Response:
     query = parse_query(index.definition, datastore.shards, pairs)
     try:
         return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
-    except StorageUnavailable as error:  # its table may be gone
+    except TableMissing as error:
         request.state.index_catalogue.forget(datastore, index.name)
         newest = await request.state.index_catalogue.find(datastore, index.name)
         if newest.number != index.number or newest.stage is not IndexStage.ACTIVE:

@@ -15,7 +15,7 @@ from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT
 from schemaless.access import Scope
-from schemaless.errors import Invalid, StorageUnavailable
+from schemaless.errors import Invalid, NotBuilt, StorageUnavailable
 from schemaless.index.catalogue import (
     build_progress,
     create_index,
@@ -104,6 +104,11 @@ async def throttle_one(request: Request) -> Response:
     )
 
 
+async def not_built(request: Request) -> Response:
+    """Problems, verification, repair and change in place (not built yet)."""
+    raise NotBuilt("problems, verification, repair and change in place of an index")
+
+
 async def _ordered(
     request: Request, order: Callable[[AsyncStorage, Datastore, str], Awaitable[DefinedIndex]]
 ) -> Response:
@@ -157,16 +162,16 @@ async def progress_view(request: Request, datastore: Datastore, index: DefinedIn
     Returns None for an index that was complete, or is dropped. All is null while a master is away.
     """
     if not index.is_being_built:
-        request.state.build_eta.forget(datastore.name, index.name)
+        request.state.build_eta.forget(datastore.name, index.definition.consumer)
         return None
     try:
         progress = await build_progress(request.state.storage, datastore, index)
     except StorageUnavailable:
         return {"done": None, "total": None, "eta_s": None}
-    eta_s = request.state.build_eta.seconds(datastore.name, index.name, progress)
+    eta_s = request.state.build_eta.seconds(datastore.name, index.definition.consumer, progress)
     if index.state is not IndexState.BUILDING:
         eta_s = None
-        request.state.build_eta.forget(datastore.name, index.name)
+        request.state.build_eta.forget(datastore.name, index.definition.consumer)
     return {"done": progress.done, "total": progress.total, "eta_s": eta_s}
 
 
@@ -185,4 +190,8 @@ ROUTES = (
     Route("POST", "/indexes/{name}/pause", pause_one, Scope.ADMIN),
     Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN),
     Route("POST", "/indexes/{name}/throttle", throttle_one, Scope.ADMIN, payload=_THROTTLE),
+    Route("GET", "/indexes/{name}/problems", not_built, Scope.READ),
+    Route("POST", "/indexes/{name}/verify", not_built, Scope.ADMIN),
+    Route("POST", "/indexes/{name}/repair", not_built, Scope.ADMIN),
+    Route("POST", "/indexes/{name}/switch", not_built, Scope.ADMIN),
 )

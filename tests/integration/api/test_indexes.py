@@ -324,7 +324,10 @@ async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_ha
         storage.master(datastore.home(shard)).run(index_table.drop, datastore, [shard], index_table_name(NAME, 2))
     async with AsyncStorage(by_hand.topology) as others:
         await drop_index(others, datastore, NAME)
-    assert_problem(ask(call), 404)
+    deadline = time.monotonic() + 10  # a minion may have the table for a moment more, and answers then
+    while (answer := ask(call)).status_code == 200 and time.monotonic() < deadline:
+        assert days(answer) == [1]
+    assert_problem(answer, 404)
 
 
 @pytest.mark.parametrize("cells_per_s", [-1, 1.5, "many", True, 10**9 + 1, 2**70])

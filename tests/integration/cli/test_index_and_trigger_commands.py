@@ -9,9 +9,11 @@ import uuid
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from examples.card_processor import failures_of
 from schemaless import Client
+from schemaless.__main__ import app
 from schemaless.bus.topics import ensure_topics
 from schemaless.config import IndexerSettings
 from schemaless.demo.programs import count_effects, read_calls
@@ -97,7 +99,20 @@ def wait_for(what, timeout_s=40.0):
     return found
 
 
-def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, datastore, settings):
+@pytest.fixture
+def index(environment, datastore):
+    """Runs `schemaless index COMMAND by_tail …` in this process, and gives what it printed or raised."""
+
+    def run(name, *arguments, fails=False):
+        line = ["index", name, "by_tail", *arguments, "--datastore", datastore.name]
+        done = CliRunner().invoke(app, line, env=environment)
+        assert (done.exit_code != 0) is fails, done.output
+        return done.exception if fails else done.output
+
+    return run
+
+
+def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, index, datastore, settings):
     """create, wait, status, list and query, as text and as JSON; a mistake is one line and exit code 1."""
     file = tmp_path / "by_tail.yaml"
     file.write_text(yaml.safe_dump(DEFINITION))
@@ -120,13 +135,13 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, dat
     assert len(shown["entries"]) == 4
     assert shown["freshness"]["complete_until"]
     assert "index_by_tail" in shown["explain"][0]["sql"]
-    assert "by_tail paused" in command("index", "pause", "by_tail")
-    assert "index resume by_tail" in command("index", "status", "by_tail")
-    assert "at most 500 cells" in command("index", "throttle", "by_tail", "--cells-per-s", "500")
-    assert "by_tail paused" in command("index", "wait", "by_tail", status=1)
-    assert "by_tail active" in command("index", "resume", "by_tail")
-    assert "by_tail deleted" in command("index", "drop", "by_tail")
-    assert "no index" in command("index", "drop", "by_tail", status=1)
+    assert "by_tail paused" in index("pause")
+    assert "index resume by_tail" in index("status")
+    assert "at most 500 cells" in index("throttle", "--cells-per-s", "500")
+    assert "Conflict" in repr(index("wait", fails=True))
+    assert "by_tail active" in index("resume")
+    assert "by_tail deleted" in index("drop")
+    assert "NotFound" in repr(index("drop", fails=True))
 
 
 def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, environment, datastore, settings):

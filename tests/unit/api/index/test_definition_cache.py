@@ -1,7 +1,94 @@
-"""When an index that is building will be ready, by the pace since this process first looked."""
+"""What a process remembers of indexes: the active ones, and when one that is building will be ready."""
 
-from api.index.definition_cache import BuildEta
-from schemaless.storage.index_definition_table import BuildProgress
+import asyncio
+
+import pytest
+
+from api.index import definition_cache
+from api.index.definition_cache import KEPT_S, BuildEta, IndexCatalogue
+from schemaless.errors import NotFound, StorageUnavailable
+from schemaless.index.definition import parse_definition
+from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
+from schemaless.topology import Datastore
+
+DATASTORE = Datastore("d", 4, 1, ("a", "b"))
+ACTIVE = defined(
+    parse_definition(
+        {
+            "name": "by_owner",
+            "shard_field": "owner",
+            "fields": [{"name": "owner", "column": "BASE", "path": "owner", "type": "int"}],
+        }
+    ),
+    IndexStage.ACTIVE,
+)
+
+
+class Looks:
+    """The look-ups of a catalogue: each ends as the test says, once the test lets it end."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.count, self.outcome = 100.0, 0, ACTIVE
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        monkeypatch.setattr(definition_cache, "find_index", self._find)
+        monkeypatch.setattr(definition_cache, "PATIENCE_S", 0.0)
+        self.catalogue = IndexCatalogue(None, lambda: self.now)
+
+    async def _find(self, storage, datastore, name):
+        self.count += 1
+        await self.may_end.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    async def find(self):
+        return await self.catalogue.find(DATASTORE, "by_owner")
+
+
+@pytest.fixture
+async def looks(monkeypatch):
+    return Looks(monkeypatch)
+
+
+async def test_an_active_index_is_looked_up_every_other_second(looks):
+    """However many queries come meanwhile. One that is forgotten is looked up at once."""
+    assert [await looks.find() for _ in range(5)] == [ACTIVE] * 5
+    looks.now += KEPT_S
+    looks.may_end.clear()
+    assert [await looks.find() for _ in range(5)] == [ACTIVE] * 5
+    assert looks.count == 2
+    looks.catalogue.forget(DATASTORE, "by_owner")
+    looks.may_end.set()
+    assert await looks.find() == ACTIVE
+    assert looks.count == 3
+
+
+async def test_a_query_waits_for_no_master_that_hangs(looks):
+    """It goes on with what is known. A query of an index that nobody knows here waits, and learns that it failed."""
+    await looks.find()
+    looks.now += KEPT_S
+    looks.may_end.clear()
+    looks.outcome = StorageUnavailable("no master answers")
+    assert await looks.find() == ACTIVE
+    looks.may_end.set()
+    for _ in range(3):
+        assert await looks.find() == ACTIVE
+        await asyncio.sleep(0)
+    looks.catalogue.forget(DATASTORE, "by_owner")
+    with pytest.raises(StorageUnavailable):
+        await looks.find()
+
+
+async def test_an_index_that_was_dropped_is_forgotten(looks, monkeypatch):
+    """As soon as a look-up says so."""
+    await looks.find()
+    monkeypatch.setattr(definition_cache, "PATIENCE_S", 60.0)
+    looks.now += KEPT_S
+    looks.outcome = NotFound("there is no index")
+    for _ in range(2):
+        with pytest.raises(NotFound):
+            await looks.find()
 
 
 def test_the_time_left_follows_the_pace_that_was_seen():

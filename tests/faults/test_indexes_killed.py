@@ -1,0 +1,43 @@
+"""An indexer is killed again and again while indexes are made and dropped: nothing is left of what went (I11)."""
+
+import asyncio
+import os
+
+import pytest
+
+from schemaless.bus.topics import ensure_topics
+from schemaless.index.catalogue import create_index, drop_index, find_index
+from schemaless.storage.index_definition_table import IndexState
+from tests.consumer_harness import running_consumer, wait_until_finished
+from tests.integration.indexer.test_indexer import Rows, definition, wait_active
+from tests.integration.indexer.test_life_cycle import fill, left_of, wait_gone
+from tests.log_harness import running_tailers
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+ROUNDS = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 3
+
+
+async def test_kills_while_indexes_come_and_go(running, kafka, make_datastore, storage, async_storage, chance):
+    """Whatever the indexer was doing, its successor finishes it. The last version is complete and exact."""
+    datastore = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, datastore)
+    rows = Rows(storage, datastore)
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings) as indexer:
+        fill(rows, 300)
+        for _ in range(ROUNDS):
+            await create_index(async_storage, datastore, definition())
+            await asyncio.sleep(chance.uniform(0.0, 4.0))
+            await drop_index(async_storage, datastore, "by_owner")
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            indexer.kill_and_restart()
+        await create_index(async_storage, datastore, definition())
+        await wait_active(async_storage, datastore, "by_owner", timeout_s=60)
+        last = await find_index(async_storage, datastore, "by_owner")
+        assert (last.state, last.number) == (IndexState.ACTIVE, ROUNDS + 1)
+        for number in range(1, last.number):
+            await wait_gone(async_storage, datastore, "by_owner", number)
+            assert left_of(storage, datastore, "by_owner", number) == []
+        wait_until_finished(storage, datastore, last.definition.consumer)
+        assert rows.found(last.definition) == rows.wanted(last.definition)
