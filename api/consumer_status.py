@@ -14,7 +14,7 @@ from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.location import GenerationStart, Location, kept_until
 from schemaless.storage import checkpoint_table, consumer_summary, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.checkpoint_table import Checkpoint, State
+from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, State
 from schemaless.storage.consumer_summary import ConsumerSummary, StoppedShard
 from schemaless.storage.failover import answers_of_all
 from schemaless.storage.operation import Operation
@@ -60,6 +60,8 @@ class ConsumerShard(msgspec.Struct, frozen=True):
     state: State
     reason: str | None
     kills: int = 0
+    counts: CellCounts = NO_COUNTS
+    counted_from: int = 0
 
 
 class _OfOneServer(Protocol):
@@ -160,6 +162,8 @@ def _consumer_shard(
         State.STOPPED if stopped else State.RUNNING,
         stopped.reason if stopped else None,
         lowest.kills,
+        lowest.counts,
+        lowest.counted_from,
     )
 
 

@@ -15,6 +15,7 @@ SchemalessError
 ├── Conflict                another body is stored under that key (I1)
 ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
 ├── NotReady                exists, but can't answer yet: an index that is building
+│   └── InUse               something still runs that uses it
 ├── NotBuilt                in the contract, but not built yet
 ├── Unavailable             a server that is needed is unreachable, or too busy; try again
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
@@ -127,6 +128,10 @@ class LocationGone(SchemalessError):
 class NotReady(SchemalessError):
     retryable = True
     hint = "try again when it is ready: the response says how far it is"
+
+
+class InUse(NotReady):
+    hint = "stop what uses it, and send the request again"
 
 
 class NotBuilt(SchemalessError):

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, status, tokens, triggers
+from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, parked, status, tokens, triggers
 
 PREFIX = "/v1/{datastore}"
 _OF_A_DATASTORE = (
@@ -13,6 +13,7 @@ _OF_A_DATASTORE = (
     *indexes.ROUTES,
     *index_entries.ROUTES,
     *triggers.ROUTES,
+    *parked.ROUTES,
     *status.ROUTES,
     *tokens.ROUTES,
 )

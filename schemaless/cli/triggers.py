@@ -150,7 +150,7 @@ def remove(
     with SyncStorage(reached.topology) as storage:
         plan = plan_removal(storage, found, program)
         if not as_json:
-            print(f"{program}: {plan.checkpoints} checkpoints, {plan.finished} finished cells counted")
+            print(f"{program}: {plan.checkpoints} checkpoints, {plan.finished} cells finished, {plan.parked} parked")
             print(f"{len(plan.running)} workers run" + (": stop them first" if plan.running else ""))
         if not dry_run:
             require_no_workers(plan)
@@ -158,7 +158,8 @@ def remove(
                 typer.confirm("remove them?", abort=True)
             remove_program(storage, found, plan)
     if as_json:
-        counts = {"checkpoints": plan.checkpoints, "finished": plan.finished, "workers": len(plan.running)}
+        counts = {"checkpoints": plan.checkpoints, "finished": plan.finished, "parked": plan.parked}
+        counts["workers"] = len(plan.running)
         print_json({"program": program, **counts, "removed": not dry_run})
     elif not dry_run:
         print("removed")

@@ -1,4 +1,4 @@
-"""Removing a trigger program: its checkpoints and the rows of its workers go, so nothing waits for it any longer.
+"""Removing a trigger program: its checkpoints, parked cells, orders and workers go. Nothing waits for it any longer.
 
 Its module and what its functions did are not touched. If a worker of the program starts again, it begins like one that
 never ran.
@@ -6,11 +6,15 @@ never ran.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from schemaless.errors import Misconfigured, NotFound
+from schemaless.errors import InUse, NotFound
 from schemaless.names import trigger_consumer
-from schemaless.storage import checkpoint_table, worker_table
+from schemaless.storage import checkpoint_table, parked_selection, worker_table
+from schemaless.storage.checkpoint_table import Checkpoint
+from schemaless.storage.operation import Operation
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.worker_table import SEEN_WITHIN_S, WorkerRow
 from schemaless.topology import Datastore
@@ -22,40 +26,68 @@ class TriggerRemoval(msgspec.Struct, frozen=True):
     program: str
     checkpoints: int
     finished: int
+    parked: int
     running: tuple[WorkerRow, ...]
+
+    def require_removed(self, cluster: str, removed: bool) -> None:
+        """Raises InUse where a cluster refused, because a worker had started meanwhile."""
+        if not removed:
+            raise InUse(f"a worker of {self.program} has started on cluster {cluster}: stop it first")
+
+
+class RemovalPart(msgspec.Struct, frozen=True):
+    """What one server has of a program."""
+
+    checkpoints: Sequence[Checkpoint]
+    workers: Sequence[WorkerRow]
+    parked: int
+
+
+def read_removal(datastore: str, consumer: str) -> Operation[RemovalPart]:
+    """Returns what this server has of a program."""
+    checkpoints = yield from checkpoint_table.of_consumer(datastore, consumer)
+    workers = yield from worker_table.of_datastore(datastore)
+    parked = (yield from parked_selection.summaries(datastore)).get(consumer)
+    own = [row for row in workers if row.consumer == consumer and row.age_s <= SEEN_WITHIN_S]
+    return RemovalPart(checkpoints, own, 0 if parked is None else parked.parked)
+
+
+def removal_of(datastore: Datastore, program: str, parts: Sequence[RemovalPart]) -> TriggerRemoval:
+    """Adds up what the servers have. Raises NotFound for a program that never ran."""
+    rows = [row for part in parts for row in part.checkpoints]
+    running = {worker.worker: worker for part in parts for worker in part.workers}
+    if not rows and not running:
+        raise NotFound(f"no trigger program {program!r} has run on datastore {datastore.name}")
+    return TriggerRemoval(
+        program,
+        len(rows),
+        sum(row.finished or 0 for row in rows),
+        sum(part.parked for part in parts),
+        tuple(running.values()),
+    )
 
 
 def plan_removal(storage: SyncStorage, datastore: Datastore, program: str) -> TriggerRemoval:
     """Returns what would be removed. Raises NotFound for a program that never ran, StorageUnavailable."""
     consumer = trigger_consumer(program)
-    checkpoints = finished = 0
-    running: dict[int, WorkerRow] = {}
-    for cluster in datastore.clusters:
-        master = storage.master(cluster)
-        for row in master.run(checkpoint_table.of_consumer, datastore.name, consumer):
-            checkpoints, finished = checkpoints + 1, finished + (row.finished or 0)
-        for worker in master.run(worker_table.of_datastore, datastore.name):
-            if worker.consumer == consumer and worker.age_s <= SEEN_WITHIN_S:
-                running[worker.worker] = worker
-    if not checkpoints and not running:
-        raise NotFound(f"no trigger program {program!r} has run on datastore {datastore.name}")
-    return TriggerRemoval(program, checkpoints, finished, tuple(running.values()))
+    parts = [storage.master(cluster).run(read_removal, datastore.name, consumer) for cluster in datastore.clusters]
+    return removal_of(datastore, program, parts)
 
 
 def remove_program(storage: SyncStorage, datastore: Datastore, removal: TriggerRemoval) -> None:
-    """Removes a program on all clusters. May be repeated. Raises Misconfigured while workers run."""
+    """Removes a program on all clusters. May be repeated. Raises InUse while workers run."""
     require_no_workers(removal)
     for cluster in datastore.clusters:
         consumer = trigger_consumer(removal.program)
-        if not storage.master(cluster).run(checkpoint_table.remove, datastore.name, consumer, SEEN_WITHIN_S):
-            raise Misconfigured(f"a worker of {removal.program} has started on cluster {cluster}: stop it first")
+        removed = storage.master(cluster).run(checkpoint_table.remove, datastore.name, consumer, SEEN_WITHIN_S)
+        removal.require_removed(cluster, removed)
 
 
 def require_no_workers(removal: TriggerRemoval) -> None:
-    """Raises Misconfigured while workers run: they would make new checkpoints, and call every cell again."""
+    """Raises InUse while workers run: they would make new checkpoints, and call every cell again."""
     if removal.running:
         places = ", ".join(f"{worker.report.host} pid {worker.report.pid}" for worker in removal.running)
-        raise Misconfigured(
+        raise InUse(
             f"{len(removal.running)} workers of {removal.program} run: {places}. Stop them first. One that was killed"
             f" counts for {SEEN_WITHIN_S:.0f} s"
         )

@@ -249,9 +249,9 @@ def give_away(datastore: str, consumer: str, shards: Iterable[int], worker: int)
 
 
 def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[bool]:
-    """Deletes the checkpoints of a consumer and the rows of its workers, unless one was seen lately.
+    """Deletes the checkpoints of a consumer and all that belongs to them, unless a worker was seen lately.
 
-    Returns whether they are gone.
+    That is its parked cells, jobs and orders, and the rows of its workers. Returns whether they are gone.
     """
     where = sql("datastore = %s AND consumer = %s", datastore, consumer)
     running = (
@@ -262,7 +262,8 @@ def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[boo
     rows = yield from query(f"SELECT 1 FROM {_TABLE} WHERE {where} LIMIT 1")
     if rows:
         return False
-    yield f"DELETE FROM schemaless.worker WHERE {where}"
+    for table in ("parked", "job", "trigger_order", "trigger_program", "worker"):
+        yield f"DELETE FROM schemaless.{table} WHERE {where}"
     return True
 
 

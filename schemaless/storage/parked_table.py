@@ -6,7 +6,7 @@ People order that records are called again or discarded: an order only marks the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -76,11 +76,12 @@ class ParkedCell(msgspec.Struct, frozen=True, gc=False):
 
 
 def put(datastore: str, consumer: str, cell: ParkedCell) -> Script:
-    """Makes or replaces a record. An order of it is carried out with that."""
+    """Makes or replaces a record. A retry of it is done with that. A discard that came meanwhile stays ordered."""
     return sql(
         f"INSERT INTO {_TABLE} ({_WRITTEN}) VALUES"
         " (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        f" ON DUPLICATE KEY UPDATE {_REPLACED}, ordered = NULL, due_at = NULL",
+        f" ON DUPLICATE KEY UPDATE {_REPLACED},"
+        " due_at = IF(ordered <=> 'discard', due_at, NULL), ordered = IF(ordered <=> 'discard', ordered, NULL)",
         datastore,
         consumer,
         cell.shard,
@@ -149,12 +150,34 @@ def of_shards(datastore: str, consumer: str, shards: Iterable[int]) -> Operation
     return found
 
 
-def due(datastore: str, consumer: str, limit: int) -> Operation[list[ParkedCell]]:
-    """Returns the records on this server whose orders are due, those that are due longest first."""
+def due(
+    datastore: str, consumer: str, limit: int, shards: Collection[int] | None = None
+) -> Operation[list[ParkedCell]]:
+    """Returns the records here whose orders are due, without their errors, those that are due longest first.
+
+    Records of shards that are paused are left out, and where `shards` are given all others.
+    """
+    if shards is not None and not shards:
+        return []
+    only = "" if shards is None else f" AND shard IN ({commas([str(shard) for shard in shards])})"
+    rows = yield from query(
+        f"SELECT {_COLUMNS.replace('error', _NO_ERROR)} FROM {_TABLE} AS parked"
+        + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
+        + f" AND {_DUE}{only} AND NOT EXISTS (SELECT * FROM schemaless.trigger_order AS told"
+        " WHERE told.datastore = parked.datastore AND told.consumer = parked.consumer"
+        " AND told.shard = parked.shard AND told.paused)"
+        f" ORDER BY due_at, shard, added_id LIMIT {limit}"
+    )
+    return [_parked_cell(row) for row in rows]
+
+
+def of_keys(datastore: str, consumer: str, keys: Sequence[tuple[int, int]]) -> Operation[list[ParkedCell]]:
+    """Returns the records at these shards and added_ids, at least one, with their errors."""
+    listed = " OR ".join(f"(shard = {shard} AND added_id = {added_id})" for shard, added_id in keys)
     rows = yield from query(
         f"SELECT {_COLUMNS} FROM {_TABLE}"
         + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
-        + f" AND {_DUE} ORDER BY due_at, shard, added_id LIMIT {limit}"
+        + f" AND ({listed}) ORDER BY shard, added_id"
     )
     return [_parked_cell(row) for row in rows]
 

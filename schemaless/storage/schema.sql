@@ -145,7 +145,50 @@ CREATE TABLE IF NOT EXISTS schemaless.parked (
     PRIMARY KEY (datastore, consumer, shard, added_id),
     KEY row_key (datastore, consumer, row_key),
     KEY ordered (datastore, consumer, ordered, due_at),
+    KEY cause (datastore, consumer, cause, parked_at),
     KEY job (job)
+) ENGINE=InnoDB;
+
+-- What people ordered for many parked cells at once, on the clusters where a record was ordered. What became of it is
+-- counted from the records.
+CREATE TABLE IF NOT EXISTS schemaless.job (
+    job BIGINT UNSIGNED NOT NULL PRIMARY KEY,
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    kind VARCHAR(8) CHARACTER SET ascii NOT NULL COMMENT 'retry or discard',
+    matched INT UNSIGNED NOT NULL COMMENT 'records of this cluster',
+    replaced INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'records that a later job took before their order was carried out',
+    reason VARCHAR(300) NULL,
+    who VARCHAR(96) NOT NULL,
+    made_at DATETIME(6) NOT NULL,
+    KEY made_at (made_at),
+    KEY consumer (datastore, consumer)
+) ENGINE=InnoDB;
+
+-- What people ordered for a trigger program: pauses and seeks. The row of the whole program, shard -1, is on every cluster,
+-- and the latest counts. The row of a shard is on its home. The owner of the shard carries a seek out.
+CREATE TABLE IF NOT EXISTS schemaless.trigger_order (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT NOT NULL COMMENT '-1: all shards',
+    paused TINYINT NOT NULL DEFAULT 0 COMMENT '1: nothing is called',
+    reason VARCHAR(300) NULL COMMENT 'why it is paused',
+    seek BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'number of the seek that is to be carried out, 0: none',
+    generation INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'with the next two: where the checkpoint goes',
+    added_id BIGINT UNSIGNED NOT NULL DEFAULT 0,
+    digest BIGINT UNSIGNED NULL,
+    changed_at DATETIME(6) NOT NULL COMMENT 'by the clock of whoever ordered it',
+    PRIMARY KEY (datastore, consumer, shard)
+) ENGINE=InnoDB;
+
+-- The functions of a trigger program, as the worker that started last has them. On every cluster: the latest row counts.
+CREATE TABLE IF NOT EXISTS schemaless.trigger_program (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    functions TEXT NOT NULL COMMENT 'JSON: names of functions by column',
+    version VARCHAR(64) NOT NULL,
+    changed_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, consumer)
 ) ENGINE=InnoDB;
 
 -- One row for each process that runs a trigger program, on every cluster. A clean stop deletes it. So the row of a process

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemaless.__main__ import app
-from schemaless.errors import Invalid, Misconfigured, NotFound
+from schemaless.errors import InUse, Invalid, NotFound
 from schemaless.position import Position
 from schemaless.storage import checkpoint_table, worker_table
 from schemaless.storage.worker_table import WorkerReport
@@ -49,7 +49,7 @@ def left(storage, datastore, consumer):
 def test_a_program_without_workers_is_removed_on_all_clusters(remove, storage, datastore):
     """Not before somebody agreed. Other programs stay."""
     assert json.loads(remove(datastore, "--dry-run", "--json").output) == {
-        "program": PROGRAM, "checkpoints": 2, "finished": 0, "workers": 0, "removed": False,
+        "program": PROGRAM, "checkpoints": 2, "finished": 0, "parked": 0, "workers": 0, "removed": False,
     }  # fmt: skip
     assert remove(datastore, answer="n\n").exit_code == 1
     assert isinstance(remove(datastore, "--json").exception, Invalid)
@@ -64,12 +64,12 @@ def test_a_program_with_workers_is_refused(remove, storage, datastore):
     master = storage.master(datastore.home(1))
     master.run(worker_table.put, datastore.name, CONSUMER, 7, WorkerReport(host="here", pid=12))
     refused = remove(datastore, "--yes").exception
-    assert isinstance(refused, Misconfigured)
+    assert isinstance(refused, InUse)
     assert "1 workers of billing run: here pid 12" in str(refused)
     assert "stop them first" in remove(datastore, "--dry-run").output
     assert not master.run(checkpoint_table.remove, datastore.name, CONSUMER, 30.0)  # one that starts meanwhile
     assert left(storage, datastore, CONSUMER) == 2
     run_sql(master, f"UPDATE schemaless.worker SET seen_at = '2020-01-01' WHERE datastore = '{datastore.name}'")
-    assert remove(datastore, "--yes").output.splitlines()[-1] == "removed"
+    assert "removed" in remove(datastore, "--yes").output.splitlines()
     assert left(storage, datastore, CONSUMER) == 0
     assert master.run(worker_table.numbers_of, datastore.name, CONSUMER) == set()
