@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 import structlog
@@ -21,13 +21,14 @@ import structlog
 from schemaless.cell import StoredCell
 from schemaless.consume.careful_calls import CarefulCalls
 from schemaless.consume.caution import Care
-from schemaless.consume.ports import Advance, CheckpointStore, Handler, HungCall, Log, Outcome, Run
+from schemaless.consume.ports import Advance, CheckpointStore, Handler, HungCall, Log, Outcome, Run, Script
 from schemaless.consume.recorder import Recorder
 from schemaless.consume.shard_reading import ShardReading
-from schemaless.consume.shard_work import READING, Assignment, DeliveryCounts, ShardWork, SharedWork
+from schemaless.consume.shard_work import HANDING_OVER, READING, Assignment, DeliveryCounts, ShardWork, SharedWork
 from schemaless.errors import Fenced, SchemalessError
 from schemaless.lifecycle import pause
 from schemaless.location import Location
+from schemaless.position import Position
 from schemaless.shard_cursor import CursorState, ShardCursor
 from schemaless.storage.shard_head import Head
 
@@ -187,6 +188,36 @@ class Delivery:
             self._active.add(work)
         self._wake.set()
 
+    def pause(self, shards: Collection[int]) -> None:
+        """Begins no calls of these shards, and of no others, until it is told again."""
+        for work in self._shards.values():
+            is_paused = work.shard in shards
+            if work.is_paused is not is_paused:
+                work.is_paused = is_paused
+                self._active.add(work)
+                self._wake.set()
+
+    async def seek(self, to: Position, script: Script) -> None:
+        """Moves the checkpoint of a shard as a person ordered, with a script that ends the order. It begins anew there.
+
+        Where a call of the shard is in flight, or something isn't recorded yet, nothing happens: ask again later.
+        """
+        work = self._shards.get(to.shard)
+        if work is None or work.busy or work.assignment is not Assignment.OURS or not self._may_call():
+            return
+        if work.cursor.state not in HANDING_OVER:
+            return
+        work.busy = True
+        await self._guarded([work], self._seek(work, to, script))
+        self._free(work)
+
+    async def _seek(self, work: ShardWork, to: Position, script: Script) -> None:
+        await self._record([work])
+        if not work.unrecorded and work.cursor.state is not CursorState.UNCONFIRMED:
+            log.warning("a shard is moved", consumer=self._checkpoints.consumer, shard=to.shard, to=str(to.location))
+            await self._checkpoints.move({to.shard: Advance(to, restart=True, effect=script)}, {})
+            work.begin_anew()
+
     def confirmed(self, shards: Iterable[int]) -> None:
         """Takes the group's word that these shards are ours. Those whose checkpoint was lost begin anew (I10)."""
         for shard in shards:
@@ -315,14 +346,18 @@ class Delivery:
         finally:
             await self._record([work for work in works if work.assignment in _LEAVING])
             for work in works:
-                work.busy = False
-                self._active.add(work)
-                if work.assignment is Assignment.RELEASED:
-                    self._remove(work)
-                elif work.assignment is Assignment.RETURNING:
-                    work.begin_anew()
-                    work.assignment = Assignment.OURS
-            self._wake.set()
+                self._free(work)
+
+    def _free(self, work: ShardWork) -> None:
+        """Notes that nothing works on a shard any longer, and what the group said of it meanwhile."""
+        work.busy = False
+        self._active.add(work)
+        if work.assignment is Assignment.RELEASED:
+            self._remove(work)
+        elif work.assignment is Assignment.RETURNING:
+            work.begin_anew()
+            work.assignment = Assignment.OURS
+        self._wake.set()
 
     async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         """Makes the effect first. Then the checkpoints move, at once or a little later (I10)."""

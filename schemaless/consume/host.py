@@ -21,10 +21,11 @@ from schemaless.config import FollowerSettings, program_version
 from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog, ShardHeads
-from schemaless.consume.ports import CheckpointStore, Handler, HungCall
+from schemaless.consume.ports import CheckpointStore, Handler, HungCall, Script
 from schemaless.consume.shard_work import SharedWork
 from schemaless.consume.worker import Worker
 from schemaless.errors import BusUnavailable
+from schemaless.position import Position
 from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
 from schemaless.shard_cursor import CursorState
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -192,6 +193,20 @@ class ConsumerHost:
                 return
         for running, shards in unconfirmed.items():
             running.delivery.confirmed(shards)
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards of the partitions that are assigned to this process."""
+        return [shard for home in self._datastore.clusters for shard in self._shards(home, self._partitions)]
+
+    def pause(self, consumer: str, shards: Collection[int]) -> None:
+        """Begins no calls of these shards, and of no others, until it is told again."""
+        for home in self._datastore.clusters:
+            self._running[consumer, home].delivery.pause(shards)
+
+    async def seek(self, consumer: str, to: Position, script: Script) -> None:
+        """Moves the checkpoint of a shard as a person ordered, with a script that ends the order."""
+        await self._running[consumer, self._datastore.home(to.shard)].delivery.seek(to, script)
 
     async def blame(self, consumer: str, hung: HungCall) -> None:
         """Stores that a call doesn't return. The process has to end then."""

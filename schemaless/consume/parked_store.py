@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import structlog
-
 from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
-from schemaless.errors import SchemalessError
 from schemaless.storage import parked_table, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.parked_table import ParkedCell
 from schemaless.topology import Datastore
 
-log = structlog.get_logger()
-
-DUE_MAX = 1000
-_TIMEOUT_S = 1.0
 ROW_BYTES_MAX = 4 << 20
 """Bodies of one page of a row. One larger cell is read alone (I14)."""
 
@@ -54,18 +47,6 @@ class MySQLParkedStore:
         for answer in answers:
             for cell in answer:
                 found.setdefault(cell.shard, []).append(cell)
-        return found
-
-    async def due(self) -> Sequence[ParkedCell]:
-        """Returns records whose orders are due, on clusters that answer."""
-        found: list[ParkedCell] = []
-        for cluster in self._datastore.clusters:
-            try:
-                found += await self._storage.master(cluster).run(
-                    parked_table.due, self._datastore.name, self._consumer, DUE_MAX, timeout_s=_TIMEOUT_S
-                )
-            except SchemalessError as error:
-                log.warning("orders can't be read", consumer=self._consumer, cluster=cluster, why=str(error))
         return found
 
     async def of_row(

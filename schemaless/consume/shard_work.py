@@ -112,6 +112,7 @@ class ShardWork:
 
     __slots__ = (
         "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "failures",
+        "is_paused",
         "must_record", "page_cells", "queued", "record_at", "reported", "served_at", "unrecorded", "wait_until",
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ class ShardWork:
         self.served_at = self.wait_until = 0.0
         self.unrecorded = Unrecorded()
         self.record_at = 0.0
-        self.must_record = False
+        self.must_record = self.is_paused = False
         self.due_at = inf
         self.reported: str | None = None
 
@@ -155,7 +156,7 @@ class ShardWork:
 
     def is_ours(self, now: float) -> bool:
         """Whether something may be done for it now."""
-        return self.assignment is Assignment.OURS and now >= self.wait_until
+        return self.assignment is Assignment.OURS and not self.is_paused and now >= self.wait_until
 
     def is_ready(self, now: float) -> bool:
         """Whether a call may begin."""
@@ -183,7 +184,7 @@ class ShardWork:
     def next_due_at(self, now: float) -> float:
         """When something has to be done, even if nothing happens until then."""
         retry_at = self.wait_until if now < self.wait_until and (self.cells or self.cursor.state in READING) else inf
-        held_at = inf if self.busy or self.must_record else max(self.due_at, self.wait_until)
+        held_at = inf if self.busy or self.must_record or self.is_paused else max(self.due_at, self.wait_until)
         return min(retry_at, held_at, self.record_at if self.unrecorded else inf)
 
     def begin_anew(self) -> None:

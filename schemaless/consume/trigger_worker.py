@@ -16,6 +16,7 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.orders import Orders
 from schemaless.consume.parked_store import MySQLParkedStore
 from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
@@ -25,11 +26,14 @@ from schemaless.errors import CallHangs, Misconfigured, NotFound, SchemalessErro
 from schemaless.lifecycle import cancelled_at, run_service
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
+from schemaless.storage import parked_table, trigger_order_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.trigger_program_table import ProgramFunctions
 
 log = structlog.get_logger()
 
 _LOOK_PAUSE_S = 0.5
+_ORDERS_PAUSE_S = 1.0
 
 
 async def run_program(
@@ -55,8 +59,8 @@ async def run_program(
     worker = Worker(storage, datastore, program.consumer)
     host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
-    parked = MySQLParkedStore(storage, datastore, program.consumer)
-    handler = TriggerHandler(program, datastore, settings, parked)
+    handler = TriggerHandler(program, datastore, settings, MySQLParkedStore(storage, datastore, program.consumer))
+    orders = Orders(storage, datastore, program.consumer)
     await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
     host.join(transport)
@@ -64,15 +68,36 @@ async def run_program(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(transport.run())
             tasks.create_task(host.run())
+            tasks.create_task(_carry_out_orders(program, orders, host, handler, datastore.name))
             tasks.create_task(worker.run(lambda: host.report(handler.oldest_call(), handler.tripped)))
             while True:
                 await asyncio.sleep(_LOOK_PAUSE_S)
-                handler.order(await parked.due())
                 if (hung := handler.hung_call()) is not None:
                     await host.blame(program.consumer, hung)
                     raise CallHangs(hung.text)  # the transport leaves the group before the process ends
     finally:
         await worker.leave()
+
+
+async def _carry_out_orders(
+    program: TriggerProgram, orders: Orders, host: ConsumerHost, handler: TriggerHandler, datastore: str
+) -> None:
+    """Looks each second for what people ordered, until it is cancelled."""
+    functions = {column: [marked.name for marked in found] for column, found in program.triggers.items()}
+    await orders.announce(ProgramFunctions(functions, program.version))
+    consumer = program.consumer
+    while True:
+        shards = host.shards
+        seen = await orders.read(shards)
+        host.pause(consumer, {shard for shard in shards if seen.is_paused(shard)})
+        for shard, seek in seen.seeks.items():
+            scripts = [
+                trigger_order_table.seek_done(datastore, consumer, shard, seek.number),
+                parked_table.delete_from(datastore, consumer, shard, seek.to.added_id + 1),
+            ]
+            await host.seek(consumer, seek.to, ";".join(scripts))
+        handler.order(seen.due)
+        await asyncio.sleep(_ORDERS_PAUSE_S)
 
 
 def main() -> None:

@@ -11,12 +11,13 @@ from schemaless.consume.start_at import StartAfter, StartAt, StartSince, start_p
 from schemaless.errors import Misconfigured
 from schemaless.location import Location
 from schemaless.position import position_of
-from schemaless.storage import checkpoint_table, parked_table, shard_log, worker_table
+from schemaless.storage import checkpoint_table, parked_table, shard_log, trigger_order_table, worker_table
 from schemaless.storage.checkpoint_table import State
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause
 from schemaless.storage.shard_log import LogRange
+from schemaless.storage.trigger_order_table import ProgramPause
 from tests.consumer_harness import heads, reached, running_consumer, wait_until_finished, write_program
 from tests.log_harness import new_cell, put, running_tailers
 
@@ -262,3 +263,32 @@ def test_a_program_may_begin_at_a_time_or_after_a_location(storage, datastore):
     for gone in (Location(1, at[1] + 1), Location(7, 1)):
         with pytest.raises(Misconfigured, match="--from 1:"):
             begin(StartAfter({1: gone}))
+
+
+def test_pauses_and_seeks_that_people_order_are_carried_out(tmp_path, storage, datastore, settings):
+    """A paused program calls nothing. One that was moved back calls its cells again, and its counts begin there."""
+    program = write_program(tmp_path, "moved", PROGRAM % "def")
+    consumer, name = "trigger:moved", datastore.name
+    paused = ProgramPause(paused=True, reason="a deploy", changed_at=1)
+
+    def order(pause):
+        for cluster in datastore.clusters:
+            storage.master(cluster).run(trigger_order_table.put_program, name, consumer, pause)
+
+    with run(program, datastore, settings, "--from", "end") as process:
+        wait_for(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
+        start = stands(storage, datastore, consumer, 1).position
+        put(storage, datastore, [new_cell(datastore, {"n": "first"}, shard=1)])
+        wait_until_finished(storage, datastore, consumer)
+        order(paused)
+        time.sleep(2.5)  # workers look each second
+        put(storage, datastore, [new_cell(datastore, {"n": "second"}, shard=1)])
+        time.sleep(1.5)
+        assert [call[3] for call in calls(tmp_path) if call[0] == "check"] == ["first"]
+        order(ProgramPause(paused=False, reason=None, changed_at=2))
+        wait_until_finished(storage, datastore, consumer)
+        storage.master(datastore.home(1)).run(trigger_order_table.seek, name, consumer, [start], 1)
+        wait_for(lambda: [call[3] for call in calls(tmp_path) if call[0] == "check"] == ["first", "second"] * 2)
+        wait_for(lambda: stands(storage, datastore, consumer, 1).counts.called == 2)
+        assert stands(storage, datastore, consumer, 1).counted_from == start.added_id
+        assert process.stop() == 0
