@@ -15,11 +15,12 @@ from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
 from schemaless.client.client import Client
 from schemaless.errors import Invalid
 from schemaless.extras import Extra, needs
-from schemaless.names import trigger_consumer
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.stack.processes import ending_with_supervisor
 
 ProgramName = Annotated[str, typer.Argument(help="last part of the module's name")]
+
+ShardsOption = Annotated[list[int] | None, typer.Option("--shard", help="only this shard; may be given several times")]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +28,15 @@ def register(app: typer.Typer) -> None:
         app,
         "triggers",
         "Run and supervise trigger programs.",
-        {"run": run, "list": list_all, "status": status, "resume": resume, "remove": remove},
+        {
+            "run": run,
+            "list": list_all,
+            "status": status,
+            "pause": pause,
+            "resume": resume,
+            "seek": seek,
+            "remove": remove,
+        },
     )
 
 
@@ -92,6 +101,12 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
         print_json(document)
         return
     print(f"{document['program']} {document['state']}, {document['lag']} cells behind")
+    if document["reason"] and document["state"] in ("paused", "tripped"):
+        print(document["reason"])
+    counts = ", ".join(f"{number} {name}" for name, number in document["counts"].items())
+    print(f"cells: {counts}")
+    if document["parked"]:
+        print(f"{document['parked']} parked cells, the oldest since {document['oldest_parked_at']}")
     for shard in document["stopped"]:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
     for worker in document["workers"]:
@@ -110,24 +125,64 @@ def _print_worker(worker: dict[str, Any]) -> None:
         print(f"shard {call['shard']}: {call['trigger']} on {call['cell']} has run for {call['age_s']} s")
 
 
-@needs("triggers resume", Extra.MYSQL)
-@recorded("triggers resume")
-def resume(
+@api_command
+def pause(
+    client: Client,
+    as_json: bool,
     program: ProgramName,
-    datastore: DatastoreOption = DEFAULT_DATASTORE,
-    shard: Annotated[list[int] | None, typer.Option(help="only this shard; may be given several times")] = None,
+    shard: ShardsOption = None,
+    reason: Annotated[str | None, typer.Option(help="shown in its status")] = None,
 ) -> None:
-    """Let stopped shards run again, beginning with the cell where they stopped."""
-    from schemaless.storage import checkpoint_table
-    from schemaless.storage.pymysql_driver import SyncStorage
+    """Call nothing of a program, or of some shards, until it is resumed."""
+    document = client.program(program).pause(shard or (), reason)
+    if as_json:
+        print_json(document)
+        return
+    print(f"{program} pauses" + (f" in {len(shard)} shards" if shard else ""))
+    _print_unreached(document)
 
-    consumer = trigger_consumer(program)
-    with SyncStorage(servers().topology) as storage:
-        resumed = sum(
-            storage.master(cluster).run(checkpoint_table.resume, datastore, consumer, shard or ())
-            for cluster in storage.topology.clusters
-        )
-    print(f"{resumed} shards run again")
+
+@api_command
+def resume(client: Client, as_json: bool, program: ProgramName, shard: ShardsOption = None) -> None:
+    """Let what was paused, and shards that had stopped, run again. They begin with the cell where they stopped."""
+    document = client.program(program).resume(shard or ())
+    if as_json:
+        print_json(document)
+        return
+    print(f"{document['stopped']} shards run again, and {document['paused']} paused ones")
+    _print_unreached(document)
+
+
+@api_command
+def seek(
+    client: Client,
+    as_json: bool,
+    program: ProgramName,
+    to: Annotated[list[str], typer.Argument(help="beginning, end, a time, or SHARD:GENERATION:ADDED_ID")],
+    shard: ShardsOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would come again")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="don't ask")] = False,
+) -> None:
+    """Move a program's checkpoints: cells after the new place are called again, those before it are passed over."""
+    chosen = client.program(program)
+    plan = chosen.seek(to, shard or (), dry_run=True)
+    if not as_json:
+        print(f"{plan['again']} cells come again, {plan['passed']} are passed over, in {len(plan['shards'])} shards")
+    if not dry_run:
+        if not yes:
+            if as_json:
+                raise Invalid("--json", "needs --dry-run or --yes, because nobody can be asked")
+            typer.confirm("move the checkpoints?", abort=True)
+        plan = chosen.seek(to, shard or ())
+    if as_json:
+        print_json(plan)
+    elif not dry_run:
+        print("ordered: the workers move the checkpoints")
+
+
+def _print_unreached(document: dict[str, Any]) -> None:
+    if document["unreached"]:
+        print(f"clusters that don't know it yet: {', '.join(document['unreached'])}")
 
 
 @needs("triggers remove", Extra.MYSQL)

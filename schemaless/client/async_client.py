@@ -22,6 +22,7 @@ from schemaless.client.answers import (
 from schemaless.client.attempts import Attempts, Hosts, Limits
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
+from schemaless.client.programs import AsyncProgram
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
@@ -114,6 +115,9 @@ class AsyncClient:
 
     def index(self, name: str) -> AsyncIndex:
         return AsyncIndex(self, name)
+
+    def program(self, name: str) -> AsyncProgram:
+        return AsyncProgram(self, name)
 
     async def document(self, path: str, **params: Any) -> dict[str, Any]:
         """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""

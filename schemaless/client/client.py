@@ -21,6 +21,7 @@ from schemaless.client.answers import (
 from schemaless.client.attempts import Attempts, Hosts, Limits
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
+from schemaless.client.programs import Program
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
@@ -117,6 +118,9 @@ class Client:
 
     def index(self, name: str) -> Index:
         return Index(self, name)
+
+    def program(self, name: str) -> Program:
+        return Program(self, name)
 
     def document(self, path: str, **params: Any) -> dict[str, Any]:
         """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""

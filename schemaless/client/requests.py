@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal, TypedDict
+from urllib.parse import quote
 
 import msgspec
 
@@ -163,6 +164,12 @@ class Requests:
         """Orders `pause`, `resume` or `throttle` of an index."""
         content = b"" if details is None else encode(details)
         response = yield ClientRequest("POST", f"{self._index_path(name)}/{order}", headers=_CONTENT, content=content)
+        return response.good().read(dict[str, Any])
+
+    def order_program(self, name: str, order: str, details: Mapping[str, Any]) -> Flow[dict[str, Any]]:
+        """Orders something for a trigger program, such as `pause` or `parked/retry`."""
+        path = f"{self.base}/triggers/{quote(name, safe='')}/{order}"
+        response = yield ClientRequest("POST", path, headers=_CONTENT, content=encode(details))
         return response.good().read(dict[str, Any])
 
     def query_index(self, name: str, terms: Mapping[str, Any]) -> Flow[EntriesPage]:

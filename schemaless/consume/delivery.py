@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import inf
 
 import structlog
@@ -84,6 +84,7 @@ class Delivery:
         self._calls: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._closing = False
+        self._is_paused: Callable[[int], bool] = lambda _: False
         handler.listen(self.attend)
 
     # What the group and the topic say
@@ -103,6 +104,7 @@ class Delivery:
                     continue
                 work.begin_anew()
             work.assignment = Assignment.OURS
+            work.is_paused = self._is_paused(shard)
             self._active.add(work)
         self._wake.set()
 
@@ -188,12 +190,12 @@ class Delivery:
             self._active.add(work)
         self._wake.set()
 
-    def pause(self, shards: Collection[int]) -> None:
-        """Begins no calls of these shards, and of no others, until it is told again."""
+    def pause(self, is_paused: Callable[[int], bool]) -> None:
+        """Begins no calls of the shards for which this is true, also of those that it gains later."""
+        self._is_paused = is_paused
         for work in self._shards.values():
-            is_paused = work.shard in shards
-            if work.is_paused is not is_paused:
-                work.is_paused = is_paused
+            if work.is_paused is not is_paused(work.shard):
+                work.is_paused = not work.is_paused
                 self._active.add(work)
                 self._wake.set()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -199,10 +199,10 @@ class ConsumerHost:
         """The shards of the partitions that are assigned to this process."""
         return [shard for home in self._datastore.clusters for shard in self._shards(home, self._partitions)]
 
-    def pause(self, consumer: str, shards: Collection[int]) -> None:
-        """Begins no calls of these shards, and of no others, until it is told again."""
+    def pause(self, consumer: str, is_paused: Callable[[int], bool]) -> None:
+        """Begins no calls of the shards for which this is true, also of those that come later."""
         for home in self._datastore.clusters:
-            self._running[consumer, home].delivery.pause(shards)
+            self._running[consumer, home].delivery.pause(is_paused)
 
     async def seek(self, consumer: str, to: Position, script: Script) -> None:
         """Moves the checkpoint of a shard as a person ordered, with a script that ends the order."""

@@ -87,7 +87,7 @@ class Orders:
         ours = set(shards)
         return OrdersSeen(
             program_paused=paused,
-            paused=frozenset(shard for one in self._known.values() for shard in one.paused if shard in ours),
+            paused=frozenset(shard for one in self._known.values() for shard in one.paused),
             seeks={n: seek for one in self._known.values() for n, seek in one.seeks.items() if n in ours},
             due=() if paused else [record for found in answers.found.values() for record in found.due],
         )

@@ -64,6 +64,7 @@ async def run_program(
     await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
     host.join(transport)
+    host.pause(program.consumer, lambda _: True)  # until it is known what people ordered
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(transport.run())
@@ -87,9 +88,8 @@ async def _carry_out_orders(
     await orders.announce(ProgramFunctions(functions, program.version))
     consumer = program.consumer
     while True:
-        shards = host.shards
-        seen = await orders.read(shards)
-        host.pause(consumer, {shard for shard in shards if seen.is_paused(shard)})
+        seen = await orders.read(host.shards)
+        host.pause(consumer, seen.is_paused)
         for shard, seek in seen.seeks.items():
             scripts = [
                 trigger_order_table.seek_done(datastore, consumer, shard, seek.number),

@@ -33,7 +33,7 @@ NAMED = {
     "audit": "`schemaless audit` needs Kafka and MySQL: pip install 'schemaless[kafka,mysql]'",
     "datastore list": "`schemaless datastore list` needs Kafka and MySQL: pip install 'schemaless[kafka,mysql]'",
     "tailer status": "`schemaless tailer status` needs Kafka and MySQL: pip install 'schemaless[kafka,mysql]'",
-    "triggers resume census": "`schemaless triggers resume` needs MySQL: pip install 'schemaless[mysql]'",
+    "triggers remove census": "`schemaless triggers remove` needs MySQL: pip install 'schemaless[mysql]'",
     "triggers run census": (
         "`schemaless triggers run` needs Kafka, MySQL and Faust: pip install 'schemaless[triggers]'"
     ),

@@ -41,7 +41,7 @@ class Server:
         self.cells = []
         self.version = 0
         self.position = Position(SHARD, 1, 0, digest=BEGINNING_DIGEST)
-        self.counts, self.finished = NO_COUNTS, 0
+        self.counts, self.finished, self.counted_from = NO_COUNTS, 0, 0
         self.stopped = self.worker = None
         self.begun, self.kills = False, 0
         self.parked = {}
@@ -158,7 +158,7 @@ class Process:
         ours = server.worker == self.number
         predecessor = Predecessor.OURSELVES if ours else Predecessor.DIED if died else Predecessor.LEFT
         kills = server.kills + (died and server.begun)
-        return {SHARD: ShardCheckpoint(server.position, server.stopped, (), predecessor, kills)}
+        return {SHARD: ShardCheckpoint(server.position, server.stopped, (), predecessor, kills, server.counted_from)}
 
     async def move(self, advances, effects):
         self._require_server()
@@ -167,8 +167,9 @@ class Process:
             return frozenset([SHARD])
         self.known = server.version = server.version + 1
         server.position, server.stopped, server.worker = advance.to, advance.stop_reason, self.number
-        server.finished += advance.finished
-        server.counts += advance.counts
+        server.counted_from = advance.to.added_id if advance.restart else server.counted_from
+        server.finished = 0 if advance.restart else server.finished + advance.finished
+        server.counts = NO_COUNTS if advance.restart else server.counts + advance.counts
         mark = advance.mark or Mark(begun=False)
         server.begun, server.kills = mark.begun, mark.kills
         server.run_script(advance.effect)

@@ -3,6 +3,7 @@
 import pytest
 
 from schemaless import Park, Retry, RetryPolicy, Skip, trigger
+from schemaless.position import position_of
 from schemaless.storage.checkpoint_table import CellCounts
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server
 
@@ -274,3 +275,29 @@ async def test_a_breaker_that_stops_waits_for_a_person():
     calls = len(program.called)
     await process.pass_by(5)
     assert len(program.called) == calls
+
+
+async def test_a_paused_shard_calls_nothing_until_it_is_resumed():
+    server, program = Server(), Program()
+    rows(server, 1, 2)
+    process = Process(server, 1, [program.function])
+    process.delivery.pause(lambda shard: True)
+    await process.pass_by(2)
+    assert program.called == []
+    process.delivery.pause(lambda shard: False)
+    await process.pass_by(2)
+    assert program.called == [1, 2]
+
+
+async def test_a_seek_back_drops_the_records_after_its_target():
+    """Their cells are called again, and the counts begin at the target."""
+    server, program = Server(), Program(3, retry=ONCE)
+    rows(server, 1, 2, 3, 3)
+    process = Process(server, 1, [program.function])
+    await process.pass_by(2)
+    program.poison.clear()
+    target = position_of(server.cells[0])
+    await process.delivery.seek(target, "DELETE FROM schemaless.parked WHERE added_id = 3")
+    await process.pass_by(2)
+    assert (program.called, server.parked) == ([1, 2, 3, 2, 3, 4], {})
+    assert (server.counted_from, server.counts) == (1, CellCounts(called=3))
