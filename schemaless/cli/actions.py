@@ -8,6 +8,7 @@ import getpass
 import os
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, ParamSpec, TypeVar
 
 import typer
@@ -89,7 +90,9 @@ def record(what: str, outcome: str = _DONE) -> None:
             return await record_action(storage, AdminAction(0, _user(), what, socket.gethostname(), outcome))
 
     try:
-        if not asyncio.run(write()):
+        with ThreadPoolExecutor(1) as thread:  # a program that calls a command may have an event loop of its own
+            is_kept = thread.submit(lambda: asyncio.run(write())).result()
+        if not is_kept:
             print_notice(f"no server took the record of this action: {what}")
     except SchemalessError:  # no servers are known, so nothing was changed
         return

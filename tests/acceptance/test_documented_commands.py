@@ -156,12 +156,13 @@ def test_commands_loader_and_programs_work_once_a_token_exists(home: Path, monke
 
     async def load() -> LoadCount:
         flights = [Flight(uuid.uuid4(), {"carrier": "UA"}, {"dep_delay": 0}) for _ in range(50)]
-        async with AsyncClient(hosts(home), datastore="mezzanine", token=stack_token()) as client:
+        async with AsyncClient(hosts(home), datastore="flights", token=stack_token()) as client:
             return await Loader(client, lambda count: None).load(flights)
 
     pids = {process.name: process.pid for process in supervision.processes(home / "home")}
     assert asyncio.run(load()).acknowledged == 100
-    commands = ["status", f"put {TRIP} BASE 7 '{{}}'", f"latest {TRIP} BASE", "triggers list", "audit mezzanine"]
+    named = ["status", f"put {TRIP} BASE 7 '{{}}'", f"latest {TRIP} BASE", "triggers list"]
+    commands = [*(f"{command} --datastore flights" for command in named), "audit flights"]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(partial(run, home), map(shlex.split, commands)))
     assert {process.name: process.pid for process in supervision.processes(home / "home")} == pids

@@ -94,9 +94,9 @@ def test_another_method_is_a_405(call, method, path):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/triggers/billing/parked"),
-        ("POST", "/triggers/billing/parked/0:1:2/retry"),
-        ("DELETE", "/triggers/billing/parked/0:1:2"),
+        ("GET", "/indexes/by_tail/problems"),
+        ("POST", "/indexes/by_tail/verify"),
+        ("POST", "/indexes/by_tail/switch"),
     ],
 )
 def test_what_isnt_built_says_so(call, method, path):
