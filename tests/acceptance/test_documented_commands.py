@@ -161,8 +161,8 @@ def test_commands_loader_and_programs_work_once_a_token_exists(home: Path, monke
 
     pids = {process.name: process.pid for process in supervision.processes(home / "home")}
     assert asyncio.run(load()).acknowledged == 100
-    named = ["status", f"put {TRIP} BASE 7 '{{}}'", f"latest {TRIP} BASE", "triggers list"]
-    commands = [*(f"{command} --datastore flights" for command in named), "audit flights"]
+    named = [f"put {TRIP} BASE 7 '{{}}'", f"latest {TRIP} BASE", "triggers list"]
+    commands = ["status", *(f"{command} --datastore flights" for command in named), "audit flights"]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(partial(run, home), map(shlex.split, commands)))
     assert {process.name: process.pid for process in supervision.processes(home / "home")} == pids
