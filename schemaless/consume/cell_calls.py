@@ -160,7 +160,7 @@ class CellCalls:
         record = msgspec.structs.replace(
             record, function_name=marked.name, cause=cause, error=_text(error), attempts=attempts, begun=False,
             attempted_at=[*record.attempted_at, now_us][-parked_table.ATTEMPTS_KEPT :], version=self.program.version,
-            parked_at=now_us, holds_row=True, ordered=None, kills=0,
+            parked_at=now_us, holds_row=cell.added_id not in rows.apart, ordered=None, kills=0,
         )  # fmt: skip
         made.count(counted(record), was, of=cell.added_id)
         if cause is Cause.WAITING:

@@ -20,15 +20,17 @@ class Replay:
     """A record whose cell is to be called again at `due_at`, and then the cells of its row behind it.
 
     Cells of the row up to `after` are finished. `task`: a call of it runs, and `result` is what it ended with.
+    `order_due_at` tells the order that was carried out last from a later one: the record may have both for a moment.
     """
 
-    __slots__ = ("after", "due_at", "ordered", "record", "result", "task")
+    __slots__ = ("after", "due_at", "order_due_at", "ordered", "record", "result", "task")
 
     def __init__(self, record: ParkedCell, due_at: float, *, after: int | None = None) -> None:
         self.record = record
         self.due_at = due_at
         self.after = record.added_id - 1 if after is None else after
         self.ordered: Order | None = None
+        self.order_due_at: int | None = None
         self.task: asyncio.Task[None] | None = None
         self.result: FinishedCall | None = None
 
@@ -85,15 +87,22 @@ class ParkedRows:
         return self.held.get(record.row_key) == record.added_id
 
     def wait(self, record: ParkedCell, due_at: float) -> Replay:
-        """Holds the row of a record until it is called again."""
-        self.held[record.row_key] = record.added_id
-        replay = self.replays[record.added_id] = Replay(record, due_at)
+        """Holds the row of a record until it is called again, unless the row has passed it before."""
+        if record.holds_row:
+            self.held[record.row_key] = record.added_id
+        else:
+            self.apart.add(record.added_id)
+        before, replay = self.replays.get(record.added_id), Replay(record, due_at)
+        replay.order_due_at = None if before is None else before.order_due_at
+        self.replays[record.added_id] = replay
         return replay
 
     def park(self, record: ParkedCell, *, holds_row: bool, now: float) -> None:
         """Takes note of a parked record. If it need not hold its row, what waits behind it is called soon."""
-        self.held[record.row_key] = record.added_id
         self.replays.pop(record.added_id, None)
+        if record.added_id in self.apart:
+            return
+        self.held[record.row_key] = record.added_id
         if not holds_row:
             self.replays[record.added_id] = Replay(record, now, after=record.added_id)
 

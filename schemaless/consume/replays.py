@@ -62,10 +62,10 @@ class Replays:
         elif record.cause is Cause.WAITING and marked is None:
             record = msgspec.structs.replace(record, cause=Cause.ERROR, error=self._cell_calls.no_function(record))
             rows.to_put.append((record, was))
-        if not record.holds_row:
-            rows.apart.add(record.added_id)
-        elif record.cause is Cause.WAITING:
+        if record.cause is Cause.WAITING:
             rows.wait(record, self._clock())
+        elif not record.holds_row:
+            rows.apart.add(record.added_id)
         else:
             rows.park(record, holds_row=marked is None or marked.park is ParkMode.ROW, now=self._clock())
 
@@ -82,9 +82,13 @@ class Replays:
             if record.ordered is Order.RETRY and self._cell_calls.function_of(record) is None:
                 made.put(msgspec.structs.replace(record, error=self._cell_calls.no_function(record)))
                 continue
-            if replay is None or replay.after >= record.added_id:
+            if replay is None:
                 replay = rows.replays[record.added_id] = Replay(record, self._clock())
-            replay.due_at, replay.ordered = self._clock(), record.ordered
+            elif replay.after >= record.added_id:
+                continue  # what waits behind it is being called. The order comes again
+            elif replay.order_due_at == record.due_at:
+                continue  # it is being carried out
+            replay.due_at, replay.ordered, replay.order_due_at = self._clock(), record.ordered, record.due_at
         rows.orders.clear()
 
     async def call_due(self, run: Run, rows: ParkedRows, made: Pass) -> None:

@@ -252,7 +252,6 @@ def test_commands_that_change_something_are_recorded_with_their_outcome(own, com
         "datastore create name=third shards=2 partitions=3": ("Misconfigured", "third --shards 2 --partitions 3"),
         "tailer pause datastore=nope": ("NotFound", "nope"),
         "tailer pause datastore=trips": ("done", "trips"),
-        "triggers resume program=census datastore=trips shard=1": ("done", "census --datastore trips --shard 1"),
         "triggers remove program=census datastore=trips": ("NotFound", "census --datastore trips --yes"),
         "tailer seek": ("", "trips 0 --shard 9 --dry-run"),
     }

@@ -105,7 +105,7 @@ def test_readers_that_do_not_read_hold_no_memory(own, make_datastore, storage):
         slow = [stack.enter_context(client.stream("GET", path, headers=headers)) for _ in range(10)]
         time.sleep(1)
         assert rss_mib(own.process) - before < 90, "of 200 MB"
-        assert questions_per_s(storage) < 60, "the watch's own and the sampler's"
+        assert questions_per_s(storage) < 100, "the watch's own and the samplers'"
         assert Stream(slow[0]).added_ids(cells) == list(range(1, cells + 1))
     wait_for_followers(own, 0)
 

@@ -47,6 +47,7 @@ class Server:
         self.parked = {}
         self.present = set()
         self.is_away = False
+        self.orders = 0
 
     def write(self, row, column="BASE", body=None):
         """Adds a cell to the log, and returns its added_id."""
@@ -78,7 +79,8 @@ class Server:
 
     def order(self, added_id, order):
         """A person orders something for a record."""
-        self.parked[added_id] = msgspec.structs.replace(self.parked[added_id], ordered=order, due_at=0)
+        self.orders += 1
+        self.parked[added_id] = msgspec.structs.replace(self.parked[added_id], ordered=order, due_at=self.orders)
 
     def causes(self):
         return {added_id: record.cause.value for added_id, record in sorted(self.parked.items())}

@@ -301,3 +301,20 @@ async def test_a_seek_back_drops_the_records_after_its_target():
     await process.pass_by(2)
     assert (program.called, server.parked) == ([1, 2, 3, 2, 3, 4], {})
     assert (server.counted_from, server.counts) == (1, CellCounts(called=3))
+
+
+async def test_a_retry_of_a_cell_that_is_parked_alone_never_holds_its_row():
+    """Not while it waits for its next attempt, and not in the process after."""
+    server, program = Server(), Program(1, retry=RetryPolicy(attempts=2, delay=1.0), park="cell")
+    rows(server, 1, 1)
+    await (process := Process(server, 1, [program.function])).pass_by(3)
+    assert program.called == [1, 1, 2]
+    server.order(1, Order.RETRY)
+    await process.pass_by(0.8)
+    assert (server.causes(), server.parked[1].holds_row) == ({1: "waiting"}, False)
+    rows(server, 1)
+    server.present.clear()
+    program.poison.clear()
+    await Process(server, 2, [program.function]).pass_by(3)
+    assert program.called == [1, 1, 2, 1, 1, 3]
+    assert (server.parked, server.counts) == ({}, CellCounts(called=3))
