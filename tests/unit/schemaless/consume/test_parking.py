@@ -305,9 +305,9 @@ async def test_a_seek_back_drops_the_records_after_its_target():
 
 async def test_a_retry_of_a_cell_that_is_parked_alone_never_holds_its_row():
     """Not while it waits for its next attempt, and not in the process after."""
-    server, program = Server(), Program(1, retry=RetryPolicy(attempts=2, delay=1.0), park="cell")
+    server, program = Server(), Program(1, retry=RetryPolicy(attempts=2, delay=5.0), park="cell")
     rows(server, 1, 1)
-    await (process := Process(server, 1, [program.function])).pass_by(3)
+    await (process := Process(server, 1, [program.function])).pass_by(8)
     assert program.called == [1, 1, 2]
     server.order(1, Order.RETRY)
     await process.pass_by(0.8)
