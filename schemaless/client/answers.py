@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from schemaless.cell import PutStatus, microseconds_since_epoch
-from schemaless.errors import SchemalessError
+from schemaless.errors import Invalid, SchemalessError
 from schemaless.location import Location
 from schemaless.position import Position, insertion_digest, parse_digest
 
@@ -41,7 +41,12 @@ class FoundCell(msgspec.Struct, frozen=True):
 
 
 class MissingCell(msgspec.Struct, frozen=True):
-    """A missing cell. It is false, and every field reads as None."""
+    """A missing cell. It is false, and every field reads as None. It remembers the column in which it was looked for.
+
+    `client.put(row_key, cell, body)` writes into that column.
+    """
+
+    _column: str | None = None
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -52,7 +57,17 @@ class MissingCell(msgspec.Struct, frozen=True):
 
 
 ReadCell = FoundCell | MissingCell
-MISSING = MissingCell()
+
+
+def column_of(column: str | ReadCell) -> str:
+    """Returns the name of a column, which a cell that was read stands for, too. Raises Invalid."""
+    if isinstance(column, FoundCell):
+        return column.column_name
+    if isinstance(column, MissingCell):
+        if column._column is None:
+            raise Invalid("column", "must be a name, or a cell that a client returned")
+        return column._column
+    return column
 
 
 class PutAnswer(msgspec.Struct, frozen=True):

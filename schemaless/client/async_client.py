@@ -63,8 +63,13 @@ class AsyncClient:
         """Writes one cell. Raises Conflict when another body is stored under that key (I1)."""
         return await self._run(self._requests.put_cell(row_key, column, ref_key, body))
 
-    async def put(self, row_key: Key, column: str, body: Body, *, idempotency_key: str | None = None) -> PutAnswer:
-        """Writes the next version. The server chooses the ref_key, one above the highest."""
+    async def put(
+        self, row_key: Key, column: str | ReadCell, body: Body, *, idempotency_key: str | None = None
+    ) -> PutAnswer:
+        """Writes the next version. The server chooses the ref_key, one above the highest.
+
+        A cell that was read, or that was found missing, may stand for its column.
+        """
         return await self._run(self._requests.put(row_key, column, body, idempotency_key))
 
     async def put_cells(self, cells: Iterable[NewCell | tuple[Key, str, int, Body]]) -> list[PutResult]:

@@ -66,8 +66,11 @@ class Client:
         """Writes one cell. Raises Conflict when another body is stored under that key (I1)."""
         return self._run(self._requests.put_cell(row_key, column, ref_key, body))
 
-    def put(self, row_key: Key, column: str, body: Body, *, idempotency_key: str | None = None) -> PutAnswer:
-        """Writes the next version. The server chooses the ref_key, one above the highest."""
+    def put(self, row_key: Key, column: str | ReadCell, body: Body, *, idempotency_key: str | None = None) -> PutAnswer:
+        """Writes the next version. The server chooses the ref_key, one above the highest.
+
+        A cell that was read, or that was found missing, may stand for its column.
+        """
         return self._run(self._requests.put(row_key, column, body, idempotency_key))
 
     def put_cells(self, cells: Iterable[NewCell | tuple[Key, str, int, Body]]) -> list[PutResult]:

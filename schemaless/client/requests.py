@@ -18,16 +18,17 @@ import msgspec
 
 from schemaless.cell import parse_column_name, parse_ref_key, row_key_of, row_key_text
 from schemaless.client.answers import (
-    MISSING,
     EntriesPage,
     FoundCell,
     LogPage,
+    MissingCell,
     PutAnswer,
     ReadCell,
     VersionsPage,
+    column_of,
 )
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
-from schemaless.errors import Invalid, SchemalessError
+from schemaless.errors import Invalid, SchemalessError, Unavailable
 from schemaless.location import Location
 from schemaless.position import Position
 
@@ -82,21 +83,21 @@ class Requests:
         response = yield ClientRequest("PUT", path, headers=_CONTENT, content=encode(body))
         return _put_answer(response)
 
-    def put(self, row_key: Key, column: str, body: Body, idempotency_key: str | None) -> Flow[PutAnswer]:
+    def put(self, row_key: Key, column: str | ReadCell, body: Body, idempotency_key: str | None) -> Flow[PutAnswer]:
         """Puts the next version. A missing key is made here, so that a second attempt can't write a second version."""
         headers = _CONTENT | {"idempotency-key": idempotency_key or str(uuid.uuid4())}
-        path = self._column_path(row_key, column)
+        path = self._column_path(row_key, column_of(column))
         response = yield ClientRequest("POST", path, headers=headers, content=encode(body))
         return _put_answer(response)
 
     def get_cell(self, row_key: Key, column: str, ref_key: int, read_from: ReadFrom) -> Flow[ReadCell]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
         response = yield ClientRequest("GET", path, _params(read_from=read_from))
-        return MISSING if _is_missing_cell(response) else response.good().read(FoundCell)
+        return MissingCell(column) if _is_missing_cell(response) else response.good().read(FoundCell)
 
     def get_cell_latest(self, row_key: Key, column: str, read_from: ReadFrom) -> Flow[ReadCell]:
         response = yield ClientRequest("GET", self._column_path(row_key, column), _params(read_from=read_from))
-        return MISSING if _is_missing_cell(response) else response.good().read(FoundCell)
+        return MissingCell(column) if _is_missing_cell(response) else response.good().read(FoundCell)
 
     def get_row(self, row_key: Key, read_from: ReadFrom) -> Flow[dict[str, FoundCell]]:
         path = f"{self.base}/cells/{row_key_text(row_key_of(row_key))}"
@@ -115,7 +116,10 @@ class Requests:
             keys.append(key | {"ref_key": parse_ref_key(ref_key[0])} if ref_key else key)
         params = _params(read_from=read_from)
         response = yield ClientRequest("POST", f"{self.base}/batch/get", params, _CONTENT, encode({"keys": keys}))
-        return [cell or MISSING for cell in response.good().read(_Cells).cells]
+        cells = response.good().read(_Cells).cells
+        if len(cells) != len(names):
+            raise Unavailable(f"{len(names)} cells were asked for and {len(cells)} cells came back")
+        return [cell or MissingCell(name[1]) for name, cell in zip(names, cells, strict=True)]
 
     def get_cells_for_shard(self, shard: int, location: LogLocation, limit: int, options: LogOptions) -> Flow[LogPage]:
         if isinstance(location, datetime):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from schemaless.cell import PutStatus
-from schemaless.client.answers import MISSING, FoundCell, LogPage, PutAnswer, PutFailure
+from schemaless.client.answers import FoundCell, LogPage, MissingCell, PutAnswer, PutFailure
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow
 from schemaless.client.put_batch import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, NewCell, put_cells
@@ -140,6 +140,21 @@ def test_a_missing_cell_is_false_and_its_fields_are_none():
     assert drive(REQUESTS.get_row(ROW, None), problem(404, "cell-missing"))[1] == {}
 
 
+def test_a_cell_that_was_read_stands_for_its_column():
+    """Found or missing, whichever call read it: `put` writes the next version of that column."""
+    _, found = drive(REQUESTS.get_cell_latest(ROW, "BASE", None), ok(CELL))
+    missing = [
+        drive(REQUESTS.get_cell_latest(ROW, "BASE", None), problem(404, "cell-missing"))[1],
+        drive(REQUESTS.get_cell(ROW, "BASE", 1, None), problem(404, "cell-missing"))[1],
+        drive(REQUESTS.get_cells([(ROW, "BASE")], None), ok({"cells": [None]}))[1][0],
+    ]
+    for cell in (found, *missing):
+        (call,), _ = drive(REQUESTS.put(ROW, cell, {}, None), ok(PUT, 201))
+        assert (call.method, call.path) == ("POST", f"/v1/mezzanine/cells/{ROW}/BASE")
+    with pytest.raises(Invalid, match="a cell that a client returned"):
+        next(REQUESTS.put(ROW, MissingCell(), {}, None))
+
+
 def test_an_unknown_datastore_is_an_error_and_not_an_empty_place():
     """Only the absence of the cell itself is an answer."""
     with pytest.raises(NotFound, match="why"):
@@ -161,7 +176,9 @@ def test_many_cells_are_read_in_order():
             {"row_key": str(ROW), "column_name": "A"},
         ]
     }
-    assert [type(cells[0]), cells[1]] == [FoundCell, MISSING]
+    assert [type(cell) for cell in cells] == [FoundCell, MissingCell]
+    with pytest.raises(Unavailable, match="1 cells"):
+        drive(REQUESTS.get_cells([(ROW, "BASE", 1), (ROW, "A")], None), ok({"cells": [CELL]}))
 
 
 def test_versions_ask_with_bounds():
