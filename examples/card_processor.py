@@ -6,6 +6,7 @@
 first time, for a sixteenth the second time too. Every charge that succeeds is a line in the folder: the trip and the
 Idempotency-Key, with a tab between. A charge is made once for a key, also after a restart. With --ignore-keys a trip
 may be charged twice by a caller that dies before it notes the result, as with some processors. The lines show it.
+While the folder's file blocked.txt has a line with the trip, the answer is 402 with {"result": "CARD BLOCKED"}.
 """
 
 from __future__ import annotations
@@ -16,11 +17,23 @@ import signal
 import sys
 import threading
 from collections import Counter
+from enum import Enum
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from zlib import crc32
 
 from examples.call_log import CallLog
+
+BLOCKED_FILE = "blocked.txt"
+
+
+class Charge(Enum):
+    """What becomes of a request: its status and its text."""
+
+    DONE = (HTTPStatus.OK, "SUCCESS")
+    FAILED = (HTTPStatus.SERVICE_UNAVAILABLE, "TRY AGAIN")
+    BLOCKED = (HTTPStatus.PAYMENT_REQUIRED, "CARD BLOCKED")
 
 
 class CardProcessor(ThreadingHTTPServer):
@@ -29,23 +42,26 @@ class CardProcessor(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, folder: Path, ignores_keys: bool) -> None:
         super().__init__((host, port), ChargeHandler)
         self._charges = CallLog(folder)
+        self._blocked = folder / BLOCKED_FILE
         self._ignores_keys = ignores_keys
         self._charged = {key for path in folder.glob("*.tsv") for key in _keys(path)}
         self._asked: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def charge(self, trip: str, key: str) -> bool:
-        """Charges a card, unless that key was charged before. Returns whether that succeeded."""
+    def charge(self, trip: str, key: str) -> Charge:
+        """Charges a card, unless that key was charged before."""
         with self._lock:
             if key in self._charged and not self._ignores_keys:
-                return True
+                return Charge.DONE
+            if self._blocked.is_file() and trip in self._blocked.read_text().split():
+                return Charge.BLOCKED
             self._asked[trip] += 1
             if self._asked[trip] <= failures_of(trip):
-                return False
+                return Charge.FAILED
             self._charges.add(trip, key)
             if key:
                 self._charged.add(key)
-        return True
+        return Charge.DONE
 
 
 class ChargeHandler(BaseHTTPRequestHandler):
@@ -56,20 +72,16 @@ class ChargeHandler(BaseHTTPRequestHandler):
         if folder != "charges" or not trip:
             self.send_error(404)
             return
-        self._answer(200, "SUCCESS") if self.server.charge(
-            trip, self.headers.get("Idempotency-Key", "")
-        ) else self._answer(503, "TRY AGAIN")
-
-    def log_message(self, *_: object) -> None:
-        """The charges are the log."""
-
-    def _answer(self, status: int, result: str) -> None:
+        status, result = self.server.charge(trip, self.headers.get("Idempotency-Key", "")).value
         content = json.dumps({"result": result}).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """The charges are the log."""
 
 
 def _keys(path: Path) -> list[str]:

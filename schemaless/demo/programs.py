@@ -27,6 +27,9 @@ INDEX_FILE = "examples/flights_by_tailnum.yaml"
 INDEX = index_consumer("flights_by_tailnum")
 CENSUS = trigger_consumer("census")
 BILLING = trigger_consumer("billing")
+CARD_PROCESSOR = "card-processor"
+CHARGES = "charges"
+"""The folder of the card processor, in the one of all calls."""
 EFFECTS_COLUMN = "billing.once"
 CONSUMERS = {INDEX: "index", CENSUS: "census", BILLING: "billing"}
 
@@ -58,9 +61,9 @@ def start_programs(plan: StackPlan, datastore: str) -> None:
         "CARD_PROCESSOR": f"http://127.0.0.1:{port}",
         "SCHEMALESS_DATASTORE": datastore,
     }
-    processor = ["examples.card_processor", "--port", str(port), "--charges", str(folder / "charges")]
+    processor = ["examples.card_processor", "--port", str(port), "--charges", str(folder / CHARGES)]
     programs: dict[str, tuple[list[str], dict[str, str]]] = {
-        "card-processor": (processor, {}),
+        CARD_PROCESSOR: (processor, {}),
         f"{datastore}-census": (
             ["consumers", "examples.census", "--datastore", datastore],
             {"CENSUS_DIR": str(folder / "census")},
@@ -95,6 +98,6 @@ def read_calls(folder: Path) -> CallLog:
                 yield from (line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
 
     census = Counter(line[2] for line in lines("census"))
-    charges = Counter(line[0] for line in lines("charges"))
+    charges = Counter(line[0] for line in lines(CHARGES))
     bills = frozenset((line[0], line[1]) for line in lines("bills"))
     return CallLog(census, charges, bills)

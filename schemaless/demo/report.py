@@ -11,6 +11,7 @@ from rich.table import Table
 
 from schemaless.audit.report import AuditReport
 from schemaless.demo.flights import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
+from schemaless.demo.incident import Outage, ParkedFlights
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.programs import CONSUMERS, INDEX, CallLog
 from schemaless.demo.progress import Positions
@@ -35,7 +36,8 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The facts that the report is made of. `after_load` holds the positions when the last put was acknowledged, and
-    `caught_up_s` says how long the rest took from then on. `effects` counts the cells about billing's charges.
+    `caught_up_s` says how long the rest took from then on. `effects` counts the cells about billing's charges. A run
+    that loaded nothing new had no incident: no `replay`, and no `outage` either, which some stacks never have.
     """
 
     count: FlightCount
@@ -45,6 +47,8 @@ class Facts:
     calls: CallLog
     effects: int
     audit: AuditReport
+    outage: Outage | None = None
+    replay: ParkedFlights | None = None
 
 
 def lines_of(facts: Facts) -> list[Line]:
@@ -76,10 +80,25 @@ def lines_of(facts: Facts) -> list[Line]:
         Line("STATUS cells seen by census", statuses, len(calls.census), _repeats(calls.census)),
         Line("calls of census", statuses, calls.census.total(), at_least=True),
         Line("flights charged by billing", count.billed, len(calls.charges), _repeats(calls.charges)),
+        *_incident_lines(facts),
         Line("conflicts", 0, audit.conflicts),
         Line("cells left in buffers", 0, audit.buffered),
         Line("findings of the audit", 0, audit.findings.total, f"in {audit.seconds:.0f} s"),
     ]
+
+
+def _incident_lines(facts: Facts) -> list[Line]:
+    if facts.replay is None:
+        return []
+    replay = facts.replay
+    lines = [
+        Line("flights parked by billing", 1, replay.parked, replay.reason),
+        Line("parked flights called again, and charged", 1, replay.done),
+        Line("flights still parked", 0, replay.left),
+    ]
+    if facts.outage is not None:
+        lines.insert(0, Line("flights parked by the outage of the card processor", 0, facts.outage.parked))
+    return lines
 
 
 def print_lines(console: Console, lines: Sequence[Line]) -> bool:
@@ -101,6 +120,12 @@ def print_rates(console: Console, facts: Facts) -> None:
     load, after = facts.load, facts.after_load
     rate = load.acknowledged / load.seconds if load.seconds else 0.0
     console.print(f"loaded at {rate:,.0f} cells/s in {load.seconds:.0f} s; {load.tried_again:,} puts were tried again")
+    if facts.outage is not None:
+        outage = facts.outage
+        console.print(
+            f"the processor was down for {outage.down_s:.0f} s. billing tripped after {outage.tripped_after_s:.0f} s"
+            f" and ran again {outage.recovered_after_s:.1f} s after the processor did: {outage.cause}"
+        )
     lags = ", ".join(f"{label} {after.lag(name):,}" for name, label in CONSUMERS.items())
     console.print(f"behind when the last cell was acknowledged: {lags}; all caught up {facts.caught_up_s:.1f} s later")
 

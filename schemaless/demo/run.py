@@ -1,4 +1,4 @@
-"""The demo, step by step: stack up, flights in, everything caught up, audit, answers. Every number is asserted.
+"""The demo, step by step: stack up, flights in, an incident, caught up, audit, answers. Every number is asserted.
 
 A second run writes nothing new: the same cells are already stored, and the audit is as clean.
 """
@@ -24,13 +24,23 @@ from schemaless.client.client import Client
 from schemaless.client.transport import settings_of
 from schemaless.config import StackSettings
 from schemaless.demo.flights import CELLS, Flight, FlightCount, fetch_dataset, parse_flight, read_rows
+from schemaless.demo.incident import BEGINS_AT, Incident, Outage
 from schemaless.demo.loader import LoadCount, Loader
-from schemaless.demo.programs import CONSUMERS, calls_folder, count_effects, define_index, read_calls, start_programs
+from schemaless.demo.programs import (
+    CARD_PROCESSOR,
+    CHARGES,
+    CONSUMERS,
+    calls_folder,
+    count_effects,
+    define_index,
+    read_calls,
+    start_programs,
+)
 from schemaless.demo.progress import Board, read_positions, wait_until_caught_up
 from schemaless.demo.queries import show_queries
 from schemaless.demo.report import Facts, lines_of, print_lines, print_rates
-from schemaless.errors import Misconfigured, Unavailable
-from schemaless.stack import embedded
+from schemaless.errors import Misconfigured, SchemalessError, Unavailable
+from schemaless.stack import embedded, supervision
 from schemaless.stack.plan import home_folder, require_plan
 from schemaless.topology import Topology, load_topology
 
@@ -46,7 +56,7 @@ Say = Callable[[str], None]
 class Site:
     """The stack that the demo runs on. `calls` is the folder where the programs log their calls.
 
-    `start_programs` takes the datastore's name.
+    `start_programs` takes the datastore's name. `stop_processor` and `start_processor` are about the card processor.
     """
 
     hosts: Sequence[str]
@@ -55,6 +65,8 @@ class Site:
     calls: Path
     start_programs: Callable[[str], None]
     token: str | None = None
+    stop_processor: Callable[[], None] | None = None
+    start_processor: Callable[[], None] | None = None
 
 
 def embedded_site(settings: StackSettings, say: Say) -> Site:
@@ -62,7 +74,16 @@ def embedded_site(settings: StackSettings, say: Say) -> Site:
     embedded.up(settings, say=say)
     plan = require_plan(home_folder(settings))
     topology, kafka = load_topology(plan.topology_file), plan.broker().bootstrap
-    return Site(plan.api_urls(), topology, kafka, calls_folder(plan.home), partial(start_programs, plan), stack_token())
+    return Site(
+        plan.api_urls(),
+        topology,
+        kafka,
+        calls_folder(plan.home),
+        partial(start_programs, plan),
+        stack_token(),
+        partial(supervision.stop, plan.home, CARD_PROCESSOR),
+        partial(supervision.start, plan.home, CARD_PROCESSOR),
+    )
 
 
 def running_site(settings: StackSettings, say: Say) -> Site:
@@ -83,19 +104,28 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
     datastore = create_with_progress(site.topology, site.kafka, DATASTORE, SHARDS, PARTITIONS)
     site.start_programs(DATASTORE)
     count = FlightCount()
-    flights = (count.take(parse_flight(row)) for row in read_rows(archive))
+    flights: Iterable[Flight] = (count.take(parse_flight(row)) for row in read_rows(archive))
     with Client(site.hosts, datastore=DATASTORE, token=site.token) as client:
         define_index(client)
+        incident = None
+        if read_positions(client).head == 0:  # a second load calls no program
+            incident = Incident(client, site.calls / CHARGES, site.stop_processor, site.start_processor)
+            flights = incident.block_first(flights)
         with Board(console, CELLS, CONSUMERS) as board:
-            load = asyncio.run(_load(site, client, flights, board))
+            load, outage = asyncio.run(_load(site, client, flights, board, incident))
             loaded_at = time.monotonic()
             after_load = read_positions(client)
             wait_until_caught_up(client, set(CONSUMERS), board.show)
             caught_up_s = time.monotonic() - loaded_at
+            replay = None
+            if incident is not None:
+                replay = incident.replay()
+                wait_until_caught_up(client, set(CONSUMERS), board.show)
         console.print("auditing")
         report = audit(site.topology, site.kafka, datastore)
         calls = read_calls(site.calls)
-        facts = Facts(count, load, after_load, caught_up_s, calls, count_effects(client, calls), report)
+        effects = count_effects(client, calls)
+        facts = Facts(count, load, after_load, caught_up_s, calls, effects, report, outage, replay)
         show_queries(console, client, datastore.shards)
     holds = print_lines(console, lines_of(facts))
     print_findings(facts.audit, console)
@@ -104,18 +134,40 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
     return holds
 
 
-async def _load(site: Site, client: Client, flights: Iterable[Flight], board: Board) -> LoadCount:
+async def _load(
+    site: Site, client: Client, flights: Iterable[Flight], board: Board, incident: Incident | None
+) -> tuple[LoadCount, Outage | None]:
+    """Loads the flights. Meanwhile the card processor is down for a while, where there is an incident."""
+    loaded = 0
+    begins = asyncio.Event()
+
+    def progress(count: int) -> None:
+        nonlocal loaded
+        board.loaded(count)
+        loaded += count
+        if loaded >= BEGINS_AT * CELLS:
+            begins.set()
+
     async def watch() -> None:
         while True:
             with suppress(Unavailable):  # a host was killed: the board shows older positions until the next pass
                 board.show(await asyncio.to_thread(read_positions, client))
             await asyncio.sleep(WATCH_S)
 
+    async def go_wrong() -> Outage | None:
+        await begins.wait()
+        return None if incident is None else await asyncio.to_thread(incident.outage)
+
     async with AsyncClient(site.hosts, datastore=DATASTORE, token=site.token) as loading:
         watching = asyncio.create_task(watch())
         try:
-            return await Loader(loading, board.loaded).load(flights)
+            async with asyncio.TaskGroup() as tasks:
+                outage = tasks.create_task(go_wrong())
+                load = tasks.create_task(Loader(loading, progress).load(flights))
+        except* SchemalessError as failed:
+            raise failed.exceptions[0] from None
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
+    return load.result(), outage.result()

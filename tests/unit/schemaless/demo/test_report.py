@@ -19,6 +19,7 @@ from schemaless.audit.report import AuditReport, ConsumerReport, FindingKind, Fi
 from schemaless.cell import PutStatus
 from schemaless.demo import flights
 from schemaless.demo.flights import CELLS, FLIGHTS, FlightCount
+from schemaless.demo.incident import Outage, ParkedFlights
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.programs import CONSUMERS, CallLog
 from schemaless.demo.progress import (
@@ -61,6 +62,10 @@ def facts(**changes: Any) -> Facts:
         "conflicts": 0,
         "buffered": 0,
         "found": 0,
+        "parked_in_outage": 0,
+        "parked": 1,
+        "replayed": 1,
+        "left": 0,
     } | changes
     findings = Findings()
     if values["found"]:
@@ -87,7 +92,9 @@ def facts(**changes: Any) -> Facts:
     )
     load = LoadCount(Counter({PutStatus.STORED: values["acknowledged"]}), Counter(), 0, 100.0)
     count = FlightCount(values["flights"], TAILNUMS, BILLS)
-    return Facts(count, load, Positions(ALL), 1.0, calls, values["effects"], audit)
+    outage = Outage("the card processor is down", values["parked_in_outage"], 5.0, 10.0, 1.0)
+    replay = ParkedFlights(values["parked"], "CARD BLOCKED", values["replayed"], values["left"])
+    return Facts(count, load, Positions(ALL), 1.0, calls, values["effects"], audit, outage, replay)
 
 
 def failing(**changes: Any) -> list[str]:
@@ -119,6 +126,10 @@ def test_a_run_without_loss_holds_in_every_line():
         {"conflicts": 1},
         {"buffered": 1},
         {"found": 1},
+        {"parked_in_outage": 1},
+        {"parked": 0},
+        {"replayed": 0},
+        {"left": 1},
     ],
     ids=str,
 )
