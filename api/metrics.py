@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from api.backlogs import Backlogs
+from api.index.problems import ProblemSamples
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from schemaless.cell import PutStatus
@@ -69,6 +70,9 @@ class Metrics:
     def watch_backlogs(self, backlogs: Backlogs) -> None:
         self.registry.register(_BacklogCollector(backlogs))
 
+    def watch_problems(self, samples: ProblemSamples) -> None:
+        self.registry.register(_ProblemCollector(samples))
+
     def watch_followers(self, followers: Sized) -> None:
         gauge = Gauge("schemaless_api_followers", "Requests that follow a log now.", registry=self.registry)
         gauge.set_function(lambda: len(followers))
@@ -101,6 +105,22 @@ class _BacklogCollector(Collector):
             for (datastore, home), found in sample.refused.items():
                 refused.add_metric([datastore, secondary, home, found.reason], found.cells)
         return (rows, oldest, refused)
+
+
+class _ProblemCollector(Collector):
+    """Values that don't fit the types of indexes, as of the last sample."""
+
+    def __init__(self, samples: ProblemSamples) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["datastore", "index", "number"]
+        family = GaugeMetricFamily(
+            "schemaless_api_index_problems", "Values that don't fit the type of their field.", labels=labels
+        )
+        for version, count in self._samples.counts.items():
+            family.add_metric([version.datastore, version.name, str(version.number)], count)
+        return (family,)
 
 
 class _PutCollector(Collector):

@@ -23,6 +23,7 @@ from api.http.request import PayloadBudget
 from api.index.checkpoint_waiter import CheckpointWaiter
 from api.index.definition_cache import BuildEta, IndexCatalogue
 from api.index.freshness import IndexFreshness
+from api.index.problems import ProblemSamples
 from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
@@ -77,6 +78,8 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         metrics = Metrics()
         backlogs = Backlogs(storage, timeout_s=settings.status_timeout_s, age_max_s=settings.backlog_age_max_s)
         metrics.watch_backlogs(backlogs)
+        problem_samples = ProblemSamples(storage, timeout_s=settings.status_timeout_s)
+        metrics.watch_problems(problem_samples)
         metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
         in_flight = RequestsInFlight()
@@ -89,6 +92,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
             _in_background(
                 lag.run(),
                 backlogs.run(),
+                problem_samples.run(),
                 _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
                 *(watch.run() for watch in watches.values()),
             ),

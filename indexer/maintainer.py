@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from indexer.throttle import Throttle
-from schemaless.batching import all_or_first_error
+from schemaless.batching import all_or_first_error, chunks
 from schemaless.cell import RowKey, StoredCell
 from schemaless.consume.ports import Effect, Outcome, Run, Script, StatelessHandler
 from schemaless.errors import StorageUnavailable
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.transition import IndexWrite, Row, index_writes, superseding_writes
+from schemaless.index.transition import (
+    IndexWrite,
+    ProblemWrite,
+    Row,
+    index_writes,
+    superseding_problems,
+    superseding_writes,
+)
 from schemaless.location import GenerationStart, Location, visible_starts
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, index_definition_table, index_table, shard_head
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage import entity_table, index_definition_table, index_problem_table, index_table, shard_head
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 Rows = Mapping[RowKey, Row]
@@ -23,6 +31,7 @@ EFFECT_BYTES_MAX = 8 << 20
 """The most bytes of SQL that one effect has for a cluster: half of MariaDB's default for what a server takes."""
 
 _SCANNED_AT_ONCE = 8  # index shards in one statement of `supersede`
+_PROBLEMS_AT_ONCE = 256  # rows in one statement of `supersede`, some megabytes at most
 
 
 class Maintainer(StatelessHandler):
@@ -47,6 +56,7 @@ class Maintainer(StatelessHandler):
         self._storage = storage
         self._datastore = datastore
         self._definition = definition
+        self._version = IndexVersion(datastore.name, definition.name, definition.number)
         self._effect_bytes_max = effect_bytes_max
         self._examined_rows_max = examined_rows_max
 
@@ -59,7 +69,7 @@ class Maintainer(StatelessHandler):
         given, runs = runs, _first_cells(runs, allowed)
         before, unread = await self._rows_before(runs)
         room = self._room()
-        outcomes, writes = [], list[IndexWrite]()
+        outcomes, writes, problems = [], list[IndexWrite](), list[ProblemWrite]()
         for whole, run in zip(given, runs, strict=True):
             missing = unread.get(run.shard, frozenset())
             readable = next(
@@ -73,9 +83,10 @@ class Maintainer(StatelessHandler):
             cells = run.cells[:readable]
             changed = index_writes(self._definition, self._datastore.shards, before[run.shard], cells, room.take)
             writes += changed.writes
+            problems += changed.problems
             held_back = len(run.cells) < len(whole.cells) and changed.finished == len(run.cells)
             outcomes.append(Outcome(changed.finished, self.throttle.wait_s if held_back else 0.0))
-        return Effect(outcomes, self._scripts(writes))
+        return Effect(outcomes, self._scripts(writes, problems))
 
     async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
         """Takes back what cells of a shard wrote that a generation superseded, at or above `starts_at` (I13).
@@ -94,12 +105,32 @@ class Maintainer(StatelessHandler):
             master.run(index_definition_table.lower_build, self._datastore.name, name, number, shard, starts_at - 1)
             for master in self._storage.masters
         )
+        await self._supersede_problems(home, shard, starts)
         last = await all_or_first_error(
             self._supersede_on(cluster, shard, starts) for cluster in self._datastore.clusters
         )
         return Effect(
             [], {cluster: script for cluster, script in zip(self._datastore.clusters, last, strict=True) if script}
         )
+
+    async def _supersede_problems(self, home: AsyncNode, shard: int, starts: Sequence[GenerationStart]) -> None:
+        """Judges the rows again whose problems superseded cells had written. It may be repeated, and be late."""
+        after = RowKey(b"")
+        while starts:
+            page = await home.run(
+                index_problem_table.superseded, self._version, shard, starts, after, self._examined_rows_max
+            )
+            found: dict[GenerationStart, list[RowKey]] = {}
+            for row_key, version in page:
+                found.setdefault(_superseded_by(version, starts), []).append(row_key)
+            for start, row_keys in found.items():
+                async for read, rows in self._rows_at(shard, start, row_keys):
+                    problems = superseding_problems(self._definition, self._datastore.shards, start, shard, rows, read)
+                    for some in chunks(problems, count_max=_PROBLEMS_AT_ONCE):
+                        await home.run(index_problem_table.write, index_problem_table.upserts(self._version, some))
+            if len(page) < self._examined_rows_max:
+                return
+            after = page[-1][0]
 
     async def _supersede_on(self, cluster: str, shard: int, starts: Sequence[GenerationStart]) -> Script:
         """Rewrites the superseded entries of one cluster's index shards, but for the last script, which it returns."""
@@ -133,19 +164,13 @@ class Maintainer(StatelessHandler):
         self, shard: int, start: GenerationStart, places: Sequence[tuple[int, RowKey, int]]
     ) -> AsyncIterator[Script]:
         """Yields the scripts that rewrite (index shard, row key, element)s, each within the bound of an effect."""
-        home = self._storage.master(self._datastore.home(shard))
         of_row: dict[RowKey, list[tuple[int, RowKey, int]]] = {}
         for place in places:
             of_row.setdefault(place[1], []).append(place)
-        unread: Sequence[RowKey] = list(of_row)
-        while unread:
-            wanted = {shard: (start.starts_at - 1, unread)}
-            page = await home.run(entity_table.newest_until, self._datastore, wanted, self._definition.columns)
-            left = set(page.unread.get(shard, ()))
-            read = [place for row_key in unread if row_key not in left for place in of_row[row_key]]
-            rows = _rows(page.cells).get(shard, {})
+        async for row_keys, rows in self._rows_at(shard, start, list(of_row)):
+            read = sorted(place for row_key in row_keys for place in of_row[row_key])
             room, part = self._room(), list[IndexWrite]()
-            for write in superseding_writes(self._definition, self._datastore.shards, start, rows, sorted(read)):
+            for write in superseding_writes(self._definition, self._datastore.shards, start, rows, read):
                 if not room.take([write]):
                     yield index_table.upserts(self._datastore, self._definition, part)
                     room, part = self._room(), []
@@ -153,7 +178,19 @@ class Maintainer(StatelessHandler):
                 part.append(write)
             if part:
                 yield index_table.upserts(self._datastore, self._definition, part)
+
+    async def _rows_at(
+        self, shard: int, start: GenerationStart, row_keys: Sequence[RowKey]
+    ) -> AsyncIterator[tuple[Sequence[RowKey], Rows]]:
+        """Yields row keys and their rows, as the log makes them just before a generation starts, in bounded parts."""
+        home = self._storage.master(self._datastore.home(shard))
+        while row_keys:
+            wanted = {shard: (start.starts_at - 1, row_keys)}
+            page = await home.run(entity_table.newest_until, self._datastore, wanted, self._definition.columns)
             unread = page.unread.get(shard, ())
+            left = set(unread)
+            yield [row_key for row_key in row_keys if row_key not in left], _rows(page.cells).get(shard, {})
+            row_keys = unread
 
     async def _rows_before(self, runs: Sequence[Run]) -> tuple[dict[int, Rows], dict[int, frozenset[RowKey]]]:
         """Returns by shard the rows of the run's cells, as the log makes them just before its first cell.
@@ -176,11 +213,17 @@ class Maintainer(StatelessHandler):
         before.update(_rows(cell for page in pages for cell in page.cells))
         return before, {shard: frozenset(keys) for page in pages for shard, keys in page.unread.items()}
 
-    def _scripts(self, writes: Sequence[IndexWrite]) -> dict[str, Script]:
-        return {
+    def _scripts(self, writes: Sequence[IndexWrite], problems: Sequence[ProblemWrite]) -> dict[str, Script]:
+        scripts = {
             cluster: index_table.upserts(self._datastore, self._definition, sorted(here, key=_lock_order))
             for cluster, here in self._datastore.by_home(writes, lambda write: write.shard).items()
         }
+        for cluster, found in self._datastore.by_home(problems, lambda write: write.shard).items():
+            script = index_problem_table.upserts(
+                self._version, sorted(found, key=lambda write: (write.shard, write.row_key))
+            )
+            scripts[cluster] = f"{scripts[cluster]};{script}" if cluster in scripts else script
+        return scripts
 
     def _room(self) -> _Room:
         return _Room(self._datastore, self._definition, self._effect_bytes_max)
@@ -194,16 +237,20 @@ class _Room:
         self._definition = definition
         self._left = dict.fromkeys(datastore.clusters, bytes_max)
         self._shards = set[int]()
+        self._is_used = False
 
-    def take(self, writes: Sequence[IndexWrite]) -> bool:
+    def take(self, writes: Sequence[IndexWrite], problem: ProblemWrite | None = None) -> bool:
         """Takes the writes of one cell, all or none. Returns whether they fit."""
         left = dict(self._left)
         for write in writes:
             is_first = write.shard not in self._shards
             left[self._datastore.home(write.shard)] -= index_table.sql_bytes_max(self._definition, write, is_first)
-        if self._shards and min(left.values()) < 0:
+        if problem is not None:
+            left[self._datastore.home(problem.shard)] -= index_problem_table.sql_bytes_max(problem)
+        if self._is_used and min(left.values()) < 0:
             return False
         self._left = left
+        self._is_used = self._is_used or bool(writes) or problem is not None
         self._shards.update(write.shard for write in writes)
         return True
 

@@ -1,4 +1,4 @@
-"""Removal deletes what a version of an index has on each cluster: checkpoints, tables, and the rows of its build.
+"""Removal deletes what a version of an index has on each cluster: checkpoints, tables, problems, the rows of its build.
 
 Any number of indexer processes may do it at once, and again after a kill: each step is idempotent. A process that
 worked on the version does it too, once it has stopped. So what it wrote last, perhaps late, goes as well.
@@ -12,9 +12,16 @@ from dataclasses import replace
 from schemaless.batching import chunks
 from schemaless.index.catalogue import read_versions, run_on_masters
 from schemaless.names import INDEX_PREFIX, index_consumer, index_table_name
-from schemaless.storage import checkpoint_table, consumer_summary, index_definition_table, index_table
-from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import DefinedIndex, IndexStage
+from schemaless.storage import (
+    checkpoint_table,
+    consumer_summary,
+    index_definition_table,
+    index_problem_table,
+    index_table,
+)
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, VersionKey
+from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 _TABLES_PER_STATEMENT = 16
@@ -33,6 +40,12 @@ async def remove_from(storage: AsyncStorage, datastore: Datastore, index: Define
     shards = [shard for shard in range(datastore.shards) if datastore.home(shard) == cluster]
     for some in chunks(shards, count_max=_TABLES_PER_STATEMENT):
         await master.run(index_table.drop, datastore, some, table)
+    await _delete_problems(master, IndexVersion(datastore.name, index.name, index.number))
+
+
+async def _delete_problems(master: AsyncNode, version: IndexVersion) -> None:
+    while await master.run(index_problem_table.delete_some, version):
+        pass
 
 
 async def note_gone(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
@@ -42,24 +55,24 @@ async def note_gone(storage: AsyncStorage, datastore: Datastore, index: DefinedI
 
 
 async def remove_strays(storage: AsyncStorage, datastore: Datastore) -> Collection[str]:
-    """Deletes checkpoints of versions that are gone: a process that was killed late may have left some.
+    """Deletes checkpoints and problems of versions that are gone: a process that was killed late may have left some.
 
     Returns whose they were. Raises StorageUnavailable, also when a master is away: then nobody knows all versions.
     """
-    found = {
-        (cluster, name)
-        for cluster in datastore.clusters
-        for name in await storage.master(cluster).run(consumer_summary.names, datastore.name)
-        if name.startswith(INDEX_PREFIX)
-    }
+    found, problems = set[tuple[str, str]](), set[tuple[str, VersionKey]]()
+    for cluster in datastore.clusters:
+        master = storage.master(cluster)
+        names = await master.run(consumer_summary.names, datastore.name)
+        found |= {(cluster, name) for name in names if name.startswith(INDEX_PREFIX)}
+        problems |= {(cluster, key) for key in await master.run(index_problem_table.versions, datastore.name)}
     versions = await read_versions(storage, datastore)  # after the names: a version is noted before its checkpoints
     if versions.away:
         return ()
-    present = {
-        index_consumer(index.name, index.number)
-        for index in versions.merged.values()
-        if index.stage is not IndexStage.GONE
-    }
+    keys = {key for key, index in versions.merged.items() if index.stage is not IndexStage.GONE}
+    for cluster, (index, number) in sorted(problems):
+        if (index, number) not in keys:
+            await _delete_problems(storage.master(cluster), IndexVersion(datastore.name, index, number))
+    present = {index_consumer(*key) for key in keys}
     strays = [(cluster, name) for cluster, name in sorted(found) if name not in present]
     for cluster, name in strays:
         await storage.master(cluster).run(checkpoint_table.delete_all, datastore.name, name)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from api.consumer_status import in_all, read_consumer
 from api.http.content import decode
+from api.http.parameters import LIMIT, Parameter
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.index.problems import (
+    ITEM_BYTES_MAX,
+    ProblemCursor,
+    count_problems,
+    counts_or_none,
+    cursor_text,
+    problems_page,
+    read_cursor,
+)
 from api.routes.status import NEVER_KEPT
 from schemaless.access import Scope
 from schemaless.errors import Invalid, NotBuilt, StorageUnavailable
@@ -28,6 +38,7 @@ from schemaless.index.catalogue import (
 from schemaless.index.definition import parse_definition, parse_index_name
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
+from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 DEFINITION_BYTES_MAX = 64 << 10
@@ -60,8 +71,9 @@ async def get_indexes(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     versions = await read_versions(request.state.storage, datastore)
+    problems = await counts_or_none(request.state.storage, datastore, request.state.settings.status_timeout_s)
     views = await asyncio.gather(
-        *(_view(request, datastore, index, list(versions.away)) for index in versions.newest().values())
+        *(_view(request, datastore, index, list(versions.away), problems) for index in versions.newest().values())
     )
     return ok_response(request.response_format(), {"indexes": views}, NEVER_KEPT)
 
@@ -73,7 +85,7 @@ async def delete_index(request: Request) -> Response:
     index = await drop_index(request.state.storage, datastore, request.path["name"])
     request.state.index_catalogue.forget(datastore, index.name)
     away = list((await read_versions(request.state.storage, datastore)).away)
-    view = await _view(request, datastore, index, away)
+    view = await _view(request, datastore, index, away, {})
     return ok_response(request.response_format(), view, NEVER_KEPT, status=202)
 
 
@@ -104,9 +116,28 @@ async def throttle_one(request: Request) -> Response:
     )
 
 
+async def get_problems(request: Request) -> Response:
+    """Values that don't fit the types of the index, and are null there. `count` is their exact number."""
+    datastore = await request.datastore()
+    query = request.query(LIMIT, CURSOR)
+    limit, storage, timeout_s = LIMIT.of(query), request.state.storage, request.state.settings.status_timeout_s
+    index = (await read_versions(storage, datastore)).of(datastore.name, request.path["name"]).definition
+    cursor = CURSOR.of(query)
+    after = ProblemCursor(index.number) if cursor is None else read_cursor(cursor, index)
+    await request.read.reserve(limit * ITEM_BYTES_MAX)
+    shown, following = await problems_page(storage, datastore, index, after, limit)
+    counts = await count_problems(storage, datastore, timeout_s)
+    document = {
+        "problems": shown,
+        "count": counts.get(IndexVersion(datastore.name, index.name, index.number), 0),
+        "cursor": None if following is None else cursor_text(following),
+    }
+    return ok_response(request.response_format(), document, NEVER_KEPT)
+
+
 async def not_built(request: Request) -> Response:
-    """Problems, verification, repair and change in place (not built yet)."""
-    raise NotBuilt("problems, verification, repair and change in place of an index")
+    """Verification, repair and change in place (not built yet)."""
+    raise NotBuilt("verification, repair and change in place of an index")
 
 
 async def _ordered(
@@ -123,16 +154,24 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
     """Shows one index, and how many cells it is behind."""
     versions = await read_versions(request.state.storage, datastore)
     index = versions.of(datastore.name, name)
-    view = await _view(request, datastore, index, list(versions.away))
+    timeout_s = request.state.settings.status_timeout_s
+    problems = await counts_or_none(request.state.storage, datastore, timeout_s)
+    view = await _view(request, datastore, index, list(versions.away), problems)
     if index.has_tables and index.state is not IndexState.BUILDING:
-        timeout_s = request.state.settings.status_timeout_s
         shards, unanswered = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
         view["lag"] = None if unanswered else in_all(shards).lag
     return ok_response(request.response_format(), view, NEVER_KEPT, status=status)
 
 
-async def _view(request: Request, datastore: Datastore, index: DefinedIndex, unreached: list[str]) -> dict[str, Any]:
-    """Shows an index. `unreached` names clusters that don't answer now."""
+async def _view(
+    request: Request,
+    datastore: Datastore,
+    index: DefinedIndex,
+    unreached: list[str],
+    problems: Mapping[IndexVersion, int] | None,
+) -> dict[str, Any]:
+    """Shows an index. `unreached` names clusters that don't answer now. `problems` are None if one doesn't."""
+    version = IndexVersion(datastore.name, index.name, index.number)
     return {
         "name": index.name,
         "number": index.number,
@@ -141,6 +180,7 @@ async def _view(request: Request, datastore: Datastore, index: DefinedIndex, unr
         "what_to_do": _what_to_do(index, unreached),
         "cells_per_s": index.order.cells_per_s,
         "progress": await progress_view(request, datastore, index),
+        "problems": None if problems is None else problems.get(version, 0),
         "definition": index.definition.document(),
     }
 
@@ -175,6 +215,9 @@ async def progress_view(request: Request, datastore: Datastore, index: DefinedIn
     return {"done": progress.done, "total": progress.total, "eta_s": eta_s}
 
 
+CURSOR: Parameter[str | None] = Parameter(
+    "cursor", lambda text, field: text, None, "Of the page before: where this one begins."
+)
 _DEFINITION = {"type": "object", "required": ["shard_field", "fields"], "description": "An index definition."}
 _THROTTLE = {
     "type": "object",
@@ -190,7 +233,7 @@ ROUTES = (
     Route("POST", "/indexes/{name}/pause", pause_one, Scope.ADMIN),
     Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN),
     Route("POST", "/indexes/{name}/throttle", throttle_one, Scope.ADMIN, payload=_THROTTLE),
-    Route("GET", "/indexes/{name}/problems", not_built, Scope.READ),
+    Route("GET", "/indexes/{name}/problems", get_problems, Scope.READ, (LIMIT, CURSOR)),
     Route("POST", "/indexes/{name}/verify", not_built, Scope.ADMIN),
     Route("POST", "/indexes/{name}/repair", not_built, Scope.ADMIN),
     Route("POST", "/indexes/{name}/switch", not_built, Scope.ADMIN),

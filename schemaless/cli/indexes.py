@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
         "pause": pause,
         "resume": resume,
         "throttle": throttle,
+        "problems": problems,
         "drop": drop,
     }
     add_group(app, "index", "Create, query and maintain secondary indexes.", commands)
@@ -155,6 +156,26 @@ def query(
         print(f"more: cursor={page.cursor}")
 
 
+@api_command
+def problems(
+    client: Client,
+    as_json: bool,
+    name: Name,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="how many are listed")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="of the page before: where this one begins")] = None,
+) -> None:
+    """List the values that don't fit the types of an index, and are null there."""
+    page = client.index(parse_index_name(name)).problems(limit=limit, cursor=cursor)
+    if as_json:
+        print_json(page)
+        return
+    columns = ("row_key", "column_name", "field", "value", "reason", "values")
+    print_table(columns, [tuple(map(problem.get, columns)) for problem in page["problems"]])
+    print(f"{page['count']} values don't fit")
+    if page["cursor"] is not None:
+        print(f"more: --cursor {page['cursor']}")
+
+
 def _parse_terms(terms: list[str]) -> dict[str, str | list[str]]:
     """Returns the terms of a query as Python names them. One that is given several times has several values."""
     parsed: dict[str, str | list[str]] = {}
@@ -194,6 +215,8 @@ def _line(document: dict[str, Any]) -> str:
         parts.append(f"{progress['done']} of {total} cells{eta}")
     if document.get("lag"):
         parts.append(f"{document['lag']} cells behind")
+    if document.get("problems"):
+        parts.append(f"{document['problems']} values don't fit")
     if document.get("cells_per_s") is not None:
         parts.append(f"at most {document['cells_per_s']} cells a second and process")
     return ": ".join([parts[0], ", ".join(parts[1:])]) if parts[1:] else parts[0]

@@ -217,6 +217,11 @@ class AsyncIndex:
         client = self._client
         return await client._run(client._requests.get_index(self._name))
 
+    async def problems(self, *, limit: int | None = None, cursor: str | None = None) -> dict[str, Any]:
+        """Returns a page of the values that don't fit the types of the index, and `count`, their exact number."""
+        client = self._client
+        return await client._run(client._requests.index_problems(self._name, limit, cursor))
+
     async def drop(self) -> dict[str, Any]:
         """Drops the index in whatever state it is. Returns its document. The name may be used again at once."""
         client = self._client

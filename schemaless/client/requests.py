@@ -160,6 +160,10 @@ class Requests:
     def get_index(self, name: str) -> Flow[dict[str, Any]]:
         return (yield from self.get_json(self._index_path(name).removeprefix(self.base)))
 
+    def index_problems(self, name: str, limit: int | None, cursor: str | None) -> Flow[dict[str, Any]]:
+        path = f"{self._index_path(name)}/problems".removeprefix(self.base)
+        return (yield from self.get_json(path, {"limit": limit, "cursor": cursor}))
+
     def drop_index(self, name: str) -> Flow[dict[str, Any]]:
         response = yield ClientRequest("DELETE", self._index_path(name))
         return response.good().read(dict[str, Any])

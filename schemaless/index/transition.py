@@ -8,6 +8,9 @@ every index table the write with the greatest version is the right one, and any 
 A row with an array has an entry for each element. Each is known by its number, and has its own upserts and tombstones.
 An element that is the same before and after is not written, so what others hold of it has no newer version.
 
+What of a row doesn't fit the fields' types is a function of the log, too. It is written where it changes, with the same
+version, and its home is the source shard.
+
 A generation that starts at s rewrites the log from s on (I13). What was written by the cells that it superseded is
 evaluated again, on the log up to s - 1, with version (generation, s - 1). That beats every superseded version, and
 loses to every later event.
@@ -16,7 +19,7 @@ loses to every later event.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import msgspec
 
@@ -24,6 +27,7 @@ from schemaless.cell import RefKey, RowKey, StoredCell
 from schemaless.codec import decode_body
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry, Values, entries_of, entry_shard, with_column
+from schemaless.index.problems import Misfit, misfits_of
 from schemaless.location import GenerationStart, Location
 
 Row = Mapping[str, StoredCell]
@@ -40,40 +44,63 @@ class IndexWrite(msgspec.Struct, frozen=True, gc=False):
     element: int = 0
 
 
+class ProblemWrite(msgspec.Struct, frozen=True, gc=False):
+    """What doesn't fit in a row of the source shard `shard`. Without misfits the row has become clean."""
+
+    shard: int
+    row_key: RowKey
+    version: Location
+    misfits: tuple[Misfit, ...]
+
+
 class Transitions(msgspec.Struct, frozen=True):
-    """What the first `finished` of some cells change: the last write for each entry of a shard, in their order."""
+    """What the first `finished` of some cells change: the last write for each entry of a shard, in their order.
+
+    And the last one for each row whose problems changed, by row key.
+    """
 
     writes: list[IndexWrite]
     finished: int
+    problems: Sequence[ProblemWrite] = ()
 
 
 class _RowState:
     """One row while events are folded into it. It keeps field values: a body may be much larger."""
 
-    __slots__ = ("_shards", "definition", "entries", "ref_keys", "values")
+    __slots__ = ("_misfits", "_shards", "definition", "entries", "ref_keys", "values")
 
     def __init__(self, definition: IndexDefinition, shards: int, before: Row) -> None:
         self.definition = definition
         self._shards = shards
         self.ref_keys: dict[str, RefKey] = {}
         self.values: Values = [None] * len(definition.fields)
+        self._misfits: dict[str, tuple[Misfit, ...]] = {}
         for cell in before.values():
             self._put(cell)
         self.entries = entries_of(definition, self.values)
 
-    def take(self, cell: StoredCell) -> Sequence[IndexWrite]:
+    def take(self, cell: StoredCell) -> tuple[Sequence[IndexWrite], ProblemWrite | None]:
         """Folds one event in. Returns the writes that it causes, none for a version that is not the newest."""
         if cell.ref_key < self.ref_keys.get(cell.column_name, -1):
-            return ()
+            return (), None
+        unfit = self._misfits.get(cell.column_name, ())
         self._put(cell)
+        problem = None
+        if self._misfits.get(cell.column_name, ()) != unfit:
+            problem = ProblemWrite(cell.shard, cell.row_key, cell.location, self.misfits)
         before, self.entries = self.entries, entries_of(self.definition, self.values)
         if self.entries == before:
-            return ()
+            return (), problem
         writes: list[IndexWrite] = []
         for element, (old, new) in enumerate(zip_longest(before, self.entries)):
             if new != old:
                 writes += self._writes(cell, element, old, new)
-        return writes
+        return writes, problem
+
+    @property
+    def misfits(self) -> tuple[Misfit, ...]:
+        """What of the row doesn't fit, by column."""
+        return tuple(chain.from_iterable(self._misfits[column] for column in sorted(self._misfits)))
 
     def entry_in(self, shard: int, element: int) -> IndexEntry | None:
         """Returns the entry of an element if it is in that shard."""
@@ -90,8 +117,10 @@ class _RowState:
             yield IndexWrite(left, cell.row_key, cell.location, None, element)
 
     def _put(self, cell: StoredCell) -> None:
+        body = decode_body(cell.body)
         self.ref_keys[cell.column_name] = cell.ref_key
-        self.values = with_column(self.definition, self.values, cell.column_name, decode_body(cell.body))
+        self.values = with_column(self.definition, self.values, cell.column_name, body)
+        self._misfits[cell.column_name] = misfits_of(self.definition, cell.column_name, self.values, body)
 
     def _shard_of(self, entry: IndexEntry | None) -> int | None:
         return None if entry is None else entry_shard(self.definition, entry, self._shards)
@@ -102,7 +131,7 @@ def index_writes(
     shards: int,
     before: Mapping[RowKey, Row],
     cells: Iterable[StoredCell],
-    take: Callable[[Sequence[IndexWrite]], bool] = lambda writes: True,
+    take: Callable[[Sequence[IndexWrite], ProblemWrite | None], bool] = lambda writes, problem: True,
 ) -> Transitions:
     """Returns what consecutive cells of one shard change.
 
@@ -112,19 +141,22 @@ def index_writes(
     """
     states: dict[RowKey, _RowState] = {}
     last: dict[tuple[int, RowKey, int], IndexWrite] = {}
+    problems: dict[RowKey, ProblemWrite] = {}
     finished = 0
     for cell in cells:
         if cell.column_name in definition.columns:
             state = states.get(cell.row_key)
             if state is None:
                 state = states[cell.row_key] = _RowState(definition, shards, before.get(cell.row_key, {}))
-            writes = state.take(cell)
-            if not take(writes):
+            writes, problem = state.take(cell)
+            if not take(writes, problem):
                 break
             for write in writes:
                 last[write.shard, write.row_key, write.element] = write
+            if problem is not None:
+                problems[cell.row_key] = problem
         finished += 1
-    return Transitions([last[key] for key in sorted(last)], finished)
+    return Transitions([last[key] for key in sorted(last)], finished, [problems[key] for key in sorted(problems)])
 
 
 def superseding_writes(
@@ -147,3 +179,22 @@ def superseding_writes(
             state = states[row_key] = _RowState(definition, shards, before.get(row_key, {}))
         writes.append(IndexWrite(shard, row_key, version, state.entry_in(shard, element), element))
     return writes
+
+
+def superseding_problems(
+    definition: IndexDefinition,
+    shards: int,
+    start: GenerationStart,
+    shard: int,
+    before: Mapping[RowKey, Row],
+    superseded: Iterable[RowKey],
+) -> list[ProblemWrite]:
+    """Returns what a new generation of a source shard makes of rows whose problems superseded cells had written.
+
+    `before` is as for `superseding_writes`.
+    """
+    version = Location(start.generation, start.starts_at - 1)
+    return [
+        ProblemWrite(shard, row_key, version, _RowState(definition, shards, before.get(row_key, {})).misfits)
+        for row_key in superseded
+    ]

@@ -63,11 +63,16 @@ def from_text(kind: FieldType, length: int, text: str, field: str) -> Value:
     value = from_json(kind, length, _READ_TEXT.get(kind, str)(text))
     if value is None:
         if kind is FieldType.STRING:
-            raise Invalid(
-                field, f"has {len(text)} code points, the field keeps {length}: longer values are null in the index"
-            )
+            raise Invalid(field, f"{why_null(kind, length, text)}: longer values are null in the index")
         raise Invalid(field, f"is no {kind}: give {_TEXT_FORMS[kind].format(length)}")
     return value
+
+
+def why_null(kind: FieldType, length: int, found: Any) -> str:
+    """Returns why something that a body has became null."""
+    if kind is FieldType.STRING and isinstance(found, str):
+        return f"has {len(found)} code points, the field keeps {length}"
+    return f"is no {kind}" if kind is FieldType.STRING else f"is no {kind}: it takes {_TEXT_FORMS[kind].format(length)}"
 
 
 def to_json(kind: FieldType, value: Value | None) -> Any:

@@ -236,6 +236,22 @@ CREATE TABLE IF NOT EXISTS schemaless.index_build (
     PRIMARY KEY (datastore, name, number, shard)
 ) ENGINE=InnoDB;
 
+-- What doesn't fit the types of an index, one row for each row of cells that has or had something, on the home of the
+-- cells' shard. Only a greater version (generation and added_id of the cell) overwrites. The key `counted` covers sums.
+CREATE TABLE IF NOT EXISTS schemaless.index_problem (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    generation INT UNSIGNED NOT NULL,
+    added_id BIGINT UNSIGNED NOT NULL,
+    misfits INT UNSIGNED NOT NULL COMMENT 'values that do not fit, 0: none any more',
+    details MEDIUMTEXT NOT NULL COMMENT 'JSON: by field what does not fit, and why',
+    PRIMARY KEY (datastore, name, number, shard, row_key),
+    KEY counted (datastore, name, number, misfits)
+) ENGINE=InnoDB;
+
 -- Tokens (I17), on every cluster. Only revoked_at of a row changes, and it only becomes earlier.
 CREATE TABLE IF NOT EXISTS schemaless.token (
     digest BINARY(32) NOT NULL PRIMARY KEY COMMENT 'SHA-256 of the token',

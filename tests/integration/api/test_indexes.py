@@ -11,6 +11,8 @@ from functools import partial
 
 import pytest
 
+from api.index.problems import ProblemSamples
+from api.metrics import Metrics
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
@@ -403,3 +405,68 @@ def test_an_unknown_index_is_a_404(call):
     """Shown or asked."""
     assert_problem(call.get("/indexes/nope"), 404)
     assert_problem(call.get("/indexes/nope/entries", params={"driver": DRIVERS[0]}), 404)
+
+
+async def test_problems_are_counted_exactly_and_listed_in_pages(call, by_hand, datastore):
+    """More rows than one page lists, and nothing else: every page, the number everywhere, and a repair."""
+    rows = [str(uuid.uuid4()) for _ in range(1200)]
+    unfit = {"driver": "nobody", "times": {"created": 5}, "fare": 1}
+    cells = [{"row_key": row, "column_name": "BASE", "ref_key": 1, "body": unfit} for row in rows]
+    for start in (0, 600):
+        assert call.post("/batch/put", json={"cells": cells[start : start + 600]}).status_code == 200
+    make(call)
+    await by_hand.index_all()
+
+    def page(**query):
+        return call.get(f"/indexes/{NAME}/problems", params=query)
+
+    first = page(limit=1000).json()
+    second = page(limit=1000, cursor=first["cursor"]).json()
+    third = page(limit=1000, cursor=second["cursor"]).json()
+    assert [len(found["problems"]) for found in (first, second, third)] == [1000, 1000, 400]
+    assert third["cursor"] is None
+    listed = {(item["row_key"], item["field"]) for found in (first, second, third) for item in found["problems"]}
+    assert listed == {(row, field) for row in rows for field in ("driver", "created")}
+    assert first["problems"][0] | {"row_key": ""} == {
+        "row_key": "",
+        "column_name": "BASE",
+        "field": "driver",
+        "reason": "is no uuid: it takes hyphenated text such as 5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11",
+        "value": '"nobody"',
+        "values": 1,
+        "element": None,
+    }
+    odd = page(limit=3).json()
+    assert [item["field"] for item in page(limit=3, cursor=odd["cursor"]).json()["problems"]] == [
+        "created",
+        "driver",
+        "created",
+    ]
+    assert {found["count"] for found in (first, second, third, odd)} == {2400}
+    assert call.get(f"/indexes/{NAME}").json()["problems"] == 2400
+    async with AsyncStorage(by_hand.topology) as storage:
+        samples, metrics = ProblemSamples(storage, timeout_s=5), Metrics()
+        metrics.watch_problems(samples)
+        await samples.step()
+        line = f'schemaless_api_index_problems{{datastore="{datastore.name}",index="{NAME}",number="1"}} 2400.0'
+        assert line in metrics.exposition().decode()
+    trip(call, DRIVERS[0], 1, row=rows[0], ref_key=2)
+    await by_hand.index_all()
+    assert page().json()["count"] == 2398
+    assert [index["problems"] for index in call.get("/indexes").json()["indexes"]] == [2398]
+
+
+async def test_bad_input_of_problems(call, by_hand):
+    assert_problem(call.get("/indexes/no_such/problems"), 404)
+    make(call)
+    await by_hand.index_all()
+    for query, field in (
+        ({"limit": 0}, "limit"),
+        ({"limit": 1001}, "limit"),
+        ({"cursor": "x"}, "cursor"),
+        ({"cursor": "WzksMCwiIiwwXQ"}, "cursor"),
+        ({"fields": "driver"}, "fields"),
+    ):
+        assert_problem(call.get(f"/indexes/{NAME}/problems", params=query), 422, field)
+    empty = {"problems": [], "count": 0, "cursor": None}
+    assert call.get(f"/indexes/{NAME}/problems").json() == empty

@@ -129,6 +129,8 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     )
     assert [entry["row_key"] for entry in found] == [str(rows["UA"][0])]
     assert "N1" in command("index", "query", "by_tail", "tailnum=N1", "limit=1")
+    assert "0 values don't fit" in command("index", "problems", "by_tail", "--limit", "5")
+    assert json.loads(command("index", "problems", "by_tail", "--json"))["problems"] == []
     assert "shard field" in command("index", "query", "by_tail", "limit=1", status=1)
     both = ("tailnum=N1", "tailnum=N3", "order=time_hour", "explain=true", "--json")
     shown = json.loads(command("index", "query", "by_tail", *both))

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.index.definition import parse_definition
-from schemaless.index.entry import entries_for, entry_shard
-from schemaless.index.transition import index_writes, superseding_writes
+from schemaless.index.entry import entries_for, entry_shard, with_column
+from schemaless.index.problems import misfits_of
+from schemaless.index.transition import index_writes, superseding_problems, superseding_writes
 from schemaless.location import Location, generation_at, visible_starts
 from schemaless.storage.entity_table import ShardCell
 from schemaless.testing import MemoryEntityTable
@@ -267,3 +268,89 @@ def follow(definition, index, source, at, until, data):
         apply(index, writes)
     reached += len(log)
     return Location(generation_at(reached, starts), reached) if reached else Location(1, 0)
+
+
+fitting_or_not = st.lists(
+    st.tuples(
+        st.sampled_from(ROWS),
+        st.sampled_from(["BASE", "STATUS"]),
+        st.integers(0, 9),
+        st.sampled_from([0, 1, "no number", "neither"]),
+    ),
+    min_size=1,
+    max_size=10,
+    unique_by=lambda event: event[:3],
+)
+
+
+def put_as_they_are(table, found):
+    """Puts cells whose fields may be texts, which a field of numbers can't hold."""
+    cells = []
+    for row, column, ref_key, value in found:
+        body = {"owner": value, "state": value, "owners": [{"owner": value, "share": ref_key}] * (ref_key % 3)}
+        cells.append(ShardCell(CellKey(row, column, ref_key), encode_body(body), SOURCE_SHARD))
+    table.put_cells(cells)
+
+
+def wanted_problems(definition, table):
+    """By row: what the newest cells have that doesn't fit, computed from nothing."""
+    problems = {}
+    for row_key, row in rows_until(definition, table, len(log_of(table))).items():
+        misfits = []
+        for column in sorted(row):
+            body = decode_body(row[column].body)
+            values = with_column(definition, [None] * len(definition.fields), column, body)
+            misfits += misfits_of(definition, column, values, body)
+        if misfits:
+            problems[row_key] = tuple(misfits)
+    return problems
+
+
+def apply_problems(problems, writes):
+    for write in writes:
+        if write.row_key not in problems or write.version > problems[write.row_key].version:
+            problems[write.row_key] = write
+
+
+def open_problems(problems):
+    return {row_key: write.misfits for row_key, write in problems.items() if write.misfits}
+
+
+@BOTH
+@given(found=fitting_or_not, data=st.data())
+def test_problems_converge_whatever_the_batches_their_order_and_repetition(definition, found, data):
+    """A late writer that dies in between changes nothing either. A row that was never a problem has no write."""
+    source = table_of([])
+    put_as_they_are(source, found)
+    log = log_of(source)
+    pieces = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        for start, end in cut(log, data.draw(st.lists(st.integers(1, 5), max_size=6))):
+            before = rows_until(definition, source, start)
+            pieces.append(index_writes(definition, SHARDS, before, log[start:end]).problems)
+    pieces += data.draw(st.lists(st.sampled_from(pieces), max_size=4))
+    problems = {}
+    for writes in data.draw(st.permutations(pieces)):
+        apply_problems(problems, writes)
+    assert open_problems(problems) == wanted_problems(definition, source)
+    assert problems.keys() <= {row for row, _, _, value in found if isinstance(value, str)}
+
+
+@BOTH
+@given(first=fitting_or_not, second=fitting_or_not, data=st.data())
+def test_problems_of_superseded_cells_are_taken_back(definition, first, second, data):
+    """A promotion loses cells, and others come in their place."""
+    source, problems = table_of([]), {}
+    put_as_they_are(source, first)
+    apply_problems(problems, index_writes(definition, SHARDS, {}, log_of(source)).problems)
+    starts_at = data.draw(st.integers(1, len(log_of(source)) + 1))
+    source.open_generation(SOURCE_SHARD, starts_at)
+    put_as_they_are(source, second)
+    (_, start) = source.generations(SOURCE_SHARD)
+    before = rows_until(definition, source, starts_at - 1)
+    superseded = [row for row, write in problems.items() if write.version.added_id >= starts_at]
+    again = superseding_problems(definition, SHARDS, start, SOURCE_SHARD, before, superseded)
+    apply_problems(problems, again[: data.draw(st.integers(0, len(again)))])
+    apply_problems(problems, again)
+    apply_problems(problems, index_writes(definition, SHARDS, before, log_of(source)[starts_at - 1 :]).problems)
+    assert open_problems(problems) == wanted_problems(definition, source)
