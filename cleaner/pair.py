@@ -106,9 +106,9 @@ class ClusterPair:
         """Returns the stored and the buffered body of a row, None for one that isn't there."""
         datastore = await self.catalogue.datastore(row.datastore)
         keys = [(row.shard, row.key)]
-        (buffered,) = await self.run(self.secondary, buffer_table.bodies, [row])
+        (buffered,) = await self.run(self.secondary, buffer_table.cells, [row])
         ((stored,), _) = await first_answer(nodes, lambda node: self.run(node, entity_table.get, datastore, keys))
-        return (None if stored is None else stored.body), buffered
+        return (None if stored is None else stored.body), (None if buffered is None else buffered.body)
 
 
 Digests = dict[int, bytes | None]

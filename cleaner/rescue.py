@@ -20,7 +20,6 @@ from schemaless.config import CleanerSettings
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
 from schemaless.storage.buffer_table import Buffered, Sizes
-from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.shard_head import ServerHistory
 from schemaless.topology import Datastore
 
@@ -182,10 +181,8 @@ class Rescue:
 
     async def _put(self, datastore: Datastore, rows: Sequence[Buffered]) -> None:
         """Puts cells at home. A later pass finds another body that arrived there meanwhile."""
-        bodies = await self._pair.run(self._pair.secondary, buffer_table.bodies, rows)
-        cells = [
-            ShardCell(row.key, body, row.shard) for row, body in zip(rows, bodies, strict=True) if body is not None
-        ]
+        buffered = await self._pair.run(self._pair.secondary, buffer_table.cells, rows)
+        cells = [cell for cell in buffered if cell is not None]
         if cells:
             believed = max(time.time() * 1e6, await self._pair.run(self._pair.secondary, shard_head.clock))
             latest = int(believed + shard_head.CLOCK_AHEAD_MAX_S * 1e6)

@@ -28,6 +28,7 @@ REF_KEY_MAX = INT64_MAX
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _REF_KEY = re.compile(r"[0-9]{1,19}")
+_CAUSE = re.compile(r"[!-?A-~]{1,250}@[0-9]{1,9}:[0-9]{1,10}:[0-9]{1,19}")  # no space and no second @
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NAIVE = datetime(1970, 1, 1)
 
@@ -43,14 +44,20 @@ class CellKey(msgspec.Struct, frozen=True, gc=False, order=True):
         return f"{row_key_text(self.row_key)}/{self.column_name}/{self.ref_key}"
 
 
-class Cell(msgspec.Struct, frozen=True, gc=False):
-    """A cell that is to be written. `body` is the stored form, not JSON."""
+class _Caused(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Keyword only, so that subclasses of Cell may add fields."""
+
+    cause: str | None = None
+
+
+class Cell(_Caused, frozen=True, gc=False):
+    """A cell that is to be written. `body` is the stored form, not JSON. `cause` has passed `parse_cause`."""
 
     key: CellKey
     body: bytes
 
 
-class StoredCell(msgspec.Struct, frozen=True, gc=False):
+class StoredCell(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A cell in its entity table. `created_at` is in microseconds since the epoch, UTC."""
 
     row_key: RowKey
@@ -61,6 +68,7 @@ class StoredCell(msgspec.Struct, frozen=True, gc=False):
     added_id: int
     created_at: int
     body: bytes
+    cause: str | None = None
 
     @property
     def key(self) -> CellKey:
@@ -121,6 +129,16 @@ def parse_ref_key(value: int | str, field: str = "ref_key") -> RefKey:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= REF_KEY_MAX:
         raise Invalid(field, "must be an integer from 0 to 2^63-1")
     return RefKey(value)
+
+
+def parse_cause(text: str, field: str = "cause") -> str:
+    """Checks the cause of a cell: who wrote it, and the location of the cell for which it did. Raises Invalid.
+
+    A cause is neither part of a cell's body nor of the digest of its insertion.
+    """
+    if not isinstance(text, str) or not _CAUSE.fullmatch(text):
+        raise Invalid(field, "must be WRITER@SHARD:GENERATION:ADDED_ID, with a writer of 1 to 250 visible characters")
+    return text
 
 
 @lru_cache(1024)  # cells that were inserted together have the same time

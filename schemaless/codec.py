@@ -195,9 +195,9 @@ class BodyComparison:
 def encode_record(cell: StoredCell) -> bytes:
     """Returns the value of a cell's record: a MessagePack map, with the body as it is stored (docs/subscribers.md).
 
-    The fields of StoredCell are the members of the map, by name and in order.
+    The fields of StoredCell are the members of the map, by name and in order. A cause is a header of the record.
     """
-    return _encode_msgpack(cell)
+    return _encode_msgpack(cell if cell.cause is None else msgspec.structs.replace(cell, cause=None))
 
 
 _COLUMN_NAME_BYTES_MAX = 64

@@ -10,7 +10,7 @@ TRIGGER_PREFIX = "trigger:"
 INDEXER = "indexer"
 """The name under which an indexer reports what it does."""
 
-VERSION_HEADER, KIND_HEADER, COLUMN_HEADER = "v", "kind", "column"
+VERSION_HEADER, KIND_HEADER, COLUMN_HEADER, CAUSE_HEADER = "v", "kind", "column", "cause"
 RECORD_VERSION = b"1"
 KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
 

@@ -15,7 +15,15 @@ from schemaless.cell import StoredCell
 from schemaless.codec import decode_body, decode_cell
 from schemaless.errors import Corrupt
 from schemaless.location import ADDED_ID_MAX, GenerationStart, Location
-from schemaless.names import KIND_CELL, KIND_GENERATION, KIND_HEADER, KIND_SEEK, RECORD_VERSION, VERSION_HEADER
+from schemaless.names import (
+    CAUSE_HEADER,
+    KIND_CELL,
+    KIND_GENERATION,
+    KIND_HEADER,
+    KIND_SEEK,
+    RECORD_VERSION,
+    VERSION_HEADER,
+)
 
 _SHOWN_MAX = 40  # of a foreign header, in a reason
 
@@ -103,9 +111,11 @@ def decode_record(  # the last ones have defaults
         decode = _KINDS.get(kind)
         if decode is None:
             raise Corrupt(f"kind {_shown(kind)} is not known")
-        if kind == KIND_CELL and not check_body:
-            return decode_cell(value or b"")
-        return decode(value or b"")
+        decoded = decode_cell(value or b"") if kind == KIND_CELL and not check_body else decode(value or b"")
+        cause = found.get(CAUSE_HEADER)
+        if cause and isinstance(decoded, StoredCell):
+            return msgspec.structs.replace(decoded, cause=cause.decode("ascii", "replace"))
+        return decoded
     except Corrupt as error:
         return ForeignRecord(topic, partition, offset, str(error))
 

@@ -151,6 +151,7 @@ class MemoryEntityTable:
                 added_id=head.added_id + 1,
                 created_at=max(now, head.last_created_at),
                 body=cell.body,
+                cause=cell.cause,
             )
             self._heads[cell.shard] = Head(cell.shard, head.generation, stored.added_id, stored.created_at)
             self._logs[cell.shard].append(stored)

@@ -47,6 +47,7 @@ class TriggerCell:
     body: Mapping[str, Any]
     created_at: str
     location: ShardLocation
+    cause: str | None = None
 
 
 class ParkMode(StrEnum):
@@ -83,7 +84,7 @@ class Trigger:
             return (uuid.UUID(bytes=cell.row_key),)
         if self.takes is Takes.CELL:
             return (trigger_cell(cell),)
-        return (trigger_cell(cell), context.of_call(self.name, cell.key))
+        return (trigger_cell(cell), context.of_call(self.name, cell.key, ShardLocation(cell.shard, cell.location)))
 
 
 def trigger(
@@ -162,4 +163,5 @@ def trigger_cell(cell: StoredCell) -> TriggerCell:
         decode_body(cell.body),
         created_at_text(cell.created_at),
         ShardLocation(cell.shard, cell.location),
+        cell.cause,
     )

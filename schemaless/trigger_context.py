@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from schemaless.cell import CellKey
 from schemaless.effects import EffectFlow, EffectKey, EffectStep, Ledger, MakeCall, PutEntry, ReadEntry
 from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.location import ShardLocation
 from schemaless.verdicts import DidNotHappen
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ services_of = cache(ContextServices)
 class Context:
     """`attempt` counts from 1. A cell that was finished just before a crash is called again with attempt 1.
 
-    `function` and `cell` are the function's name and the cell's key.
+    `function` and `cell` are the function's name and the cell's key. `location` is the cell's, for the cause of cells
+    that the function puts.
     """
 
     program: str
@@ -57,21 +59,29 @@ class Context:
     function: str = ""
     cell: CellKey | None = None
     services: ContextServices | None = None
+    location: ShardLocation | None = None
     _effects: set[str] = field(default_factory=set, repr=False, compare=False)
 
-    def of_call(self, function: str, cell: CellKey) -> Context:
+    def of_call(self, function: str, cell: CellKey, location: ShardLocation | None = None) -> Context:
         """Returns the context of one call. Its effects are that cell's."""
-        return Context(self.program, self.datastore, self.attempt, function, cell, self.services)
+        return Context(self.program, self.datastore, self.attempt, function, cell, self.services, location)
+
+    @property
+    def cause(self) -> str | None:
+        """What cells say that are put through the context's clients: PROGRAM/FUNCTION@LOCATION of the cell."""
+        return None if self.location is None else f"{self.program}/{self.function}@{self.location}"
 
     @property
     def client(self) -> Client:
         """A client of the datastore. Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN."""
-        return self._services().client
+        client = self._services().client
+        return client if self.cause is None else client.caused_by(self.cause)
 
     @property
     def async_client(self) -> AsyncClient:
         """The same for async functions."""
-        return self._services().async_client
+        client = self._services().async_client
+        return client if self.cause is None else client.caused_by(self.cause)
 
     def idempotency_key(self, effect: str) -> str:
         """Returns the key of an effect of this cell, for a provider. Retries, replays and new generations share it."""

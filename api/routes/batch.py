@@ -19,6 +19,7 @@ from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.http.steps import Steps
 from api.read.multi_get import WantedCell, read_many
+from api.routes.cells import cause_of
 from api.write.response import item_view
 from schemaless.access import Scope
 from schemaless.cell import Cell, CellKey, RefKey, parse_column_name, parse_ref_key, parse_row_key
@@ -67,7 +68,8 @@ async def batch_put(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     form = request.request_format(batch=True)
-    items = await parse_puts(await request.payload(request.state.settings.batch_bytes_max), form)
+    cause = cause_of(request)
+    items = await parse_puts(await request.payload(request.state.settings.batch_bytes_max), form, cause)
     cells = [item for item in items if isinstance(item, Cell)]
     put = iter(await request.state.writer.put(datastore, cells) if cells else [])
     results = [item_view(next(put) if isinstance(item, Cell) else item) for item in items]
@@ -93,7 +95,7 @@ async def batch_get(request: Request) -> Response:
     return ok_response(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)
 
 
-async def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest]:
+async def parse_puts(payload: bytes, form: Format, cause: str | None = None) -> list[Cell | InvalidRequest]:
     """Returns the items in order, each a cell or its error. Raises Malformed, Invalid or TooLarge for the whole."""
     decoder = form.decoder(_PutItem)
     steps = Steps()
@@ -101,7 +103,7 @@ async def parse_puts(payload: bytes, form: Format) -> list[Cell | InvalidRequest
     items = _items(payload, form, _PutItems, "cells")
     await steps.after(len(payload))
     for item in items:
-        parsed.append(_put_item(item, form, decoder))
+        parsed.append(_put_item(item, form, decoder, cause))
         await steps.after(len(bytes(item)))
     return parsed
 
@@ -159,7 +161,7 @@ def _lines(payload: bytes) -> list[bytes]:
     return lines
 
 
-def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any) -> Cell | InvalidRequest:
+def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, cause: str | None) -> Cell | InvalidRequest:
     try:
         size = len(bytes(raw))
         if size > BODY_BYTES_MAX + KEY_BYTES_MAX:
@@ -172,7 +174,8 @@ def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any) -> Cell | In
         if not raw_body:
             raise Invalid("body", "is missing")
         body = form.parse_body(raw_body)
-        return Cell(CellKey(parse_row_key(item.row_key), parse_column_name(item.column_name), _ref_key(item)), body)
+        key = CellKey(parse_row_key(item.row_key), parse_column_name(item.column_name), _ref_key(item))
+        return Cell(key, body, cause=cause)
     except Malformed:
         raise
     except InvalidRequest as error:

@@ -16,6 +16,7 @@ from schemaless.cell import (
     ColumnName,
     RowKey,
     StoredCell,
+    parse_cause,
     parse_column_name,
     parse_ref_key,
     parse_row_key,
@@ -35,7 +36,9 @@ async def put_cell(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     key = CellKey(*_column_of(request), parse_ref_key(request.path["ref_key"]))
-    (result,) = await request.state.writer.put(datastore, [Cell(key, await _stored_body(request))])
+    cause = cause_of(request)
+    cell = Cell(key, await _stored_body(request), cause=cause)
+    (result,) = await request.state.writer.put(datastore, [cell])
     return put_answer(result, request.response_format())
 
 
@@ -46,8 +49,9 @@ async def post_version(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     row_key, column_name = _column_of(request)
+    cause = cause_of(request)
     body = await _stored_body(request)
-    outcome = await request.state.writer.put_next(datastore, row_key, column_name, body, idempotency_key)
+    outcome = await request.state.writer.put_next(datastore, row_key, column_name, body, idempotency_key, cause)
     return put_answer(outcome, request.response_format())
 
 
@@ -125,6 +129,12 @@ async def get_row(request: Request) -> Response:
     views = await all_views(cells, form, request.state.settings.response_bytes_max)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}
     return ok_response(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
+
+
+def cause_of(request: Request) -> str | None:
+    """Returns the cause that all cells of a put have. Raises Invalid."""
+    given = request.header(b"schemaless-cause")
+    return parse_cause(given.decode("latin-1"), "Schemaless-Cause") if given else None
 
 
 async def _stored_body(request: Request) -> bytes:

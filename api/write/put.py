@@ -99,6 +99,7 @@ class CellWriter:
         column_name: ColumnName,
         body: bytes,
         idempotency_key: str | None = None,
+        cause: str | None = None,
     ) -> PutOutcome:
         """Puts `body` as the column's next version: home first, which gives the ref_key, then the second copy.
 
@@ -116,10 +117,10 @@ class CellWriter:
         if self._settings.min_copies > 1 and not self._secondaries.choose(home, row_key):
             raise too_few_copies(0, self._settings.min_copies)
         above = await self._secondaries.highest_ref_key(datastore, home, row_key, column_name)
-        new = NewVersion(shard, row_key, column_name, body, idempotency_key, above)
+        new = NewVersion(shard, row_key, column_name, body, idempotency_key, above, cause)
         next_one = await self._put_next_at(home, datastore, new)
         cell = next_one.cell
-        put = PendingPut(BufferRow(cell.key, cell.body, shard, home, _claim()))
+        put = PendingPut(BufferRow(cell.key, cell.body, shard, home, _claim(), cause=cell.cause))
         await self._secondaries.buffer(datastore, home, [put])
         copies = 2 if put.is_buffered else 1
         if copies < self._settings.min_copies:
@@ -162,7 +163,9 @@ class CellWriter:
         if self._queues.is_full(home, datastore):  # before anything is buffered for it
             return [Unavailable(f"the write queue of cluster {home} is full")] * len(cells)
         claim = _claim()
-        puts = [PendingPut(BufferRow(cell.key, cell.body, shard, home, claim)) for cell, shard in cells]
+        puts = [
+            PendingPut(BufferRow(cell.key, cell.body, shard, home, claim, cause=cell.cause)) for cell, shard in cells
+        ]
         await self._secondaries.buffer(datastore, home, puts)
         min_copies = self._settings.min_copies
         if min_copies > 1:

@@ -41,6 +41,7 @@ from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.events import Event, emit
 from schemaless.location import GenerationStart
 from schemaless.names import (
+    CAUSE_HEADER,
     COLUMN_HEADER,
     KIND_CELL,
     KIND_GENERATION,
@@ -68,6 +69,11 @@ _SEEK_HEADERS: Headers = [_VERSION, (KIND_HEADER, KIND_SEEK)]
 @lru_cache(_COLUMNS_MAX)
 def _cell_headers(column_name: str) -> Headers:
     return [_VERSION, (KIND_HEADER, KIND_CELL), (COLUMN_HEADER, column_name.encode())]
+
+
+def _headers_of(cell: StoredCell) -> Headers:
+    headers = _cell_headers(cell.column_name)
+    return headers if cell.cause is None else [*headers, (CAUSE_HEADER, cell.cause.encode())]
 
 
 class LogState(Enum):
@@ -161,7 +167,7 @@ class PartitionLog:
                     row_key_text(cell.row_key),
                     self._partition,
                     timestamp=cell.created_at // 1000,
-                    headers=_cell_headers(cell.column_name),
+                    headers=_headers_of(cell),
                 )
             emit(Event.CELLS_PRODUCED, log=self._name, cells=len(cells))
             self._produce_progress(reached.values())

@@ -15,7 +15,7 @@ from schemaless.location import Location
 from schemaless.position import Position, insertion_digest, parse_digest
 
 
-class FoundCell(msgspec.Struct, frozen=True):
+class FoundCell(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stored cell. A member of the body reads as an attribute, and as None when the body has no such member.
 
     The cell's own fields go before members of the same name, and names that begin with an underscore are not looked
@@ -30,6 +30,8 @@ class FoundCell(msgspec.Struct, frozen=True):
     generation: int
     added_id: int
     created_at: datetime
+    cause: str | None = None
+    """Who wrote the cell, and for which cell: PROGRAM/FUNCTION@SHARD:GENERATION:ADDED_ID of a trigger function."""
 
     def __bool__(self) -> Literal[True]:
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
@@ -59,6 +60,12 @@ class AsyncClient:
         self._limits = limits or Limits()
         self._http = httpx.AsyncClient(transport=transport, **http_options(settings, self._limits))
 
+    def caused_by(self, cause: str) -> AsyncClient:
+        """Returns a client whose puts carry a cause. It shares the connections of this one. Raises Invalid."""
+        other = copy.copy(self)
+        other._requests = self._requests.caused_by(cause)
+        return other
+
     async def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> PutAnswer:
         """Writes one cell. Raises Conflict when another body is stored under that key (I1)."""
         return await self._run(self._requests.put_cell(row_key, column, ref_key, body))
@@ -74,7 +81,7 @@ class AsyncClient:
 
     async def put_cells(self, cells: Iterable[NewCell | tuple[Key, str, int, Body]]) -> list[PutResult]:
         """Writes many cells. Returns a PutAnswer or a PutFailure, which is false, for each in order."""
-        return await self._run(put_cells(self._requests.base, cells))
+        return await self._run(put_cells(self._requests, cells))
 
     async def get_cell(self, row_key: Key, column: str, ref_key: int, *, read_from: ReadFrom = None) -> ReadCell:
         return await self._run(self._requests.get_cell(row_key, column, ref_key, read_from))

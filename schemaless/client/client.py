@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
@@ -62,6 +63,12 @@ class Client:
         self._limits = limits or Limits()
         self._http = httpx.Client(transport=transport, **http_options(settings, self._limits))
 
+    def caused_by(self, cause: str) -> Client:
+        """Returns a client whose puts carry a cause. It shares the connections of this one. Raises Invalid."""
+        other = copy.copy(self)
+        other._requests = self._requests.caused_by(cause)
+        return other
+
     def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> PutAnswer:
         """Writes one cell. Raises Conflict when another body is stored under that key (I1)."""
         return self._run(self._requests.put_cell(row_key, column, ref_key, body))
@@ -75,7 +82,7 @@ class Client:
 
     def put_cells(self, cells: Iterable[NewCell | tuple[Key, str, int, Body]]) -> list[PutResult]:
         """Writes many cells. Returns a PutAnswer or a PutFailure, which is false, for each in order."""
-        return self._run(put_cells(self._requests.base, cells))
+        return self._run(put_cells(self._requests, cells))
 
     def get_cell(self, row_key: Key, column: str, ref_key: int, *, read_from: ReadFrom = None) -> ReadCell:
         return self._run(self._requests.get_cell(row_key, column, ref_key, read_from))

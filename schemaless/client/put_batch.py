@@ -16,8 +16,8 @@ import msgspec
 from schemaless.batching import chunks
 from schemaless.cell import PutStatus, row_key_of
 from schemaless.client.answers import PutAnswer, PutFailure, PutResult
-from schemaless.client.exchange import MSGPACK, ClientRequest, Flow, error_of_problem
-from schemaless.client.requests import Key, encode
+from schemaless.client.exchange import ClientRequest, Flow, error_of_problem
+from schemaless.client.requests import Key, Requests, encode
 from schemaless.errors import Unavailable
 
 ITEMS_MAX = 1000
@@ -25,7 +25,6 @@ BYTES_MAX = 15 << 20  # the server takes 16 MiB, and the frame around the items 
 ROUNDS_MAX = 6
 ROUND_PAUSE_S = 0.25
 
-_HEADERS = {"content-type": MSGPACK}
 _FRAME = b"\x81\xa5cells\xdd"  # MessagePack: a map of one, "cells", an array with a length of four bytes
 
 
@@ -55,7 +54,9 @@ class _Results(msgspec.Struct, frozen=True):
     results: list[_Item]
 
 
-def put_cells(base: str, cells: Iterable[NewCell | tuple[Key, str, int, Mapping[str, Any]]]) -> Flow[list[PutResult]]:
+def put_cells(
+    requests: Requests, cells: Iterable[NewCell | tuple[Key, str, int, Mapping[str, Any]]]
+) -> Flow[list[PutResult]]:
     """Puts cells, and returns results in their order. Raises when a whole request failed, whose results are unknown."""
     wanted = [NewCell(*cell) for cell in cells]
     items = [
@@ -72,18 +73,22 @@ def put_cells(base: str, cells: Iterable[NewCell | tuple[Key, str, int, Mapping[
     results: list[PutResult] = []
     for part in chunks(items, count_max=ITEMS_MAX, bytes_max=BYTES_MAX, size_bytes=len):
         cells_of_part = wanted[len(results) : len(results) + len(part)]
-        results += yield from _put_items(base, cells_of_part, part)
+        results += yield from _put_items(requests, cells_of_part, part)
     return results
 
 
-def _put_items(base: str, cells: Sequence[NewCell], items: Sequence[bytes]) -> Flow[list[PutResult]]:
+def _put_items(requests: Requests, cells: Sequence[NewCell], items: Sequence[bytes]) -> Flow[list[PutResult]]:
     """Puts the items of one request, in rounds."""
     results: dict[int, PutResult] = {}
     left = list(range(len(items)))
     for number in range(ROUNDS_MAX):
         content = _FRAME + len(left).to_bytes(4, "big") + b"".join(items[index] for index in left)
         response = yield ClientRequest(
-            "POST", f"{base}/batch/put", headers=_HEADERS, content=content, delay_s=number * ROUND_PAUSE_S
+            "POST",
+            f"{requests.base}/batch/put",
+            headers=requests.put_headers,
+            content=content,
+            delay_s=number * ROUND_PAUSE_S,
         )
         found = response.good().read(_Results).results
         if len(found) != len(left):

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from schemaless.cell import parse_column_name, parse_ref_key, row_key_of, row_key_text
+from schemaless.cell import parse_cause, parse_column_name, parse_ref_key, row_key_of, row_key_text
 from schemaless.client.answers import (
     EntriesPage,
     FoundCell,
@@ -71,21 +71,25 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Requests:
-    """The requests of one datastore."""
+    """The requests of one datastore. Cells that it puts have the `cause`."""
 
-    def __init__(self, datastore: str) -> None:
+    def __init__(self, datastore: str, cause: str | None = None) -> None:
         if not datastore.replace("_", "").isalnum():  # it becomes part of a path
             raise Invalid("datastore", "must match [a-z][a-z0-9_]{0,31}")
         self.base = f"/v1/{datastore}"
+        self.put_headers = _CONTENT if cause is None else _CONTENT | {"schemaless-cause": parse_cause(cause)}
+
+    def caused_by(self, cause: str) -> Requests:
+        return Requests(self.base.removeprefix("/v1/"), cause)
 
     def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> Flow[PutAnswer]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
-        response = yield ClientRequest("PUT", path, headers=_CONTENT, content=encode(body))
+        response = yield ClientRequest("PUT", path, headers=self.put_headers, content=encode(body))
         return _put_answer(response)
 
     def put(self, row_key: Key, column: str | ReadCell, body: Body, idempotency_key: str | None) -> Flow[PutAnswer]:
         """Puts the next version. A missing key is made here, so that a second attempt can't write a second version."""
-        headers = _CONTENT | {"idempotency-key": idempotency_key or str(uuid.uuid4())}
+        headers = self.put_headers | {"idempotency-key": idempotency_key or str(uuid.uuid4())}
         path = self._column_path(row_key, column_of(column))
         response = yield ClientRequest("POST", path, headers=headers, content=encode(body))
         return _put_answer(response)

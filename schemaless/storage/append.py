@@ -31,11 +31,11 @@ CLOCK_BEHIND_MAX_US = 60_000_000
 SHARDS_MAX = 64
 """Shards of one transaction: the locking SELECT has two expressions for each, evaluated for each."""
 
-_COLUMNS = "(added_id, generation, row_key, column_name, ref_key, body, created_at)"
+_COLUMNS = "(added_id, generation, row_key, column_name, ref_key, body, cause, created_at)"
 
 
 class NewRow(msgspec.Struct, frozen=True, gc=False):
-    """A row to insert: `values` are its row_key, column_name, ref_key and body in SQL."""
+    """A row to insert: `values` are its row_key, column_name, ref_key, body and cause in SQL."""
 
     shard: int
     values: Script
@@ -228,12 +228,16 @@ def _insert(datastore: Datastore, shard: int, rows: list[Script]) -> Script:
 
 def _values(cell: ShardCell) -> Script:
     key = cell.key
-    return values(key.row_key, key.column_name, str(key.ref_key), cell.body)
+    return values(key.row_key, key.column_name, str(key.ref_key), cell.body, cell.cause)
 
 
-def values(row_key: RowKey, column_name: ColumnName, ref_key: Script, body: bytes) -> Script:
+def values(row_key: RowKey, column_name: ColumnName, ref_key: Script, body: bytes, cause: str | None) -> Script:
     """Returns the values of a NewRow. `ref_key` is a number or a variable."""
-    return f"x'{row_key.hex()}',x'{column_name.encode().hex()}',{ref_key},x'{body.hex()}'"
+    return f"x'{row_key.hex()}',x'{column_name.encode().hex()}',{ref_key},x'{body.hex()}',{cause_literal(cause)}"
+
+
+def cause_literal(cause: str | None) -> Script:
+    return "NULL" if cause is None else f"x'{cause.encode().hex()}'"
 
 
 def _placed(head: Head, offset: int) -> Placed:

@@ -22,7 +22,7 @@ import msgspec
 from schemaless.batching import chunks
 from schemaless.cell import CellKey, ColumnName, RowKey
 from schemaless.errors import Busy, DuplicateKey
-from schemaless.storage import stored_bodies
+from schemaless.storage import append, stored_bodies
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Script, commas, sql
@@ -81,7 +81,8 @@ COUNTED_ROWS_MAX = 100_000
 
 _INSERT = (
     "INSERT INTO schemaless.buffer"
-    " (datastore, home, shard, row_key, column_name, ref_key, body, digest, size, owner, claim, buffered_at) VALUES "
+    " (datastore, home, shard, row_key, column_name, ref_key, body, digest, size, owner, claim, buffered_at, cause)"
+    " VALUES "
 )
 _BUFFERED = (
     "buffer_id, datastore, shard, row_key, column_name, ref_key, claim, size, digest,"
@@ -109,7 +110,7 @@ def insertion_of(datastore: Datastore, rows: Sequence[BufferRow]) -> Script:
         [
             f"({name},x'{row.home.encode().hex()}',{row.shard},x'{row.key.row_key.hex()}',"
             f"x'{row.key.column_name.encode().hex()}',{row.key.ref_key},x'{row.body.hex()}',"
-            f"x'{hashlib.sha256(row.body).hexdigest()}',{len(row.body)},{row.claim},{row.claim},UTC_TIMESTAMP(6))"
+            f"x'{hashlib.sha256(row.body).hexdigest()}',{len(row.body)},{row.claim},{row.claim},UTC_TIMESTAMP(6),{append.cause_literal(row.cause)})"
             for row in rows
         ]
     )
@@ -161,13 +162,18 @@ def page(
     return list(next(chunks(found, bytes_max=bytes_max, size_bytes=lambda row: row.size_bytes), ()))
 
 
-def bodies(buffered: Sequence[Buffered]) -> Operation[list[bytes | None]]:
-    """Returns the bodies of rows, in order, None for one that is gone. The caller bounds how many it asks for."""
+def cells(buffered: Sequence[Buffered]) -> Operation[list[ShardCell | None]]:
+    """Returns the cells of rows, in order, None for one that is gone. The caller bounds how many it asks for."""
     rows = yield from query(
-        f"SELECT buffer_id, body FROM schemaless.buffer WHERE buffer_id IN ({_ids(buffered)}) ORDER BY buffer_id"
+        f"SELECT buffer_id, body, cause FROM schemaless.buffer WHERE buffer_id IN ({_ids(buffered)}) ORDER BY buffer_id"
     )
-    found = {buffer_id: body for buffer_id, body in rows}
-    return [found.get(row.buffer_id) for row in buffered]
+    found = {buffer_id: (body, cause) for buffer_id, body, cause in rows}
+    return [
+        ShardCell(row.key, found[row.buffer_id][0], row.shard, cause=found[row.buffer_id][1])
+        if row.buffer_id in found
+        else None
+        for row in buffered
+    ]
 
 
 def highest_ref_keys(columns: Sequence[tuple[str, RowKey, ColumnName]]) -> Operation[list[int]]:

@@ -22,8 +22,8 @@ from schemaless.topology import Datastore
 
 DIGEST = "UNHEX(SHA2(body, 256))"
 _INSERTION = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}"
-_COLUMNS = f"{_INSERTION}, body"
-_REF_KEY, _ADDED_ID, _BODY, _LENGTH = 2, 4, 6, 7
+_COLUMNS = f"{_INSERTION}, body, cause"
+_REF_KEY, _ADDED_ID, _BODY, _LENGTH, _CAUSE = 2, 4, 6, 7, 8
 _NO_BOUND = 1 << 62
 
 ROW_COLUMNS_MAX = 10_000
@@ -359,7 +359,7 @@ def _newest_until(
     wanted = sql("SELECT %s AS row_key", first) + "".join([sql(" UNION ALL SELECT %s", key) for key in others])
     return " UNION ALL ".join(
         sql(
-            f"SELECT {_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body) FROM ("
+            f"SELECT {_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause FROM ("
             "SELECT (SELECT versions.added_id FROM %s.entity AS versions WHERE versions.row_key = wanted.row_key"
             " AND versions.column_name = %s AND versions.added_id <= %s ORDER BY versions.ref_key DESC LIMIT 1"
             ") AS added_id FROM (",
@@ -396,14 +396,14 @@ def _page(
 
 
 def _select_sized(datastore: Datastore, shard: int, tail: str, values: Sequence[object], share: int) -> Script:
-    """Selects an insertion, a body up to `share` bytes, and every body's length."""
-    columns = f"{_INSERTION}, IF(LENGTH(body) <= {share}, body, NULL), LENGTH(body)"
+    """Selects an insertion, a body up to `share` bytes, every body's length, and the cause."""
+    columns = f"{_INSERTION}, IF(LENGTH(body) <= {share}, body, NULL), LENGTH(body), cause"
     return sql(f"SELECT {columns} FROM %s.entity {tail}", Name(datastore.database(shard)), *values)
 
 
 def _whole(row: Row, shard: int, large: Mapping[tuple[int, int], bytes]) -> StoredCell:
     body = large[shard, row[_ADDED_ID]] if row[_BODY] is None else row[_BODY]
-    return _stored((*row[:_BODY], body), shard)
+    return _stored((*row[:_BODY], body, row[_CAUSE]), shard)
 
 
 def _bodies(datastore: Datastore, places: Sequence[tuple[int, int]]) -> Operation[dict[tuple[int, int], bytes]]:
@@ -443,5 +443,5 @@ def _one(rows: Sequence[Row], shard: int) -> StoredCell | None:
 
 
 def _stored(found: Row, shard: int) -> StoredCell:
-    row_key, column_name, ref_key, generation, added_id, created_at, body = found
-    return StoredCell(row_key, column_name, ref_key, shard, generation, added_id, created_at, body)
+    row_key, column_name, ref_key, generation, added_id, created_at, body, cause = found
+    return StoredCell(row_key, column_name, ref_key, shard, generation, added_id, created_at, body, cause)

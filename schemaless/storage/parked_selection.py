@@ -126,13 +126,13 @@ def read(
         by_shard.setdefault(shard, []).append(added_id)
     results = yield ";".join(
         "SELECT row_key, column_name, ref_key, generation, added_id,"
-        f" {MICROSECONDS.format('created_at')}, body FROM "
+        f" {MICROSECONDS.format('created_at')}, body, cause FROM "
         + sql("%s.entity", Name(datastore.database(shard)))
         + f" WHERE added_id IN ({commas([str(added_id) for added_id in ids])})"
         for shard, ids in by_shard.items()
     )
     cells = {
-        (shard, row[4]): StoredCell(row[0], row[1], row[2], shard, row[3], row[4], row[5], row[6])
+        (shard, row[4]): StoredCell(row[0], row[1], row[2], shard, row[3], row[4], row[5], row[6], row[7])
         for shard, result in zip(by_shard, results, strict=True)
         for row in result.rows
     }

@@ -31,6 +31,7 @@ class NewVersion(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     idempotency_key: str | None = None
     above: int = 0
+    cause: str | None = None
 
     @property
     def column(self) -> tuple[int, RowKey, ColumnName]:
@@ -93,7 +94,7 @@ def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | 
         counts[version.column] += 1
         offsets.append(counts[version.column])
         ref_key = f"@r{columns[version.column]}+{offsets[-1]}"
-        values = append.values(version.row_key, version.column_name, ref_key, version.body)
+        values = append.values(version.row_key, version.column_name, ref_key, version.body, version.cause)
         rows.append(NewRow(version.shard, values))
         if version.idempotency_key is not None:
             last.append(
@@ -114,6 +115,7 @@ def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | 
             Cell(
                 CellKey(version.row_key, version.column_name, RefKey(numbers[columns[version.column]] + offset)),
                 version.body,
+                cause=version.cause,
             ),
             place,
             replayed=False,
@@ -176,4 +178,4 @@ def _replay(version: NewVersion, key: CellKey, found: StoredCell | None) -> Next
     if not same_body(found.body, version.body):
         return Invalid("Idempotency-Key", "was used with another body")
     placed = Placed(PutStatus.STORED, version.shard, found.generation, found.added_id, found.created_at)
-    return NextVersion(Cell(key, found.body), placed, replayed=True)
+    return NextVersion(Cell(key, found.body, cause=found.cause), placed, replayed=True)

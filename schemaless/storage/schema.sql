@@ -53,6 +53,7 @@ CREATE TABLE IF NOT EXISTS schemaless.buffer (
     owner BIGINT UNSIGNED NOT NULL,
     claim BIGINT UNSIGNED NOT NULL,
     buffered_at DATETIME(6) NOT NULL,
+    cause VARCHAR(300) CHARACTER SET ascii COLLATE ascii_bin NULL,
     UNIQUE KEY cell (datastore, row_key, column_name, ref_key),
     KEY home (home, buffer_id, size, buffered_at, datastore)
 ) ENGINE=InnoDB;
@@ -285,6 +286,7 @@ CREATE TABLE IF NOT EXISTS %(database)s.entity (
     ref_key BIGINT NOT NULL,
     body MEDIUMBLOB NOT NULL COMMENT 'zlib over MessagePack',
     created_at DATETIME(6) NOT NULL,
+    cause VARCHAR(300) CHARACTER SET ascii COLLATE ascii_bin NULL COMMENT 'who wrote it, and for which cell',
     UNIQUE KEY cell (row_key, column_name, ref_key)
 ) ENGINE=InnoDB;
 

@@ -123,7 +123,7 @@ def of_row(
     share = max(1, bytes_max // ROW_CELLS_MAX)
     result = yield (
         sql(
-            f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body) FROM %s.entity WHERE row_key = %s",
+            f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause FROM %s.entity WHERE row_key = %s",
             share,
             Name(datastore.database(shard)),
             row_key,
@@ -190,20 +190,18 @@ def oldest_after(datastore: Datastore, positions: Mapping[int, int]) -> Operatio
     }
 
 
-_LENGTH = -1
-_BODY = -2
-_ADDED_ID = 4
+_ADDED_ID, _BODY, _LENGTH = 4, 6, 7
 
 
 _INSERTION = f"SELECT row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}"
-"""Selects StoredCell's fields but shard and body, in their order."""
+"""Selects StoredCell's fields but shard, body and cause, in their order."""
 
 
 def _select_with_first(datastore: Datastore, part: Following, share: int) -> Script:
     """Selects what `_select` does, and before it the cell at the position itself, without its body."""
     at = part.position.added_id
     return sql(
-        f"{_INSERTION}, IF(added_id > %s AND LENGTH(body) <= %s, body, NULL), IF(added_id > %s, LENGTH(body), 0)"
+        f"{_INSERTION}, IF(added_id > %s AND LENGTH(body) <= %s, body, NULL), IF(added_id > %s, LENGTH(body), 0), cause"
         " FROM %s.entity WHERE added_id >= %s ORDER BY added_id LIMIT %s",
         at,
         share,
@@ -215,9 +213,9 @@ def _select_with_first(datastore: Datastore, part: Following, share: int) -> Scr
 
 
 def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
-    """Selects StoredCell's fields but the shard, in their order, and then the body's length."""
+    """Selects StoredCell's fields but the shard, in their order, with the body's length before the cause."""
     return sql(
-        f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body)"
+        f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause"
         " FROM %s.entity WHERE added_id > %s ORDER BY added_id LIMIT %s",
         share,
         Name(datastore.database(part.shard)),
@@ -275,6 +273,7 @@ def _cells(shard: int, rows: Sequence[Row], large: Mapping[int, bytes]) -> list[
             added_id,
             created_at,
             large[added_id] if body is None else body,
+            cause,
         )
-        for row_key, column_name, ref_key, generation, added_id, created_at, body, _ in rows
+        for row_key, column_name, ref_key, generation, added_id, created_at, body, _, cause in rows
     ]

@@ -86,4 +86,5 @@ def stored_cell(found: FoundCell) -> StoredCell:
         added_id=found.added_id,
         created_at=microseconds_since_epoch(found.created_at),
         body=encode_body(found.body, check_shape=False),
+        cause=found.cause,
     )

@@ -184,3 +184,45 @@ def test_of_duplicate_members_the_last_counts(call, row):
     """As the contract says, so that any parser reads the same body."""
     call("PUT", f"/cells/{row}/BASE/1", content=b'{"a": 1, "a": 2}')
     assert call.get(f"/cells/{row}/BASE/1").json()["body"] == {"a": 2}
+
+
+CAUSE = "billing/bill_rider@7:1:1000"
+
+
+def test_a_cell_shows_its_cause_wherever_it_is_read(call, shared_datastore, row):
+    """A15: from each kind of put, in each kind of read. A cell without one has no such member."""
+    caused = {"schemaless-cause": CAUSE}
+    path = f"/cells/{row}/BASE"
+    call("PUT", f"{path}/1", json={"n": 1}, headers=caused)
+    call("POST", path, json={"n": 2}, headers=caused)
+    item = {"row_key": str(row), "column_name": "BASE", "ref_key": 3, "body": {"n": 3}}
+    call.post("/batch/put", json={"cells": [item]}, headers=caused)
+    last = call.put(row, 4, {"n": 4}).json()
+    shard = last["shard"]
+    causes = [CAUSE, CAUSE, CAUSE, None]
+    shown = call.get(f"{path}/versions", params={"order": "asc"}).json()["cells"]
+    assert [cell.get("cause") for cell in shown] == causes
+    log = call.get(f"/shards/{shard}/cells", params={"limit": 1000}).json()["cells"]
+    assert [cell.get("cause") for cell in log if cell["row_key"] == str(row)] == causes
+    assert call.get(f"{path}/1").json()["cause"] == CAUSE
+    assert "cause" not in call.get(path).json()
+    found = call.post("/batch/get", json={"keys": [{"row_key": str(row), "column_name": "BASE", "ref_key": 3}]})
+    assert found.json()["cells"][0]["cause"] == CAUSE
+
+
+def test_a_cause_is_no_part_of_the_body_nor_of_the_digest(call, row):
+    """A15: the same body with another cause, or none, is already stored, and the first cause stays."""
+    path = f"/cells/{row}/BASE/1"
+    first = call("PUT", path, json={"n": 1}, headers={"schemaless-cause": CAUSE}).json()
+    for headers in ({}, {"schemaless-cause": "other@1:1:1"}):
+        assert call("PUT", path, json={"n": 1}, headers=headers).json() == first | {"status": "already_stored"}
+    assert call.get(path).json()["cause"] == CAUSE
+
+
+@pytest.mark.parametrize("cause", ["billing", "a b@1:1:1", "x" * 251 + "@1:1:1", "a@1:1:1:1", "\xe4@1:1:1"])
+def test_a_wrong_cause_is_refused(call, row, cause):
+    """422 which names the header, and nothing is stored."""
+    for method, path in (("PUT", f"/cells/{row}/BASE/1"), ("POST", f"/cells/{row}/BASE"), ("POST", "/batch/put")):
+        answer = call(method, path, json={"n": 1}, headers={"schemaless-cause": cause.encode("latin-1")})
+        assert_problem(answer, 422, "Schemaless-Cause")
+    assert call.get(f"/cells/{row}/BASE").status_code == 404

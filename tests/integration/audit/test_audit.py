@@ -350,7 +350,7 @@ def insert_a_row_twice(site):
 def insert_a_row_by_hand(site):
     site.publish()
     site.sql(
-        f"INSERT INTO {site.entity} SELECT 7, generation, row_key, column_name, 2, body, created_at"
+        f"INSERT INTO {site.entity} SELECT 7, generation, row_key, column_name, 2, body, created_at, cause"
         f" FROM {site.entity} WHERE added_id = 3"
     )
     return [(WRONG, "there are cells up to 7, beyond the head 6")]

@@ -3,6 +3,7 @@
 import time
 import uuid
 
+import msgspec
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -17,6 +18,7 @@ from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.events import Event, observing
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position, cell_digest
+from schemaless.record import decoded
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells, wait_for_records
 
@@ -99,6 +101,18 @@ def test_cells_stand_in_the_topic_as_the_contract_says(kafka, datastore, opened)
     assert decode_cell(record.value) == cell
     assert record.headers == {"v": b"1", "kind": b"cell", "column": b"BASE"}
     assert record.timestamp_ms == cell.created_at // 1000
+
+
+def test_a_cell_with_a_cause_has_it_in_a_header(kafka, datastore, opened):
+    """A15: the value is that of a cell without one, and readers of records find it."""
+    log, _ = opened()
+    (cell,) = cells(1, 1)
+    caused = msgspec.structs.replace(cell, cause="billing/bill_rider@7:1:1000")
+    log.publish([caused])
+    (record,) = wait_for_records(kafka, datastore, 1)
+    assert record.headers == {"v": b"1", "kind": b"cell", "column": b"BASE", "cause": b"billing/bill_rider@7:1:1000"}
+    assert decode_cell(record.value) == cell
+    assert decoded(record) == caused
 
 
 def test_a_new_log_has_published_nothing(opened):

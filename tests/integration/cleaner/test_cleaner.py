@@ -5,10 +5,11 @@ import hashlib
 import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cleaner.service import Cleaner
-from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
+from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.config import CleanerSettings
 from schemaless.sharding import shard_of
@@ -99,6 +100,20 @@ async def test_a_missing_cell_is_written_and_then_confirmed(cleaner, async_stora
     await cleaner.step()
     assert await buffered(async_storage, datastore) == set()
     assert await head_sum(async_storage.master("a"), datastore) == 30
+
+
+async def test_a_cell_keeps_its_cause_on_the_way_through_a_buffer(cleaner, async_storage, datastore):
+    """A15: a rescue writes it at home. A put of the same body with another cause changes nothing."""
+    row = msgspec.structs.replace(row_of(datastore, n=1), cause="billing/bill_rider@7:1:1000")
+    await buffer(async_storage, datastore, [row])
+    await buffer(async_storage, datastore, [msgspec.structs.replace(row, cause="other@1:1:1", claim=5)])
+    await cleaner.step()
+    master = async_storage.master("a")
+    (cell,) = await master.run(entity_table.get, datastore, [(row.shard, row.key)])
+    assert cell.cause == "billing/bill_rider@7:1:1000"
+    again = msgspec.structs.replace(row, cause=None)
+    (placed,) = await master.run(entity_table.put_cells, datastore, [again])
+    assert placed.status is PutStatus.ALREADY_STORED
 
 
 async def test_a_home_that_lost_what_it_showed_gets_it_again(stopped_replication, cleaner, async_storage, datastore):

@@ -66,7 +66,7 @@ def put_with_the_lock_let_go(datastore: Datastore, cells: Sequence[ShardCell]) -
     yield "BEGIN"
     inserts = [
         sql(
-            "INSERT INTO %s.entity VALUES (%s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
+            "INSERT INTO %s.entity VALUES (%s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6), NULL)",
             Name(datastore.database(cell.shard)),
             heads[cell.shard].added_id + 1 + [other for other in cells if other.shard == cell.shard].index(cell),
             heads[cell.shard].generation,

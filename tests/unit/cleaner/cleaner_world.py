@@ -11,6 +11,7 @@ from schemaless.config import CleanerSettings
 from schemaless.errors import Misconfigured, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
 from schemaless.storage.buffer_table import Buffered
+from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.shard_head import Movement, ServerHistory
 from schemaless.topology import Datastore
 
@@ -93,8 +94,8 @@ class Secondary:
             return max(self.rows, default=0)
         if operation.__name__ == "_page":
             return self._page(operation.__self__, args[1])
-        if operation is buffer_table.bodies:
-            return [self.rows[row.buffer_id][1] for row in args[0]]
+        if operation is buffer_table.cells:
+            return [ShardCell(row.key, self.rows[row.buffer_id][1], row.shard) for row in args[0]]
         if operation is buffer_table.delete_confirmed:
             return sum(self.rows.pop(row.buffer_id, None) is not None for row in args[0])
         if operation is refusal_table.note:

@@ -9,6 +9,7 @@ from schemaless.cell import (
     RefKey,
     RowKey,
     created_at_text,
+    parse_cause,
     parse_column_name,
     parse_ref_key,
     parse_row_key,
@@ -98,3 +99,31 @@ def test_created_at_has_six_digits_always():
 def test_a_key_reads_as_a_path():
     """In logs and messages."""
     assert str(CellKey(RowKey(bytes(16)), ColumnName("BASE"), RefKey(3))) == f"{row_key_text(bytes(16))}/BASE/3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "@1:1:1",
+        "a b@1:1:1",
+        "ä@1:1:1",
+        "a@b@1:1:1",
+        "a@1:1",
+        "a@1:1:1\n",
+        "a@-1:1:1",
+        "x" * 251 + "@1:1:1",
+        None,
+    ],
+)
+def test_a_wrong_cause_is_refused(text):
+    """A15: it names who wrote the cell and a location, and is bounded."""
+    with pytest.raises(Invalid, match="Schemaless-Cause"):
+        parse_cause(text, "Schemaless-Cause")
+
+
+def test_the_longest_cause_has_room_in_its_column():
+    """VARCHAR(300), in schema.sql."""
+    longest = "x" * 250 + "@" + "9" * 9 + ":" + "9" * 10 + ":" + "9" * 19
+    assert len(parse_cause(longest)) <= 300

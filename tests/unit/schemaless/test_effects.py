@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from schemaless import Conflict, Context, DidNotHappen, Doubt, Park, Retry
-from schemaless.cell import CellKey, PutStatus
+from schemaless.cell import CellKey, PutStatus, parse_cause
 from schemaless.client.answers import FoundCell, PutAnswer, VersionsPage
 from schemaless.effects import RESULT_BYTES_MAX, SETTLE_S, Ledger
 from schemaless.errors import Corrupt, Forbidden, Misconfigured, Unavailable
+from schemaless.location import Location, ShardLocation
 from schemaless.trigger_context import ContextServices
 
 ROW = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -465,3 +466,25 @@ def test_whatever_dies_where_nothing_is_charged_twice(cells, provider):
             except Crash:
                 process = Process(store, bank)
         assert bank.charges <= 1
+
+
+def test_cells_that_a_call_puts_carry_the_cell_that_caused_them():
+    """A15: through both clients, effects' entries too. A context of a test without a location has the plain client."""
+
+    causes = []
+
+    class Asked(Cells):
+        def caused_by(self, cause):
+            causes.append(cause)
+            return self
+
+    services = ContextServices("mezzanine")
+    services.client = services.async_client = Asked()
+    at = ShardLocation(7, Location(1, 1000))
+    context = Context("billing", "mezzanine", 1, services=services).of_call("bill_rider", KEY, at)
+    assert context.cause == parse_cause("billing/bill_rider@7:1:1000")
+    assert context.client is context.async_client is services.client
+    context.once("charge", lambda: 1)
+    assert causes == ["billing/bill_rider@7:1:1000"] * 3
+    assert Context("billing", "mezzanine", 1, "f", KEY, services).client is services.client
+    assert len(causes) == 3

@@ -1,6 +1,7 @@
 """What a record of the topic says: ours is read, whatever else lies there gets a name and a reason, nothing raises."""
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,16 @@ def test_a_cell_is_read_whatever_client_brought_it(given):
 def test_members_of_a_later_version_are_passed_over():
     """Adding to the contract is free."""
     assert decode_record(msgpack.packb(MEMBERS | {"later": [1, 2]}), HEADERS) == CELL
+
+
+def test_a_cause_is_a_header_and_no_part_of_the_value():
+    """A15: a record without it is byte by byte the same."""
+    caused = msgspec.structs.replace(CELL, cause="billing/bill_rider@7:1:1000")
+    assert encode_record(caused) == encode_record(CELL)
+    for check_body in (True, False):
+        given = [*HEADERS, ("cause", b"billing/bill_rider@7:1:1000")]
+        assert decode_record(encode_record(caused), given, check_body=check_body) == caused
+    assert decode_record(encode_record(CELL), [*HEADERS, ("cause", b"\xff")]).cause == "\ufffd"
 
 
 def test_notices_are_read():

@@ -271,7 +271,7 @@ def sent(call: ClientRequest) -> list[int]:
 def test_a_batch_gives_a_result_for_each_cell_in_order():
     """A conflict is final and false, and the others are not touched by it."""
     conflict = {"status": "conflict", "problem": {"status": 409, "detail": "other body"}}
-    (call,), results = drive(put_cells("/v1/m", cells(3)), ok({"results": [item(), conflict, item("buffered")]}))
+    (call,), results = drive(put_cells(Requests("m"), cells(3)), ok({"results": [item(), conflict, item("buffered")]}))
     assert sent(call) == [0, 1, 2]
     assert [type(result) for result in results] == [PutAnswer, PutFailure, PutAnswer]
     assert [bool(result) for result in results] == [True, False, True]
@@ -284,7 +284,7 @@ def test_items_that_may_succeed_later_are_sent_again_alone():
     away = {"status": "error", "problem": {"status": 503, "detail": "away", "retryable": True}}
     wrong = {"status": "error", "problem": {"status": 422, "field": "body", "detail": "body: no"}}
     answers = [ok({"results": [away, item(), wrong]}), ok({"results": [item("already_stored")]})]
-    (_, second), results = drive(put_cells("/v1/m", cells(3)), *answers)
+    (_, second), results = drive(put_cells(Requests("m"), cells(3)), *answers)
     assert sent(second) == [0]
     assert second.delay_s > 0
     assert results[0].status is PutStatus.ALREADY_STORED
@@ -294,7 +294,7 @@ def test_items_that_may_succeed_later_are_sent_again_alone():
 def test_rounds_of_a_batch_are_bounded():
     """What never succeeds is told as an error in the end."""
     away = ok({"results": [{"status": "error", "problem": {"status": 503, "retryable": True}}]})
-    calls, results = drive(put_cells("/v1/m", cells(1)), *[away] * ROUNDS_MAX)
+    calls, results = drive(put_cells(Requests("m"), cells(1)), *[away] * ROUNDS_MAX)
     assert len(calls) == ROUNDS_MAX
     assert isinstance(results[0].error, Unavailable)
 
@@ -309,7 +309,7 @@ def test_a_large_batch_is_split_by_number_and_by_bytes():
         (cells(ITEMS_MAX + 1), [ITEMS_MAX, 1]),
         (cells(20, {"text": "x" * (BYTES_MAX // 10)}), [9, 9, 2]),
     ):
-        calls, results = drive_with(put_cells("/v1/m", batch), good)
+        calls, results = drive_with(put_cells(Requests("m"), batch), good)
         assert [len(sent(call)) for call in calls] == sizes
         assert [number for call in calls for number in sent(call)] == [cell.ref_key for cell in batch]
         assert len(results) == len(batch)
@@ -318,13 +318,13 @@ def test_a_large_batch_is_split_by_number_and_by_bytes():
 def test_a_batch_answer_of_another_length_is_refused():
     """Results that can't be told apart are no results."""
     with pytest.raises(Unavailable, match="results"):
-        drive(put_cells("/v1/m", cells(2)), ok({"results": [item()]}))
+        drive(put_cells(Requests("m"), cells(2)), ok({"results": [item()]}))
 
 
 def test_no_cells_make_no_request():
     """An empty batch is done."""
     with pytest.raises(StopIteration) as done:
-        next(put_cells("/v1/m", []))
+        next(put_cells(Requests("m"), []))
     assert done.value.value == []
 
 
@@ -412,3 +412,18 @@ def test_an_index_can_not_be_asked_with_what_has_no_text():
     """A list is no value of a field."""
     with pytest.raises(Invalid):
         next(Requests("m").query_index("by_driver", {"a": [1]}))
+
+
+def test_every_put_of_a_client_with_a_cause_carries_it():
+    """A15: single puts, next versions and batches. Reads don't, and the requests without a cause stay as they are."""
+    caused = REQUESTS.caused_by("billing/bill_rider@7:1:1000")
+    flows = [
+        caused.put_cell(ROW, "BASE", 1, {}),
+        caused.put(ROW, "BASE", {}, None),
+        put_cells(caused, [NewCell(ROW, "BASE", 1, {})]),
+    ]
+    assert [next(flow).headers.get("schemaless-cause") for flow in flows] == ["billing/bill_rider@7:1:1000"] * 3
+    assert "schemaless-cause" not in next(caused.get_cell(ROW, "BASE", 1, None)).headers
+    assert "schemaless-cause" not in next(REQUESTS.put_cell(ROW, "BASE", 1, {})).headers
+    with pytest.raises(Invalid, match="WRITER@SHARD"):
+        REQUESTS.caused_by("billing")
