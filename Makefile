@@ -1,6 +1,6 @@
 # Every command of the README. A bare Debian machine is enough: each target installs what it misses.
 .DEFAULT_GOAL := help
-.PHONY: help venv servers servers-mysql servers-debezium up down demo test test-mysql check bench faults lock
+.PHONY: help venv servers servers-mysql servers-debezium up down demo test test-mysql check pictures bench faults lock
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -43,7 +43,10 @@ check: venv ## format, lint, types, import contracts, docs and sizes: no servers
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/unit/test_tidy.py tests/unit/test_pictures.py
+	$(BIN)/pytest tests/unit/test_tidy.py tests/unit/test_pictures.py tests/unit/test_pages.py
+
+pictures: ## let Mermaid itself parse the pictures of the pages: needs node and npm
+	docs/render-pictures
 
 bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench

@@ -42,6 +42,22 @@ BROAD_EXCEPTS = {
 }
 """`except Exception` and `except BaseException` outside process entry points, by file, with the reason."""
 
+DRIVERS = {
+    "pymysql": ("schemaless/storage/", "schemaless/stack/admin.py"),
+    "asyncmy": ("schemaless/storage/",),
+    "confluent_kafka": ("schemaless/bus/", "schemaless/stack/kafka_broker.py"),
+    "faust": ("schemaless/bus/",),
+    "mode": ("schemaless/bus/",),
+    "aiokafka": ("schemaless/bus/",),
+}
+"""The one package of each driver, and the files of the embedded stack that talk to the servers it has just started."""
+
+SLEEPS = {
+    "tests/unit/schemaless/test_lifecycle.py": "processes whose work must not end by itself",
+    "tests/unit/schemaless/client/test_drivers.py": "a host that hangs until its request is cancelled",
+}
+"""Unit tests that sleep for more than a turn of the event loop, with the reason."""
+
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -113,6 +129,22 @@ def test_broad_excepts_are_listed_with_their_reasons(path: Path):
         assert bool(_broad_excepts(path)) == (name(path) in BROAD_EXCEPTS), _broad_excepts(path)
 
 
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """The top package of everything that is imported, inside functions, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("path", PRODUCT_SOURCES, ids=name)
+def test_drivers_are_imported_in_their_adapters_only(path: Path):
+    """Driver errors stop at the adapters (I15), so no other module may know a driver."""
+    imported = set(_imports(ast.parse(path.read_text())))
+    assert not [driver for driver, homes in DRIVERS.items() if driver in imported and not name(path).startswith(homes)]
+
+
 def test_every_module_of_the_core_has_a_layer():
     """The import contracts name layers by hand. A module that none of them names would be free to import anything."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -177,6 +209,26 @@ def _commands(group, before: str = "") -> Iterator[str]:
             yield from _commands(command, f"{before}{found} ")
         elif not command.hidden:
             yield before + found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "unit").rglob("*.py")), ids=name)
+def test_unit_tests_do_not_sleep(path: Path):
+    """A clock is passed in. `sleep(0)` is a turn of the event loop. The list names nothing that is gone."""
+    sleeps = re.findall(r"\b(?:time|asyncio)\.sleep\((?!0\))", path.read_text())
+    assert bool(sleeps) == (name(path) in SLEEPS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=name)
+def test_randomness_has_a_seed(path: Path):
+    """`random.choice` and its like draw from a seed that nobody knows. The one of tests/seed.py is printed."""
+    tree = ast.parse(path.read_text())
+    modules = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+    }
+    assert "random" not in modules or used <= {"Random", "SystemRandom"}
 
 
 def test_locks_name_no_registry():

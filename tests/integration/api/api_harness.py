@@ -1,7 +1,6 @@
 """An API process as a fixture's product: `python -m api` on a free port, asked through httpx."""
 
 import os
-import random
 import subprocess
 import sys
 import time
@@ -20,10 +19,13 @@ from schemaless.storage import shard_head
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.environment import environment_of
+from tests.seed import seeded
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 20
 PROBLEM_MEMBERS = {"type", "title", "status", "detail", "retryable"}
+
+_row_keys = seeded("row keys")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,6 @@ def cells_in(storage: SyncStorage, datastore: Datastore) -> int:
 def row_in(datastore: Datastore, shard: int) -> uuid.UUID:
     """A new row key of a given shard."""
     while True:
-        row_key = uuid.UUID(int=random.getrandbits(128))
+        row_key = uuid.UUID(int=_row_keys.getrandbits(128))
         if shard_of(row_key.bytes, datastore.shards) == shard:
             return row_key

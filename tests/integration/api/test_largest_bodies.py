@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import string
 import time
 import uuid
@@ -14,10 +13,12 @@ from schemaless.bus.topics import ensure_topics
 from schemaless.codec import decode_body
 from tests.consumer_harness import running_consumer, write_program
 from tests.log_harness import running_tailers, wait_for_cells
+from tests.seed import seeded
 
 pytestmark = pytest.mark.storage
 
 BODY_BYTES_MAX = 1 << 20
+NOISE = seeded("largest bodies")
 PROGRAM = """
 import hashlib, json, os, pathlib
 from schemaless import trigger
@@ -33,14 +34,14 @@ def note(cell):
 
 def text(bytes_max):
     """Random characters: JSON and MessagePack need as many bytes, and compression saves little."""
-    noise = "".join(random.choices(string.ascii_letters + string.digits + "-_", k=bytes_max - len('{"noise":""}')))
+    noise = "".join(NOISE.choices(string.ascii_letters + string.digits + "-_", k=bytes_max - len('{"noise":""}')))
     return '{"noise":"' + noise + '"}'
 
 
 def numbers(bytes_max):
     """Seven bytes each as sent, nine in MessagePack, of which compression finds little: the stored form is larger."""
     count = (bytes_max - len('{"n":[]}') + 1) // 7
-    return '{"n":[' + ",".join(f"{random.randint(100, 999)}e{random.randint(10, 99)}" for _ in range(count)) + "]}"
+    return '{"n":[' + ",".join(f"{NOISE.randint(100, 999)}e{NOISE.randint(10, 99)}" for _ in range(count)) + "]}"
 
 
 def digest(sent):

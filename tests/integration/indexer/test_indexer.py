@@ -222,7 +222,7 @@ async def test_each_element_of_an_array_has_an_entry(processes, rows, async_stor
 
 
 async def test_an_index_on_a_running_indexer_is_built_while_cells_come(
-    processes, rows, async_storage, storage, datastore
+    processes, rows, async_storage, storage, datastore, chance
 ):
     """Defined in the middle of the load, it misses nothing of before and after."""
     other = definition("by_owner_later")
@@ -231,7 +231,7 @@ async def test_an_index_on_a_running_indexer_is_built_while_cells_come(
         if part == 2:
             await create_index(async_storage, datastore, other)
         keys = [uuid.uuid4().bytes for _ in range(100)]
-        rows.put(*[rows.cell(row, "BASE", 1, {"owner": random.choice(by_shard), "number": part}) for row in keys])
+        rows.put(*[rows.cell(row, "BASE", 1, {"owner": chance.choice(by_shard), "number": part}) for row in keys])
     await wait_active(async_storage, datastore, "by_owner_later")
     wait_until_finished(storage, datastore, "index:by_owner_later")
     assert rows.found(other) == rows.wanted(other)

@@ -1,7 +1,6 @@
 """The examples of docs/subscribers.md as processes, on real servers; two of them killed on the way."""
 
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -73,7 +72,7 @@ def counted(database):
         return dict(counts.execute("SELECT shard, SUM(cells) FROM counts GROUP BY 1")) if "counts" in tables else {}
 
 
-def test_counts_are_exact_whatever_kills_their_process(example, storage, kafka, datastore, tmp_path):
+def test_counts_are_exact_whatever_kills_their_process(example, storage, kafka, datastore, tmp_path, chance):
     """kill -9 under load, at any moment at which it counts: each cell is counted once, positions stand at the heads."""
     database = tmp_path / "counts.db"
     arguments = ("column_counts", "--kafka", kafka, "--datastore", datastore.name, "--database", database)
@@ -81,7 +80,7 @@ def test_counts_are_exact_whatever_kills_their_process(example, storage, kafka, 
         process, before = example(*arguments), counted(database)
         while counted(database) == before:
             write(storage, datastore, 20)
-        ends = time.monotonic() + random.uniform(0, 0.4)
+        ends = time.monotonic() + chance.uniform(0, 0.4)
         while time.monotonic() < ends:
             write(storage, datastore, 20)
         process.kill()

@@ -1,5 +1,8 @@
 """Settings: each variable names its service, and an old name never vanishes in silence."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from schemaless import config
@@ -18,6 +21,7 @@ from schemaless.config import (
 )
 from schemaless.errors import Misconfigured
 
+ROOT = Path(__file__).parents[3]
 SERVICES = {
     ApiSettings: "API",
     CleanerSettings: "CLEANER",
@@ -62,6 +66,14 @@ def test_an_old_name_ends_the_process_with_the_new_one(old: str, environment):
     environment.setenv(old.lower(), "1")
     with pytest.raises(Misconfigured):
         read_settings(TailerSettings)
+
+
+def test_the_changelog_names_no_former_setting_that_is_taken_for_nothing():
+    """Its table of names that changed is what operators go by. Each name at the left is refused."""
+    rows = re.findall(r"^ *\| (`SCHEMALESS_.*?) \|", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    former = {name for row in rows for name in re.findall(r"`(SCHEMALESS_\w+)`", row)}
+    assert len(former) > 5
+    assert former <= RENAMED.keys()
 
 
 def test_what_is_missing_or_malformed_is_told_by_its_variable(environment):

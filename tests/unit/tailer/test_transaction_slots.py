@@ -61,6 +61,6 @@ async def test_a_slot_comes_back_once():
         for _ in range(20):
             await hold(slots, [], 0, done)
             async with slots.taken():
-                await asyncio.sleep(0.001)  # its timer moves it
+                await until(lambda: slots._slow_free < SLOW_PER_QUICK)  # its timer moves it
         assert slots._quick._value == 1
         assert slots._slow_free == SLOW_PER_QUICK
