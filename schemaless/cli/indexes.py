@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from schemaless.cli.index_checks import repair, verify
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
@@ -26,7 +28,7 @@ Name = Annotated[str, typer.Argument(help="name of the index")]
 
 
 def register(app: typer.Typer) -> None:
-    commands = {
+    commands: dict[str, Callable[..., None]] = {
         "create": create,
         "list": list_all,
         "status": status,
@@ -37,6 +39,8 @@ def register(app: typer.Typer) -> None:
         "throttle": throttle,
         "problems": problems,
         "drop": drop,
+        "verify": verify,
+        "repair": repair,
     }
     add_group(app, "index", "Create, query and maintain secondary indexes.", commands)
 

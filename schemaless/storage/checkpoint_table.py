@@ -221,6 +221,27 @@ _UNDO = "INSERT INTO schemaless.format SELECT NULL FROM DUAL WHERE @moved <> {}"
 """Fails, and so undoes its transaction, where another number of rows was moved: that column takes no NULL."""
 
 
+def write_at(datastore: str, checkpoint: Checkpoint, script: Script) -> Operation[bool]:
+    """Runs a script in one transaction while a checkpoint can't move, and leaves the checkpoint as it is.
+
+    Returns False, and nothing of the script stays, if the checkpoint has moved since it was read. The script must be
+    one that may be repeated.
+    """
+    # A match counts, though nothing changes: every connection has CLIENT_FOUND_ROWS.
+    lock = sql(
+        f"UPDATE {_TABLE} SET version = version WHERE datastore = %s AND consumer = %s AND shard = %s AND version = %s",
+        datastore,
+        checkpoint.consumer,
+        checkpoint.shard,
+        checkpoint.version,
+    )
+    try:
+        yield f"BEGIN;{lock};SET @moved = ROW_COUNT();{_UNDO.format(1)};{script};COMMIT"
+    except NeedsLockedHeads:
+        return False
+    return True
+
+
 def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[int]:
     """Lets stopped shards run again, all or those named, and returns how many."""
     numbers = commas([str(shard) for shard in shards])

@@ -89,18 +89,37 @@ def drop(datastore: Datastore, shards: Sequence[int], name: str) -> Operation[No
 
 def upserts(datastore: Datastore, definition: IndexDefinition, writes: Sequence[IndexWrite]) -> Script:
     """Returns statements that write to the tables of shards which all live on one cluster. The guard decides."""
-    by_shard: dict[int, list[str]] = {}
+    by_shard: dict[int, list[IndexWrite]] = {}
     for write in writes:
-        by_shard.setdefault(write.shard, []).append(_row(definition, write))
+        by_shard.setdefault(write.shard, []).append(write)
     names = [quoted(field) for field in definition.fields]
-    columns = commas(["row_key", "element", "source_generation", "source_added_id", "live", *names])
     # MySQL assigns from left to right: the guard reads the version columns, so they are assigned last.
     guarded = [f"{name} = IF({_NEWER}, VALUES({name}), {name})" for name in ["live", *names, "source_added_id"]]
     update = commas([*guarded, "source_generation = GREATEST(source_generation, VALUES(source_generation))"])
-    return ";".join(
-        f"INSERT INTO {table(datastore, shard, definition)} ({columns}) VALUES {commas(rows)}"
-        f" ON DUPLICATE KEY UPDATE {update}"
-        for shard, rows in by_shard.items()
+    return ";".join(_insertion(datastore, shard, definition, here, update) for shard, here in by_shard.items())
+
+
+def overwrites(datastore: Datastore, definition: IndexDefinition, writes: Sequence[IndexWrite]) -> Script:
+    """Returns statements that write to tables of one cluster whatever version is there, at least one write.
+
+    They must run while the checkpoint of the rows' shard can't move (`checkpoint_table.write_at`).
+    """
+    by_shard: dict[int, list[IndexWrite]] = {}
+    for write in writes:
+        by_shard.setdefault(write.shard, []).append(write)
+    names = ["live", *map(quoted, definition.fields), "source_added_id", "source_generation"]
+    update = commas([f"{name} = VALUES({name})" for name in names])
+    return ";".join(_insertion(datastore, shard, definition, here, update) for shard, here in by_shard.items())
+
+
+def _insertion(
+    datastore: Datastore, shard: int, definition: IndexDefinition, writes: Sequence[IndexWrite], update: Script
+) -> Script:
+    names = [quoted(field) for field in definition.fields]
+    columns = commas(["row_key", "element", "source_generation", "source_added_id", "live", *names])
+    rows = commas([_row(definition, write) for write in writes])
+    return (
+        f"INSERT INTO {table(datastore, shard, definition)} ({columns}) VALUES {rows} ON DUPLICATE KEY UPDATE {update}"
     )
 
 
@@ -160,7 +179,7 @@ def write(script: Script) -> Operation[None]:
 
 
 def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
-    return [FoundEntry(row[0], IndexEntry(tuple(map(_read, definition.fields, row[2:]))), row[1]) for row in rows]
+    return [FoundEntry(row[0], IndexEntry(tuple(map(read_value, definition.fields, row[2:]))), row[1]) for row in rows]
 
 
 def live_entries(
@@ -213,7 +232,7 @@ def field_literal(field: Field, value: Value | None) -> str:
     return format(value, "f") if isinstance(value, Decimal) else literal(value)
 
 
-def _read(field: Field, value: object) -> Value | None:
+def read_value(field: Field, value: object) -> Value | None:
     if field.type is FieldType.STRING and isinstance(value, bytes):
         return value.decode()
     if field.type is FieldType.BOOL and value is not None:

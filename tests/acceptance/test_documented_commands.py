@@ -33,7 +33,7 @@ COMMAND = re.compile(r"^(?: {4})?(?:\.venv/bin/)?schemaless (?P<arguments>[a-z].
 TRIP = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 FLIGHT = {"tailnum": "N14228", "time_hour": "2013-01-01T05:00:00Z", "carrier": "UA", "flight": 1545}
 OFFSETS = {"3:1000": "3:0"}  # of a topic as short as a test's
-FIRST = ("index create", "index wait", "put")
+FIRST = ("index create", "index wait", "index verify", "index repair", "put")
 LAST = (
     "tail", "triggers status", "triggers pause", "triggers seek", "triggers resume", "parked list", "parked retry",
     "parked discard", "triggers remove",

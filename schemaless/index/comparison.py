@@ -1,0 +1,117 @@
+"""Compares what an index has of some rows with what their newest cells say, and names each difference (I11).
+
+An entry belongs at one place: in one shard, under its row key and element. Two directions are needed. From cells to
+entries finds what is missing or has other values. From entries to cells finds what is where nothing belongs.
+
+Both sides must be of one moment. An index follows the log, so that moment is its checkpoint of the rows' shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from schemaless.cell import RowKey
+from schemaless.index.definition import IndexDefinition
+from schemaless.index.entry import Bodies, IndexEntry, entries_for, entry_shard
+from schemaless.index.transition import IndexWrite
+from schemaless.location import Location
+
+
+class EntryFaultKind(StrEnum):
+    MISSING = "missing"  # the cells make an entry that isn't there
+    STALE = "stale"  # an entry of a row that has others, or that has other values
+    GHOST = "ghost"  # an entry of a row that has none
+
+
+class EntryPlace(NamedTuple):
+    """Where an entry is: the shard of the index table, and its key there."""
+
+    shard: int
+    row_key: RowKey
+    element: int
+
+
+Entries = Mapping[EntryPlace, IndexEntry]
+
+
+class EntryFault(msgspec.Struct, frozen=True, gc=False):
+    """One difference at a place. Without `expected` nothing belongs there, without `found` nothing is there."""
+
+    kind: EntryFaultKind
+    place: EntryPlace
+    expected: IndexEntry | None
+    found: IndexEntry | None
+
+
+def expected_entries(
+    definition: IndexDefinition, shards: int, rows: Mapping[RowKey, Bodies]
+) -> dict[EntryPlace, IndexEntry]:
+    """Returns the entries that the newest cells of rows make, by place."""
+    return {
+        EntryPlace(entry_shard(definition, entry, shards), row_key, element): entry
+        for row_key, bodies in rows.items()
+        for element, entry in enumerate(entries_for(definition, bodies))
+        if entry is not None
+    }
+
+
+def missing_or_stale(expected: Entries, found: Entries) -> list[EntryFault]:
+    """Compares from cells to entries. `found` has what is at the places of `expected`."""
+    return [
+        EntryFault(
+            EntryFaultKind.MISSING if place not in found else EntryFaultKind.STALE, place, entry, found.get(place)
+        )
+        for place, entry in expected.items()
+        if found.get(place) != entry
+    ]
+
+
+def misplaced(expected: Entries, found: Entries) -> list[EntryFault]:
+    """Compares from entries to cells. `expected` has all entries of the rows of `found`.
+
+    An entry with other values at a place where one belongs is left to `missing_or_stale`.
+    """
+    having = {place.row_key for place in expected}
+    return [
+        EntryFault(EntryFaultKind.STALE if place.row_key in having else EntryFaultKind.GHOST, place, None, entry)
+        for place, entry in found.items()
+        if place not in expected
+    ]
+
+
+def repairs(places: Iterable[EntryPlace], expected: Entries, at: Location) -> list[IndexWrite]:
+    """Returns the writes that bring places to what the cells up to the checkpoint `at` say.
+
+    They are to be written whatever version is there, while nobody can move the checkpoint. Their version is the
+    checkpoint: every event up to it loses to them, and every later one wins.
+    """
+    return [IndexWrite(place.shard, place.row_key, at, expected.get(place), place.element) for place in sorted(places)]
+
+
+class Counts(msgspec.Struct):
+    """What a comparison came to. `unsettled` rows changed while they were compared, and weren't judged."""
+
+    rows: int = 0
+    entries: int = 0
+    missing: int = 0
+    stale: int = 0
+    ghost: int = 0
+    repaired: int = 0
+    unsettled: int = 0
+
+    @property
+    def faults(self) -> int:
+        return self.missing + self.stale + self.ghost
+
+    def add(self, faults: Collection[EntryFault]) -> None:
+        for fault in faults:
+            setattr(self, fault.kind, getattr(self, fault.kind) + 1)
+
+
+def rows_of(faults: Sequence[EntryFault]) -> list[RowKey]:
+    """Returns the rows that faults are about, each once."""
+    return list(dict.fromkeys(fault.place.row_key for fault in faults))

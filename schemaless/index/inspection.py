@@ -1,0 +1,291 @@
+"""Inspection compares index tables with cells in bounded pages, on any nodes, and repairs them on masters (I11).
+
+An index follows the log, so both sides must be of one moment. An inspector reads the checkpoint of a row's shard first,
+then entries and cells, the cells as of that checkpoint. A difference counts if the row got no cell since. Otherwise the
+row is looked at again. Only a new generation changes the log up to a checkpoint, so generations are read last (I13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+
+import msgspec
+
+from schemaless.batching import all_or_first_error, chunks
+from schemaless.cell import ColumnName, RowKey
+from schemaless.codec import Body, decode_body
+from schemaless.errors import NotReady
+from schemaless.index.comparison import (
+    EntryFault,
+    EntryPlace,
+    expected_entries,
+    misplaced,
+    missing_or_stale,
+    repairs,
+    rows_of,
+)
+from schemaless.index.definition import IndexDefinition
+from schemaless.index.entry import IndexEntry
+from schemaless.location import Location, kept_until
+from schemaless.sharding import shard_of
+from schemaless.storage import checkpoint_table, entity_table, index_inspection, index_table, shard_head
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.index_table import BEFORE_ALL, EntryKey
+from schemaless.topology import Datastore
+
+FIRST_ROW = RowKey(b"")
+LAST_ROW = RowKey(b"\xff" * 16)
+
+PAGE_ROWS = 500
+"""How many rows or entries a page compares at most: some milliseconds of a server."""
+
+_PAGE_ENTRIES = 4000
+"""After how many entries a page of rows ends. Those of arrays have at most 3 KiB each."""
+
+_LOOKS_MAX = 3
+_LOOK_AGAIN_S = 0.1
+_REPAIRED_AT_ONCE = 100
+_REPAIR_ATTEMPTS_MAX = 5
+
+Rows = Mapping[int, Sequence[RowKey]]
+"""Row keys by the shard of the rows."""
+
+Reached = Mapping[int, Sequence[Location]]
+"""The checkpoints of some nodes, by the shard of the rows."""
+
+
+class InspectedRows(msgspec.Struct):
+    """A page of rows, from cells to entries. `faults` is by node. `last` is None where the shard has no more rows."""
+
+    rows: int
+    faults: dict[str, list[EntryFault]]
+    unsettled: int
+    last: RowKey | None
+
+
+class InspectedEntries(msgspec.Struct):
+    """A page of entries of a node, from entries to cells. `last` is None where the table has no more entries."""
+
+    entries: int
+    faults: list[EntryFault]
+    unsettled: int
+    last: EntryKey | None
+
+
+class IndexInspector:
+    """Compares a version of an index with the cells. The index must have been complete once. It keeps no state."""
+
+    def __init__(
+        self, storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition, page_rows: int = PAGE_ROWS
+    ) -> None:
+        self.datastore = datastore
+        self.definition = definition
+        self._storage = storage
+        self._page_rows = page_rows
+
+    async def rows(
+        self, nodes: Sequence[AsyncNode], shard: int, after: RowKey = FIRST_ROW, last: RowKey = LAST_ROW
+    ) -> InspectedRows:
+        """Compares a page of a shard's rows above `after`, up to `last`, with the entries that these nodes have.
+
+        There is one node of each cluster. Raises StorageUnavailable, and NotReady for a node without a checkpoint.
+        """
+        reached = await self._reached(nodes, shard)
+        columns, until = self.definition.columns, _lowest(reached[shard])
+        found = await self._home(shard).run(
+            entity_table.row_keys, self.datastore, shard, columns, until, after, self._page_rows
+        )
+        row_keys: Sequence[RowKey] = [row_key for row_key in found if row_key <= last]
+        is_last = len(found) < self._page_rows or len(row_keys) < len(found)
+        page = InspectedRows(0, {node.node.name: [] for node in nodes}, 0, None)
+        for look in range(_LOOKS_MAX):
+            if look:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                reached = await self._reached(nodes, shard)
+            read, unsettled = await self._compare_rows(page, nodes, shard, reached, row_keys)
+            if not look:
+                page.rows = read
+                page.last = None if is_last and read == len(row_keys) else row_keys[read - 1]
+            row_keys, page.unsettled = unsettled, len(unsettled)
+            if not row_keys:
+                break
+        return page
+
+    async def entries(
+        self, node: AsyncNode, shard: int, after: EntryKey = BEFORE_ALL, last: RowKey = LAST_ROW
+    ) -> InspectedEntries:
+        """Compares a page of the entries that a node has of an index shard, those behind `after`, up to the row `last`.
+
+        Raises StorageUnavailable, and NotReady for a node without a checkpoint.
+        """
+        reached = await self._reached([node])
+        found = await node.run(
+            index_inspection.live_page, self.datastore, self.definition, shard, after, last, self._page_rows
+        )
+        page = InspectedEntries(len(found), [], 0, None)
+        if len(found) == self._page_rows:
+            _, row_key, element = max(found)
+            page.last = row_key, element
+        for _ in range(_LOOKS_MAX):
+            again = await self._compare_entries(page, reached, found)
+            page.unsettled = len(again)
+            if not again:
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            reached = await self._reached([node])
+            found = await node.run(index_inspection.of_rows, self.datastore, self.definition, {shard: again})
+        return page
+
+    async def repair(self, faults: Iterable[EntryFault]) -> int:
+        """Brings the places of faults to what the cells say, on masters. Returns how many it wrote.
+
+        The others wait for a later pass, because their checkpoint moved all the time, or its generation is superseded.
+        Each write is in a transaction in which the checkpoint of the row's shard on that cluster can't move: so the
+        cells up to it are what the place must show, whoever else writes. Raises StorageUnavailable.
+        """
+        places: dict[tuple[str, int], list[EntryPlace]] = {}
+        for fault in faults:
+            source = shard_of(fault.place.row_key, self.datastore.shards)
+            places.setdefault((self.datastore.home(fault.place.shard), source), []).append(fault.place)
+        written = 0
+        for (cluster, source), here in places.items():
+            for some in chunks(here, count_max=_REPAIRED_AT_ONCE):
+                for _ in range(_REPAIR_ATTEMPTS_MAX):
+                    if await self._repaired(self._storage.master(cluster), source, some):
+                        written += len(some)
+                        break
+        return written
+
+    async def _repaired(self, master: AsyncNode, source: int, places: Sequence[EntryPlace]) -> bool:
+        name, consumer = self.datastore.name, self.definition.consumer
+        found = await master.run(checkpoint_table.of_consumer, name, consumer, [source])
+        if not found:
+            raise NotReady(f"{master.node.name}: no checkpoint of shard {source}")
+        (checkpoint,) = found
+        row_keys = list(dict.fromkeys(place.row_key for place in places))
+        expected: dict[EntryPlace, IndexEntry] = {}
+        async for _, made in self._expected({source: row_keys}, {source: [checkpoint.location]}):
+            expected |= {place: made[place] for place in places if place in made}
+        if not await self._are_kept(source, [checkpoint.location]):
+            return False
+        writes = repairs(places, expected, checkpoint.location)
+        script = index_table.overwrites(self.datastore, self.definition, writes)
+        return await master.run(checkpoint_table.write_at, name, checkpoint, script)
+
+    async def _compare_rows(
+        self, page: InspectedRows, nodes: Sequence[AsyncNode], shard: int, reached: Reached, row_keys: Sequence[RowKey]
+    ) -> tuple[int, Sequence[RowKey]]:
+        """Adds the faults of rows to a page. Returns how many rows it read, and those that it couldn't judge."""
+        expected: dict[EntryPlace, IndexEntry] = {}
+        read: list[RowKey] = []
+        if row_keys:
+            async for some, made in self._expected({shard: row_keys}, reached):
+                read += some
+                expected |= made
+                if len(expected) >= _PAGE_ENTRIES:
+                    break
+        faults: dict[str, list[EntryFault]] = {}
+        for node in nodes:
+            here = {place: entry for place, entry in expected.items() if self._is_on(node, place)}
+            wanted: dict[int, dict[RowKey, None]] = {}
+            for place in here:
+                wanted.setdefault(place.shard, {})[place.row_key] = None
+            if wanted:
+                found = await node.run(
+                    index_inspection.of_rows, self.datastore, self.definition, {n: list(wanted[n]) for n in wanted}
+                )
+                faults[node.node.name] = missing_or_stale(here, found)
+        suspects = rows_of([fault for of_node in faults.values() for fault in of_node])
+        unsettled = await self._unsettled({shard: suspects}, reached)
+        for name, of_node in faults.items():
+            page.faults[name] += [fault for fault in of_node if fault.place.row_key not in unsettled]
+        return len(read), sorted(unsettled)
+
+    async def _compare_entries(
+        self, page: InspectedEntries, reached: Reached, found: Mapping[EntryPlace, IndexEntry]
+    ) -> Sequence[RowKey]:
+        """Adds the faults of entries to a page. Returns the rows that it couldn't judge."""
+        rows: dict[int, dict[RowKey, None]] = {}
+        for place in found:
+            rows.setdefault(shard_of(place.row_key, self.datastore.shards), {})[place.row_key] = None
+        faults: list[EntryFault] = []
+        async for some, made in self._expected({source: list(keys) for source, keys in rows.items()}, reached):
+            these = set(some)
+            faults += misplaced(made, {place: entry for place, entry in found.items() if place.row_key in these})
+        suspects: dict[int, list[RowKey]] = {}
+        for row_key in rows_of(faults):
+            suspects.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
+        unsettled = await self._unsettled(suspects, reached)
+        page.faults += [fault for fault in faults if fault.place.row_key not in unsettled]
+        return sorted(unsettled)
+
+    async def _expected(
+        self, rows: Rows, reached: Reached
+    ) -> AsyncIterator[tuple[list[RowKey], dict[EntryPlace, IndexEntry]]]:
+        """Yields rows in bounded parts, and the entries that their newest cells make up to what was reached."""
+        for cluster, shards in self.datastore.by_home(rows, lambda shard: shard).items():
+            unread = {shard: rows[shard] for shard in shards if rows[shard]}
+            while unread:
+                wanted = {shard: (_lowest(reached[shard]), row_keys) for shard, row_keys in unread.items()}
+                page = await self._storage.master(cluster).run(
+                    entity_table.newest_until, self.datastore, wanted, self.definition.columns
+                )
+                bodies: dict[RowKey, dict[ColumnName, Body]] = {}
+                for cell in page.cells:
+                    bodies.setdefault(cell.row_key, {})[cell.column_name] = decode_body(cell.body)
+                read = [
+                    row_key
+                    for shard, row_keys in unread.items()
+                    for row_key in row_keys[: len(row_keys) - len(page.unread.get(shard, ()))]
+                ]
+                yield read, expected_entries(self.definition, self.datastore.shards, bodies)
+                unread = dict(page.unread)
+
+    async def _unsettled(self, suspects: Rows, reached: Reached) -> set[RowKey]:
+        """Returns the suspects that can't be judged: they got cells since, or what was reached is superseded.
+
+        It must be asked after everything else was read.
+        """
+        unsettled = set[RowKey]()
+        for shard, row_keys in suspects.items():
+            if not row_keys:
+                continue
+            if not await self._are_kept(shard, reached[shard]):
+                unsettled.update(row_keys)
+                continue
+            columns, until = self.definition.columns, _lowest(reached[shard])
+            unsettled |= await self._home(shard).run(
+                entity_table.rows_changed_since, self.datastore, shard, columns, until, row_keys
+            )
+        return unsettled
+
+    async def _are_kept(self, shard: int, locations: Iterable[Location]) -> bool:
+        """Returns whether the shard's log still has what it had up to these locations."""
+        head, starts = await self._home(shard).run(shard_head.history, self.datastore.name, shard)
+        return all(kept_until(at, starts) == at.added_id <= head.added_id for at in locations)
+
+    async def _reached(self, nodes: Sequence[AsyncNode], shard: int | None = None) -> dict[int, list[Location]]:
+        """Returns the checkpoints of all nodes, of one shard or all. Raises NotReady for a node without one."""
+        only = () if shard is None else (shard,)
+        answers = await all_or_first_error(
+            node.run(checkpoint_table.of_consumer, self.datastore.name, self.definition.consumer, only)
+            for node in nodes
+        )
+        reached: dict[int, list[Location]] = {n: [] for n in only or range(self.datastore.shards)}
+        for node, found in zip(nodes, answers, strict=True):
+            if lacking := reached.keys() - {checkpoint.shard for checkpoint in found}:
+                raise NotReady(f"{node.node.name} has no checkpoint of {self.definition.name} for shard {min(lacking)}")
+            for checkpoint in found:
+                reached[checkpoint.shard].append(checkpoint.location)
+        return reached
+
+    def _is_on(self, node: AsyncNode, place: EntryPlace) -> bool:
+        return self.datastore.home(place.shard) == node.node.cluster
+
+    def _home(self, shard: int) -> AsyncNode:
+        return self._storage.master(self.datastore.home(shard))
+
+
+def _lowest(locations: Iterable[Location]) -> int:
+    return min(location.added_id for location in locations)

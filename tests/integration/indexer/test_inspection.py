@@ -1,0 +1,312 @@
+"""Damage of every kind in the tables of an index is found, named and repaired, on real servers (I11)."""
+
+import json
+import random
+import uuid
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from indexer.maintainer import Maintainer
+from schemaless.__main__ import app
+from schemaless.cell import RowKey, row_key_text
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
+from schemaless.consume.ports import Advance, Run
+from schemaless.errors import Invalid, NotReady
+from schemaless.index.comparison import EntryFaultKind, EntryPlace
+from schemaless.index.inspection import IndexInspector
+from schemaless.index.sweep import SweepSelection, one_row, sweep
+from schemaless.position import Position
+from schemaless.sharding import shard_of
+from schemaless.storage import entity_table, index_definition_table, index_table
+from schemaless.storage.index_definition_table import IndexStage, defined
+from schemaless.storage.index_table import BEFORE_ALL
+from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
+from tests.log_harness import replication_stopped, run_sql, until
+
+pytestmark = pytest.mark.storage
+
+MISSING, STALE, GHOST = EntryFaultKind.MISSING, EntryFaultKind.STALE, EntryFaultKind.GHOST
+
+
+class Indexed(Rows):
+    """Rows of a datastore, and an index of them that one maintainer keeps, without a topic."""
+
+    def __init__(self, storage, async_storage, datastore, index):
+        super().__init__(storage, datastore)
+        self.index = index
+        self.async_storage = async_storage
+        self.inspector = IndexInspector(async_storage, datastore, index, page_rows=7)
+        self.maintainer = Maintainer(async_storage, datastore, index)
+        lanes = CommitLanes(async_storage, datastore)
+        self.checkpoints = Checkpoints(lanes, index.consumer, CheckpointPlacement.EVERYWHERE)
+        for shard in range(SHARDS):
+            self.master(shard).run(index_table.create, datastore, shard, index)
+
+    def master(self, shard):
+        return self.storage.master(self.datastore.home(shard))
+
+    async def follow(self):
+        """Takes the logs of all shards to their ends."""
+        for shard, found in (await self.checkpoints.read(range(SHARDS))).items():
+            after = found.position
+            while cells := self.master(shard).run(entity_table.read_after, self.datastore, shard, after.added_id, 1000):
+                effect = await self.maintainer.handle([Run(shard, after.location, cells)])
+                last = cells[effect.outcomes[0].finished - 1]
+                after = Position(shard, last.generation, last.added_id)
+                assert not await self.checkpoints.move({shard: Advance(after)}, effect.scripts)
+
+    def sql(self, shard, template, node=None):
+        """Changes the index table of a shard by hand."""
+        table = index_table.table(self.datastore, shard, self.index)
+        run_sql(node or self.master(shard), template.format(table=table))
+
+    async def masters(self):
+        return [self.async_storage.master(cluster) for cluster in self.datastore.clusters]
+
+    async def inspect(self, nodes=None):
+        """All faults of all shards in both directions, those of entries last."""
+        nodes = nodes or await self.masters()
+        faults = []
+        for shard in range(SHARDS):
+            after = RowKey(b"")
+            while after is not None:
+                page = await self.inspector.rows(nodes, shard, after)
+                assert page.unsettled == 0
+                faults += [fault for found in page.faults.values() for fault in found]
+                after = page.last
+        for shard in range(SHARDS):
+            (node,) = [node for node in nodes if node.node.cluster == self.datastore.home(shard)]
+            after = BEFORE_ALL
+            while after is not None:
+                page = await self.inspector.entries(node, shard, after)
+                assert page.unsettled == 0
+                faults += page.faults
+                after = page.last
+        return faults
+
+
+@pytest.fixture
+def indexed(storage, async_storage, make_datastore):
+    def make(index):
+        return Indexed(storage, async_storage, make_datastore(shards=SHARDS, partitions=2), index)
+
+    return make
+
+
+async def filled(indexed, index):
+    """Forty rows of several versions, whose entries are in all shards."""
+    rows, by_shard, chance = indexed(index), owners(), random.Random(5)
+    for version in (1, 2):
+        for row in (row_keys := [uuid.UUID(int=chance.getrandbits(128)).bytes for _ in range(40)]):
+            owner = chance.choice(list(by_shard.values()))
+            rows.put(
+                rows.cell(row, "BASE", version, {"owner": owner, "number": version, "tags": [owner, "x", "y"]}),
+                rows.cell(row, "STATUS", version, {"state": "open"}),
+            )
+    await rows.follow()
+    return rows, row_keys
+
+
+@pytest.mark.parametrize("index", [definition(), elements()], ids=["one", "elements"])
+async def test_an_index_that_follows_its_cells_has_no_faults(indexed, index):
+    """Moves, versions, arrays and tombstones are no faults, and an index that is behind has none either."""
+    rows, row_keys = await filled(indexed, index)
+    assert await rows.inspect() == []
+    rows.put(rows.cell(row_keys[0], "BASE", 3, {"owner": "someone else", "number": 3, "tags": []}))
+    assert await rows.inspect() == []
+
+
+async def test_every_kind_of_damage_is_named_and_repaired(indexed, storage):
+    """Missing, stale with an old and a huge version, at another shard or element, and ghosts with and without cells."""
+    rows, _ = await filled(indexed, definition())
+    wanted = rows.wanted(rows.index)
+    assert rows.found(rows.index) == wanted
+    places = iter(sorted(wanted))
+    planted = {}
+
+    def plant(kind, change, place=None):
+        place = place or next(places)
+        planted[EntryPlace(*place)] = kind
+        rows.sql(place[0], change.format(table="{table}", key=f"row_key = x'{place[1].hex()}'"))
+        return place
+
+    plant(MISSING, "DELETE FROM {table} WHERE {key}")
+    plant(MISSING, "UPDATE {table} SET live = 0, source_added_id = 1000000 WHERE {key}")
+    plant(STALE, "UPDATE {table} SET number = 77 WHERE {key}")
+    plant(STALE, "UPDATE {table} SET state = x'ff', source_generation = 9, source_added_id = 1000000 WHERE {key}")
+    insert = "INSERT INTO {table} (row_key, element, source_generation, source_added_id, live, owner) "
+    _, live, _ = next(places)
+    free = next(shard for shard in range(SHARDS) if (shard, live, 0) not in wanted)
+    rows.sql(free, f"DELETE FROM {{table}} WHERE row_key = x'{live.hex()}'")  # perhaps a tombstone
+    plant(STALE, insert + f"VALUES (x'{live.hex()}', 0, 9, 9, 1, 'z')", (free, live, 0))
+    plant(STALE, insert + f"VALUES (x'{live.hex()}', 3, 1, 1, 1, 'z')", (free, live, 3))
+    nobody = uuid.uuid4().bytes
+    plant(GHOST, insert + f"VALUES (x'{nobody.hex()}', 0, 1, 1, 1, 'z')", (0, nobody, 0))
+    without = uuid.uuid4().bytes
+    rows.put(rows.cell(without, "BASE", 1, {"owner": None}))
+    await rows.follow()
+    plant(GHOST, insert + f"VALUES (x'{without.hex()}', 0, 5, 5, 1, 'z')", (1, without, 0))
+
+    faults = await rows.inspect()
+    assert {fault.place: fault.kind for fault in faults} == planted
+    assert len(faults) == len(planted)
+    assert await rows.inspector.repair(faults) == len(planted)
+    assert rows.found(rows.index) == wanted
+    assert await rows.inspect() == []
+
+
+async def test_what_was_repaired_follows_later_cells_and_refuses_late_writers(indexed):
+    """A repaired place has the version of the checkpoint: lower versions lose, the next cell wins."""
+    rows, _ = await filled(indexed, definition())
+    wanted = rows.wanted(rows.index)
+    (shard, row, _), *_ = sorted(wanted)
+    rows.sql(shard, f"UPDATE {{table}} SET number = 5, source_added_id = 900000 WHERE row_key = x'{row.hex()}'")
+    nobody = next(
+        key for key in iter(lambda: uuid.uuid4().bytes, b"") if shard_of(key, SHARDS) == shard_of(row, SHARDS)
+    )
+    ghost = f"INSERT INTO {{table}} VALUES (x'{nobody.hex()}', 0, 1, 1, 1, 'z', NULL, NULL)"
+    rows.sql(shard, ghost)
+    faults = await rows.inspect()
+    assert {fault.kind for fault in faults} == {STALE, GHOST}
+    await rows.inspector.repair(faults)
+    late = f"{ghost} ON DUPLICATE KEY UPDATE live = IF(VALUES(source_added_id) > source_added_id, 1, live)"
+    rows.sql(shard, late)
+    assert rows.found(rows.index) == wanted
+    rows.put(rows.cell(row, "BASE", 3, {"owner": "new", "number": 3}), rows.cell(nobody, "BASE", 1, {"owner": "new"}))
+    await rows.follow()
+    assert rows.found(rows.index) == rows.wanted(rows.index)
+
+
+async def test_a_checkpoint_that_moves_undoes_a_repair(indexed, monkeypatch):
+    """The cells that a repair was computed from are those of the checkpoint, or nothing of it stays."""
+    rows, _ = await filled(indexed, definition())
+    (shard, row, _), *_ = sorted(rows.wanted(rows.index))
+    rows.sql(shard, f"UPDATE {{table}} SET number = 5 WHERE row_key = x'{row.hex()}'")
+    faults = await rows.inspect()
+    version = iter(range(3, 100))
+    kept = rows.inspector._are_kept
+
+    async def moved(*args):
+        rows.put(rows.cell(row, "STATUS", next(version), {"state": "later"}))
+        await rows.follow()
+        return await kept(*args)
+
+    monkeypatch.setattr(rows.inspector, "_are_kept", moved)
+    assert await rows.inspector.repair(faults) == 0
+    assert rows.found(rows.index)[shard, row, 0].values[2] == "later"
+
+
+@pytest.fixture
+def command(running, kafka, monkeypatch):
+    """Runs `schemaless index …` on the servers: exit status and output, the output of --json parsed."""
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
+    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
+
+    def run(rows, *arguments):
+        done = CliRunner().invoke(app, ["index", *arguments, "--datastore", rows.datastore.name])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+    return run
+
+
+def define(rows, stage=IndexStage.ACTIVE):
+    for cluster in rows.datastore.clusters:
+        master = rows.storage.master(cluster)
+        master.run(index_definition_table.bring_to, rows.datastore.name, defined(rows.index, stage))
+
+
+async def replicated(rows, minion):
+    """The minion shows what its master shows."""
+    run_sql(minion, "DO 1")
+    heads = [rows.storage.master(minion.node.cluster), minion]
+    sums = "SELECT COUNT(*), SUM(added_id), SUM(version) FROM schemaless.checkpoint"
+
+    def states():
+        def read():
+            (result,) = yield sums
+            return tuple(result.rows)
+
+        return [node.run(read) for node in heads]
+
+    await until(lambda: len(set(states())) == 1)
+
+
+async def test_the_commands_name_and_repair(indexed, command):
+    """verify writes nothing and says 1, a dry run too; repair says 0, and then everything is clean."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    assert command(rows, "verify", "by_owner", "--no-minions")[0] == 0
+    (shard, row, _), *_ = sorted(wanted := rows.wanted(rows.index))
+    number = wanted[shard, row, 0].values[1]
+    rows.sql(shard, f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{row.hex()}'")
+    damaged = rows.found(rows.index)
+    for read_only in (["verify"], ["repair", "--dry-run"]):
+        status, told = command(rows, read_only[0], "by_owner", "--no-minions", *read_only[1:])
+        assert status == 1
+        assert f'row {row_key_text(row)} has {{"number": 77}}, and the cells say {{"number": {number}}}' in told
+        assert rows.found(rows.index) == damaged != wanted
+    status, told = command(rows, "repair", "by_owner", "--no-minions", "--json")
+    assert (status, told["stale"], told["repaired"], told["masters"]["rows"]) == (0, 1, 1, 80)
+    assert rows.found(rows.index) == wanted
+    assert command(rows, "verify", "by_owner", "--no-minions", "--rows-per-s", "1000000")[0] == 0
+
+
+async def test_damage_on_a_minion_is_named_and_never_written(indexed, command, storage):
+    """It is told apart from the masters, with what to do; one that can't be asked is named, too."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    ((shard, row, _), entry), *_ = rows.wanted(rows.index).items()
+    minion = storage.minions(rows.datastore.home(shard))[0]
+    await replicated(rows, minion)
+    change = f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{row.hex()}'"
+    with replication_stopped(minion):
+        rows.sql(shard, "SET sql_log_bin = 0; " + change + "; SET sql_log_bin = 1", minion)
+        status, told = command(rows, "repair", "by_owner", "--row", row_key_text(row), "--json")
+        assert status == 1
+        assert (told["masters"]["stale"], told["minions"]["stale"], told["repaired"]) == (0, 1, 0)
+        assert {(fault["node"], fault["kind"]) for fault in told["faults"]} == {(minion.node.name, "stale")}
+        assert f"minion {minion.node.name} is never written by a repair" in command(rows, "verify", "by_owner")[1]
+        rows.sql(
+            shard,
+            "SET sql_log_bin = 0; " + change.replace("77", str(entry.values[1])) + "; SET sql_log_bin = 1",
+            minion,
+        )
+    assert command(rows, "verify", "by_owner")[0] == 0
+
+
+async def test_a_selection_finds_what_is_in_it(indexed):
+    """One row with its entries in all shards; a shard with its rows and its entries; a range of row keys."""
+    rows, _ = await filled(indexed, definition())
+    ghosts = {shard: uuid.uuid4().bytes for shard in range(SHARDS)}
+    for shard, row in ghosts.items():
+        rows.sql(shard, f"INSERT INTO {{table}} VALUES (x'{row.hex()}', 0, 1, 1, 1, 'z', NULL, NULL)")
+    nodes = await rows.masters()
+
+    async def found(selection):
+        pages = [page async for page in sweep(rows.inspector, nodes, selection)]
+        assert sum(page.ends_step for page in pages) == selection.steps
+        return {fault.place[:2] for page in pages for faults in page.faults.values() for fault in faults}
+
+    assert await found(one_row(rows.datastore, ghosts[2])) == {(2, ghosts[2])}
+    assert await found(SweepSelection([1], [1])) == {(1, ghosts[1])}
+    everything = SweepSelection(range(SHARDS), range(SHARDS))
+    middle = sorted(ghosts.values())[1:3]
+    in_range = msgspec.structs.replace(everything, first=middle[0], last=middle[1])
+    assert await found(in_range) == {
+        (shard, row) for shard, row in ghosts.items() if row in sorted(ghosts.values())[1:3]
+    }
+    assert len(await found(everything)) == SHARDS
+
+
+async def test_only_a_complete_index_is_checked(indexed, command):
+    """One that is being built lacks entries by right."""
+    rows = indexed(definition())
+    define(rows, IndexStage.BUILDING)
+    with pytest.raises(NotReady, match="is building"):
+        command(rows, "verify", "by_owner")
+    with pytest.raises(Invalid, match="has shards 0 to 3"):
+        command(rows, "verify", "by_owner", "--shard", "4")
