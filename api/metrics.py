@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from api.backlogs import Backlogs
 from api.index.problems import ProblemSamples
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
+from api.status.backlogs import Backlogs
 from schemaless.cell import PutStatus
 from schemaless.loop_lag import LoopLag
 from schemaless.storage.asyncmy_driver import AsyncStorage

@@ -15,7 +15,6 @@ import structlog
 from api.access.admission import Admission
 from api.access.issuer import Issuer, IssuerKeys, fetch_over, verified_audience
 from api.access.known_tokens import REFRESH_S, KnownTokens
-from api.backlogs import Backlogs
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
 from api.http.budget import ReadBudget
@@ -28,6 +27,7 @@ from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
 from api.read.replica_lag import ReplicaLag
+from api.status.backlogs import Backlogs
 from api.write.put import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.ops.datastores import Catalogue

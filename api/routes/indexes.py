@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from api.consumer_status import in_all, read_consumer
 from api.http.content import decode
 from api.http.parameters import LIMIT, Parameter
 from api.http.request import Request
@@ -24,6 +23,7 @@ from api.index.problems import (
     read_cursor,
 )
 from api.routes.status import NEVER_KEPT
+from api.status.consumers import in_all, read_consumer
 from schemaless.access import Scope
 from schemaless.errors import Invalid, NotBuilt, StorageUnavailable
 from schemaless.index.catalogue import (

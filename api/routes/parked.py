@@ -13,13 +13,13 @@ from api.http.parameters import LIMIT, READ_FROM, Parameter
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.parked_orders import IDS_MAX, ParkedOrders, job_view
-from api.parked_pages import BEFORE_ALL, BEHIND, PAGE_BYTES_MAX, ParkedCursor, ParkedPages
 from api.read.reader import served_together
 from api.routes.status import NEVER_KEPT
 from api.routes.triggers import PAYLOAD_BYTES_MAX, REASON_CHARACTERS_MAX
-from api.trigger_control import TriggerControl
-from api.worker_status import read_workers
+from api.status.workers import read_workers
+from api.triggers.control import TriggerControl
+from api.triggers.parked_orders import IDS_MAX, ParkedOrders, job_view
+from api.triggers.parked_pages import BEFORE_ALL, BEHIND, PAGE_BYTES_MAX, ParkedCursor, ParkedPages
 from schemaless.access import Scope
 from schemaless.cell import parse_column_name, parse_row_key, parse_time
 from schemaless.errors import Invalid, NotFound, StorageUnavailable

@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Any
 
-from api.consumer_status import ConsumerStatus, read_consumers
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.status import NodeReport, NodeStatus, Status, read_status
-from api.worker_status import read_workers, worker_view
+from api.status.consumers import ConsumerStatus, read_consumers
+from api.status.servers import NodeReport, NodeStatus, Status, read_status
+from api.status.workers import read_workers, worker_view
 from schemaless.access import Scope
 from schemaless.cell import created_at_text
 from schemaless.storage.refusal_table import Refused

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from api.consumer_status import ConsumerShard, in_all, read_consumer, read_consumers, require_known
 from api.http.content import decode
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.routes.status import NEVER_KEPT, consumer_view
-from api.trigger_control import SeekStep, TriggerControl
-from api.trigger_summary import ProgramSummary, counts_view, is_program, program_view, read_summaries
-from api.worker_status import read_workers, worker_view, workers_in_all
+from api.status.consumers import ConsumerShard, in_all, read_consumer, read_consumers, require_known
+from api.status.workers import read_workers, worker_view, workers_in_all
+from api.triggers.control import SeekStep, TriggerControl
+from api.triggers.summary import ProgramSummary, counts_view, is_program, program_view, read_summaries
 from schemaless.access import Scope
 from schemaless.errors import Invalid, NotFound
 from schemaless.names import trigger_consumer

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from api.worker_status import present_workers, worker_view, workers_in_all
+from api.status.workers import present_workers, worker_view, workers_in_all
 from schemaless.storage.worker_table import OldestCall, WaitingShard, WorkerReport, WorkerRow, _report
 
 BILLING = "trigger:billing"

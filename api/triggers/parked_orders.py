@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from api.trigger_control import TriggerControl
+from api.triggers.control import TriggerControl
 from schemaless.errors import Invalid, NotFound
 from schemaless.location import ADDED_ID_MAX, Location
 from schemaless.storage import job_table, parked_selection

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.consumer_status import (
+from api.status.consumers import (
     CheckpointsReport,
     SummariesReport,
     consumer_shards,

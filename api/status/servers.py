@@ -1,6 +1,6 @@
 """Status: reports of all servers about one datastore. They are asked concurrently with a short time-out.
 
-How far the consumers are is another question (consumer_status.py). A server that is too slow for that one still shows
+How far the consumers are is another question (consumers.py). A server that is too slow for that one still shows
 its heads.
 """
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from api.consumer_status import best
+from api.status.consumers import best
 from schemaless.errors import SchemalessError
 from schemaless.ops.tailer_control import latest
 from schemaless.storage import buffer_table, conflict_table, refusal_table, shard_head, tailer_order_table
