@@ -5,7 +5,7 @@ called again later, and writes the next STATUS. It may be called more than once 
 is left alone. The charge is made once, because it is an effect of the context. The bill is put once, because its put
 has an Idempotency-Key. A trip whose card is blocked is parked, until somebody has called the customer.
 
-    BILLING_CARRIER      only flights of this carrier; default: all
+    BILLING_CARRIER      only flights of this carrier. Default: all
     CARD_PROCESSOR       where examples/card_processor.py listens
     CARD_PROCESSOR_KEYS  "no" for a processor that ignores Idempotency-Key: doubtful charges are then parked for people
     BILLING_DIR          folder for the bills that were acknowledged: `row key, ref_key` with a tab between

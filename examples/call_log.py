@@ -1,6 +1,6 @@
 """CallLog: lines of a process in a file of its own, each in one unbuffered write before the caller goes on.
 
-So the files tell what was done also after processes were killed; only the last line of one may be torn.
+So the files tell what was done also after processes were killed. Only the last line of one may be torn.
 """
 
 from __future__ import annotations

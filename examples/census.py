@@ -2,7 +2,7 @@
 
     CENSUS_DIR=/tmp/census schemaless triggers run examples.census --datastore flights
 
-CENSUS_DIR is the folder of the lines (examples/call_log.py); by default `census` under SCHEMALESS_HOME.
+CENSUS_DIR is the folder of the lines (examples/call_log.py), by default `census` under SCHEMALESS_HOME.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def main() -> None:
         hint = f" ({error.hint})" if error.hint else ""
         print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(1)
-    except ValidationError as error:  # of a setting; Typer has refused wrong arguments before
+    except ValidationError as error:  # of a setting, because Typer has refused wrong arguments before
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
         print(f"error: SCHEMALESS_{name}: {first['msg']} (correct the environment)", file=sys.stderr)

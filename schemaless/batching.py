@@ -114,7 +114,7 @@ class Batcher(Generic[Item, Outcome]):
         self._loop = asyncio.get_running_loop()  # kept: Python asks the kernel for the process each time
         self._refusal: NodeRefuses | None = None
         self._refused_until = 0.0
-        self._running = 0  # lanes that will look at the queue again; a task is done only some turns of the loop later
+        self._running = 0  # lanes that will look at the queue again. A task is done only a few steps of the loop later
 
     @property
     def busy(self) -> bool:

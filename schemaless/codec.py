@@ -1,7 +1,7 @@
 """Bodies and records as bytes: JSON at the edge, zlib over MessagePack in MySQL and in Kafka.
 
 Owns what a valid body is and when two bodies are the same (I1). The stored form is plain MessagePack in plain zlib:
-msgspec and isal write it here because they are two to four times faster; `msgpack` and `zlib` read it in the tests.
+msgspec and isal write it here because they are two to four times faster. The tests read it with `msgpack` and `zlib`.
 """
 
 from __future__ import annotations

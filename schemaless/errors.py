@@ -17,7 +17,7 @@ SchemalessError
 ├── NotReady                exists, but can't answer yet: an index that is building
 │   └── InUse               something still runs that uses it
 ├── NotBuilt                in the contract, but not built yet
-├── Unavailable             a server that is needed is unreachable, or too busy; try again
+├── Unavailable             a server that is needed is unreachable, or too busy: try again
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
 │   │   ├── StatementTimeout  a statement took longer than it may
@@ -50,7 +50,7 @@ from typing import ClassVar
 class SchemalessError(Exception):
     """Base of all errors that leave our code.
 
-    `retryable` says whether the very same request may succeed later; `hint` says what a person should do.
+    `retryable` says whether the very same request may succeed later. `hint` says what a person should do.
     """
 
     retryable: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """Position: how far a shard is finished, with a digest that proves which history it stands on (I16).
 
-Equal numbers prove nothing after a restore: a master that lost cells gives their added_ids to other cells. So whoever
-stores a position stores the digest of the cell at it, and compares that before it continues.
+Equal numbers prove nothing after a restore: a master that lost cells gives their added_ids to other cells. So a
+follower stores with its position the digest of the cell at it, and compares that before it continues.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def decode_record(  # the last ones have defaults
 ) -> DecodedRecord:
     """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord.
 
-    A body is decoded only to check it. `check_body=False` leaves that to whoever needs the body.
+    A body is decoded only to check it. `check_body=False` leaves that to the first that needs the body.
     """
     try:
         found = dict(headers or ())

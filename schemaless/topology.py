@@ -1,6 +1,6 @@
 """Which clusters, nodes and datastores there are, and which cluster is home to a shard. Keeps the shard's half of I2.
 
-A topology is data: a JSON file with a version, written by whoever runs the servers (`schemaless up`, or an operator):
+A topology is data: a JSON file with a version, written by those who run the servers (`schemaless up`, or an operator):
 
     {"version": 1, "clusters": {"a": {"master": NODE, "minions": [NODE, ...]}, ...}}
     NODE = {"name": "a-master", "host": "127.0.0.1", "port": 3306, "socket": "/path" or null,
@@ -73,7 +73,7 @@ class Topology:
 class Datastore:
     """A named instance. Shard count, partition count and placement are fixed at creation.
 
-    `placement` lists cluster names; shard n lives on placement[n mod len(placement)].
+    `placement` lists cluster names. Shard n lives on placement[n mod len(placement)].
     """
 
     name: str

@@ -20,7 +20,7 @@ from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
-POLL_S = 0.2  # the group's decisions end a poll early; a stop waits for it
+POLL_S = 0.2  # the group's decisions end a poll early, and a stop waits for it
 TOPICS_TIMEOUT_S = 5.0
 WATCH_PERIOD_S = 2.0
 WATCH_TIMEOUT_S = 1.0

@@ -41,7 +41,7 @@ RETRY_S = 1.0  # after a failure that may pass
 CORRUPT_RETRY_S = 10.0  # an operator has to repair the shard first
 NEWER_CELLS_MAX = 16  # of a shard: beyond its head as last seen
 USUAL_MIN_S = 0.004  # a transaction on an idle machine: what a quicker one saves is no reason to wait
-NOT_THERE_YET_S = 0.05  # a minion that lags is asked again; its own heads, read soon, end that
+NOT_THERE_YET_S = 0.05  # a minion that lags is asked again, until its own heads are read
 
 
 @dataclass(frozen=True, slots=True)

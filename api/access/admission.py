@@ -33,7 +33,7 @@ _DOTS_OF_JWT = 2
 _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _DOCUMENTS = frozenset(("/docs", "/openapi.json"))
 _DOCS_FILES = "/docs/files/"
-"""What the page /docs loads. Whoever may see the page may have them."""
+"""What the page /docs loads. A caller who may see the page may have them."""
 
 
 class Admission:
@@ -137,7 +137,7 @@ def _headers_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes, b
 def scope_of_other(path: str, method: str) -> tuple[Scope, str | None]:
     """Returns what a request of no route of ours needs: one that a user added, the documentation, or nobody's.
 
-    Its method tells the scope. Nobody knows which datastores a user's route reaches, so it needs a token for all.
+    Its method decides the scope. Nobody knows which datastores a user's route reaches, so it needs a token for all.
     """
     needed = Scope.READ if method in _READING else Scope.WRITE
     if path in _DOCUMENTS or path.startswith(_DOCS_FILES):

@@ -30,7 +30,7 @@ JWT_BYTES_MAX = 8 << 10
 DOCUMENT_BYTES_MAX = 1 << 20
 KEYS_MAX = 100
 WAITING_MAX = 64
-"""Requests that wait until the keys were read again. Others are told to come back."""
+"""Requests that wait until the keys were read again. Others get a 503."""
 VERIFIED_MAX = 10_000
 _TIMEOUT_S = 5.0
 

@@ -20,7 +20,7 @@ REFRESH_S = 1.0
 UNKNOWN_PAUSE_S = 0.2
 """Between two readings for the sake of tokens that nobody knows."""
 WAITING_MAX = 64
-"""Requests with unknown tokens that wait until the tokens were read again. Others are told to come back."""
+"""Requests with unknown tokens that wait until the tokens were read again. Others get a 503."""
 
 
 class KnownTokens:

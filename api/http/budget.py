@@ -27,7 +27,7 @@ class _RoomWanted(msgspec.Struct, gc=False, eq=False):
 
 
 class ReadBudget:
-    """Belongs to one event loop. Whoever asks for more than is left waits in order, at most `wait_s`.
+    """Belongs to one event loop. A request for more than is left waits in order, at most `wait_s`.
 
     A caller is a token, or the address of a client without one. Each may hold half of the bytes, so that one that takes
     nothing of its responses leaves the others room. Who waits for that half is overtaken, nobody else. An empty caller,
@@ -126,7 +126,7 @@ class Held:
     async def read(self, bytes_max: int, read: Callable[[int], Awaitable[T]], *, cells: int = 1) -> T:
         """Reads about so many cells within what they usually take, and only where that is too little within the bound.
 
-        Whoever reserved the bound for each request would let three clients at a time read small rows. `read` gets the
+        If each request reserved the bound, three clients at a time could read small rows. `read` gets the
         bytes that it may read. Raises what it raises, and Unavailable.
         """
         usual = max(USUAL_BYTES_MIN, cells * _USUAL_CELL_BYTES)

@@ -1,7 +1,7 @@
 """ReplicaLag: how far each minion is behind its master, sampled once a second so that no read pays for it.
 
 A minion is as fresh as the latest moment at which its master showed no more than the minion shows now (sums of
-heads; a minion shows a prefix, I3). While the master is unreachable the lag
+heads, because a minion shows a prefix, I3). While the master is unreachable the lag
 grows with the clock, which is the honest upper bound.
 """
 

@@ -67,7 +67,7 @@ class Secondaries:
     async def highest_ref_key(self, datastore: Datastore, home: str, row_key: RowKey, column_name: ColumnName) -> int:
         """Returns the highest ref_key of a column's cells that wait in a buffer which can be asked, 0 for none.
 
-        It asks all that can be asked, whoever buffered: another process may have answered "buffered".
+        It asks all that can be asked, because another process may have answered "buffered".
         """
         others = [name for name in self._queues.breakers if name != home]
         asked = [name for name in others if self._queues.breakers[name].may_allow()]

@@ -45,7 +45,7 @@ class ProgressRecords:
     def read(self, partition: int, findings: Findings) -> Mapping[int, Position]:
         """Returns the last recorded position of each shard that was published to the present cells topic.
 
-        A record that is not ours is a finding: tailers leave such a partition alone.
+        A record that is not ours is a finding: tailers skip such a partition.
         """
         topic, found = self._datastore.progress_topic, {}
         if not self._exists:

@@ -2,10 +2,10 @@
 
 Measured on faust-streaming 0.15.3. `tests/integration/bus/` (test_transports.py, test_faust_cells.py) holds it to:
 
-- reading is `read_committed`, which Faust offers only together with exactly_once;
-- the committed offset is the one behind the longest run of acknowledged records, whatever offsets lie between them:
-  Faust's own book-keeping stops at every transaction marker, and skips one record now and then;
-- fetches begin a little apart, so that records which come soon after one another are one fetch.
+- Reading is `read_committed`, which Faust offers only together with exactly_once.
+- The committed offset is the one behind the longest run of acknowledged records, whatever offsets lie between them.
+  Faust's own book-keeping stops at every transaction marker, and skips one record now and then.
+- Fetches begin a little apart, so that records which come soon after one another are one fetch.
 
 docs/triggers.md says what each setting prevents.
 """
@@ -99,7 +99,7 @@ class Heartbeats:
 
     @property
     def refusal(self) -> BaseException | None:
-        """Returns the error that aiokafka keeps for whoever reads next. Faust reads only once it has partitions."""
+        """Returns the error that aiokafka keeps for the next reader. Faust reads only once it has partitions."""
         error: BaseException | None = self._coordinator._pending_exception
         return error
 

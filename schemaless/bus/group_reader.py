@@ -54,7 +54,7 @@ class GroupReader:
         self._failure: SchemalessError | None = None  # met beside records
         settings: dict[str, Any] = {
             **client_settings(bootstrap),
-            "group.id": group or "schemaless.subscriber",  # the client wants one; without a group nothing joins
+            "group.id": group or "schemaless.subscriber",  # the client wants one. Without a group nothing joins
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",  # the caller notices the hole that retention made while it read
             "isolation.level": "read_committed",
@@ -108,7 +108,7 @@ class GroupReader:
         An error that came between records is raised by the next call, because the records don't come again.
         """
         self._raise_failure()
-        if self._paused:  # by `keep`; partitions that wait for `read_from` stay paused
+        if self._paused:  # by `keep`. Partitions that wait for `read_from` stay paused
             with translated(f"reading {self._topic}"):
                 self._consumer.resume([place for place in self._paused if place.partition not in self.fresh])
             self._paused = []

@@ -107,7 +107,7 @@ class ArrivalWatch:
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
-                "group.id": "schemaless.arrival",  # the client wants one; nothing joins or commits
+                "group.id": "schemaless.arrival",  # the client wants one, but nothing joins or commits
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
             }
@@ -152,7 +152,7 @@ def _consumer(bootstrap: str, isolation_level: str) -> Consumer:
     return Consumer(
         {
             **client_settings(bootstrap),
-            "group.id": "schemaless.reader",  # the client wants one; nothing joins or commits
+            "group.id": "schemaless.reader",  # the client wants one, but nothing joins or commits
             "enable.auto.commit": False,
             "auto.offset.reset": "error",  # an offset that is gone is never replaced by a guess
             "isolation.level": isolation_level,

@@ -30,7 +30,7 @@ class TopicStream:
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
-                "group.id": "schemaless.stream",  # the client wants one; nothing joins or commits
+                "group.id": "schemaless.stream",  # the client wants one, but nothing joins or commits
                 "enable.auto.commit": False,
                 # The caller notices the hole that retention made while it read, and reads what is left.
                 "auto.offset.reset": "earliest",

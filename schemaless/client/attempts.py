@@ -33,7 +33,7 @@ class Limits:
 
     attempts_max: int = 8
     total_timeout_s: float = 30.0
-    attempt_timeout_s: float = 10.0  # a put is answered within 3 s even when its home hangs; a batch takes longer
+    attempt_timeout_s: float = 10.0  # a put is answered within 3 s even when its home hangs. A batch takes longer
     connect_timeout_s: float = 1.0
     pause_s: float = 0.05  # doubled from attempt to attempt, with jitter
     pause_max_s: float = 2.0

@@ -111,7 +111,7 @@ def session(address: ServerAddress) -> Iterator[Session]:
             connect_timeout=2,
             read_timeout=TIMEOUT_S,
             write_timeout=TIMEOUT_S,
-            ssl_disabled=True,  # the servers' own certificates prove nothing; passwords go by RSA
+            ssl_disabled=True,  # the servers' own certificates prove nothing, and passwords go by RSA
         )
         try:
             yield Session(connection)

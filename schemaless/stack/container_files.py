@@ -1,6 +1,6 @@
 """Settings files of the servers in containers: the embedded stack's settings, with a container's addresses.
 
-They are kept under deploy/docker, so that docker-compose.yml needs no Python; run this module after a change of
+They are kept under deploy/docker, so that docker-compose.yml needs no Python. Run this module after a change of
 server_options.py or kafka_broker.py. A test compares.
 """
 

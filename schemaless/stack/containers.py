@@ -1,7 +1,7 @@
 """Sets up the servers of a stack in containers: accounts, replication, topology file, first datastore, token.
 
-Run once by docker-compose.yml, after the servers answer and before any service starts; every step may be run again.
-A server's host is the name of its service: CLUSTER-master, CLUSTER-minion-N (layout.py).
+Run once by docker-compose.yml, after the servers answer and before any service starts. Each step may be repeated.
+A server's host is the name of its service: CLUSTER-master, CLUSTER-minion-N (mysql_server.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def set_up_servers(servers: Sequence[ServerContainer], root_password: str, accou
 def prove_replication(servers: Sequence[ServerContainer], accounts: Accounts) -> None:
     """A minion that runs may stop at its next transaction: let it come to where its master is now, or try.
 
-    Raises StorageUnavailable with the reason of one that stopped; one that is only late is not held against it.
+    Raises StorageUnavailable with the reason of one that stopped. One that is only late is no failure.
     """
     masters = {server.role.cluster: server for server in servers if server.role.role is Role.MASTER}
     for minion in servers:

@@ -25,7 +25,7 @@ from schemaless.topology import Node, Role
 
 INITIALISE_TIMEOUT_S = 120
 READY_TIMEOUT_S = 60.0
-SOCKET_PATH_BYTES_MAX = 100  # the kernel's limit is 108; MySQL adds a suffix for its lock file
+SOCKET_PATH_BYTES_MAX = 100  # the kernel's limit is 108, and MySQL adds a suffix for its lock file
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def wait_ready(
     deadline = time.monotonic() + timeout_s
     while not answers(server.address(accounts)):
         if not alive():
-            raise StorageUnavailable(f"server {server.name} ended while starting; its log: {server.log}")
+            raise StorageUnavailable(f"server {server.name} ended while starting. Its log: {server.log}")
         if time.monotonic() > deadline:
             raise StorageUnavailable(f"server {server.name} does not answer after {timeout_s:.0f} s: {server.log}")
         time.sleep(0.05)
@@ -128,7 +128,7 @@ def socket_folder(folder: Path) -> Path:
     short = Path(tempfile.gettempdir()) / f"schemaless-{os.getuid()}-{digest}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid():
-        raise Misconfigured(f"{short} belongs to somebody else; choose a home folder with a shorter path")
+        raise Misconfigured(f"{short} belongs to somebody else: choose a home folder with a shorter path")
     return short
 
 
@@ -142,7 +142,7 @@ def _initialise(program: MySQLProgram, data: Path, script: Path) -> None:
             "--skip-test-db",
             "--skip-name-resolve",
             "--force",  # even where this machine's own name can't be resolved
-            "--innodb-log-file-size=16M",  # grown at the first start; the copies stay small
+            "--innodb-log-file-size=16M",  # grown at the first start, so the copies stay small
             f"--extra-file={script}",
         ]
     else:
@@ -155,7 +155,7 @@ def _initialise(program: MySQLProgram, data: Path, script: Path) -> None:
             f"--datadir={data}",
             "--secure-file-priv=",
             "--mysqlx=OFF",
-            "--innodb-redo-log-capacity=16M",  # grown at the first start; the copies stay small
+            "--innodb-redo-log-capacity=16M",  # grown at the first start, so the copies stay small
         ]
     if os.geteuid() == 0:
         argv.append("--user=root")  # both servers refuse to run as root otherwise

@@ -1,4 +1,4 @@
-"""Free TCP ports on loopback. Owns how a port is picked and how one that is taken is told."""
+"""Free TCP ports on loopback. Owns how a port is picked, and what is said of one that is taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a stack: which servers and services it runs, and how supervisord is told of each.
+"""The processes of a stack: which servers and services it runs, and how supervisord learns of each.
 
 Owns command lines and environments. A process is started again without end, and it ends with the supervisor.
 """
@@ -79,7 +79,7 @@ def forget_program(folder: Path, name: str) -> None:
 
 
 def _section(program: SupervisedProgram, log: Path) -> str:
-    # supervisord's own `environment=` can't take every value; env(1) can.
+    # supervisord's own `environment=` can't take every value, but env(1) can.
     variables = [f"{name}={value}" for name, value in program.env.items()]
     argv = ending_with_supervisor(["/usr/bin/env", *variables, *program.argv])
     lines = {

@@ -139,7 +139,7 @@ def stop_all(home: Path, names: Iterable[str]) -> None:
 
 def _begin_stop(home: Path, name: str) -> None:
     plan = require_plan(home)
-    with suppress(Fault):  # a process that hangs (SIGSTOP) takes no SIGTERM; one that is down takes no signal
+    with suppress(Fault):  # a process that hangs (SIGSTOP) takes no SIGTERM, and one that is down no signal
         _call(plan, "signalProcess", name, "CONT")
     _request(home, name, "stopProcess", harmless=_Faults.NOT_RUNNING)
 

@@ -4,7 +4,7 @@ Each row carries the `owner`, a random number of the put that inserted it, which
 `claim`, the number of the put that relies on it last. Who may remove a row:
 
 - the put that inserted it, when it met another body at home, and only while owner and claim are its own: a later put
-  with the same body takes the claim over and may have answered "buffered";
+  with the same body takes the claim over and may have answered "buffered".
 - the cleaner, after a minion showed the same body, or in the transaction that records a conflict.
 
 A put that took a claim over never removes the row, because the one before may have answered "buffered". That holds when

@@ -1,8 +1,8 @@
 """checkpoint: how far a consumer has finished a shard. Owns the compare-and-set that I10 asks for.
 
 MySQL is not fenced by Kafka: two processes may believe that a shard is theirs. A process that moves a checkpoint names
-the version of the row that it read. If the row has another one, nothing of the transaction stays, and the process is
-told so.
+the version of the row that it read. If the row has another one, nothing of the transaction stays, and the process
+learns that.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def newest_until(
 ) -> Operation[NewestRows]:
     """Returns the newest cells of rows as the log makes them up to an added_id, and no further.
 
-    `rows`: by shard, that added_id and at least one row key; at least one shard and one column. It reads the rows in
+    `rows`: by shard, that added_id and at least one row key. Rows and columns are never empty. It reads in
     this order, as long as their bodies have at most `bytes_max` bytes together, but at least the first one. It never
     holds more than twice that: a body above its even share is read only once its length is known to fit.
     """

@@ -1,7 +1,7 @@
 """Idle transactions of our own account: they hold row locks and run nothing.
 
 No operation leaves a transaction open between two scripts for long. So such a transaction belongs to a process that
-stands still, or to a person who forgot it. Other accounts' transactions are left alone. It needs the right PROCESS.
+stands still, or to a person who forgot it. Other accounts' transactions are not touched. It needs the right PROCESS.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import commas, sql
 
 REFUSED_FOR_S = 60
-"""How long a home must have refused a cell until operators are told. A restart or a deadlock takes less."""
+"""How long a home must have refused a cell until operators see it. A restart or a deadlock takes less."""
 _REASON_CHARACTERS_MAX = 300
 
 

@@ -1,6 +1,6 @@
-"""tailer_order: what an operator told the tailers of a datastore. On every cluster, and the latest row counts.
+"""tailer_order: what an operator ordered of the tailers of a datastore. On every cluster: the latest row counts.
 
-A stack made before this table has none until somebody says something.
+A stack made before this table has none until somebody orders something.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError)
 """What a driver raises when a connection can't be made, or a script can't be executed."""
 
-# Numbers: MySQL 9 error reference; MariaDB has the same ones.
+# Numbers: MySQL 9 error reference. MariaDB has the same ones.
 _DUPLICATE = {1062}
 _BUSY = {1213, 1614}
 _LOCK_TIMEOUT = {

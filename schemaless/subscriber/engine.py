@@ -124,7 +124,7 @@ class FollowedShards:
         given = [(shard, cells) for number, cells in runs.items() if (shard := self._shards.get(number)) is not None]
         last = {shard.partition: shard for shard, _ in given}
         for shard, cells in given:
-            if last[shard.partition] is shard:  # whoever stores its position has stored those of the others
+            if last[shard.partition] is shard:  # a program that stores its position has stored the others'
                 self._offsets[shard.partition] = ends[shard.partition]
             yield from self._take_run(shard, cells)
         self._offsets.update(ends)

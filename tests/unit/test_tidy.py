@@ -25,6 +25,7 @@ PRODUCT_SOURCES = [path for path in SOURCES if path.relative_to(ROOT).parts[0] i
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError|HACK)\b")
 FRAGMENT = re.compile(r"(Of|By|As|Not|None:)\b")
 MENTIONED_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|sql|toml|yml|yaml|lock|cnf|properties|json))`")
+NAMED_FILE = re.compile(r"(?<![\w/.*{-])((?:[\w-]+/)*[\w-]+\.(?:py|md))\b")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 SHORT_PATHS_BEGIN_AT = (ROOT, ROOT / "schemaless", ROOT / "tests", ROOT / "docs")
 
@@ -177,6 +178,14 @@ def test_pages_name_files_that_exist(path: Path):
     ]
     links = [link for link in LINK.findall(text) if "://" not in link and not (path.parent / link).exists()]
     assert not mentioned + links
+
+
+@pytest.mark.parametrize("path", PRODUCT_SOURCES, ids=name)
+def test_modules_name_files_that_exist(path: Path):
+    """A docstring or a comment that sends its reader to another file names one, by its path or by its end."""
+    files = [f"/{name(path)}" for path in tracked("*.py", "*.md")]
+    named = NAMED_FILE.findall(path.read_text())
+    assert not [file for file in named if not any(known.endswith(f"/{file}") for known in files)]
 
 
 @pytest.mark.parametrize("path", PROSE, ids=name)

@@ -114,7 +114,7 @@ def test_stored_bytes_that_are_no_body_are_corrupt(stored):
 
 
 def test_a_record_is_the_map_of_the_contract():
-    """CONTRACT.md, "Kafka": any MessagePack reader gets these members, the body as it is stored."""
+    """What a record promises: any MessagePack reader gets these members, the body as it is stored."""
     cell = StoredCell(
         RowKey(b"r" * 16),
         ColumnName("BASE"),

@@ -42,7 +42,7 @@ def document(*, fields=None, **changes):
 
 
 def test_the_contracts_example_is_read():
-    """The definition that CONTRACT.md shows parses into its fields, stored fields and conditions."""
+    """The definition of the contract parses into its fields, stored fields and conditions."""
     definition = load_definition(CONTRACT)
     assert definition.name == "driver_partner_index"
     assert definition.shard_field.type is FieldType.UUID
