@@ -15,6 +15,7 @@ import structlog
 from api.access.admission import Admission
 from api.access.issuer import Issuer, IssuerKeys, fetch_over, verified_audience
 from api.access.known_tokens import REFRESH_S, KnownTokens
+from api.explain.explainer import Explainer
 from api.follow.followers import Followers, RequestsInFlight
 from api.follow.head_watch import FollowedHeads
 from api.http.budget import ReadBudget
@@ -60,6 +61,7 @@ class ApiState:
     followers: Followers
     tokens: KnownTokens
     admission: Admission
+    explainer: Explainer
 
 
 @asynccontextmanager
@@ -75,7 +77,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         writer = CellWriter(storage, settings, latest=lag.latest_created_at)
-        metrics = Metrics()
+        metrics, tokens = Metrics(), KnownTokens(storage)
         backlogs = Backlogs(storage, timeout_s=settings.status_timeout_s, age_max_s=settings.backlog_age_max_s)
         metrics.watch_backlogs(backlogs)
         problem_samples = ProblemSamples(storage, timeout_s=settings.status_timeout_s)
@@ -85,7 +87,6 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         in_flight = RequestsInFlight()
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         metrics.watch_followers(followers)
-        tokens = KnownTokens(storage)
         await asyncio.gather(lag.step(), tokens.refresh())
         async with (
             _issuer_of(settings) as issuer,
@@ -121,6 +122,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 followers=followers,
                 tokens=tokens,
                 admission=admission,
+                explainer=Explainer(reader, wait_s=settings.read_timeout_s),
             )
             await writer.close()
 

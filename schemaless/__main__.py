@@ -10,12 +10,25 @@ import structlog
 import typer
 from pydantic import ValidationError
 
-from schemaless.cli import actions, audit, cells, datastores, indexes, parked, stack, tail, tailer, tokens, triggers
+from schemaless.cli import (
+    actions,
+    audit,
+    cells,
+    datastores,
+    explain,
+    indexes,
+    parked,
+    stack,
+    tail,
+    tailer,
+    tokens,
+    triggers,
+)
 from schemaless.client.transport import CHOSEN_PROFILE
 from schemaless.demo import command as demo
 from schemaless.errors import SchemalessError
 
-PARTS = [stack, cells, datastores, indexes, triggers, parked, audit, tail, tailer, tokens, actions, demo]
+PARTS = [stack, cells, datastores, indexes, triggers, parked, explain, audit, tail, tailer, tokens, actions, demo]
 """Modules that add their commands with `register(app)`."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -2,7 +2,20 @@
 
 from msgspec.structs import replace
 
-from api.routes import batch, cells, conflicts, index_entries, indexes, log, ops, parked, status, tokens, triggers
+from api.routes import (
+    batch,
+    cells,
+    conflicts,
+    explain,
+    index_entries,
+    indexes,
+    log,
+    ops,
+    parked,
+    status,
+    tokens,
+    triggers,
+)
 
 PREFIX = "/v1/{datastore}"
 _OF_A_DATASTORE = (
@@ -14,6 +27,7 @@ _OF_A_DATASTORE = (
     *index_entries.ROUTES,
     *triggers.ROUTES,
     *parked.ROUTES,
+    *explain.ROUTES,
     *status.ROUTES,
     *tokens.ROUTES,
 )

@@ -38,6 +38,7 @@ from schemaless.client.requests import (
 from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import arguments_of, http_options, response_of, settings_of
 from schemaless.errors import SchemalessError
+from schemaless.location import ShardLocation
 
 T = TypeVar("T")
 
@@ -130,6 +131,15 @@ class AsyncClient:
 
     def program(self, name: str) -> AsyncProgram:
         return AsyncProgram(self, name)
+
+    async def explain(
+        self, where: Key | ShardLocation, *, limit: int = 100, read_from: ReadFrom = None
+    ) -> dict[str, Any]:
+        """Returns what happened to a row and what it waits for. `where` is its key, or the location of a cell of it.
+
+        Raises NotFound for a row without cells.
+        """
+        return await self._run(self._requests.explain(where, limit, read_from))
 
     async def document(self, path: str, **params: Any) -> dict[str, Any]:
         """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""

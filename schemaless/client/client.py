@@ -37,6 +37,7 @@ from schemaless.client.requests import (
 from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import arguments_of, http_options, response_of, settings_of
 from schemaless.errors import SchemalessError
+from schemaless.location import ShardLocation
 
 T = TypeVar("T")
 
@@ -131,6 +132,13 @@ class Client:
 
     def program(self, name: str) -> Program:
         return Program(self, name)
+
+    def explain(self, where: Key | ShardLocation, *, limit: int = 100, read_from: ReadFrom = None) -> dict[str, Any]:
+        """Returns what happened to a row and what it waits for. `where` is its key, or the location of a cell of it.
+
+        Raises NotFound for a row without cells.
+        """
+        return self._run(self._requests.explain(where, limit, read_from))
 
     def document(self, path: str, **params: Any) -> dict[str, Any]:
         """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""

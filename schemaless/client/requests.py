@@ -29,7 +29,7 @@ from schemaless.client.answers import (
 )
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
 from schemaless.errors import Invalid, SchemalessError, Unavailable
-from schemaless.location import Location
+from schemaless.location import Location, ShardLocation
 from schemaless.position import Position
 
 Key = uuid.UUID | str
@@ -155,6 +155,12 @@ class Requests:
         """Reads what the datastore shows as one document, such as /shards, /status, /conflicts or /indexes."""
         response = yield ClientRequest("GET", f"{self.base}{path}", _params(**(params or {})))
         return response.good().read(dict[str, Any])
+
+    def explain(self, where: Key | ShardLocation, limit: int, read_from: ReadFrom) -> Flow[dict[str, Any]]:
+        """Reads the explanation of a row, named by its key or by the location of one of its cells."""
+        text = str(where)
+        named = {"location": text} if ":" in text else {"row_key": row_key_text(row_key_of(text))}
+        return (yield from self.get_json("/explain", {**named, "limit": limit, "read_from": read_from}))
 
     def define_index(self, name: str, definition: Mapping[str, Any]) -> Flow[dict[str, Any]]:
         content = encode(definition)

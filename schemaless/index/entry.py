@@ -72,6 +72,21 @@ def entries_of(definition: IndexDefinition, values: Values) -> list[IndexEntry |
     return entries
 
 
+def why_no_entry(definition: IndexDefinition, newest: Bodies) -> str:
+    """Returns why a row has no entry, for people. It has none."""
+    columns = sorted(definition.columns)
+    if not newest.keys() & definition.columns:
+        return f"the row has no cell in {' or '.join(columns)}"
+    shard_field = definition.fields[0]
+    values: Values = [None] * len(definition.fields)
+    for column in definition.columns & newest.keys():
+        values = with_column(definition, values, column, newest[column])
+    first = values[0]
+    if first is None or (isinstance(first, tuple) and all(value is None for value in first)):
+        return f"its shard field {shard_field.name} has no value"
+    return "`where` doesn't hold"
+
+
 def _entry(definition: IndexDefinition, values: Sequence[Any]) -> IndexEntry | None:
     """Returns the entry with these values, or None when its shard field has none or `where` doesn't hold."""
     if values[0] is None:

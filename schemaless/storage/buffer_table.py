@@ -25,6 +25,7 @@ from schemaless.errors import Busy, DuplicateKey
 from schemaless.storage import append, stored_bodies
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation, query
+from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Script, commas, sql
 from schemaless.topology import Datastore
 
@@ -174,6 +175,27 @@ def cells(buffered: Sequence[Buffered]) -> Operation[list[ShardCell | None]]:
         else None
         for row in buffered
     ]
+
+
+class BufferedCopy(msgspec.Struct, frozen=True, gc=False):
+    """A row of the buffer without its body. `buffered_at` is in microseconds. `refused`: why its home refuses it."""
+
+    column_name: str
+    ref_key: int
+    size_bytes: int
+    buffered_at: int
+    refused: str | None
+
+
+def of_row(datastore: str, row_key: RowKey, limit: int) -> Operation[list[BufferedCopy]]:
+    """Returns what this server buffers of one row, by column and ref_key."""
+    rows = yield from query(
+        f"SELECT column_name, ref_key, size, {MICROSECONDS.format('buffered_at')}, (SELECT reason"
+        " FROM schemaless.refusal WHERE refusal.buffer_id = buffer.buffer_id) FROM schemaless.buffer"
+        + sql(" WHERE datastore = %s AND row_key = %s", datastore, row_key)
+        + f" ORDER BY column_name, ref_key LIMIT {limit}"
+    )
+    return [BufferedCopy(*row) for row in rows]
 
 
 def highest_ref_keys(columns: Sequence[tuple[str, RowKey, ColumnName]]) -> Operation[list[int]]:

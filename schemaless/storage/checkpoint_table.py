@@ -136,10 +136,19 @@ def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Op
     numbers = commas([str(shard) for shard in shards])
     only = f"AND shard IN ({numbers}) " if numbers else ""
     rows = yield from query(
-        "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
-        f" {MICROSECONDS.format('updated_at')}, worker, begun, kills, {_COUNTS} FROM {_TABLE}"
-        + sql(f" WHERE datastore = %s AND consumer = %s {only}ORDER BY shard", datastore, consumer)
+        f"{_SELECT} {sql(f'WHERE datastore = %s AND consumer = %s {only}ORDER BY shard', datastore, consumer)}"
     )
+    return [_checkpoint(row) for row in rows]
+
+
+def of_shard(datastore: str, shard: int) -> Operation[list[Checkpoint]]:
+    """Returns the checkpoints of one shard on this server, by consumer."""
+    consumers = yield from query(sql(f"SELECT DISTINCT consumer FROM {_TABLE} WHERE datastore = %s", datastore))
+    if not consumers:
+        return []
+    names = commas([sql("%s", name) for (name,) in consumers])
+    where = sql("WHERE datastore = %s AND shard = %s", datastore, shard) + f" AND consumer IN ({names})"
+    rows = yield from query(f"{_SELECT} {where} ORDER BY consumer")
     return [_checkpoint(row) for row in rows]
 
 
@@ -349,4 +358,8 @@ _MOVED = (
 _COUNTS = commas(list(CellCounts.__struct_fields__))
 _COUNTED = ", ".join(
     f"rows_.{name} = IF(moved.restarted, 0, rows_.{name} + moved.{name})" for name in CellCounts.__struct_fields__
+)
+_SELECT = (
+    "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
+    f" {MICROSECONDS.format('updated_at')}, worker, begun, kills, {_COUNTS} FROM {_TABLE}"
 )

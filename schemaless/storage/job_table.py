@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.parked_table import Order
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import sql
+from schemaless.storage.sql import commas, sql
 
 KEPT_DAYS = 30
 _TABLE = "schemaless.job"
@@ -49,6 +51,18 @@ def put(datastore: str, job: Job) -> Operation[None]:
     )
     old = f"made_at < UTC_TIMESTAMP(6) - INTERVAL {KEPT_DAYS} DAY"
     yield f"DELETE FROM {_TABLE} WHERE {old} ORDER BY made_at LIMIT 1000"
+
+
+def of_numbers(datastore: str, numbers: Collection[int]) -> Operation[dict[int, Job]]:
+    """Returns these jobs as this server has them, by number, without those that are gone."""
+    if not numbers:
+        return {}
+    rows = yield from query(
+        f"SELECT job, consumer, kind, matched, reason, who, replaced, {MICROSECONDS.format('made_at')} FROM {_TABLE}"
+        + sql(" WHERE datastore = %s", datastore)
+        + f" AND job IN ({commas([str(number) for number in sorted(numbers)])})"
+    )
+    return {job: Job(job, consumer, Order(kind), *rest) for job, consumer, kind, *rest in rows}
 
 
 def get(datastore: str, number: int) -> Operation[JobProgress | None]:

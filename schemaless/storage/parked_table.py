@@ -182,6 +182,29 @@ def of_keys(datastore: str, consumer: str, keys: Sequence[tuple[int, int]]) -> O
     return [_parked_cell(row) for row in rows]
 
 
+# What people ask for
+
+
+def of_row(
+    datastore: str, consumers: Sequence[str], row_key: bytes, limit: int, error_characters_max: int
+) -> Operation[dict[str, list[ParkedCell]]]:
+    """Returns by consumer the first records of one row, by added_id, with the beginning of their errors."""
+    columns = _COLUMNS.replace("error", f"LEFT(error, {error_characters_max})", 1)
+    scripts = [
+        f"SELECT {columns} FROM {_TABLE}"
+        + sql(" WHERE datastore = %s AND consumer = %s AND row_key = %s", datastore, consumer, row_key)
+        + f" ORDER BY added_id LIMIT {limit}"
+        for consumer in consumers
+    ]
+    if not scripts:
+        return {}
+    results = yield ";".join(scripts)
+    return {
+        consumer: [_parked_cell(row) for row in result.rows]
+        for consumer, result in zip(consumers, results, strict=True)
+    }
+
+
 def _is(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
     return sql(
         "datastore = %s AND consumer = %s AND shard = %s AND added_id = %s", datastore, consumer, shard, added_id

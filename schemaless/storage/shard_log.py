@@ -136,6 +136,54 @@ def of_row(
     return _cells(shard, rows, bodies.get(shard, {}))
 
 
+class RowCell(msgspec.Struct, frozen=True, gc=False):
+    """A cell of a row without its body. `created_at` is in microseconds. `size_bytes` is of the stored body."""
+
+    column_name: str
+    ref_key: int
+    location: Location
+    created_at: int
+    size_bytes: int
+    cause: str | None
+
+
+class RowPage(msgspec.Struct, frozen=True):
+    """Cells of a row by added_id. `earlier` and `later` say whether there are more on either side."""
+
+    cells: Sequence[RowCell]
+    earlier: bool
+    later: bool
+
+
+def cells_of_row(
+    datastore: Datastore, shard: int, row_key: bytes, until: int, before: int, after: int
+) -> Operation[RowPage]:
+    """Returns the last `before` cells of a row up to an added_id, and the first `after` behind it, in all columns."""
+    select = (
+        f"SELECT column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, LENGTH(body), cause"
+    )
+    table = Name(datastore.database(shard))
+    tail = "FROM %s.entity WHERE row_key = %s AND added_id {} %s ORDER BY added_id {} LIMIT %s"
+    first, last = yield (
+        sql(f"{select} {tail.format('<=', 'DESC')};", table, row_key, until, before + 1)
+        + sql(f"{select} {tail.format('>', 'ASC')}", table, row_key, until, after + 1)
+    )
+    rows = [*reversed(first.rows[:before]), *last.rows[:after]]
+    cells = [
+        RowCell(column, ref_key, Location(generation, added_id), created_at, size, cause)
+        for column, ref_key, generation, added_id, created_at, size, cause in rows
+    ]
+    return RowPage(cells, len(first.rows) > before, len(last.rows) > after)
+
+
+def row_at(datastore: Datastore, shard: int, added_id: int) -> Operation[bytes | None]:
+    """Returns the row key of the cell at an added_id, None where there is none."""
+    rows = yield from query(
+        sql("SELECT row_key FROM %s.entity WHERE added_id = %s", Name(datastore.database(shard)), added_id)
+    )
+    return bytes(rows[0][0]) if rows else None
+
+
 def digests(datastore: Datastore, shards: Mapping[int, int]) -> Operation[dict[int, int | None]]:
     """Returns by shard the digest of the cell at an added_id, None where there is none (I16)."""
     results = yield ";".join(

@@ -53,6 +53,18 @@ def get(datastore: str, consumer: str) -> Operation[ProgramFunctions | None]:
     return None
 
 
+def of_datastore(datastore: str) -> Operation[dict[str, ProgramFunctions]]:
+    """Returns by consumer what this server knows of all programs."""
+    rows = yield from query(
+        f"SELECT consumer, functions, version, {MICROSECONDS.format('changed_at')} FROM {_TABLE}"
+        + sql(" WHERE datastore = %s ORDER BY consumer", datastore)
+    )
+    return {
+        consumer: ProgramFunctions(msgspec.json.decode(functions, type=dict[str, list[str]]), version, changed_at)
+        for consumer, functions, version, changed_at in rows
+    }
+
+
 def newest(found: Iterable[ProgramFunctions | None]) -> ProgramFunctions | None:
     """Returns what counts of the answers of several clusters."""
     known = [one for one in found if one is not None]

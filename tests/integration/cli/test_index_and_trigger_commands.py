@@ -129,6 +129,7 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     )
     assert [entry["row_key"] for entry in found] == [str(rows["UA"][0])]
     assert "N1" in command("index", "query", "by_tail", "tailnum=N1", "limit=1")
+    assert "tailnum=N1, time_hour=2013-01-02T05:00:00.000000Z, result=None" in command("explain", str(rows["UA"][0]))
     assert "0 values don't fit" in command("index", "problems", "by_tail", "--limit", "5")
     assert json.loads(command("index", "problems", "by_tail", "--json"))["problems"] == []
     assert "shard field" in command("index", "query", "by_tail", "limit=1", status=1)
@@ -175,6 +176,11 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
             wait_for(lambda: "billing running, 0 cells behind" in command("triggers", "status", "billing"))
             assert "0 shards run again" in command("triggers", "resume", "billing")
             calls = read_calls(tmp_path)
+            told = command("explain", str(rows["HA"][0]))
+            assert "caused by billing/bill_rider@" in told
+            assert "program billing: running, 2 workers" in told
+            assert "finished by the checkpoint" in told
+            assert "it waits for nothing" in told
             entries = sum(2 + 2 * failures_of(trip) for trip in calls.charges)
             assert len(calls.bills) == len(calls.charges)
             assert count_effects(client, calls) == entries
