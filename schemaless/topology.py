@@ -11,12 +11,13 @@ Other keys of a node are passed over.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from schemaless.errors import Misconfigured
 from schemaless.names import cells_topic_name, progress_topic_name
@@ -24,6 +25,7 @@ from schemaless.names import cells_topic_name, progress_topic_name
 T = TypeVar("T")
 
 TOPOLOGY_VERSION = 1
+VERSION_SHOWN = 40  # characters of a version that isn't known
 
 
 class Role(StrEnum):
@@ -123,37 +125,47 @@ class Datastore:
         return progress_topic_name(self.name)
 
 
-def parse_topology(document: Mapping[str, Any]) -> Topology:
+class _NodeEntry(msgspec.Struct):
+    name: str
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    user: str
+    password: str
+    socket: str | None = None
+
+    def node(self, cluster: str, role: Role) -> Node:
+        return Node(self.name, cluster, role, self.host, self.port, self.user, self.password, self.socket)
+
+
+class _ClusterEntry(msgspec.Struct):
+    master: _NodeEntry
+    minions: list[_NodeEntry]
+
+    def cluster(self, name: str) -> StorageCluster:
+        minions = tuple(minion.node(name, Role.MINION) for minion in self.minions)
+        return StorageCluster(name, self.master.node(name, Role.MASTER), minions)
+
+
+class _TopologyDocument(msgspec.Struct):
+    version: int
+    clusters: dict[str, _ClusterEntry]
+
+
+def parse_topology(document: Any) -> Topology:
     """Raises Misconfigured for a version that is not known or a document that doesn't fit."""
-    if document.get("version") != TOPOLOGY_VERSION:
-        raise Misconfigured(f"topology version {document.get('version')!r} is not known to this program")
+    if isinstance(document, Mapping) and (version := document.get("version")) != TOPOLOGY_VERSION:
+        raise Misconfigured(f"topology version {str(version)[:VERSION_SHOWN]!r} is not known to this program")
     try:
-        return Topology({name: _cluster(name, entry) for name, entry in document["clusters"].items()})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Misconfigured(f"the topology does not fit its format: {error!r}") from error
+        found = msgspec.convert(document, _TopologyDocument)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise Misconfigured(f"the topology does not fit its format: {error}") from error
+    return Topology({name: entry.cluster(name) for name, entry in found.clusters.items()})
 
 
 def load_topology(path: Path) -> Topology:
     """Raises Misconfigured when the file is missing or is no topology."""
     try:
-        return parse_topology(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise Misconfigured(f"no topology can be read from {path}: {error}") from error
-
-
-def _cluster(name: str, entry: Mapping[str, Any]) -> StorageCluster:
-    minions = tuple(_node(name, Role.MINION, node) for node in entry["minions"])
-    return StorageCluster(name, _node(name, Role.MASTER, entry["master"]), minions)
-
-
-def _node(cluster: str, role: Role, entry: Mapping[str, Any]) -> Node:
-    return Node(
-        name=entry["name"],
-        cluster=cluster,
-        role=role,
-        host=entry["host"],
-        port=entry["port"],
-        user=entry["user"],
-        password=entry["password"],
-        socket=entry.get("socket"),
-    )
+    return parse_topology(document)

@@ -57,7 +57,7 @@ def parse_start(texts: Sequence[str]) -> Start:
             found = parse_shard_location(text)
         except Invalid:
             raise Invalid(
-                "--from", f"must be beginning, end, an RFC 3339 time or SHARD:GENERATION:ADDED_ID, not {text!r}"
+                "--from", f"must be beginning, end, an RFC 3339 time or SHARD:GENERATION:ADDED_ID, not {text[:100]!r}"
             ) from None
         if found.shard in locations:
             raise Invalid("--from", f"shard {found.shard} has two locations")

@@ -124,7 +124,7 @@ def load_plan(home: Path) -> StackPlan | None:
         return StackPlan(home, Flavour(document["flavour"]), document["ports"], accounts)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Misconfigured(f"{path} is damaged: {error!r}") from error
 
 
