@@ -62,6 +62,9 @@ class Context:
     location: ShardLocation | None = None
     _effects: set[str] = field(default_factory=set, repr=False, compare=False)
 
+    def of_attempt(self, attempt: int) -> Context:
+        return Context(self.program, self.datastore, attempt, services=self.services)
+
     def of_call(self, function: str, cell: CellKey, location: ShardLocation | None = None) -> Context:
         """Returns the context of one call. Its effects are that cell's."""
         return Context(self.program, self.datastore, self.attempt, function, cell, self.services, location)

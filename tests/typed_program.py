@@ -19,6 +19,8 @@ from schemaless import (
     Where,
     trigger,
 )
+from schemaless.pytest_plugin import MakeTriggerKit
+from schemaless.testing import SetAside, TriggerKit
 
 POLICY = RetryPolicy(attempts=3, delay=0.5, backoff=2, max_delay=60, jitter=0.1, retry_on=(OSError, TimeoutError))
 
@@ -83,3 +85,16 @@ def once(cell: TriggerCell, context: Context) -> None:
 async def once_later(cell: TriggerCell, context: Context) -> None:
     amount: int = await context.once("charge", lambda: charged_later(cell.row_key))
     await context.async_client.put(cell.row_key, "STATUS", {"amount": amount})
+
+
+def tested(trigger_kit: MakeTriggerKit) -> list[SetAside]:
+    kit: TriggerKit = trigger_kit([whole, once], attempts_max=3)
+    location: str | None = kit.put(uuid.uuid4(), "BASE", {"status": location_text(kit)}).location
+    kit.fail_next(OSError(location), times=2, function="whole")
+    kit.advance(60.0)
+    kit.retry(kit.parked())
+    return kit.waiting()
+
+
+def location_text(kit: TriggerKit) -> str:
+    return f"{kit.counts.called} {[call.error for call in kit.calls]}"

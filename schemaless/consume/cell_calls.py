@@ -38,19 +38,22 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class CellCalls:
-    """The functions of one program. `clock` counts seconds, and `now_us` microseconds since the epoch."""
+    """The functions of one program. `context` is that of its calls before any of them.
+
+    `clock` counts seconds, and `now_us` microseconds since the epoch.
+    """
 
     def __init__(
         self,
         program: TriggerProgram,
-        datastore: str,
+        context: Context,
         settings: ConsumerSettings,
         breaker: Breaker,
         clock: Callable[[], float],
         now_us: Callable[[], int],
     ) -> None:
         self.program = program
-        self._datastore = datastore
+        self._context = context
         self._breaker = breaker
         self._clock = clock
         self._now_us = now_us
@@ -106,8 +109,7 @@ class CellCalls:
             if replay is not None and replay.result is not None:
                 error, replay.result = replay.result.error, None  # it ended after its pass
             else:
-                context = Context(self.program.name, self._datastore, attempt)
-                error = yield Call(marked, cell, context, place)
+                error = yield Call(marked, cell, self._context.of_attempt(attempt), place)
             attempt = 1
             if error is None:
                 became = "called"

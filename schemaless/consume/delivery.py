@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 import structlog
@@ -231,6 +231,11 @@ class Delivery:
         self._wake.set()
 
     # What others may ask, and tell
+
+    @property
+    def calls(self) -> Collection[asyncio.Task[None]]:
+        """The calls in flight."""
+        return self._calls
 
     def cursors(self) -> dict[int, ShardCursor]:
         """Returns how far each shard is, and what it waits for."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from math import inf
 
 from schemaless.cell import StoredCell
+from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Outcome
-from schemaless.storage import parked_table
 from schemaless.storage.checkpoint_table import CellCounts
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 
@@ -127,10 +127,9 @@ class Pass:
     """What one call of the handler did in one shard. It becomes the outcome."""
 
     __slots__ = (
-        "_consumer",
         "_counted_from",
         "_counts",
-        "_datastore",
+        "_parked",
         "_scripts",
         "deadline",
         "durable",
@@ -138,9 +137,8 @@ class Pass:
         "stop_reason",
     )  # fmt: skip
 
-    def __init__(self, datastore: str, consumer: str, rows: ParkedRows, deadline: float, *, is_probe: bool) -> None:
-        self._datastore = datastore
-        self._consumer = consumer
+    def __init__(self, parked: ParkedStore, rows: ParkedRows, deadline: float, *, is_probe: bool) -> None:
+        self._parked = parked
         self._counted_from = rows.counted_from
         self._counts = dict.fromkeys(CellCounts.__struct_fields__, 0)
         self._scripts: list[str] = []
@@ -157,17 +155,17 @@ class Pass:
                 self._counts[was] -= 1
 
     def put(self, record: ParkedCell) -> None:
-        self._scripts.append(parked_table.put(self._datastore, self._consumer, record))
+        self._scripts.append(self._parked.put(record))
 
     def begin(self, record: ParkedCell) -> None:
-        self._scripts.append(parked_table.begin(self._datastore, self._consumer, record.shard, record.added_id))
+        self._scripts.append(self._parked.begin(record))
         self.durable = True
 
     def release_row(self, record: ParkedCell) -> None:
-        self._scripts.append(parked_table.release_row(self._datastore, self._consumer, record.shard, record.added_id))
+        self._scripts.append(self._parked.release_row(record))
 
     def delete(self, record: ParkedCell) -> None:
-        self._scripts.append(parked_table.delete(self._datastore, self._consumer, record.shard, record.added_id))
+        self._scripts.append(self._parked.delete(record))
 
     def outcome(self, finished: int, *, retry_in_s: float = 0.0, due_in_s: float = inf) -> Outcome:
         return Outcome(

@@ -1,4 +1,4 @@
-"""ParkedStore: what a trigger handler reads of MySQL to call parked cells again, and the rows that wait behind them."""
+"""ParkedStore: what a trigger handler stores and reads of parked cells, and of the rows that wait behind them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
+from schemaless.consume.ports import Script
 from schemaless.storage import parked_table, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.parked_table import ParkedCell
@@ -28,9 +29,26 @@ class ParkedStore(Protocol):
         None means that there are no more. Raises StorageUnavailable.
         """
 
+    # Scripts for the transaction that moves the checkpoint
+
+    def put(self, record: ParkedCell) -> Script:
+        """Makes or replaces a record. A retry of it is done with that. A discard that came meanwhile stays ordered."""
+
+    def begin(self, record: ParkedCell) -> Script:
+        """Marks that a process begins to call a record's cell again."""
+
+    def release_row(self, record: ParkedCell) -> Script:
+        """Lets the later cells of a record's row pass it."""
+
+    def delete(self, record: ParkedCell) -> Script:
+        """Deletes a record: its cell is finished, or discarded."""
+
+    def delete_from(self, shard: int, added_id: int) -> Script:
+        """Deletes the records of a shard from an added_id on."""
+
 
 class MySQLParkedStore:
-    """Reads from the masters of the shards' homes."""
+    """Reads from the masters of the shards' homes. Its scripts are SQL."""
 
     def __init__(self, storage: AsyncStorage, datastore: Datastore, consumer: str) -> None:
         self._storage = storage
@@ -54,3 +72,18 @@ class MySQLParkedStore:
     ) -> Sequence[StoredCell]:
         master = self._storage.master(self._datastore.home(shard))
         return await master.run(shard_log.of_row, self._datastore, shard, row_key, columns, after, until, ROW_BYTES_MAX)
+
+    def put(self, record: ParkedCell) -> Script:
+        return parked_table.put(self._datastore.name, self._consumer, record)
+
+    def begin(self, record: ParkedCell) -> Script:
+        return parked_table.begin(self._datastore.name, self._consumer, record.shard, record.added_id)
+
+    def release_row(self, record: ParkedCell) -> Script:
+        return parked_table.release_row(self._datastore.name, self._consumer, record.shard, record.added_id)
+
+    def delete(self, record: ParkedCell) -> Script:
+        return parked_table.delete(self._datastore.name, self._consumer, record.shard, record.added_id)
+
+    def delete_from(self, shard: int, added_id: int) -> Script:
+        return parked_table.delete_from(self._datastore.name, self._consumer, shard, added_id)

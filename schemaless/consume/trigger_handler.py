@@ -27,10 +27,10 @@ from schemaless.consume.replays import Replays
 from schemaless.consume.run_calls import PASS_S, RunCalls
 from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
-from schemaless.storage import parked_table
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.worker_table import OldestCall
 from schemaless.topology import Datastore
+from schemaless.trigger_context import Context, ContextServices
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class _Turn(msgspec.Struct):
 
 class TriggerHandler:
     """Calls the functions of one program. `clock` counts seconds, as time.monotonic does, and `now_us` microseconds
-    since the epoch.
+    since the epoch. `services` are those of its calls' contexts, by default clients of the API.
     """
 
     together = False
@@ -65,6 +65,7 @@ class TriggerHandler:
         parked: ParkedStore,
         clock: Callable[[], float] = time.monotonic,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        services: ContextServices | None = None,
     ) -> None:
         self._program = program
         self._datastore = datastore
@@ -74,7 +75,8 @@ class TriggerHandler:
         self._now_us = now_us
         self._breaker = Breaker(settings.breaker, clock)
         self._calls = TriggerCalls(settings.attempt_timeout_s, settings.call_limit_s, clock)
-        self._cell_calls = CellCalls(program, datastore.name, settings, self._breaker, clock, now_us)
+        context = Context(program.name, datastore.name, 1, services=services)
+        self._cell_calls = CellCalls(program, context, settings, self._breaker, clock, now_us)
         parallel = settings.parallel
         self._run_calls = RunCalls(self._cell_calls, self._calls, self._breaker, parallel, clock, self._want)
         self._replays = Replays(
@@ -114,8 +116,7 @@ class TriggerHandler:
         """Calls that were made can't be taken back. The cells of the new generation come as any others."""
         if (rows := self._shards.get(shard)) is not None:
             rows.supersede(starts_at)
-        script = parked_table.delete_from(self._datastore.name, self._program.consumer, shard, starts_at)
-        return Effect([], {self._datastore.home(shard): script})
+        return Effect([], {self._datastore.home(shard): self._parked.delete_from(shard, starts_at)})
 
     @property
     def foreign_code(self) -> TriggerHandler:
@@ -187,8 +188,7 @@ class TriggerHandler:
         return self._shards.setdefault(shard, ParkedRows(shard, seen, 0, self._now_us()))
 
     def _begin_pass(self, rows: ParkedRows, *, is_probe: bool = False) -> Pass:
-        deadline = self._clock() + PASS_S
-        return Pass(self._datastore.name, self._program.consumer, rows, deadline, is_probe=is_probe)
+        return Pass(self._parked, rows, self._clock() + PASS_S, is_probe=is_probe)
 
     async def _pass(self, run: Run) -> Outcome:
         rows = self._rows(run.shard, run.after.added_id)

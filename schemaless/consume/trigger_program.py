@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from schemaless.errors import Misconfigured
 from schemaless.names import trigger_consumer
@@ -45,12 +46,20 @@ def load_program(module: str) -> TriggerProgram:
     name = Path(module).stem if is_file else module.rpartition(".")[2]
     if not _NAME.fullmatch(name):
         raise Misconfigured(f"{name!r} can't be the name of a program: rename the module")
+    return program_of(name, vars(loaded), _version(loaded))
+
+
+def program_of(name: str, namespace: Mapping[str, Any], version: str = UNVERSIONED) -> TriggerProgram:
+    """Returns the program of the marked functions among some values.
+
+    Raises Misconfigured when none is marked, or two have one name.
+    """
     by_column: dict[str, list[Trigger]] = {}
-    for found in _distinct(triggers_of(vars(loaded))):
+    for found in _distinct(triggers_of(namespace)):
         by_column.setdefault(found.column, []).append(found)
     if not by_column:
-        raise Misconfigured(f"{module} has no function that is marked with @trigger")
-    return TriggerProgram(name, by_column, _version(loaded))
+        raise Misconfigured(f"{name} has no function that is marked with @trigger")
+    return TriggerProgram(name, by_column, version)
 
 
 def _distinct(found: Sequence[Trigger]) -> Sequence[Trigger]:

@@ -70,6 +70,18 @@ def count(cell):
     os.write(CALLS, f"{cell.row_key}\\n".encode())
 """
 
+KIT = """
+import sys
+import wheel_census
+from schemaless.testing import TriggerKit
+
+with TriggerKit(wheel_census) as kit:
+    kit.put("5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11", "BASE", {})
+    kit.deliver()
+    assert kit.counts.called == 1
+assert "pytest" not in sys.modules
+"""
+
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -179,6 +191,7 @@ def test_a_trigger_program_runs_from_the_wheel(tmp_path: Path, wheel: Path, runn
     installed = InstalledWheel(tmp_path, wheel, "triggers")
     (installed.work / "wheel_census.py").write_text(CENSUS)
     calls = installed.work / "calls"
+    installed.output(["python", "-c", f"import sys; sys.path.insert(0, ''){KIT}"])
     settings = {"topology": running.path, "kafka": kafka, "hosts": hosts}
     command = ["schemaless", "triggers", "run", "wheel_census", "--datastore", datastore.name]
     with running_tailers(1, running.path, kafka, datastore):

@@ -12,7 +12,7 @@ NAMED_CALL = re.compile(r"\b(GET|PUT|POST|DELETE) (/[^\s`?'\"]*)")
 OF_FASTAPI = ("/docs", "/openapi.json")
 METRIC = re.compile(r"\bschemaless_[a-z]+_[a-z_]+\b(?=[`{])")
 TABLE = re.compile(r"`schemaless\.([a-z]+(?:_[a-z]+)*)`")
-NO_TABLES = {"decode_record", "probe"}  # a function of the package, and a column
+NO_TABLES = {"decode_record", "probe", "testing", "pytest_plugin"}  # a function of the package, and a column
 
 
 def filled(path: str) -> str:

@@ -39,6 +39,7 @@ BROAD_EXCEPTS = {
     "schemaless/storage/asyncmy_driver.py": "re-raised: a connection that was cut off within a statement is closed",
     "schemaless/consume/delivery.py": "nothing that a handler raises ends delivery: the shard is tried again",
     "schemaless/consume/cell_calls.py": "the text of a user's error may raise anything itself",
+    "schemaless/testing/watched_worker.py": "re-raised: what a user's function raises is noted for its test",
     "schemaless/consume/trigger_calls.py": "a user's function may raise anything, which means: again later",
 }
 """`except Exception` and `except BaseException` outside process entry points, by file, with the reason."""

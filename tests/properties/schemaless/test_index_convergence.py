@@ -12,7 +12,7 @@ from schemaless.index.problems import misfits_of
 from schemaless.index.transition import index_writes, superseding_problems, superseding_writes
 from schemaless.location import Location, generation_at, visible_starts
 from schemaless.storage.entity_table import ShardCell
-from schemaless.testing import MemoryEntityTable
+from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.topology import Datastore
 
 SHARDS = 4

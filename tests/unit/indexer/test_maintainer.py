@@ -9,7 +9,7 @@ from schemaless.consume.ports import Run
 from schemaless.index.definition import parse_definition
 from schemaless.location import Location
 from schemaless.storage.entity_table import NEWEST_BYTES_MAX, ShardCell, newest_until
-from schemaless.testing import MemoryEntityTable
+from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.topology import Datastore
 
 SHARDS = 4

@@ -17,7 +17,7 @@ from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
-from schemaless.testing import MemoryEntityTable
+from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.topology import Datastore
 
 pytestmark = pytest.mark.storage

@@ -297,7 +297,7 @@ async def test_a_seek_back_drops_the_records_after_its_target():
     await process.pass_by(2)
     program.poison.clear()
     target = position_of(server.cells[0])
-    await process.delivery.seek(target, "DELETE FROM schemaless.parked WHERE added_id = 3")
+    await process.delivery.seek(target, "delete_from 0 2")
     await process.pass_by(2)
     assert (program.called, server.parked) == ([1, 2, 3, 2, 3, 4], {})
     assert (server.counted_from, server.counts) == (1, CellCounts(called=3))

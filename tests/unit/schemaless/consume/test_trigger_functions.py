@@ -19,6 +19,8 @@ from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.errors import Invalid, Misconfigured
 from schemaless.location import BEGINNING
 from schemaless.storage.checkpoint_table import CellCounts
+from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.testing.memory_program import MemoryParkedStore, MemoryProgram
 from schemaless.topology import Datastore
 from schemaless.trigger import Takes, triggers_of
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server
@@ -46,14 +48,8 @@ def handler_of(settings, *functions, **options):
     for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
         by_column.setdefault(found.column, []).append(found)
     datastore = Datastore("mezzanine", 64, 8, ("a",))
-    return TriggerHandler(TriggerProgram("program", by_column), datastore, settings, NothingParked(), **options)
-
-
-class NothingParked:
-    """A store that knows of no records."""
-
-    async def of_shards(self, shards):
-        return {}
+    nothing_parked = MemoryParkedStore(MemoryProgram("trigger:program", datastore, MemoryEntityTable(datastore)))
+    return TriggerHandler(TriggerProgram("program", by_column), datastore, settings, nothing_parked, **options)
 
 
 async def outcome_of(handler, run):

@@ -16,7 +16,7 @@ from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.entity_table import ShardCell
 from schemaless.subscriber.batch import GenerationChange
 from schemaless.subscriber.engine import FollowedShards, ReadLog
-from schemaless.testing import MemoryEntityTable
+from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.topology import Datastore
 
 BODY = encode_body({"n": 1})

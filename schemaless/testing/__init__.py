@@ -1,0 +1,15 @@
+"""Testing: trigger programs run in memory, over a store and a log that keep what the real ones promise.
+
+`TriggerKit` is for users' tests (docs/testing-triggers.md). schemaless/pytest_plugin.py has it as a fixture.
+"""
+
+from __future__ import annotations
+
+from schemaless.extras import Extra, require
+
+require("schemaless.testing", Extra.MYSQL)
+
+from schemaless.testing.entity_table import MemoryEntityTable as MemoryEntityTable  # noqa: E402
+from schemaless.testing.trigger_kit import SetAside as SetAside  # noqa: E402
+from schemaless.testing.trigger_kit import TriggerKit as TriggerKit  # noqa: E402
+from schemaless.testing.watched_worker import SeenCall as SeenCall  # noqa: E402
