@@ -16,10 +16,9 @@ from api.access.admission import Admission
 from api.access.issuer import Issuer, IssuerKeys, fetch_over, verified_audience
 from api.access.known_tokens import REFRESH_S, KnownTokens
 from api.explain.explainer import Explainer
-from api.follow.followers import Followers, RequestsInFlight
+from api.follow.followers import Followers
 from api.follow.head_watch import FollowedHeads
-from api.http.budget import ReadBudget
-from api.http.request import PayloadBudget
+from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
 from api.index.checkpoint_waiter import CheckpointWaiter
 from api.index.definition_cache import BuildEta, IndexCatalogue
 from api.index.freshness import IndexFreshness

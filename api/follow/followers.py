@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
 from api.follow.head_watch import FollowedHeads, WatchedShard
+from api.http.budget import RequestsInFlight
 from schemaless.access import Token
 from schemaless.errors import TooManyRequests, Unavailable
 from schemaless.location import Location
@@ -62,28 +62,6 @@ READS_AT_ONCE = 4
 
 Positions = Mapping[int, Location | None]
 """The location of a follower in each shard, or None where it is unknown because the cluster didn't answer."""
-
-
-class RequestsInFlight(msgspec.Struct):
-    """What the limits on concurrent requests count, in all and by token. A follower isn't counted while it follows."""
-
-    count: int = 0
-    by_token: Counter[bytes] = msgspec.field(default_factory=Counter)
-
-    def begin(self, token: Token | None) -> None:
-        self.count += 1
-        if token is not None:
-            self.by_token[token.digest] += 1
-
-    def end(self, token: Token | None) -> None:
-        self.count -= 1
-        if token is not None:
-            self.by_token[token.digest] -= 1
-            if not self.by_token[token.digest]:
-                del self.by_token[token.digest]
-
-    def of(self, token: Token) -> int:
-        return self.by_token.get(token.digest, 0)
 
 
 class Followers:

@@ -1,4 +1,7 @@
-"""ReadBudget: the bytes that a process holds of what it read and its clients have not taken yet (I14)."""
+"""Budgets: what a process has room for, and how much of it one caller may take (I14).
+
+They count requests in flight, payloads that arrive, and what was read and its clients have not taken yet.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from schemaless.errors import TooLarge, Unavailable
+from schemaless.access import Token
+from schemaless.errors import TooLarge, TooManyRequests, Unavailable
 
 T = TypeVar("T")
 
@@ -18,6 +22,63 @@ _USUAL_CELL_BYTES = 1 << 10
 
 SMALL_BYTES_MAX = 64 << 10
 """A response up to this size isn't counted: the limit on concurrent requests bounds those."""
+
+
+class RequestsInFlight(msgspec.Struct):
+    """What the limits on concurrent requests count, in all and by token. A follower isn't counted while it follows."""
+
+    count: int = 0
+    by_token: Counter[bytes] = msgspec.field(default_factory=Counter)
+
+    def begin(self, token: Token | None) -> None:
+        self.count += 1
+        if token is not None:
+            self.by_token[token.digest] += 1
+
+    def end(self, token: Token | None) -> None:
+        self.count -= 1
+        if token is not None:
+            self.by_token[token.digest] -= 1
+            if not self.by_token[token.digest]:
+                del self.by_token[token.digest]
+
+    def of(self, token: Token) -> int:
+        return self.by_token.get(token.digest, 0)
+
+
+class PayloadBudget:
+    """The long payloads that a process receives: their bytes, and how many are arriving, in all and of one caller."""
+
+    def __init__(self, bytes_max: int, *, arriving_max: int = 500, caller_arriving_max: int = 100) -> None:
+        self._left = bytes_max
+        self._arriving_max = arriving_max
+        self._caller_arriving_max = caller_arriving_max
+        self._by_caller: Counter[Hashable] = Counter()
+        self.arriving = 0
+
+    def take(self, count: int) -> None:
+        """Raises Unavailable."""
+        if count > self._left:
+            raise Unavailable("too many large payloads at once")
+        self._left -= count
+
+    def give_back(self, count: int) -> None:
+        self._left += count
+
+    def begin(self, caller: Hashable) -> None:
+        """Counts a payload that has not arrived as a whole. Raises TooManyRequests or Unavailable."""
+        if caller and self._by_caller[caller] >= self._caller_arriving_max:
+            raise TooManyRequests("too many payloads of this caller have not arrived yet")
+        if self.arriving >= self._arriving_max:
+            raise Unavailable("too many payloads have not arrived yet")
+        self.arriving += 1
+        self._by_caller[caller] += 1
+
+    def end(self, caller: Hashable) -> None:
+        self.arriving -= 1
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
 
 
 class _RoomWanted(msgspec.Struct, gc=False, eq=False):

@@ -7,7 +7,6 @@ one message and is covered by the bound on concurrent requests. Only longer ones
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,41 +31,6 @@ PAYLOAD_GRACE_S = 5.0
 """How long a payload may take before its rate counts."""
 NEXT_PART_TIMEOUT_S = 1.0
 _WITHOUT_PAYLOAD = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
-
-
-class PayloadBudget:
-    """The long payloads that a process receives: their bytes, and how many are arriving, in all and of one caller."""
-
-    def __init__(self, bytes_max: int, *, arriving_max: int = 500, caller_arriving_max: int = 100) -> None:
-        self._left = bytes_max
-        self._arriving_max = arriving_max
-        self._caller_arriving_max = caller_arriving_max
-        self._by_caller: Counter[Hashable] = Counter()
-        self.arriving = 0
-
-    def take(self, count: int) -> None:
-        """Raises Unavailable."""
-        if count > self._left:
-            raise Unavailable("too many large payloads at once")
-        self._left -= count
-
-    def give_back(self, count: int) -> None:
-        self._left += count
-
-    def begin(self, caller: Hashable) -> None:
-        """Counts a payload that has not arrived as a whole. Raises TooManyRequests or Unavailable."""
-        if caller and self._by_caller[caller] >= self._caller_arriving_max:
-            raise TooManyRequests("too many payloads of this caller have not arrived yet")
-        if self.arriving >= self._arriving_max:
-            raise Unavailable("too many payloads have not arrived yet")
-        self.arriving += 1
-        self._by_caller[caller] += 1
-
-    def end(self, caller: Hashable) -> None:
-        self.arriving -= 1
-        self._by_caller[caller] -= 1
-        if not self._by_caller[caller]:
-            del self._by_caller[caller]
 
 
 class Request:

@@ -9,7 +9,7 @@ import pytest
 from api.access.admission import Admission
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
-from api.follow.followers import RequestsInFlight
+from api.http.budget import RequestsInFlight
 from api.metrics import Metrics
 from schemaless.access import issue, now_us
 from schemaless.config import ApiSettings

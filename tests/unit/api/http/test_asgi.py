@@ -17,9 +17,7 @@ from starlette.responses import Response
 from api.access.admission import Admission
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
-from api.follow.followers import RequestsInFlight
-from api.http.budget import ReadBudget
-from api.http.request import PayloadBudget
+from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
 from api.metrics import Metrics
 from api.routes import ROUTES
 from schemaless.config import ApiSettings

@@ -10,7 +10,7 @@ from fastapi import WebSocket
 from api.access.admission import Admission
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
-from api.follow.followers import RequestsInFlight
+from api.http.budget import RequestsInFlight
 from api.metrics import Metrics
 from schemaless.access import issue, now_us
 from schemaless.config import ApiSettings

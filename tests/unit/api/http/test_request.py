@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.follow.followers import RequestsInFlight
-from api.http.budget import ReadBudget
-from api.http.request import PAYLOAD_COMPLETE, PayloadBudget, Request
+from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
+from api.http.request import PAYLOAD_COMPLETE, Request
 from schemaless.access import issue, now_us
 from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable
 
