@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from api.triggers.control import TriggerControl
+from schemaless.batching import chunks
 from schemaless.errors import Invalid, NotFound
 from schemaless.location import ADDED_ID_MAX, Location
 from schemaless.storage import job_table, parked_selection
@@ -169,11 +170,11 @@ class ParkedOrders:
 
     async def _order(self, cluster: str, keys: Sequence[_Key], first: int, what: RecordOrder) -> int:
         ordered = 0
-        for start in range(0, len(keys), ORDERED_AT_ONCE):
-            part = keys[start : start + ORDERED_AT_ONCE]
+        for part in chunks(keys, count_max=ORDERED_AT_ONCE):
             ordered += await self._storage.master(cluster).run(
-                parked_selection.order, self._datastore, self._control.consumer, part, first + start, what
+                parked_selection.order, self._datastore, self._control.consumer, part, first, what
             )
+            first += len(part)
         return ordered
 
 

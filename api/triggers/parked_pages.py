@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from api.read.reader import Reader, Served
+from schemaless.batching import chunks
 from schemaless.cell import StoredCell, created_at_text, row_key_text
 from schemaless.codec import decode_body
 from schemaless.location import ADDED_ID_MAX
@@ -84,8 +85,7 @@ class ParkedPages:
         columns = () if functions is None else tuple(functions.functions)
         items: list[ParkedItem] = []
         size = 0
-        for start in range(0, len(found), _HEADS_AT_ONCE):
-            batch = found[start : start + _HEADS_AT_ONCE]
+        for batch in chunks(found, count_max=_HEADS_AT_ONCE):
             for item, size_bytes in await self._expanded(batch, columns, after, limit + 1, behind=behind):
                 shown = behind if item.is_behind else heads and _key(item.head) != (after.shard, after.head)
                 if not shown:

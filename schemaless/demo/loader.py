@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from schemaless.batching import chunks
 from schemaless.cell import PutStatus
 from schemaless.client.answers import PutFailure
 from schemaless.client.async_client import AsyncClient
@@ -89,8 +90,8 @@ class Loader:
         while left:
             await self._sleep(pause_s)
             before, left = left, []
-            for start in range(0, len(before), RETRY_CELLS):
-                left += await self._put(before[start : start + RETRY_CELLS])
+            for some in chunks(before, count_max=RETRY_CELLS):
+                left += await self._put(some)
             if len(left) < len(before):
                 pause_s, moved_at = PAUSE_S, self._clock()
                 continue
