@@ -95,7 +95,7 @@ def _int(found: Any, _length: int) -> Value | None:
 def _float(found: Any, _length: int) -> Value | None:
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
-    value = float(found)
+    value = float(found) + 0.0  # servers have no -0.0
     return value if math.isfinite(value) else None
 
 

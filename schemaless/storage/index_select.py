@@ -17,7 +17,7 @@ from schemaless.index.definition import Field, IndexDefinition
 from schemaless.index.values import FieldType, Value
 from schemaless.storage.index_table import FoundEntry, field_literal, found, quoted, shown, table
 from schemaless.storage.operation import Row
-from schemaless.storage.sql import Script, commas
+from schemaless.storage.sql import Script, commas, literal
 from schemaless.topology import Datastore
 
 PAGE_BYTES_MAX = 1 << 20
@@ -26,7 +26,9 @@ PAGE_BYTES_MAX = 1 << 20
 STATEMENT_MS_MAX = 1500
 """How long a server works on a query. Less than a reader waits, so a slow query isn't taken for a dead server."""
 
-_ENTRY_BYTES = 64  # row key, numbers and what else an entry takes beside its long values
+ENTRY_BYTES = 64
+"""Row key, numbers and what else an entry takes beside its long values."""
+
 _BYTES, _OWN = "`$bytes`", "`$own`"  # no field has such a name
 
 
@@ -87,23 +89,27 @@ def select(
     places: Sequence[tuple[int, Value]],
     selection: Selection,
     bytes_max: int = PAGE_BYTES_MAX,
+    excluded: Sequence[RowKey] = (),
 ) -> Script:
     """Returns one statement, whose rows `node_page` reads. `places` are (shard, value of the shard field)s of a node.
 
-    Each place is read by a SELECT of its own, in the order of the table's key. The server merges them.
+    Entries of `excluded` rows are left out before the limit counts. Each place is read by a SELECT of its own, in the
+    order of the table's key. The server merges them.
     """
     order = _order(selection)
     is_cut = page_bytes(definition, selection) > bytes_max
     if len(places) == 1 and not is_cut:
         columns = commas(["row_key", "element", *(shown(field) for field in definition.fields), "0"])
-        return f"{_LIMITED} {_of_place(datastore, definition, places[0], selection, order, columns)}"
+        return f"{_LIMITED} {_of_place(datastore, definition, places[0], selection, excluded, order, columns)}"
     names = commas(["row_key", "element", *(quoted(field) for field in definition.fields)])
-    parts = [f"(SELECT {_of_place(datastore, definition, place, selection, order, names)})" for place in places]
+    parts = [
+        f"(SELECT {_of_place(datastore, definition, place, selection, excluded, order, names)})" for place in places
+    ]
     page = f"({' UNION ALL '.join(parts)}) AS found ORDER BY {order} LIMIT {selection.limit}"
     columns = commas(["row_key", "element", *(shown(field) for field in definition.fields)])
     if not is_cut:
         return f"{_LIMITED} {columns},0 FROM {page}"
-    own = " + ".join([str(_ENTRY_BYTES), *(f"COALESCE(LENGTH({quoted(f)}), 0)" for f in definition.fields)])
+    own = " + ".join([str(ENTRY_BYTES), *(f"COALESCE(LENGTH({quoted(f)}), 0)" for f in definition.fields)])
     return (
         f"{_LIMITED} {columns},{_BYTES} > {bytes_max} FROM (SELECT found.*, {own} AS {_OWN},"
         f" SUM({own}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS {_BYTES} FROM {page}) AS page"
@@ -124,7 +130,7 @@ def node_page(definition: IndexDefinition, selection: Selection, rows: Sequence[
 
 def page_bytes(definition: IndexDefinition, selection: Selection) -> int:
     """Returns the most bytes of values that the entries of a page have."""
-    return selection.limit * (_ENTRY_BYTES + definition.entry_bytes_max)
+    return selection.limit * (ENTRY_BYTES + definition.entry_bytes_max)
 
 
 def order_key(definition: IndexDefinition, selection: Selection) -> Callable[[FoundEntry], Any]:
@@ -133,13 +139,18 @@ def order_key(definition: IndexDefinition, selection: Selection) -> Callable[[Fo
 
     def key(one: FoundEntry) -> Any:
         values = one.entry.values
-        return (
-            *((values[n] is not None, values[n] if values[n] is not None else 0) for n in at),
-            one.row_key,
-            one.element,
-        )
+        return _sort_key([values[n] for n in at], one.row_key, one.element)
 
     return key
+
+
+def cursor_key(after: EntryCursor) -> Any:
+    """Returns what `order_key` makes of the entry that a cursor names."""
+    return _sort_key(after.values, after.row_key, after.element)
+
+
+def _sort_key(values: Sequence[Value | None], row_key: RowKey, element: int) -> Any:
+    return (*((value is not None, 0 if value is None else value) for value in values), row_key, element)
 
 
 _LIMITED = (
@@ -154,6 +165,7 @@ def _of_place(
     definition: IndexDefinition,
     place: tuple[int, Value],
     selection: Selection,
+    excluded: Sequence[RowKey],
     order: Script,
     columns: Script,
 ) -> Script:
@@ -163,6 +175,8 @@ def _of_place(
     where += [_condition(term) for term in selection.terms]
     if selection.after is not None:
         where.append(_after(selection, selection.after))
+    if excluded:  # within IF the list is no range of a key, which a server would read instead of the query's order
+        where.append(f"IF(row_key IN ({commas([literal(row_key) for row_key in excluded])}), FALSE, TRUE)")
     return (
         f"{columns} FROM {table(datastore, shard, definition)} WHERE {' AND '.join(where)}"
         f" ORDER BY {order} LIMIT {selection.limit}"
