@@ -21,7 +21,9 @@ from api.follow.head_watch import FollowedHeads
 from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
 from api.index.checkpoint_waiter import CheckpointWaiter
 from api.index.definition_cache import BuildEta, IndexCatalogue
+from api.index.entry_reader import EntryReader
 from api.index.freshness import IndexFreshness
+from api.index.overlay import Overlays
 from api.index.problems import ProblemSamples
 from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
@@ -45,7 +47,7 @@ class ApiState:
     storage: AsyncStorage
     catalogue: Catalogue
     reader: Reader
-    checkpoint_waiter: CheckpointWaiter
+    entry_reader: EntryReader
     read_breaker: ReadBreaker
     lag: ReplicaLag
     backlogs: Backlogs
@@ -105,7 +107,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 index_freshness=IndexFreshness(reader),
                 build_eta=BuildEta(),
                 reader=reader,
-                checkpoint_waiter=CheckpointWaiter(reader),
+                entry_reader=EntryReader(reader, CheckpointWaiter(reader), Overlays(reader)),
                 writer=writer,
                 read_breaker=read_breaker,
                 lag=lag,

@@ -1,6 +1,7 @@
 """Cursors of index queries: they name the last entry of a page by its values, row key and element, so they are stable.
 
-A cursor also has the digest of its query. With another query it would skip entries and show others twice.
+A cursor also has the digest of its query. With another query it would skip entries and show others twice. It carries
+the location of `after`, so that the next page includes that put, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from schemaless.cell import RowKey
 from schemaless.errors import Invalid
 from schemaless.index.definition import ELEMENTS_MAX, Field, IndexDefinition, dump_definition
 from schemaless.index.values import Value, from_json, to_json
+from schemaless.location import ShardLocation, parse_shard_location
 from schemaless.storage.index_select import EntryCursor, Selection, Term
 from schemaless.storage.index_table import FoundEntry
 
@@ -41,20 +43,23 @@ def query_digest(
     return hashlib.sha256(json.dumps(named).encode()).digest()[:_DIGEST_BYTES].hex()
 
 
-def cursor_of(definition: IndexDefinition, selection: Selection, digest: str, last: FoundEntry) -> str:
+def cursor_of(
+    definition: IndexDefinition, selection: Selection, digest: str, last: FoundEntry, after: ShardLocation | None = None
+) -> str:
     """Returns the cursor of the page that begins behind an entry."""
     values = [to_json(field.type, last.entry.values[definition.fields.index(field)]) for field in selection.order]
-    named = json.dumps([digest, values, last.row_key.hex(), last.element], separators=(",", ":"))
+    parts = [digest, values, last.row_key.hex(), last.element, *([str(after)] if after else [])]
+    named = json.dumps(parts, separators=(",", ":"))
     return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
 
 
-def read_cursor(text: str, order: tuple[Field, ...], digest: str) -> EntryCursor:
-    """Raises Invalid, also for a cursor of another query."""
+def read_cursor(text: str, order: tuple[Field, ...], digest: str) -> tuple[EntryCursor, ShardLocation | None]:
+    """Returns where the page begins, and the put that it includes. Raises Invalid, also for another query's cursor."""
     try:
         if len(text) > _CHARACTERS_MAX:
             raise ValueError("too long")
-        of_query, values, row_key, element = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if not isinstance(of_query, str) or not isinstance(values, list) or type(element) is not int:
+        of_query, values, row_key, element, *rest = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if not isinstance(of_query, str) or not isinstance(values, list) or type(element) is not int or len(rest) > 1:
             raise ValueError("another shape")
         raw = bytes.fromhex(row_key)
         json.dumps(values, ensure_ascii=False).encode()  # JSON can name half of a code point, which no field has
@@ -64,7 +69,8 @@ def read_cursor(text: str, order: tuple[Field, ...], digest: str) -> EntryCursor
         raise Invalid("cursor", "belongs to another query or index: begin again without it")
     if len(values) != len(order) or len(raw) != 16 or not 0 <= element < ELEMENTS_MAX:
         raise Invalid("cursor", "is not a cursor of this API: begin again without it")
-    return EntryCursor(tuple(map(_value, order, values)), RowKey(raw), element)
+    after = parse_shard_location(rest[0], "cursor") if rest else None
+    return EntryCursor(tuple(map(_value, order, values)), RowKey(raw), element), after
 
 
 def _value(field: Field, shown: object) -> Value | None:

@@ -83,18 +83,22 @@ class FreshnessSamples:
         if self._taking is not None and age_s >= AGE_MAX_S:
             await asyncio.wait({self._taking}, timeout=WAIT_S)
 
-    def of(self, served: Served, added_ids_sum: int | None) -> Freshness:
-        """Returns what is known of an answer that was read after `refresh`."""
+    def of(self, served: Served, added_ids_sum: int | None, read_at: float) -> Freshness:
+        """Returns what is known of an answer that was read after `refresh`, from `read_at` on.
+
+        A sample that was taken during the reads says nothing of it.
+        """
         now = self._clock()
-        if not self._samples or now - self._samples[-1].at > KNOWN_S:
+        samples = [sample for sample in self._samples if sample.at <= read_at]
+        if not samples or now - samples[-1].at > KNOWN_S:
             return UNKNOWN
-        newest = self._samples[-1]
+        newest = samples[-1]
         if served.role is Role.MASTER:
             return newest.freshness
         if added_ids_sum is None:
             return UNKNOWN
         cells = max(0, newest.heads_sum - added_ids_sum)
-        for sample in reversed(self._samples):
+        for sample in reversed(samples):
             if sample.added_ids_sum <= added_ids_sum:
                 seconds = (sample.freshness.seconds or 0.0) + newest.at - sample.at
                 known = sample.freshness.seconds is not None
@@ -128,9 +132,15 @@ class IndexFreshness:
     async def refresh(self, datastore: Datastore, consumer: str, clusters: Iterable[str]) -> None:
         await asyncio.gather(*(self._samples(datastore, consumer, cluster).refresh() for cluster in clusters))
 
-    def of(self, datastore: Datastore, consumer: str, answers: Mapping[str, tuple[Served, int | None]]) -> Freshness:
-        """Returns what is known of an answer with parts of several clusters: the least of each."""
-        parts = [self._samples(datastore, consumer, cluster).of(*part) for cluster, part in answers.items()]
+    def of(
+        self,
+        datastore: Datastore,
+        consumer: str,
+        answers: Mapping[str, tuple[Served, int | None]],
+        read_at: float,
+    ) -> Freshness:
+        """Returns what is known of an answer with parts of several clusters, read from `read_at` on: the least."""
+        parts = [self._samples(datastore, consumer, cluster).of(*part, read_at) for cluster, part in answers.items()]
         cells = [part.cells for part in parts if part.cells is not None]
         seconds = [part.seconds for part in parts if part.seconds is not None]
         until = [part.complete_until for part in parts if part.complete_until is not None]

@@ -76,7 +76,7 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
         raise Invalid("query", f"has {len(terms)} comparisons: {TERMS_MAX} are allowed")
     values = _shard_values(definition, terms)
     others = [term for term in terms if not _names_shard(definition, term)]
-    selection, digest = _selection(definition, values, others, options)
+    selection, digest, of_cursor = _selection(definition, values, others, options)
     shown = _names(options.get("fields"))
     return IndexQuery(
         places=tuple((entry_shard(definition, IndexEntry((value,)), shards), value) for value in values),
@@ -86,7 +86,7 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
         include=_include(options.get("include")),
         verify=_is_set(options, "verify"),
         explain=_is_set(options, "explain"),
-        after=_after(options.get("after"), shards),
+        after=_after(options, of_cursor, shards),
         wait_s=parse_wait(options["wait"], "wait") if "wait" in options else WAIT_DEFAULT_S,
     )
 
@@ -138,7 +138,7 @@ def _shard_values(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[V
 
 def _selection(
     definition: IndexDefinition, values: Sequence[Value], terms: Sequence[Term], options: Mapping[str, str]
-) -> tuple[Selection, str]:
+) -> tuple[Selection, str, ShardLocation | None]:
     keyed = definition.keyed
     if "order" in options:
         asked = definition.field(options["order"])
@@ -155,8 +155,8 @@ def _selection(
         raise Invalid("limit", f"may be at most {most} with {len(values)} values of {definition.shard_field.name}")
     order = keyed[keyed.index(asked) :]
     digest = query_digest(definition, values, terms, asked, descending=descending)
-    after = read_cursor(options["cursor"], order, digest) if "cursor" in options else None
-    return Selection(terms, order, descending, limit, after), digest
+    begin, after = read_cursor(options["cursor"], order, digest) if "cursor" in options else (None, None)
+    return Selection(terms, order, descending, limit, begin), digest, after
 
 
 def _is_set(options: Mapping[str, str], name: str) -> bool:
@@ -174,10 +174,10 @@ def _include(text: str | None) -> tuple[ColumnName, ...]:
     return columns
 
 
-def _after(text: str | None, shards: int) -> ShardLocation | None:
-    if text is None:
-        return None
-    location = parse_shard_location(text)
-    if location.shard >= shards:
-        raise Invalid("after", f"there is no shard {location.shard}")
+def _after(options: Mapping[str, str], of_cursor: ShardLocation | None, shards: int) -> ShardLocation | None:
+    """Returns the put that the answer includes: that of `after`, else that of the page before."""
+    name = "after" if "after" in options else "cursor"
+    location = parse_shard_location(options["after"]) if "after" in options else of_cursor
+    if location is not None and location.shard >= shards:
+        raise Invalid(name, f"there is no shard {location.shard}")
     return location

@@ -2,7 +2,7 @@
 
 Each value of the shard field is in one shard. One node of each cluster answers for all shards that live there, in one
 statement. With `after`, a put's location, the same node first shows how far its entries go: the index's checkpoint of
-that source shard. So an answer includes that put, or says that it can't yet.
+that source shard. What its page lacks is another module's work (api/index/entry_reader.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from api.index.cursor import cursor_of
 from api.index.query import IndexQuery
-from schemaless.cell import row_key_text
+from schemaless.cell import RowKey, row_key_text
 from schemaless.errors import LockTimeout, StatementTimeout, Unavailable
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import entry_fields
@@ -83,10 +83,14 @@ def find_entries(
     places: Places,
     sums: bool = False,
     bytes_max: int = index_select.PAGE_BYTES_MAX,
+    excluded: Sequence[RowKey] = (),
 ) -> Operation[NodeAnswer]:
-    """Finds the entries of places that live on one cluster, on any node of it. Raises Behind or QueryTooSlow."""
+    """Finds the entries of places that live on one cluster, on any node of it, without the excluded rows.
+
+    Raises QueryTooSlow.
+    """
     consumer = definition.consumer
-    select = index_select.select(datastore, definition, places, query.selection, bytes_max)
+    select = index_select.select(datastore, definition, places, query.selection, bytes_max, excluded)
     # Checkpoints are read first: entries that arrive in between do no harm.
     before = []
     if query.after is not None:
@@ -107,11 +111,6 @@ def find_entries(
     if query.after is not None:
         rows = first.pop(0).rows
         reached = Location(*rows[0]) if rows else None
-        if reached is None or reached < query.after.location:
-            raise Behind(
-                f"index {definition.name} has reached {reached} in shard {query.after.shard}, not"
-                f" {query.after.location}"
-            )
     added_ids_sum = int(first.pop(0).rows[0][0]) if sums else None
     page = index_select.node_page(definition, query.selection, result.rows)
     return NodeAnswer(page, reached, added_ids_sum, execution)
@@ -133,7 +132,9 @@ def merged(definition: IndexDefinition, query: IndexQuery, pages: Sequence[NodeP
             entries = [found for found in entries if (key(found) >= end if descending else key(found) <= end)]
     shown = entries[: query.selection.limit]
     has_more = len(entries) > len(shown) or any(page.more for page in pages)
-    cursor = cursor_of(definition, query.selection, query.digest, shown[-1]) if shown and has_more else None
+    cursor = None
+    if shown and has_more:
+        cursor = cursor_of(definition, query.selection, query.digest, shown[-1], query.after)
     return EntryPage(shown, cursor)
 
 

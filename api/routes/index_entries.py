@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,27 +13,22 @@ from api.http.parameters import READ_FROM, Parameter, parse_pairs
 from api.http.request import Request
 from api.http.response import Response, document_response, ok_response, problem_of
 from api.http.route import Route
-from api.index.checkpoint_waiter import CheckpointsAt
 from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
-from api.index.search import Behind, NodeAnswer, Places, entry_view, find_entries, merged, places_by_cluster
+from api.index.search import entry_view, merged, places_by_cluster
 from api.index.verification import current_entries
 from api.read.multi_get import WantedCell, read_many
-from api.read.reader import Served, said_by, served_together
+from api.read.reader import Served, served_together
 from api.routes.indexes import progress_view
 from schemaless.access import Scope
-from schemaless.batching import all_or_first_error
 from schemaless.cell import ColumnName, RowKey, StoredCell
 from schemaless.errors import (
     Conflict,
     Invalid,
-    LocationGone,
     NotFound,
     NotReady,
     SchemalessError,
     TableMissing,
 )
-from schemaless.location import ShardLocation, is_lag, verify_location
-from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState
 from schemaless.storage.index_select import PAGE_BYTES_MAX, page_bytes
 from schemaless.storage.index_table import FoundEntry
@@ -98,18 +91,21 @@ class _Answer:
         query, definition = self._query, self._definition
         form = self._request.response_format()
         places = places_by_cluster(self._datastore, query)
-        await self._request.read.reserve(min(len(places) * PAGE_BYTES_MAX, page_bytes(definition, query.selection)))
+        parts = len(places) + (query.after is not None)
+        await self._request.read.reserve(min(parts * PAGE_BYTES_MAX, page_bytes(definition, query.selection)))
         await self._state.index_freshness.refresh(self._datastore, self._consumer, places)
-        deadline = time.monotonic() + query.wait_s
-        found = await all_or_first_error(self._ask(cluster, here, deadline) for cluster, here in places.items())
-        answers = dict(zip(places, found, strict=True))
-        served = served_together([each for _, each in found])
-        page = merged(definition, query, [answer.page for answer, _ in found])
+        found = await self._state.entry_reader.find(self._datastore, self._index, query, self._read_from)
+        answers, overlay = found.answers, found.overlay
+        served = served_together([*(each for _, each in answers.values()), *found.overlay_served])
+        pages = [answer.page for answer, _ in answers.values()]
+        page = merged(definition, query, pages if overlay is None else [*pages, overlay.page])
         shown: Sequence[FoundEntry] = page.entries
         document: dict[str, Any] = {"entries": [], "cursor": page.cursor}
         columns = query.include + tuple(sorted(definition.columns - set(query.include))) * query.verify
         if columns and shown:
             cells, cells_served = await self._cells(shown, columns)
+            if overlay is not None:
+                cells = overlay.with_newest(cells)
             served = served_together([served, cells_served])
             if query.verify:
                 bytes_max = self._state.settings.response_bytes_max
@@ -123,8 +119,13 @@ class _Answer:
             self._datastore,
             self._consumer,
             {cluster: (served, answer.added_ids_sum) for cluster, (answer, served) in answers.items()},
+            found.read_at,
         )
         document["freshness"] = freshness.document()
+        if overlay is not None:
+            document["overlay"] = {"cells": overlay.cells}
+        if found.waited_s is not None:
+            document["waited"] = round(found.waited_s, 3)
         if query.explain:
             document["explain"] = [
                 {"cluster": cluster, "served_by": str(served.role), **msgspec.structs.asdict(answer.execution)}
@@ -132,46 +133,6 @@ class _Answer:
                 if answer.execution is not None
             ]
         return ok_response(form, document, *served.headers)
-
-    async def _ask(self, cluster: str, places: Places, deadline: float) -> tuple[NodeAnswer, Served]:
-        """Waits, within the query's `wait`, until the node that answers shows what was asked for."""
-        query, datastore, after = self._query, self._datastore, self._query.after
-        sums = self._read_from is Role.MINION
-        while True:
-            try:
-                answer, served = await self._state.reader.read(
-                    cluster,
-                    lambda: find_entries(datastore, self._definition, query, places, sums=sums),
-                    read_from=self._read_from,
-                )
-            except Behind as behind:
-                assert after is not None, "only a query with `after` can come too early"
-                if self._index.order.run_state is not RunState.RUNNING:
-                    raise Behind(f"{behind}, and it is {self._index.state}: resume it") from None
-                place = CheckpointsAt(cluster, self._read_from, datastore.name, self._consumer)
-                try:
-                    async with asyncio.timeout(deadline - time.monotonic()):
-                        await self._state.checkpoint_waiter.reached(place, after)
-                except TimeoutError:
-                    await self._verify_kept(after)
-                    raise behind from None
-            else:
-                reached = answer.reached
-                if reached is not None and after is not None and reached.generation != after.location.generation:
-                    await self._verify_kept(after)
-                return answer, served
-
-    async def _verify_kept(self, after: ShardLocation) -> None:
-        """Raises LocationGone for a location that is superseded: no index includes that put (I13)."""
-        home = self._datastore.home(after.shard)
-        (head, starts), served = await self._state.reader.read(
-            home, shard_head.history, self._datastore.name, after.shard
-        )
-        try:
-            verify_location(after.location.generation, after.location.added_id, starts, head.added_id)
-        except LocationGone as gone:
-            if not is_lag(after.location, gone):
-                raise said_by(gone, served) from None
 
     async def _cells(self, entries: Sequence[FoundEntry], columns: Sequence[ColumnName]) -> tuple[Cells, Served]:
         """Reads the newest cells of the rows, all clusters in parallel."""

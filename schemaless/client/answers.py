@@ -198,6 +198,9 @@ class EntriesPage(msgspec.Struct, frozen=True):
     """A page of an index query. `cursor` goes into the next query, and is None at the end.
 
     `dropped` entries were left out by `verify`: the newest cells of their rows make other ones.
+
+    With `after`, `overlay` says how many `cells` were evaluated that the index lacked. `waited` is how many seconds the
+    query waited for the index.
     """
 
     entries: list[Entry]
@@ -205,6 +208,8 @@ class EntriesPage(msgspec.Struct, frozen=True):
     freshness: EntriesFreshness = EntriesFreshness()
     dropped: int = 0
     explain: list[dict[str, Any]] = []
+    overlay: dict[str, int] | None = None
+    waited: float | None = None
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from schemaless.cell import StoredCell
+from schemaless.cell import RowKey, StoredCell
 from schemaless.errors import LocationGone, Misconfigured
-from schemaless.location import Location
+from schemaless.location import GenerationStart, Location
 from schemaless.position import BEGINNING_DIGEST, Position, insertion_digest, verify_position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage import shard_head
@@ -182,6 +182,38 @@ def row_at(datastore: Datastore, shard: int, added_id: int) -> Operation[bytes |
         sql("SELECT row_key FROM %s.entity WHERE added_id = %s", Name(datastore.database(shard)), added_id)
     )
     return bytes(rows[0][0]) if rows else None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """A shard's head and generations, and which rows the cells behind a position touch, up to that head."""
+
+    head: Location
+    starts: Sequence[GenerationStart]
+    row_keys: Sequence[RowKey]
+
+
+def changes_after(
+    datastore: Datastore, shard: int, after: int, columns: Collection[str], cells_max: int
+) -> Operation[Changes]:
+    """Returns the rows with a cell of these columns after an added_id, in the order of their first one.
+
+    It looks at no more than `cells_max` cells and reads no bodies. Raises Misconfigured: the shard doesn't live here.
+    """
+    names = commas([sql("%s", column.encode()) for column in sorted(columns)])
+    where = sql("WHERE datastore = %s AND shard = %s", datastore.name, shard)
+    heads, starts, cells = yield (
+        f"SELECT generation, head FROM schemaless.shard_head {where};"
+        f"SELECT generation, starts_at FROM schemaless.shard_generation {where} ORDER BY generation;"
+        + sql("SELECT row_key, added_id FROM %s.entity", Name(datastore.database(shard)))
+        + f" WHERE added_id > {after} AND added_id <= {after + cells_max} AND column_name IN ({names})"
+        + " ORDER BY added_id"
+    )
+    if not heads.rows:
+        raise Misconfigured(f"datastore {datastore.name}: shard {shard} does not live on this cluster")
+    head = Location(*heads.rows[0])
+    # The head is read first: every cell up to it can be read by now (I3), and later ones may be there, too.
+    touched = dict.fromkeys(row_key for row_key, added_id in cells.rows if added_id <= head.added_id)
+    return Changes(head, [GenerationStart(*row) for row in starts.rows], list(touched))
 
 
 def digests(datastore: Datastore, shards: Mapping[int, int]) -> Operation[dict[int, int | None]]:

@@ -244,15 +244,84 @@ async def test_a_minion_says_how_far_its_own_entries_are(call, by_hand):
     assert answer.json()["freshness"]["complete_until"] is not None
 
 
-async def test_a_put_s_location_makes_the_answer_include_it(call, by_hand):
-    """Not reached in time: 503 with Retry-After, never a stale 200; reached while it waits: the entry is there."""
+async def test_a_put_is_in_the_answer_before_the_index_has_it(call, by_hand):
+    """The indexer stands still: a new row is there at once, and one that moved or left is not at its old place."""
+    moved, left = uuid.uuid4(), uuid.uuid4()
+    for row, day in ((uuid.uuid4(), 1), (moved, 2), (left, 3)):
+        trip(call, DRIVERS[0], day, row=row)
+    make(call)
+    await by_hand.index_all()
+    new = trip(call, DRIVERS[0], 4)["location"]
+    answer = ask(call, after=new, wait="0")
+    assert days(answer) == [1, 2, 3, 4]
+    assert answer.json()["overlay"] == {"cells": 1}
+    assert "waited" not in answer.json()
+    assert days(ask(call)) == [1, 2, 3]
+    gone = trip(call, DRIVERS[1], 2, row=moved, ref_key=2)["location"]
+    assert 2 not in days(ask(call, after=gone, wait="0"))
+    assert days(ask(call, after=gone, wait="0", driver=DRIVERS[1])) == [2]
+    gone = trip(call, None, 3, row=left, ref_key=2)["location"]
+    assert 3 not in days(ask(call, after=gone, wait="0"))
+    await by_hand.index_all()
+    reached = ask(call, after=gone)
+    assert days(reached) == [1, 4]
+    assert "overlay" not in reached.json()
+
+
+async def test_options_of_a_query_are_right_with_cells_that_the_index_lacks(call, by_hand):
+    """Filters, fields, cells, verification, the plan, and pages of one entry, whose cursors carry the location."""
+    rows = sorted(uuid.uuid4() for _ in range(4))
+    for day, row in enumerate(rows, 1):
+        trip(call, DRIVERS[0], day, fare=day, row=row)
+    make(call)
+    await by_hand.index_all()
+    location = trip(call, DRIVERS[0], 9, fare=7.5, row=rows[1], ref_key=2)["location"]
+    answer = ask(call, after=location, include="BASE", verify="true", fields="fare", explain="true").json()
+    assert [entry["fields"] for entry in answer["entries"]] == [{"fare": fare} for fare in (1, 3, 4, 7.5)]
+    assert answer["entries"][3]["cells"]["BASE"]["ref_key"] == 2
+    assert answer["dropped"] == 0
+    assert answer["freshness"]["behind_cells"] <= 1
+    assert rows[1].hex in answer["explain"][0]["sql"]
+    assert days(ask(call, after=location, **{"fare.gt": "3.5", "desc": "true"})) == [9, 4]
+    seen, more = [], {"after": location}
+    while True:
+        page = ask(call, limit="1", desc="true", **more)
+        seen += days(page)
+        if page.json()["cursor"] is None:
+            break
+        more = {"cursor": page.json()["cursor"]}
+    assert seen == [9, 4, 3, 1]
+
+
+async def test_a_minion_answers_with_cells_that_the_index_lacks(call, by_hand):
+    """The cells come from the shard's master, the rest from a minion."""
     trip(call, DRIVERS[0], 1)
     make(call)
     await by_hand.index_all()
-    location = trip(call, DRIVERS[0], 2)["location"]
+    deadline = time.monotonic() + 15
+    while not (answer := ask(call, read_from="minion")).is_success or days(answer) != [1]:
+        assert time.monotonic() < deadline, answer.text
+        await asyncio.sleep(0.1)
+    answer = ask(call, after=trip(call, DRIVERS[0], 2)["location"], read_from="minion", include="BASE", verify="true")
+    assert days(answer) == [1, 2]
+    assert all(entry["cells"]["BASE"] for entry in answer.json()["entries"])
+    assert answer.headers["schemaless-served-by"] == "minion"
+    assert answer.json()["overlay"] == {"cells": 1}
+
+
+async def test_too_many_cells_are_waited_for(call, by_hand):
+    """Not reached in time: 503 with Retry-After, never a stale 200. Reached while it waits: the answer says so."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    row = uuid.uuid4()
+    cells = [{"row_key": str(row), "column_name": "OTHER", "ref_key": n, "body": {}} for n in range(1000)]
+    assert call.post("/batch/put", json={"cells": cells}).status_code == 200
+    location = trip(call, DRIVERS[0], 2, row=row)["location"]
     began = time.monotonic()
     refused = ask(call, after=location, wait="0.3")
     assert assert_problem(refused, 503)["retryable"]
+    assert "1000 are evaluated at most" in refused.json()["detail"]
     assert "retry-after" in refused.headers
     assert 0.2 < time.monotonic() - began < 3
     answers = []
@@ -261,10 +330,12 @@ async def test_a_put_s_location_makes_the_answer_include_it(call, by_hand):
     await by_hand.index_all()
     asking.join()
     assert days(answers[0]) == [1, 2]
+    assert answers[0].json()["waited"] > 0
+    assert "overlay" not in answers[0].json()
 
 
 async def test_a_superseded_location_is_never_included(call, by_hand, datastore, storage):
-    """I13: not by an index that has reached the new generation, nor after the wait. The answer says from where on."""
+    """I13: not by an index that has reached the new generation, nor before that. The answer says from where on."""
     first, second = trip(call, DRIVERS[0], 1), trip(call, DRIVERS[0], 2)
     make(call)
     await by_hand.index_all()
@@ -274,7 +345,7 @@ async def test_a_superseded_location_is_never_included(call, by_hand, datastore,
     start = f"('{datastore.name}', {shard}, 2, {added_id}, UTC_TIMESTAMP(6))"
     run_sql(home, f"UPDATE schemaless.shard_head SET generation = 2 WHERE {where}")
     run_sql(home, f"INSERT INTO schemaless.shard_generation VALUES {start}")
-    unreached = ask(call, after=f"{shard}:1:{added_id + 9}", wait="0.1")
+    unreached = ask(call, after=f"{shard}:1:{added_id + 9}")
     assert assert_problem(unreached, 409)["resume_at"] == added_id - 1
     for cluster in datastore.clusters:
         run_sql(storage.master(cluster), f"UPDATE schemaless.checkpoint SET generation = 2 WHERE {where}")

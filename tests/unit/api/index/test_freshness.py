@@ -1,6 +1,7 @@
 """How far an index is behind: what samples say, what they cost, and what is not known."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -54,10 +55,10 @@ def freshness(servers):
     return IndexFreshness(servers, lambda: servers.now)
 
 
-async def ask(freshness, role=Role.MASTER, added_ids_sum=None, clusters=("a",)):
+async def ask(freshness, role=Role.MASTER, added_ids_sum=None, clusters=("a",), read_at=math.inf):
     await freshness.refresh(DATASTORE, "index:x", clusters)
     served = {cluster: (Served(role, cluster, 0), added_ids_sum) for cluster in clusters}
-    return freshness.of(DATASTORE, "index:x", served)
+    return freshness.of(DATASTORE, "index:x", served, read_at)
 
 
 async def test_an_index_at_its_heads_is_complete_up_to_the_servers_clock(freshness, servers):
@@ -103,6 +104,17 @@ async def test_a_minion_is_as_complete_as_its_checkpoints_say(freshness, servers
     assert (lagging.cells, lagging.complete_until) == (4, 1000 * SECOND)
     assert (await ask(freshness, Role.MINION, 39)).complete_until is None
     assert await ask(freshness, Role.MINION) == UNKNOWN
+
+
+async def test_a_sample_that_is_taken_during_the_reads_says_nothing(freshness, servers):
+    """It may speak of cells that weren't there when the answer was read."""
+    servers.reached[1] = Location(1, 7)
+    assert (await ask(freshness)).cells == 3
+    servers.reached[1] = Location(1, 10)
+    servers.now += AGE_MAX_S
+    assert (await ask(freshness, read_at=servers.now - 0.1)).cells == 3
+    assert (await ask(freshness, Role.MINION, 37, read_at=servers.now - 0.1)).cells == 3
+    assert (await ask(freshness)).cells == 0
 
 
 async def test_nothing_is_claimed_while_a_master_can_t_be_asked(freshness, servers):
