@@ -27,6 +27,7 @@ FRAGMENT = re.compile(r"(Of|By|As|Not|None:)\b")
 MENTIONED_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|sql|toml|yml|yaml|lock|cnf|properties|json))`")
 NAMED_FILE = re.compile(r"(?<![\w/.*{-])((?:[\w-]+/)*[\w-]+\.(?:py|md))\b")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
+HEADING_LINK = re.compile(r"\[[^\]]*\]\(([\w./-]*)#([^)]+)\)")
 SHORT_PATHS_BEGIN_AT = (ROOT, ROOT / "schemaless", ROOT / "tests", ROOT / "docs")
 
 BROAD_EXCEPTS = {
@@ -179,6 +180,23 @@ def test_pages_name_files_that_exist(path: Path):
     ]
     links = [link for link in LINK.findall(text) if "://" not in link and not (path.parent / link).exists()]
     assert not mentioned + links
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_lead_to_headings_that_exist(path: Path):
+    """The part of a link behind # is a heading of the page that it leads to."""
+    links = [
+        (path.parent / page if page else path, heading) for page, heading in HEADING_LINK.findall(path.read_text())
+    ]
+    assert not [f"{page.name}#{heading}" for page, heading in links if heading not in _headings(page)]
+
+
+def _headings(page: Path) -> set[str]:
+    """The headings of a page as links name them: in lower case, with hyphens for blanks and no other signs."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.M)
+    }
 
 
 @pytest.mark.parametrize("path", PRODUCT_SOURCES, ids=name)
