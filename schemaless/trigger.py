@@ -33,6 +33,7 @@ __all__ = [
     "TriggerCell", "Verdict", "Where", "trigger", "trigger_cell", "triggers_of",
 ]  # fmt: skip
 Function = TypeVar("Function", bound=Callable[..., Any])
+PARALLEL_MAX = 1000
 _MARK = "__schemaless_triggers__"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -67,7 +68,7 @@ class Takes(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A marked function. Without `retry` the settings' values count. `where` decides before the call."""
+    """A marked function. Without `retry` and `parallel` the settings' values count. `where` decides before the call."""
 
     name: str
     column: ColumnName
@@ -78,6 +79,7 @@ class Trigger:
     park: ParkMode = ParkMode.ROW
     max_age_s: float | None = None
     where: Where | None = None
+    parallel: int | None = None
 
     def arguments(self, cell: StoredCell, context: Context) -> tuple[Any, ...]:
         if self.takes is Takes.ROW_KEY:
@@ -95,8 +97,11 @@ def trigger(
     max_age: float | timedelta | None = None,
     name: str | None = None,
     where: str | Sequence[Mapping[str, Any]] | Where | None = None,
+    parallel: int | None = None,
 ) -> Callable[[Function], Function]:
     """Marks a function. `max_age` is in seconds. `name` replaces the function's own.
+
+    `parallel` calls of it are made at once in a shard, each of another row.
 
     Raises Invalid for a column name or a condition, and Misconfigured for whatever else is wrong.
     """
@@ -105,13 +110,15 @@ def trigger(
         raise Misconfigured(f"@trigger: retry must be a RetryPolicy, not {retry!r}")
     if park not in list(ParkMode):
         raise Misconfigured(f'@trigger: park must be "row" or "cell", not {park!r}')
+    if parallel is not None and (type(parallel) is not int or not 1 <= parallel <= PARALLEL_MAX):
+        raise Misconfigured(f"@trigger: parallel must be a whole number from 1 to {PARALLEL_MAX}, not {parallel!r}")
     mode, max_age_s = ParkMode(park), _seconds(max_age)
     condition = where if isinstance(where, Where | None) else parse_where(where)
 
     def mark(function: Function) -> Function:
         found = Trigger(
             _name_of(function, name), column_name, function, _takes(function), inspect.iscoroutinefunction(function),
-            retry, mode, max_age_s, condition,
+            retry, mode, max_age_s, condition, parallel,
         )  # fmt: skip
         vars(function).setdefault(_MARK, []).append(found)
         return function

@@ -59,6 +59,7 @@ def worker_view(row: WorkerRow) -> dict[str, Any]:
         "unconfirmed": [_waiting_view(shard) for shard in report.unconfirmed],
         "refused_count": report.refused_count,
         "refused": [_waiting_view(shard) for shard in report.refused],
+        "parallel": report.parallel,
         "oldest_call": None if call is None else {**msgspec.structs.asdict(call), "age_s": _age_s(row)},
     }
 

@@ -116,6 +116,8 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
 def _print_worker(worker: dict[str, Any]) -> None:
     place = f"{worker['host']}, pid {worker['pid']}"
     print(f"worker {place}: {worker['partitions']} partitions, {worker['transport']}, version {worker['version']}")
+    if many := [f"{most} of {name}" for name, most in worker["parallel"].items() if most > 1]:
+        print(f"calls at once in a shard: {', '.join(many)}")
     for state in ("unconfirmed", "refused"):
         for shard in worker[state]:
             print(f"shard {shard['shard']} is {state}: {shard['reason']}")

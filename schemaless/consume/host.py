@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -212,7 +212,12 @@ class ConsumerHost:
         """Stores that a call doesn't return. The process has to end then."""
         await self._running[consumer, self._datastore.home(hung.cell.shard)].delivery.blame(hung)
 
-    def report(self, oldest_call: OldestCall | None = None, tripped: str | None = None) -> WorkerReport:
+    def report(
+        self,
+        oldest_call: OldestCall | None = None,
+        tripped: str | None = None,
+        parallel: Mapping[str, int] | None = None,
+    ) -> WorkerReport:
         """Returns what people may want to know of this process."""
         answered = "" if self._may_call() else ", and the group doesn't answer"
         unconfirmed = [
@@ -238,6 +243,7 @@ class ConsumerHost:
             refused_count=len(refused),
             oldest_call=oldest_call,
             tripped=tripped,
+            parallel=dict(parallel or {}),
         )
 
     async def run(self) -> None:

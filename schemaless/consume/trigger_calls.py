@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, TypeVar
@@ -51,12 +51,23 @@ Plan = Generator[Call, Exception | None, Answer]
 
 
 class TriggerCalls:
-    """The calls of one process. `clock` counts seconds, as time.monotonic does."""
+    """The calls of one process. `clock` counts seconds, as time.monotonic does.
 
-    def __init__(self, timeout_s: float, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    `limits` has the functions of which fewer calls are made at once in a shard than rows are called there.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._limit_s = limit_s
         self._clock = clock
+        self._limits = limits or {}
+        self._turns: dict[tuple[int, str], asyncio.Semaphore] = {}
         self._running: dict[int, RunningCall] = {}
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="trigger")
 
@@ -75,7 +86,14 @@ class TriggerCalls:
             return stop.value  # type: ignore[no-any-return]
 
     async def make(self, call: Call) -> Exception | None:
-        """Makes one call. Returns its error."""
+        """Makes one call, when it is the turn of its function. Returns its error."""
+        limit = self._limits.get(call.marked.name)
+        if limit is None:
+            return await self._make(call)
+        async with self._turns.setdefault((call.cell.shard, call.marked.name), asyncio.Semaphore(limit)):
+            return await self._make(call)
+
+    async def _make(self, call: Call) -> Exception | None:
         running = self._running[id(call)] = RunningCall(call, self._clock())
         try:
             if call.marked.is_async:

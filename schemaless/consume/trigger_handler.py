@@ -74,14 +74,16 @@ class TriggerHandler:
         self._clock = clock
         self._now_us = now_us
         self._breaker = Breaker(settings.breaker, clock)
-        self._calls = TriggerCalls(settings.attempt_timeout_s, settings.call_limit_s, clock)
+        self.parallel = program.parallel(settings.parallel)
+        lanes = max(self.parallel.values())
+        limits = {name: most for name, most in self.parallel.items() if most < lanes}
+        self._calls = TriggerCalls(settings.attempt_timeout_s, settings.call_limit_s, clock, limits)
         context = Context(program.name, datastore.name, 1, services=services)
         self._cell_calls = CellCalls(program, context, settings, self._breaker, clock, now_us)
-        parallel = settings.parallel
-        self._run_calls = RunCalls(self._cell_calls, self._calls, self._breaker, parallel, clock, self._want)
+        self._run_calls = RunCalls(self._cell_calls, self._calls, self._breaker, lanes, clock, self._want)
         self._replays = Replays(
             self._cell_calls, self._calls, self._breaker, parked,
-            parallel=parallel, kills_max=settings.kills_max, clock=clock,
+            parallel=lanes, kills_max=settings.kills_max, clock=clock,
         )  # fmt: skip
         self._turns: dict[int, _Turn] = {}
         self._shards: dict[int, ParkedRows] = {}

@@ -35,6 +35,17 @@ class TriggerProgram:
         """The name of its checkpoints."""
         return trigger_consumer(self.name)
 
+    def parallel(self, default: int) -> dict[str, int]:
+        """Returns by function how many calls are made at once in a shard. `default`: of functions that don't say.
+
+        A function that is marked for several columns has the largest number.
+        """
+        most: dict[str, int] = {}
+        for marked in (marked for found in self.triggers.values() for marked in found):
+            own = default if marked.parallel is None else marked.parallel
+            most[marked.name] = max(own, most.get(marked.name, 0))
+        return most
+
 
 def load_program(module: str) -> TriggerProgram:
     """Loads a dotted module, or a .py file.

@@ -70,7 +70,7 @@ async def run_program(
             tasks.create_task(transport.run())
             tasks.create_task(host.run())
             tasks.create_task(_carry_out_orders(program, orders, host, handler, datastore.name))
-            tasks.create_task(worker.run(lambda: host.report(handler.oldest_call(), handler.tripped)))
+            tasks.create_task(worker.run(lambda: host.report(handler.oldest_call(), handler.tripped, handler.parallel)))
             while True:
                 await asyncio.sleep(_LOOK_PAUSE_S)
                 if (hung := handler.hung_call()) is not None:

@@ -44,8 +44,8 @@ class OldestCall(msgspec.Struct, frozen=True, gc=False):
 class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log.
 
-    `tripped`: why its breaker is open. Of many shards only some are named, and the counts have all. A field that
-    another version doesn't know is left out.
+    `tripped`: why its breaker is open. `parallel`: by function, how many calls are made at once in a shard. Of many
+    shards only some are named, and the counts have all. A field that another version doesn't know is left out.
     """
 
     version: str = ""
@@ -60,6 +60,7 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     refused_count: int = 0
     oldest_call: OldestCall | None = None
     tripped: str | None = None
+    parallel: dict[str, int] = {}
 
 
 class WorkerRow(msgspec.Struct, frozen=True, gc=False):

@@ -33,6 +33,7 @@ def test_every_policy_is_carried_by_the_mark():
     assert (found.name, found.retry, found.park, found.max_age_s) == ("billing", policy, ParkMode.CELL, 3600.0)
     assert found.where == parse_where("n > 3")
     assert isinstance(found.where, Where)
+    assert (marked().parallel, marked(parallel=8).parallel) == (None, 8)
     assert marked(max_age=5, where=found.where).where is found.where
     assert marked(where=[{"field": "n", "op": "gt", "value": 3}]).where == found.where
 
@@ -52,6 +53,11 @@ def test_every_policy_is_carried_by_the_mark():
         ({"max_age": float("inf")}, "max_age"),
         ({"max_age": float("nan")}, "max_age"),
         ({"max_age": timedelta(0)}, "max_age"),
+        ({"parallel": 0}, "parallel"),
+        ({"parallel": 1001}, "parallel"),
+        ({"parallel": 2.0}, "parallel"),
+        ({"parallel": True}, "parallel"),
+        ({"parallel": "2"}, "parallel"),
         ({"name": ""}, "name"),
         ({"name": "bill-rider"}, "name"),
         ({"name": "n" * 101}, "name"),
