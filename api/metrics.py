@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from api.index.passes import PassSamples
 from api.index.problems import ProblemSamples
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from api.status.backlogs import Backlogs
 from schemaless.cell import PutStatus
+from schemaless.index.comparison import EntryFaultKind
 from schemaless.loop_lag import LoopLag
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.translation import refusals
@@ -73,6 +76,9 @@ class Metrics:
     def watch_problems(self, samples: ProblemSamples) -> None:
         self.registry.register(_ProblemCollector(samples))
 
+    def watch_passes(self, samples: PassSamples) -> None:
+        self.registry.register(_PassCollector(samples))
+
     def watch_followers(self, followers: Sized) -> None:
         gauge = Gauge("schemaless_api_followers", "Requests that follow a log now.", registry=self.registry)
         gauge.set_function(lambda: len(followers))
@@ -121,6 +127,32 @@ class _ProblemCollector(Collector):
         for version, count in self._samples.counts.items():
             family.add_metric([version.datastore, version.name, str(version.number)], count)
         return (family,)
+
+
+class _PassCollector(Collector):
+    """What the index cleaner found and repaired, as of the last sample."""
+
+    def __init__(self, samples: PassSamples) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["datastore", "index", "number"]
+        faults = CounterMetricFamily(
+            "schemaless_api_index_faults", "Entries that differed from their cells.", labels=[*labels, "kind"]
+        )
+        repaired = CounterMetricFamily("schemaless_api_index_repairs", "Entries that were repaired.", labels=labels)
+        since = GaugeMetricFamily(
+            "schemaless_api_index_compared_seconds",
+            "How long ago its last shard was compared.",
+            labels=labels,
+        )
+        for version, found in self._samples.passes.items():
+            named = [version.datastore, version.name, str(version.number)]
+            for kind in EntryFaultKind:
+                faults.add_metric([*named, kind.value], getattr(found.total, kind))
+            repaired.add_metric(named, found.total.repaired)
+            since.add_metric(named, max(0.0, time.time() - found.compared_since / 1e6))
+        return (faults, repaired, since)
 
 
 class _PutCollector(Collector):

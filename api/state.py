@@ -24,6 +24,7 @@ from api.index.definition_cache import BuildEta, IndexCatalogue
 from api.index.entry_reader import EntryReader
 from api.index.freshness import IndexFreshness
 from api.index.overlay import Overlays
+from api.index.passes import PassSamples
 from api.index.problems import ProblemSamples
 from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
@@ -79,15 +80,14 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         writer = CellWriter(storage, settings, latest=lag.latest_created_at)
         metrics, tokens = Metrics(), KnownTokens(storage)
-        backlogs = Backlogs(storage, timeout_s=settings.status_timeout_s, age_max_s=settings.backlog_age_max_s)
-        metrics.watch_backlogs(backlogs)
-        problem_samples = ProblemSamples(storage, timeout_s=settings.status_timeout_s)
-        metrics.watch_problems(problem_samples)
+        timeout_s = settings.status_timeout_s
+        metrics.watch_backlogs(backlogs := Backlogs(storage, timeout_s=timeout_s, age_max_s=settings.backlog_age_max_s))
+        metrics.watch_problems(problem_samples := ProblemSamples(storage, timeout_s=timeout_s))
+        metrics.watch_passes(pass_samples := PassSamples(storage, timeout_s=timeout_s))
         metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
         in_flight = RequestsInFlight()
-        followers = Followers(watches, in_flight, followers_max=settings.followers_max)
-        metrics.watch_followers(followers)
+        metrics.watch_followers(followers := Followers(watches, in_flight, followers_max=settings.followers_max))
         await asyncio.gather(lag.step(), tokens.refresh())
         async with (
             _issuer_of(settings) as issuer,
@@ -95,6 +95,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 lag.run(),
                 backlogs.run(),
                 problem_samples.run(),
+                pass_samples.run(),
                 _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
                 *(watch.run() for watch in watches.values()),
             ),

@@ -16,6 +16,7 @@ from schemaless.storage import (
     checkpoint_table,
     consumer_summary,
     index_definition_table,
+    index_pass_table,
     index_problem_table,
     index_table,
 )
@@ -40,7 +41,9 @@ async def remove_from(storage: AsyncStorage, datastore: Datastore, index: Define
     shards = [shard for shard in range(datastore.shards) if datastore.home(shard) == cluster]
     for some in chunks(shards, count_max=_TABLES_PER_STATEMENT):
         await master.run(index_table.drop, datastore, some, table)
-    await _delete_problems(master, IndexVersion(datastore.name, index.name, index.number))
+    version = IndexVersion(datastore.name, index.name, index.number)
+    await _delete_problems(master, version)
+    await master.run(index_pass_table.delete_all, version)
 
 
 async def _delete_problems(master: AsyncNode, version: IndexVersion) -> None:

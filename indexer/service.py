@@ -13,6 +13,7 @@ from dataclasses import replace
 import structlog
 
 from indexer.builder import build_step
+from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
 from indexer.removal import note_gone, remove_from, remove_strays
@@ -71,6 +72,8 @@ class DatastoreIndexer:
         self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
         self._worker = Worker(storage, datastore, INDEXER)
+        self._cleaner = IndexCleaner(storage, datastore, lambda: self._host.shards, settings.cleaner_rows_per_s)
+        self._cleans = settings.cleaner_rows_per_s > 0
         self._hosted: dict[VersionKey, HostedIndex] = {}
         self._touched: dict[VersionKey, DefinedIndex] = {}  # versions of which this process may have written something
         self._removed_from: dict[VersionKey, set[str]] = {}
@@ -83,6 +86,8 @@ class DatastoreIndexer:
                 tasks.create_task(self._host.run())
                 tasks.create_task(self._worker.run(self._host.report))
                 tasks.create_task(self._follow_definitions())
+                if self._cleans:
+                    tasks.create_task(self._cleaner.run())
         finally:
             await self._worker.leave()
 
@@ -93,6 +98,11 @@ class DatastoreIndexer:
         late = {key: index for key, index in self._touched.items() if key not in present}
         tended = [self._tend(index) for index in present.values()] + [self._remove(index) for index in late.values()]
         await asyncio.gather(self._guarded(bring_up(self._storage, self._datastore, versions)), *tended)
+        self._cleaner.watch(
+            index.definition
+            for key, index in present.items()
+            if key in self._hosted and index.stage is IndexStage.ACTIVE
+        )
         if self._may_have_strays and not versions.away:
             for consumer in await remove_strays(self._storage, self._datastore):
                 log.info("checkpoints of a dropped index are deleted", consumer=consumer)

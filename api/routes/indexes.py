@@ -13,6 +13,7 @@ from api.http.parameters import LIMIT, Parameter
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.index.passes import pass_view, read_passes
 from api.index.problems import (
     ITEM_BYTES_MAX,
     ProblemCursor,
@@ -160,6 +161,9 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
     if index.has_tables and index.state is not IndexState.BUILDING:
         shards, unanswered = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
         view["lag"] = None if unanswered else in_all(shards).lag
+        passes = await read_passes(request.state.storage, datastore, timeout_s)
+        version = IndexVersion(datastore.name, index.name, index.number)
+        view["cleaner"] = None if passes is None else pass_view(datastore, passes.get(version))
     return ok_response(request.response_format(), view, NEVER_KEPT, status=status)
 
 

@@ -25,7 +25,7 @@ from schemaless.cli.output import print_json
 from schemaless.cli.targets import DatastoreOption, JsonOption, servers
 from schemaless.errors import Invalid
 from schemaless.extras import Extra, needs
-from schemaless.index.comparison import Counts
+from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import IndexDefinition, parse_index_name
 from schemaless.index.entry import IndexEntry
 from schemaless.index.values import to_json
@@ -162,7 +162,7 @@ def _document(definition: IndexDefinition, check: IndexCheck) -> dict[str, Any]:
     }
 
 
-def _counts_document(counts: Counts) -> dict[str, int]:
+def _counts_document(counts: FaultCounts) -> dict[str, int]:
     return {name: getattr(counts, name) for name in counts.__struct_fields__}
 
 

@@ -205,9 +205,20 @@ def _print_index(document: dict[str, Any], as_json: bool = False) -> None:
         print_json(document)
         return
     print(_line(document))
+    if cleaner := document.get("cleaner"):
+        print(f"  {_cleaner_line(cleaner)}")
     for text in (document.get("reason"), document.get("what_to_do")):
         if text is not None:
             print(f"  {text}")
+
+
+def _cleaner_line(cleaner: dict[str, Any]) -> str:
+    """Returns what the index cleaner found, in one line."""
+    if cleaner["compared_since"] is None:
+        return f"compared with its cells: {cleaner['shards']} shards so far"
+    found = ", ".join(f"{cleaner['total'][kind]} {kind}" for kind in ("missing", "stale", "ghost", "repaired"))
+    compared = f"{cleaner['rows']} rows and {cleaner['entries']} entries"
+    return f"compared with its cells since {cleaner['compared_since']}: {compared}, in all {found}"
 
 
 def _line(document: dict[str, Any]) -> str:

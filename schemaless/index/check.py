@@ -13,7 +13,7 @@ import msgspec
 
 from schemaless.errors import NotReady, StorageUnavailable
 from schemaless.index.catalogue import find_index
-from schemaless.index.comparison import Counts, EntryFault
+from schemaless.index.comparison import EntryFault, FaultCounts
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, SweptPage, sweep
@@ -33,15 +33,13 @@ class FoundFault(msgspec.Struct, frozen=True):
 class CheckedNodes(msgspec.Struct):
     """What a check found on the nodes of one role. `counts` are of all of them, `faults` the first ones."""
 
-    counts: Counts
+    counts: FaultCounts
     faults: list[FoundFault]
 
     def add(self, page: SweptPage) -> None:
-        self.counts.rows += page.rows
-        self.counts.entries += page.entries
-        self.counts.unsettled += page.unsettled
+        found = [fault for faults in page.faults.values() for fault in faults]
+        self.counts.take(page.rows, page.entries, page.unsettled, found)
         for node, faults in page.faults.items():
-            self.counts.add(faults)
             room = max(0, FAULTS_MAX - len(self.faults))
             self.faults += [FoundFault(node, fault) for fault in faults[:room]]
 
@@ -103,7 +101,7 @@ async def check_index(
     """
     rate = rate or RowRate()
     datastore = inspector.datastore
-    check = IndexCheck(CheckedNodes(Counts(), []), CheckedNodes(Counts(), []), {})
+    check = IndexCheck(CheckedNodes(FaultCounts(), []), CheckedNodes(FaultCounts(), []), {})
 
     async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> None:
         here = {node.node.cluster for node in nodes}

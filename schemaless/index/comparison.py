@@ -92,7 +92,7 @@ def repairs(places: Iterable[EntryPlace], expected: Entries, at: Location) -> li
     return [IndexWrite(place.shard, place.row_key, at, expected.get(place), place.element) for place in sorted(places)]
 
 
-class Counts(msgspec.Struct):
+class FaultCounts(msgspec.Struct):
     """What a comparison came to. `unsettled` rows changed while they were compared, and weren't judged."""
 
     rows: int = 0
@@ -107,9 +107,16 @@ class Counts(msgspec.Struct):
     def faults(self) -> int:
         return self.missing + self.stale + self.ghost
 
-    def add(self, faults: Collection[EntryFault]) -> None:
+    def take(self, rows: int, entries: int, unsettled: int, faults: Collection[EntryFault]) -> None:
+        """Adds a page."""
+        self.rows += rows
+        self.entries += entries
+        self.unsettled += unsettled
         for fault in faults:
             setattr(self, fault.kind, getattr(self, fault.kind) + 1)
+
+    def __add__(self, other: FaultCounts) -> FaultCounts:
+        return FaultCounts(*map(sum, zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)))
 
 
 def rows_of(faults: Sequence[EntryFault]) -> list[RowKey]:

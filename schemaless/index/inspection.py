@@ -8,6 +8,7 @@ row is looked at again. Only a new generation changes the log up to a checkpoint
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import msgspec
@@ -45,6 +46,7 @@ _PAGE_ENTRIES = 4000
 
 _LOOKS_MAX = 3
 _LOOK_AGAIN_S = 0.1
+_KNOWN_FOR_S = 1.0
 _REPAIRED_AT_ONCE = 100
 _REPAIR_ATTEMPTS_MAX = 5
 
@@ -74,7 +76,7 @@ class InspectedEntries(msgspec.Struct):
 
 
 class IndexInspector:
-    """Compares a version of an index with the cells. The index must have been complete once. It keeps no state."""
+    """Compares a version of an index with the cells. The index must have been complete once."""
 
     def __init__(
         self, storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition, page_rows: int = PAGE_ROWS
@@ -83,6 +85,7 @@ class IndexInspector:
         self.definition = definition
         self._storage = storage
         self._page_rows = page_rows
+        self._known: dict[str, tuple[float, Reached]] = {}
 
     async def rows(
         self, nodes: Sequence[AsyncNode], shard: int, after: RowKey = FIRST_ROW, last: RowKey = LAST_ROW
@@ -119,7 +122,7 @@ class IndexInspector:
 
         Raises StorageUnavailable, and NotReady for a node without a checkpoint.
         """
-        reached = await self._reached([node])
+        reached = await self._reached_lately(node)
         found = await node.run(
             index_inspection.live_page, self.datastore, self.definition, shard, after, last, self._page_rows
         )
@@ -279,6 +282,13 @@ class IndexInspector:
             for checkpoint in found:
                 reached[checkpoint.shard].append(checkpoint.location)
         return reached
+
+    async def _reached_lately(self, node: AsyncNode) -> Reached:
+        """Returns all checkpoints of a node, perhaps as they were a second ago: what came since is looked at again."""
+        now = time.monotonic()
+        if node.node.name not in self._known or now - self._known[node.node.name][0] > _KNOWN_FOR_S:
+            self._known[node.node.name] = now, await self._reached([node])
+        return self._known[node.node.name][1]
 
     def _is_on(self, node: AsyncNode, place: EntryPlace) -> bool:
         return self.datastore.home(place.shard) == node.node.cluster

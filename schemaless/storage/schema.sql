@@ -253,6 +253,28 @@ CREATE TABLE IF NOT EXISTS schemaless.index_problem (
     KEY counted (datastore, name, number, misfits)
 ) ENGINE=InnoDB;
 
+-- What the last comparison of an index with its cells came to, one row for each shard, on the shard's home. The totals are
+-- of all comparisons by indexers.
+CREATE TABLE IF NOT EXISTS schemaless.index_pass (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    compared_at DATETIME(6) NOT NULL,
+    cell_rows BIGINT UNSIGNED NOT NULL,
+    entries BIGINT UNSIGNED NOT NULL,
+    missing BIGINT UNSIGNED NOT NULL,
+    stale BIGINT UNSIGNED NOT NULL,
+    ghost BIGINT UNSIGNED NOT NULL,
+    repaired BIGINT UNSIGNED NOT NULL,
+    unsettled BIGINT UNSIGNED NOT NULL COMMENT 'rows that changed all the time and were not judged',
+    missing_total BIGINT UNSIGNED NOT NULL,
+    stale_total BIGINT UNSIGNED NOT NULL,
+    ghost_total BIGINT UNSIGNED NOT NULL,
+    repaired_total BIGINT UNSIGNED NOT NULL,
+    PRIMARY KEY (datastore, name, number, shard)
+) ENGINE=InnoDB;
+
 -- Tokens (I17), on every cluster. Only revoked_at of a row changes, and it only becomes earlier.
 CREATE TABLE IF NOT EXISTS schemaless.token (
     digest BINARY(32) NOT NULL PRIMARY KEY COMMENT 'SHA-256 of the token',

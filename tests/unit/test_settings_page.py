@@ -34,7 +34,14 @@ READERS = {
     config.OperatorSettings: "command line",
 }
 EVERY_SERVICE = "API, cleaner, tailer, indexer, trigger programs, probe"
-UNITS = {"_s": "seconds", "_bytes_max": "bytes", "_cells_max": "cells", "_rows_max": "rows", "port": "TCP port"}
+UNITS = {
+    "_rows_per_s": "rows/s",
+    "_s": "seconds",
+    "_bytes_max": "bytes",
+    "_cells_max": "cells",
+    "_rows_max": "rows",
+    "port": "TCP port",
+}
 NAMED = re.compile(r"\bSCHEMALESS_[A-Z0-9_]*[A-Z0-9]\b")
 NO_SETTINGS = {"SCHEMALESS_PUBLISHED_PORT_0", "SCHEMALESS_PUBLISHED_PORT_1"}  # of docker-compose.yml
 TESTS_OWN = re.compile(r"SCHEMALESS_(TEST|FAULTS)_\w+")

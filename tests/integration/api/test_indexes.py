@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from api.index.passes import PassSamples
 from api.index.problems import ProblemSamples
 from api.metrics import Metrics
 from indexer.builder import build_step
@@ -18,10 +19,12 @@ from indexer.maintainer import Maintainer
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.index.catalogue import drop_index, find_index
+from schemaless.index.comparison import FaultCounts
 from schemaless.names import index_table_name
 from schemaless.position import position_of
-from schemaless.storage import entity_table, index_table
+from schemaless.storage import entity_table, index_pass_table, index_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_problem_table import IndexVersion
 from tests.integration.api.api_harness import assert_problem
 from tests.log_harness import run_sql
 
@@ -541,3 +544,29 @@ async def test_bad_input_of_problems(call, by_hand):
         assert_problem(call.get(f"/indexes/{NAME}/problems", params=query), 422, field)
     empty = {"problems": [], "count": 0, "cursor": None}
     assert call.get(f"/indexes/{NAME}/problems").json() == empty
+
+
+async def test_an_index_shows_what_its_cleaner_found(call, by_hand, storage, datastore):
+    """Null until every shard was compared; the totals are in the metrics, too, and all goes with the index."""
+    make(call)
+    await by_hand.index_all()
+    version = IndexVersion(datastore.name, NAME, 1)
+
+    def note(shard, **counts):
+        storage.master(datastore.home(shard)).run(index_pass_table.note, version, shard, FaultCounts(**counts))
+
+    note(0, rows=5, missing=2, repaired=2)
+    assert call.get(f"/indexes/{NAME}").json()["cleaner"]["compared_since"] is None
+    for shard in range(datastore.shards):
+        note(shard, rows=3, entries=4, ghost=1)
+    found = call.get(f"/indexes/{NAME}").json()["cleaner"]
+    assert found["compared_since"] is not None
+    shards = datastore.shards
+    assert (found["shards"], found["rows"], found["entries"], found["missing"]) == (shards, 3 * shards, 4 * shards, 0)
+    assert found["total"] == {"missing": 2, "stale": 0, "ghost": shards, "repaired": 2}
+    async with AsyncStorage(by_hand.topology) as opened:
+        samples, metrics = PassSamples(opened, timeout_s=5), Metrics()
+        metrics.watch_passes(samples)
+        await samples.step()
+    named = f'datastore="{datastore.name}",index="{NAME}",'
+    assert f'schemaless_api_index_faults_total{{{named}kind="missing",number="1"}} 2.0' in metrics.exposition().decode()

@@ -1,13 +1,16 @@
 """Damage of every kind in the tables of an index is found, named and repaired, on real servers (I11)."""
 
+import functools
 import json
 import random
 import uuid
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
 from schemaless.__main__ import app
 from schemaless.cell import RowKey, row_key_text
@@ -21,6 +24,8 @@ from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_definition_table, index_table
 from schemaless.storage.index_definition_table import IndexStage, defined
+from schemaless.storage.index_pass_table import merged, of_all
+from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_table import BEFORE_ALL
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
 from tests.log_harness import replication_stopped, run_sql, until
@@ -310,3 +315,50 @@ async def test_only_a_complete_index_is_checked(indexed, command):
         command(rows, "verify", "by_owner")
     with pytest.raises(Invalid, match="has shards 0 to 3"):
         command(rows, "verify", "by_owner", "--shard", "4")
+
+
+async def test_the_cleaner_repairs_and_notes_what_it_found(indexed, async_storage):
+    """It compares each shard once in a period, of those that it owns, and goes on where another one was."""
+    rows, _ = await filled(indexed, definition())
+    wanted = rows.wanted(rows.index)
+    (shard, row, _), *_ = sorted(wanted)
+    rows.sql(shard, f"DELETE FROM {{table}} WHERE row_key = x'{row.hex()}'")
+    ghost = uuid.uuid4().bytes
+    rows.sql(1, f"INSERT INTO {{table}} VALUES (x'{ghost.hex()}', 0, 1, 1, 1, 'z', NULL, NULL)")
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+
+    async def noted():
+        answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
+        found = [answer[version] for answer in answers if version in answer]
+        return found and functools.reduce(merged, found)
+
+    async def clean(owned):
+        cleaner = IndexCleaner(async_storage, rows.datastore, lambda: owned, 1e6)
+        cleaner.watch([rows.index])
+        steps = 0
+        while await cleaner.step() == 0:
+            steps += 1
+        return steps
+
+    assert await clean([0, 1]) == 2
+    first = await noted()
+    assert (first.shards, first.last.ghost) == (2, 1)
+    assert await clean(range(SHARDS)) == 2  # the others: those two were compared a moment ago
+    found = await noted()
+    assert rows.found(rows.index) == wanted
+    assert (found.shards, found.last.rows, found.total.missing, found.total.ghost, found.total.repaired) == (
+        SHARDS, 80, 1, 1, 2,
+    )  # fmt: skip
+    assert first.compared_since == found.compared_since
+
+
+async def test_a_cleaner_waits_for_an_index_that_it_cannot_read(indexed, async_storage):
+    """A table that is gone, or one that is being dropped, holds up neither the other shards nor the process."""
+    rows, _ = await filled(indexed, definition())
+    rows.sql(2, "DROP TABLE {table}")
+    cleaner = IndexCleaner(async_storage, rows.datastore, lambda: range(SHARDS), 1e6)
+    cleaner.watch([rows.index])
+    with capture_logs() as logs:
+        assert [await cleaner.step() for _ in range(SHARDS)] == [0] * SHARDS
+    assert "a shard of an index isn't compared" in {entry["event"] for entry in logs}
+    assert await cleaner.step() > 0

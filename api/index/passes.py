@@ -1,0 +1,77 @@
+"""What the index cleaner found, over all clusters: for the state of an index, and sampled for metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from schemaless.cell import created_at_text
+from schemaless.errors import SchemalessError
+from schemaless.storage import index_pass_table
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import answers_of_all
+from schemaless.storage.index_pass_table import NO_PASS, IndexPass
+from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.topology import Datastore
+
+SAMPLE_PERIOD_S = 10.0
+
+Passes = Mapping[IndexVersion, IndexPass]
+
+
+async def read_passes(storage: AsyncStorage, datastore: Datastore, timeout_s: float) -> Passes | None:
+    """Returns what is known of the indexes of a datastore, or None when a master is away."""
+    answers = await answers_of_all(
+        {
+            cluster: storage.master(cluster).run(index_pass_table.of_datastore, datastore.name, timeout_s=timeout_s)
+            for cluster in datastore.clusters
+        },
+        tolerated=SchemalessError,
+    )
+    return None if answers.failures else _together(answers.found.values())
+
+
+def pass_view(datastore: Datastore, found: IndexPass | None) -> dict[str, Any]:
+    """Shows the last comparison of each shard in sums. `compared_since` is null until all were compared."""
+    last = found or NO_PASS
+    return {
+        "shards": last.shards,
+        "compared_since": created_at_text(last.compared_since) if last.shards >= datastore.shards else None,
+        **msgspec.structs.asdict(last.last),
+        "total": {kind: getattr(last.total, kind) for kind in ("missing", "stale", "ghost", "repaired")},
+    }
+
+
+class PassSamples:
+    """What the cleaner found in the indexes, as of the last sample, as the masters that answer know it."""
+
+    def __init__(self, storage: AsyncStorage, *, timeout_s: float) -> None:
+        self.passes: Passes = {}
+        self._storage = storage
+        self._timeout_s = timeout_s
+
+    async def run(self) -> None:
+        while True:
+            await self.step()
+            await asyncio.sleep(SAMPLE_PERIOD_S)
+
+    async def step(self) -> None:
+        answers = await answers_of_all(
+            {
+                cluster: self._storage.master(cluster).run(index_pass_table.of_all, timeout_s=self._timeout_s)
+                for cluster in self._storage.topology.clusters
+            },
+            tolerated=SchemalessError,
+        )
+        self.passes = _together(answers.found.values())
+
+
+def _together(answers: Iterable[Passes]) -> Passes:
+    found: dict[IndexVersion, IndexPass] = {}
+    for answer in answers:
+        for version, one in answer.items():
+            found[version] = index_pass_table.merged(found[version], one) if version in found else one
+    return found

@@ -1,0 +1,170 @@
+"""The index cleaner compares the indexes of a process with their cells, for ever and slowly, and repairs them (I11).
+
+Of the shards that the group assigned to this process, it takes the one that was compared longest ago: its rows, and its
+entries. So several processes share the work, and each goes on where it was after a restart. A row in MySQL says what
+became of each shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from schemaless.batching import all_or_first_error
+from schemaless.cell import row_key_text
+from schemaless.errors import SchemalessError
+from schemaless.index.check import RowRate
+from schemaless.index.comparison import EntryFault, FaultCounts
+from schemaless.index.definition import IndexDefinition
+from schemaless.index.inspection import IndexInspector
+from schemaless.index.sweep import SweepSelection, sweep
+from schemaless.storage import index_pass_table
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_definition_table import VersionKey
+from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.topology import Datastore
+
+log = structlog.get_logger()
+
+PASS_PERIOD_S = 60.0
+"""A shard isn't compared again sooner. So an index that is small costs little."""
+
+PAGE_ROWS_MIN = 50
+"""What a page counts at least for the rate: its round trips cost as much."""
+
+_LOOK_PAUSE_S = 1.0
+_AGAIN_AFTER_S = 10.0
+_LOGGED_MAX = 10
+
+
+class IndexCleaner:
+    """Belongs to one datastore of one process. `owned` returns its shards. `rows_per_s` bounds what it compares."""
+
+    def __init__(
+        self,
+        storage: AsyncStorage,
+        datastore: Datastore,
+        owned: Callable[[], Sequence[int]],
+        rows_per_s: float,
+        *,
+        pass_period_s: float = PASS_PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._owned = owned
+        self._rate = RowRate(rows_per_s)
+        self._pass_period_s = pass_period_s
+        self._clock = clock
+        self._inspectors: dict[VersionKey, IndexInspector] = {}
+        self._due: dict[VersionKey, dict[int, float]] = {}
+
+    def watch(self, definitions: Iterable[IndexDefinition]) -> None:
+        """Compares these indexes from now on, and no others. All of them are complete."""
+        watched = {(definition.name, definition.number): definition for definition in definitions}
+        self._inspectors = {
+            key: self._inspectors.get(key) or IndexInspector(self._storage, self._datastore, definition)
+            for key, definition in watched.items()
+        }
+        self._due = {key: due for key, due in self._due.items() if key in watched}
+
+    async def run(self) -> None:
+        while True:
+            wait_s = await self.step()
+            await asyncio.sleep(wait_s)
+
+    async def step(self) -> float:
+        """Compares the shard that is due first, if it is time. Returns after how many seconds to look again."""
+        try:
+            await self._look()
+        except SchemalessError as error:
+            log.warning("the index cleaner waits", datastore=self._datastore.name, why=str(error))
+            return _AGAIN_AFTER_S
+        owned = set(self._owned())
+        due = [(at, key, shard) for key, shards in self._due.items() for shard, at in shards.items() if shard in owned]
+        if not due:
+            return _LOOK_PAUSE_S
+        at, key, shard = min(due)
+        if (wait_s := at - self._clock()) > 0:
+            return min(wait_s, _LOOK_PAUSE_S)
+        inspector = self._inspectors[key]
+        try:
+            await self._compare(inspector, shard)
+        except SchemalessError as error:  # a server is away, or the index is being dropped
+            log.warning(
+                "a shard of an index isn't compared",
+                datastore=self._datastore.name,
+                index=inspector.definition.name,
+                shard=shard,
+                why=str(error),
+            )
+            self._put_off(key, shard, _AGAIN_AFTER_S)
+        else:
+            self._put_off(key, shard, self._pass_period_s)
+        return 0.0
+
+    async def _look(self) -> None:
+        """Reads when the shards were compared of which this process doesn't know it."""
+        owned = set(self._owned())
+        for key, inspector in self._inspectors.items():
+            known = self._due.get(key, {})
+            if owned <= known.keys():
+                continue
+            version = self._version(inspector.definition)
+            answers = await all_or_first_error(
+                self._storage.master(cluster).run(index_pass_table.ages, version)
+                for cluster in self._datastore.clusters
+            )
+            ages = {shard: age_s for answer in answers for shard, age_s in answer.items()}
+            now = self._clock()
+            never = now - 1e9  # a shard that was never compared comes first
+            self._due[key] = {
+                shard: now + self._pass_period_s - ages[shard] if shard in ages else never for shard in owned
+            }
+
+    async def _compare(self, inspector: IndexInspector, shard: int) -> None:
+        definition = inspector.definition
+        masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
+        counts = FaultCounts()
+        async for page in sweep(inspector, masters, SweepSelection([shard], [shard])):
+            faults = [fault for found in page.faults.values() for fault in found]
+            self._tell(definition, faults[: max(0, _LOGGED_MAX - counts.faults)])
+            counts.take(page.rows, page.entries, page.unsettled, faults)
+            if faults:
+                counts.repaired += await inspector.repair(faults)
+            await asyncio.sleep(self._rate.wait_s(max(page.rows + page.entries, PAGE_ROWS_MIN)))
+        home = self._storage.master(self._datastore.home(shard))
+        await home.run(index_pass_table.note, self._version(definition), shard, counts)
+        if counts.faults:
+            log.warning(
+                "an index differed from its cells",
+                datastore=self._datastore.name,
+                index=definition.name,
+                shard=shard,
+                missing=counts.missing,
+                stale=counts.stale,
+                ghost=counts.ghost,
+                repaired=counts.repaired,
+            )
+
+    def _tell(self, definition: IndexDefinition, faults: Iterable[EntryFault]) -> None:
+        for fault in faults:
+            log.warning(
+                "an entry of an index differs from its cells",
+                datastore=self._datastore.name,
+                index=definition.name,
+                kind=fault.kind.value,
+                shard=fault.place.shard,
+                row_key=row_key_text(fault.place.row_key),
+                element=fault.place.element,
+            )
+
+    def _put_off(self, key: VersionKey, shard: int, seconds: float) -> None:
+        if key in self._due:
+            self._due[key][shard] = self._clock() + seconds
+
+    def _version(self, definition: IndexDefinition) -> IndexVersion:
+        return IndexVersion(self._datastore.name, definition.name, definition.number)

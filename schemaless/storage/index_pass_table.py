@@ -1,0 +1,99 @@
+"""index_pass: what the last comparison of each shard of an index with its cells came to, and all of them together."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemaless.index.comparison import FaultCounts
+from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Script, commas, sql
+
+_TABLE = "schemaless.index_pass"
+_COUNTED = ("cell_rows", "entries", "missing", "stale", "ghost", "repaired", "unsettled")
+_TOTALS = ("missing", "stale", "ghost", "repaired")
+
+
+class IndexPass(msgspec.Struct, frozen=True):
+    """The comparisons of some shards. `last` sums the last one of each shard, and `total` all of them.
+
+    `shards` were compared at least once. The one that waits longest was at `compared_since`, in microseconds since the
+    epoch.
+    """
+
+    shards: int
+    compared_since: int
+    last: FaultCounts
+    total: FaultCounts
+
+
+NO_PASS = IndexPass(0, 0, FaultCounts(), FaultCounts())
+
+
+def note(version: IndexVersion, shard: int, counts: FaultCounts) -> Operation[None]:
+    """Stores what a comparison of one shard came to. Repeated after a lost answer, its totals may count twice."""
+    columns = [*_COUNTED, *(f"{name}_total" for name in _TOTALS)]
+    values = [counts.rows, *(getattr(counts, name) for name in (*_COUNTED[1:], *_TOTALS))]
+    update = [f"{name} = VALUES({name})" for name in ("compared_at", *_COUNTED)]
+    update += [f"{name}_total = {name}_total + VALUES({name}_total)" for name in _TOTALS]
+    yield (
+        f"INSERT INTO {_TABLE} (datastore, name, number, shard, compared_at, {commas(columns)}) VALUES "
+        + sql("(%s, %s, %s, %s, UTC_TIMESTAMP(6),", version.datastore, version.name, version.number, shard)
+        + commas([str(value) for value in values])
+        + f") ON DUPLICATE KEY UPDATE {commas(update)}"
+    )
+
+
+def ages(version: IndexVersion) -> Operation[dict[int, float]]:
+    """Returns by shard how many seconds ago it was compared, of the shards that live on this server."""
+    rows = yield from query(
+        f"SELECT shard, TIMESTAMPDIFF(MICROSECOND, compared_at, UTC_TIMESTAMP(6)) / 1000000 FROM {_TABLE}"
+        + _where(version)
+    )
+    return {shard: float(age_s) for shard, age_s in rows}
+
+
+def of_datastore(datastore: str) -> Operation[dict[IndexVersion, IndexPass]]:
+    """Returns what this server knows of the indexes of one datastore."""
+    return (yield from _sums(sql(" WHERE datastore = %s", datastore)))
+
+
+def of_all() -> Operation[dict[IndexVersion, IndexPass]]:
+    """Returns what this server knows of all indexes."""
+    return (yield from _sums(""))
+
+
+def delete_all(version: IndexVersion) -> Operation[None]:
+    """Deletes the rows of a version that is gone."""
+    yield f"DELETE FROM {_TABLE}{_where(version)}"
+
+
+def _sums(where: Script) -> Operation[dict[IndexVersion, IndexPass]]:
+    summed = [f"SUM({name})" for name in (*_COUNTED, *(f"{name}_total" for name in _TOTALS))]
+    rows = yield from query(
+        f"SELECT datastore, name, number, COUNT(*), {MICROSECONDS.format('MIN(compared_at)')}, {commas(summed)}"
+        f" FROM {_TABLE}{where} GROUP BY datastore, name, number"
+    )
+    return {IndexVersion(*row[:3]): _pass(row[3:]) for row in rows}
+
+
+def _pass(row: Row) -> IndexPass:
+    shards, since, *counts = row
+    numbers = [int(count) for count in counts]
+    last = FaultCounts(**dict(zip(("rows", *_COUNTED[1:]), numbers, strict=False)))
+    return IndexPass(shards, since, last, FaultCounts(**dict(zip(_TOTALS, numbers[len(_COUNTED) :], strict=True))))
+
+
+def merged(one: IndexPass, other: IndexPass) -> IndexPass:
+    """Returns what two servers know together: each has shards of its own."""
+    return IndexPass(
+        one.shards + other.shards,
+        min(one.compared_since, other.compared_since),
+        one.last + other.last,
+        one.total + other.total,
+    )
+
+
+def _where(version: IndexVersion) -> Script:
+    return sql(" WHERE datastore = %s AND name = %s AND number = %s", version.datastore, version.name, version.number)
