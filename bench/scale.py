@@ -28,6 +28,7 @@ class Scale:
     cells_indexed: int
     cost_cells_few: int
     cost_cells_many: int
+    flights_cleaned: int
 
 
 QUICK = Scale(
@@ -46,6 +47,7 @@ QUICK = Scale(
     cells_indexed=50_000,
     cost_cells_few=20_000,
     cost_cells_many=100_000,
+    flights_cleaned=30_000,
 )
 FULL = Scale(
     rounds=5,
@@ -63,6 +65,7 @@ FULL = Scale(
     cells_indexed=300_000,
     cost_cells_few=100_000,
     cost_cells_many=5_000_000,
+    flights_cleaned=336_776,
 )
 
 SHARDS = 64

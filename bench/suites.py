@@ -9,6 +9,7 @@ from bench import (
     batches,
     calls,
     cell_cost,
+    cleaning,
     drain,
     idle,
     indexing,
@@ -167,6 +168,16 @@ def index_maintenance(folder: Path, scale: Scale, _beside: Path | None) -> list[
     return [Section("Maintenance of indexes", notes, rows)]
 
 
+def index_cleaning(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with storage_stack(folder, BOTH) as stack:
+        rows = cleaning.measure(stack, scale)
+    notes = (
+        f"One pass of the index cleaner over {scale.flights_cleaned:,} flights of the demo and their index, in this "
+        "process, at full speed. CPU is scaled to all flights. Nothing is damaged."
+    )
+    return [Section("The index cleaner", notes, rows)]
+
+
 def restarted_indexer(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with (
         running_broker(folder / "kafka") as kafka,
@@ -191,6 +202,7 @@ SUITES: Mapping[str, Suite] = {
     "restart": restarted_indexer,
     "calls": trigger_calls,
     "indexing": index_maintenance,
+    "cleaning": index_cleaning,
     "cell-cost": cost_of_a_cell,
     "latency": effects,
     "stack": stack,

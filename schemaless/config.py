@@ -210,7 +210,7 @@ class IndexerSettings(FollowerSettings):
 
     datastores: Names = ()  # The datastores to index, separated by commas. By default, all of the catalogue.
     # How many rows and entries a second the index cleaner compares with cells. 0 turns it off.
-    cleaner_rows_per_s: int = Field(default=400, ge=0)
+    cleaner_rows_per_s: int = Field(default=700, ge=0)
 
 
 class ConsumerSettings(FollowerSettings):

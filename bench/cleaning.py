@@ -1,0 +1,113 @@
+"""The index cleaner over the demo's flights: the CPU of one pass, its own and the masters', as a share of five minutes.
+
+The pass runs at full speed, because its CPU doesn't depend on how long it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from bench.cpu import cpu_by_kind, own_children
+from bench.figures import Figure, Values, at_most
+from bench.filling import fill_ours
+from bench.scale import Scale
+from bench.servers import BenchStack
+from indexer.index_cleaner import IndexCleaner
+from schemaless.batching import chunks
+from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
+from schemaless.codec import encode_body
+from schemaless.config import StackSettings
+from schemaless.demo.flights import BASE, FLIGHTS, REF_KEY, STATUS, fetch_dataset, parse_flight, read_rows
+from schemaless.index.definition import IndexDefinition, parse_definition
+from schemaless.index.transition import index_writes
+from schemaless.position import Position
+from schemaless.sharding import shard_of
+from schemaless.storage import checkpoint_table, index_table, shard_log
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.storage.shard_log import LogRange
+
+PASS_S = 300.0
+WRITES_A_TRANSACTION = 2000
+DEFINITION = {
+    "name": "flights_by_tailnum",
+    "shard_field": "tailnum",
+    "fields": [
+        {"name": "tailnum", "column": BASE, "path": "tailnum", "type": "string", "length": 16},
+        {"name": "time_hour", "column": BASE, "path": "time_hour", "type": "datetime"},
+    ],
+    "stored": [
+        {"name": "carrier", "column": BASE, "path": "carrier", "type": "string", "length": 8},
+        {"name": "flight", "column": BASE, "path": "flight", "type": "int"},
+        {"name": "origin", "column": BASE, "path": "origin", "type": "string", "length": 8},
+        {"name": "dest", "column": BASE, "path": "dest", "type": "string", "length": 8},
+    ],
+}
+
+
+def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
+    definition = parse_definition(DEFINITION)
+    _fill(stack, scale.flights_cleaned)
+    _index(stack, definition)
+    shares, seconds = [], []
+    for _ in range(scale.drains):
+        before, began = _cpu(), time.monotonic()
+        asyncio.run(_one_pass(stack, definition))
+        seconds.append(time.monotonic() - began)
+        shares.append(100 * (_cpu() - before) / PASS_S * FLIGHTS / scale.flights_cleaned)
+    what = f"a pass over {FLIGHTS:,} flights in {PASS_S:.0f} s"
+    return [
+        Figure(f"{what}: CPU with the servers' share", "% of a core", Values(tuple(shares)), at_most(5)),
+        Figure(f"a pass over {scale.flights_cleaned:,} flights at full speed", "s", Values(tuple(seconds))),
+    ]
+
+
+def _fill(stack: BenchStack, count: int) -> None:
+    shards = stack.datastore.shards
+
+    def cells() -> Iterator[ShardCell]:
+        for row in islice(read_rows(fetch_dataset(StackSettings().cache)), count):
+            flight = parse_flight(row)
+            row_key = RowKey(flight.row_key.bytes)
+            for column, body in ((BASE, flight.base), (STATUS, flight.status)):
+                key = CellKey(row_key, ColumnName(column), RefKey(REF_KEY))
+                yield ShardCell(key, encode_body(body), shard_of(row_key, shards))
+
+    fill_ours(stack, cells())
+
+
+def _index(stack: BenchStack, definition: IndexDefinition) -> None:
+    """Writes what an indexer would have written."""
+    datastore = stack.datastore
+    with SyncStorage(stack.topology, timeout_s=60) as storage:
+        for shard in range(datastore.shards):
+            storage.master(datastore.home(shard)).run(index_table.create, datastore, shard, definition)
+        for shard in range(datastore.shards):
+            wanted = [LogRange(shard, 0, 1_000_000)]
+            (cells,) = storage.master(datastore.home(shard)).run(shard_log.read, datastore, wanted, 1 << 30)
+            writes = index_writes(definition, datastore.shards, {}, cells).writes
+            for cluster, here in datastore.by_home(writes, lambda write: write.shard).items():
+                for part in chunks(here, count_max=WRITES_A_TRANSACTION):
+                    script = index_table.upserts(datastore, definition, part)
+                    storage.master(cluster).run(index_table.write, script)
+            at = Position(shard, 1, len(cells), digest=1)
+            for cluster in datastore.clusters:
+                arguments = (datastore.name, definition.consumer, [at])
+                storage.master(cluster).run(checkpoint_table.make, *arguments)
+
+
+async def _one_pass(stack: BenchStack, definition: IndexDefinition) -> None:
+    async with AsyncStorage(stack.topology) as storage:
+        cleaner = IndexCleaner(storage, stack.datastore, lambda: range(stack.datastore.shards), 1e9, pass_period_s=0)
+        cleaner.watch([definition])
+        for _ in range(stack.datastore.shards):
+            await cleaner.step()
+
+
+def _cpu() -> float:
+    """Returns the seconds of CPU that this process and the masters have used."""
+    return time.process_time() + cpu_by_kind({"masters": own_children()["masters"]})["masters"]
