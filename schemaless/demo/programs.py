@@ -1,4 +1,4 @@
-"""The consumers of the flights' log: one index, two trigger programs, and the card processor that billing calls.
+"""The consumers of the flights' log: two indexes, two trigger programs, and the card processor that billing calls.
 
 The stack supervises all of them, and they continue after `down` and `up`. Their logs of calls are in the stack's
 folder, so the report's counts survive every kill.
@@ -7,6 +7,7 @@ folder, so the report's counts survive every kill.
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import yaml
 
 from schemaless.client.client import Client
 from schemaless.demo.flights import BILLED_CARRIER
+from schemaless.errors import Unavailable
 from schemaless.names import index_consumer, trigger_consumer
 from schemaless.stack import supervision
 from schemaless.stack.endpoints import refresh_endpoints
@@ -25,13 +27,19 @@ from schemaless.stack.processes import ProcessRole, checkout_folder, service_env
 
 INDEX_FILE = "examples/flights_by_tailnum.yaml"
 INDEX = index_consumer("flights_by_tailnum")
+ADDED_INDEX_FILE = "examples/flights_by_dest.yaml"
+ADDED_INDEX_NAME = "flights_by_dest"
+ADDED_INDEX = index_consumer(ADDED_INDEX_NAME)
+"""The index that is made while the flights are loaded."""
 CENSUS = trigger_consumer("census")
 BILLING = trigger_consumer("billing")
 CARD_PROCESSOR = "card-processor"
 CHARGES = "charges"
 """The folder of the card processor, in the one of all calls."""
 EFFECTS_COLUMN = "billing.once"
-CONSUMERS = {INDEX: "index", CENSUS: "census", BILLING: "billing"}
+INDEX_TIMEOUT_S = 120.0
+INDEX_POLL_S = 0.5
+CONSUMERS = {INDEX: "index", ADDED_INDEX: "added index", CENSUS: "census", BILLING: "billing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +53,19 @@ class CallLog:
     bills: frozenset[tuple[str, str]]
 
 
-def define_index(client: Client) -> None:
-    """Creates the index. Does nothing if it exists."""
-    document = yaml.safe_load((checkout_folder() / INDEX_FILE).read_text())
+def define_index(client: Client, file: str = INDEX_FILE) -> None:
+    """Creates an index. Does nothing if it exists."""
+    document = yaml.safe_load((checkout_folder() / file).read_text())
     client.index(document["name"]).define(document)
+
+
+def wait_for_index(client: Client, name: str) -> None:
+    """Waits until an index answers queries. Raises Unavailable when it isn't active within INDEX_TIMEOUT_S."""
+    deadline = time.monotonic() + INDEX_TIMEOUT_S
+    while (state := client.document(f"/indexes/{name}")["state"]) != "active":
+        if time.monotonic() > deadline:
+            raise Unavailable(f"index {name} was still {state} after {INDEX_TIMEOUT_S:.0f} s")
+        time.sleep(INDEX_POLL_S)
 
 
 def start_programs(plan: StackPlan, datastore: str) -> None:

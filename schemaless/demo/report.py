@@ -13,7 +13,8 @@ from schemaless.audit.report import AuditReport
 from schemaless.demo.flights import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
 from schemaless.demo.incident import Outage, ParkedFlights
 from schemaless.demo.loader import LoadCount
-from schemaless.demo.programs import CONSUMERS, INDEX, CallLog
+from schemaless.demo.planted_damage import PLANTED, DamageReport
+from schemaless.demo.programs import ADDED_INDEX, CONSUMERS, INDEX, CallLog
 from schemaless.demo.progress import Positions
 from schemaless.names import index_consumer
 
@@ -47,6 +48,7 @@ class Facts:
     calls: CallLog
     effects: int
     audit: AuditReport
+    damage: DamageReport
     outage: Outage | None = None
     replay: ParkedFlights | None = None
 
@@ -58,7 +60,8 @@ def lines_of(facts: Facts) -> list[Line]:
     cells, statuses = load.acknowledged + bills + facts.effects, FLIGHTS + bills
     found = audit.cells()
     by_status = ", ".join(f"{status} {number:,}" for status, number in sorted(load.by_status.items()))
-    index = next((index for index in audit.indexes if index_consumer(index.name) == INDEX), None)
+    indexes = {index_consumer(index.name): index for index in audit.indexes}
+    index, added = indexes.get(INDEX), indexes.get(ADDED_INDEX)
     consumers = {consumer.name: consumer for consumer in audit.consumers}
     finished = [
         Line(f"cells finished by {label}", consumer.cells, consumer.finished)
@@ -76,6 +79,13 @@ def lines_of(facts: Facts) -> list[Line]:
         Line("the same content in both", cells, found["matched"]),
         Line("index entries", count.with_tailnum, index.found if index else 0, "flights with a tail number"),
         Line("index entries as the cells say", count.with_tailnum, index.matched if index else 0),
+        Line("entries of the added index", count.flights, added.found if added else 0, "made while the flights loaded"),
+        Line("entries of the added index as the cells say", count.flights, added.matched if added else 0),
+        Line(
+            "planted faults that verification named", len(PLANTED), _named(facts.damage), ", ".join(facts.damage.named)
+        ),
+        Line("planted faults repaired", len(PLANTED), facts.damage.repaired),
+        Line("planted faults left", 0, facts.damage.left),
         *finished,
         Line("STATUS cells seen by census", statuses, len(calls.census), _repeats(calls.census)),
         Line("calls of census", statuses, calls.census.total(), at_least=True),
@@ -85,6 +95,10 @@ def lines_of(facts: Facts) -> list[Line]:
         Line("cells left in buffers", 0, audit.buffered),
         Line("findings of the audit", 0, audit.findings.total, f"in {audit.seconds:.0f} s"),
     ]
+
+
+def _named(damage: DamageReport) -> int:
+    return len(set(damage.named) & set(PLANTED))
 
 
 def _incident_lines(facts: Facts) -> list[Line]:

@@ -26,7 +26,10 @@ from schemaless.config import StackSettings
 from schemaless.demo.flights import CELLS, Flight, FlightCount, fetch_dataset, parse_flight, read_rows
 from schemaless.demo.incident import BEGINS_AT, Incident, Outage
 from schemaless.demo.loader import LoadCount, Loader
+from schemaless.demo.planted_damage import damage_and_repair
 from schemaless.demo.programs import (
+    ADDED_INDEX_FILE,
+    ADDED_INDEX_NAME,
     CARD_PROCESSOR,
     CHARGES,
     CONSUMERS,
@@ -35,6 +38,7 @@ from schemaless.demo.programs import (
     define_index,
     read_calls,
     start_programs,
+    wait_for_index,
 )
 from schemaless.demo.progress import Board, read_positions, wait_until_caught_up
 from schemaless.demo.queries import show_queries
@@ -121,11 +125,15 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
             if incident is not None:
                 replay = incident.replay()
                 wait_until_caught_up(client, set(CONSUMERS), board.show)
+        define_index(client, ADDED_INDEX_FILE)  # where a load had been ended before it was made
+        wait_for_index(client, ADDED_INDEX_NAME)
+        console.print("damaging three entries of the added index")
+        damage = damage_and_repair(site.topology, datastore, ADDED_INDEX_NAME)
         console.print("auditing")
         report = audit(site.topology, site.kafka, datastore)
         calls = read_calls(site.calls)
         effects = count_effects(client, calls)
-        facts = Facts(count, load, after_load, caught_up_s, calls, effects, report, outage, replay)
+        facts = Facts(count, load, after_load, caught_up_s, calls, effects, report, damage, outage, replay)
         show_queries(console, client, datastore.shards)
     holds = print_lines(console, lines_of(facts))
     print_findings(facts.audit, console)
@@ -137,7 +145,7 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
 async def _load(
     site: Site, client: Client, flights: Iterable[Flight], board: Board, incident: Incident | None
 ) -> tuple[LoadCount, Outage | None]:
-    """Loads the flights. Meanwhile the card processor is down for a while, where there is an incident."""
+    """Loads the flights. Meanwhile an index is made, and where there is an incident, the card processor is down."""
     loaded = 0
     begins = asyncio.Event()
 
@@ -156,6 +164,7 @@ async def _load(
 
     async def go_wrong() -> Outage | None:
         await begins.wait()
+        await asyncio.to_thread(define_index, client, ADDED_INDEX_FILE)
         return None if incident is None else await asyncio.to_thread(incident.outage)
 
     async with AsyncClient(site.hosts, datastore=DATASTORE, token=site.token) as loading:

@@ -21,6 +21,7 @@ from schemaless.demo import flights
 from schemaless.demo.flights import CELLS, FLIGHTS, FlightCount
 from schemaless.demo.incident import Outage, ParkedFlights
 from schemaless.demo.loader import LoadCount
+from schemaless.demo.planted_damage import DamageReport
 from schemaless.demo.programs import CONSUMERS, CallLog
 from schemaless.demo.progress import (
     STALL_TIMEOUT_S,
@@ -62,6 +63,11 @@ def facts(**changes: Any) -> Facts:
         "conflicts": 0,
         "buffered": 0,
         "found": 0,
+        "added": FLIGHTS,
+        "added_matched": FLIGHTS,
+        "named": ("ghost", "missing", "stale"),
+        "repaired": 3,
+        "faults_left": 0,
         "parked_in_outage": 0,
         "parked": 1,
         "replayed": 1,
@@ -73,7 +79,10 @@ def facts(**changes: Any) -> Facts:
     audit = AuditReport(
         datastore="flights",
         shards=[ShardReport(0, 1, ALL, mysql=values["mysql"], topic=values["topic"], matched=values["matched"])],
-        indexes=[IndexReport("flights_by_tailnum", TAILNUMS, values["index"], values["index_matched"])],
+        indexes=[
+            IndexReport("flights_by_tailnum", TAILNUMS, values["index"], values["index_matched"]),
+            IndexReport("flights_by_dest", FLIGHTS, values["added"], values["added_matched"]),
+        ],
         consumers=[ConsumerReport(name, ALL, values["finished"]) for name in CONSUMERS],
         findings=findings,
         buffered=values["buffered"],
@@ -92,9 +101,10 @@ def facts(**changes: Any) -> Facts:
     )
     load = LoadCount(Counter({PutStatus.STORED: values["acknowledged"]}), Counter(), 0, 100.0)
     count = FlightCount(values["flights"], TAILNUMS, BILLS)
+    damage = DamageReport(values["named"], values["repaired"], values["faults_left"])
     outage = Outage("the card processor is down", values["parked_in_outage"], 5.0, 10.0, 1.0)
     replay = ParkedFlights(values["parked"], "CARD BLOCKED", values["replayed"], values["left"])
-    return Facts(count, load, Positions(ALL), 1.0, calls, values["effects"], audit, outage, replay)
+    return Facts(count, load, Positions(ALL), 1.0, calls, values["effects"], audit, damage, outage, replay)
 
 
 def failing(**changes: Any) -> list[str]:
@@ -126,6 +136,11 @@ def test_a_run_without_loss_holds_in_every_line():
         {"conflicts": 1},
         {"buffered": 1},
         {"found": 1},
+        {"added": FLIGHTS - 1},
+        {"added_matched": FLIGHTS - 1},
+        {"named": ("ghost", "missing", "missing")},
+        {"repaired": 2},
+        {"faults_left": 1},
         {"parked_in_outage": 1},
         {"parked": 0},
         {"replayed": 0},
