@@ -1,9 +1,10 @@
 """Latency from a put's acknowledgement to its effects in the topic, in an index and at a trigger, and the CPU of a put.
 
 All moments are of the machine's monotonic clock, taken by whoever saw the effect. The index is asked right after
-every fourth acknowledgement with `after` = the put's location, so its figure is the time until that query answers;
-asking for each would be as much load as the puts are. All processes together leave little of two cores free, so a
-round in which the host takes some of them says more of the host: the report tells how much it took.
+every fourth acknowledgement with `after` = the put's location, so its figure is the time until that query answers: the
+query evaluates what the index lacks by then. Asking for each would be as much load as the puts are. All processes
+together leave little of two cores free, so a round in which the host takes some of them says more of the host: the
+report tells how much it took.
 """
 
 from __future__ import annotations

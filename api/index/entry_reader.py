@@ -41,10 +41,10 @@ class Found(msgspec.Struct, frozen=True):
     """
 
     answers: Answers
+    overlay: Overlay | None
+    overlay_served: Sequence[Served]
     read_at: float
-    overlay: Overlay | None = None
-    overlay_served: Sequence[Served] = ()
-    waited_s: float | None = None
+    waited_s: float | None
 
 
 class EntryReader:
@@ -71,20 +71,21 @@ class EntryReader:
             answers = await self._ask(datastore, index, query, read_from)
             after = query.after
             if after is None:
-                return Found(answers, read_at)
+                return Found(answers, None, (), read_at, None)
             reached = {cluster: answer.reached for cluster, (answer, _) in answers.items()}
             behind = {name: at for name, at in reached.items() if at is None or at < after.location}
             if not behind:
                 if any(at.generation != after.location.generation for at in reached.values() if at is not None):
                     await self._verify_kept(datastore, after)
-                return Found(answers, read_at, waited_s=waited_s)
+                return Found(answers, None, (), read_at, waited_s)
             shown = ", ".join(map(str, behind.values()))
             why = f"index {index.name} has reached {shown} in shard {after.shard}, not {after.location}"
             if index.order.run_state is not RunState.RUNNING:
                 raise Behind(f"{why}, and it is {index.state}: resume it")
             try:
-                found = await self._with_overlay(datastore, index, query, after, read_from, answers)
-                return msgspec.structs.replace(found, read_at=read_at, waited_s=waited_s)
+                return Found(
+                    *await self._with_overlay(datastore, index, query, after, read_from, answers), read_at, waited_s
+                )
             except (Unevaluated, StorageUnavailable) as error:
                 why = f"{why}: {error}"
             wait_began = self._clock()
@@ -106,8 +107,8 @@ class EntryReader:
         after: ShardLocation,
         read_from: Role | None,
         answers: Answers,
-    ) -> Found:
-        """Returns what the nodes answer without the rows of the overlay, and the overlay.
+    ) -> tuple[Answers, Overlay, Sequence[Served]]:
+        """Returns what the nodes answer without the rows of the overlay, the overlay, and who served it.
 
         Another node may answer the second time. It proves again, in the statement before its page, that it is not
         behind the checkpoint from which the overlay was read. Raises Unevaluated besides what `find` does.
@@ -121,7 +122,7 @@ class EntryReader:
                 answers = await self._ask(datastore, index, query, read_from, overlay.row_keys)
             least, _ = _span(answers)
             if least.generation == lowest.generation and least >= lowest:
-                return Found(answers, 0.0, overlay, [served])
+                return answers, overlay, [served]
             lowest, highest = _span(answers)
         raise Unevaluated("nodes answered that are behind one another")
 

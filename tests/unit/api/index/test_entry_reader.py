@@ -300,6 +300,7 @@ async def test_too_many_cells_are_waited_for(world):
         ("generation is 2", lambda world: world.table.open_generation(0, 4) or world.put(ROWS[3], "BASE", 9, {})),
         ("away", lambda world: world.away.add(changed_rows)),
         ("past the head", lambda world: setattr(world, "after", lambda: ("after", "0:1:99"))),
+        ("generation 3 is unknown", lambda world: setattr(world, "after", lambda: ("after", "0:3:1"))),
         ("no checkpoint", lambda world: world.reached.update(a=None, b=None)),
     ],
 )
