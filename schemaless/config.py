@@ -229,6 +229,8 @@ class ConsumerSettings(FollowerSettings):
     retry_delay_s: float = 0.1  # Delay after the first failed call, doubled from attempt to attempt.
     retry_delay_max_s: float = 10.0  # The longest delay after a failed call.
     parallel: int = Field(default=1, ge=1, le=1000)  # How many rows of a shard are called at once.
+    # Whether parked cells are also copied to the topic schemaless.DATASTORE.PROGRAM.parked.
+    parked_topic: bool = False
     # What happens when what a function calls is down: probe, stop (until a person resumes the shards), or off.
     breaker: BreakerMode = BreakerMode.PROBE
 

@@ -12,6 +12,11 @@ INDEXER = "indexer"
 
 VERSION_HEADER, KIND_HEADER, COLUMN_HEADER, CAUSE_HEADER = "v", "kind", "column", "cause"
 RECORD_VERSION = b"1"
+DLQ_TOPIC_HEADER, DLQ_PARTITION_HEADER = "__dlq.errors.topic", "__dlq.errors.partition"
+DLQ_GROUP_HEADER, DLQ_COUNT_HEADER = "__dlq.errors.group", "__dlq.errors.delivery.count"
+DLQ_MESSAGE_HEADER = "__dlq.errors.message"
+"""Headers of a copy of a parked cell, as KIP-1191 of Kafka names them."""
+
 KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
 
 
@@ -33,6 +38,11 @@ def trigger_consumer(program: str) -> str:
 def cells_topic_name(datastore: str) -> str:
     """Returns the topic that holds every cell of a datastore."""
     return f"schemaless.{datastore}.cells"
+
+
+def parked_topic_name(datastore: str, program: str) -> str:
+    """Returns the topic that holds copies of a program's parked cells, where that is wanted."""
+    return f"schemaless.{datastore}.{program}.parked"
 
 
 def progress_topic_name(datastore: str) -> str:

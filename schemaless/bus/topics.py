@@ -51,6 +51,15 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
         _check_settings(admin, datastore, timeout_s)
 
 
+def ensure_topic(bootstrap: str, topic: str, partitions: int, *, timeout_s: float) -> None:
+    """Makes a topic of cells that is missing, with settings as the cells topic has. Raises BusUnavailable."""
+    admin = AdminClient(client_settings(bootstrap))
+    cluster = _cluster(admin, timeout_s)
+    if topic not in cluster.topics:
+        replicas = min(_REPLICAS, len(cluster.brokers))
+        _create(admin, {topic: CELLS}, partitions, replicas=replicas, timeout_s=timeout_s)
+
+
 def _check_settings(admin: AdminClient, datastore: Datastore, timeout_s: float) -> None:
     for topic, check in ((datastore.topic, check_cells_settings), (datastore.progress_topic, check_progress_settings)):
         resource = ConfigResource(ResourceType.TOPIC, topic)

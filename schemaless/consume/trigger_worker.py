@@ -12,11 +12,13 @@ import sys
 
 import structlog
 
+from schemaless.bus.parked_topic import ParkedTopic
 from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.orders import Orders
+from schemaless.consume.parked_copies import ParkedCopies
 from schemaless.consume.parked_store import MySQLParkedStore
 from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
@@ -69,6 +71,10 @@ async def run_program(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(transport.run())
             tasks.create_task(host.run())
+            if settings.parked_topic:
+                topic = ParkedTopic(settings.kafka, datastore, program.name)
+                copies = ParkedCopies(storage, datastore, program.consumer, topic.publish)
+                tasks.create_task(copies.run(lambda: host.shards))
             tasks.create_task(_carry_out_orders(program, orders, host, handler, datastore.name))
             tasks.create_task(worker.run(lambda: host.report(handler.oldest_call(), handler.tripped, handler.parallel)))
             while True:

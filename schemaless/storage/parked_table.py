@@ -78,9 +78,9 @@ class ParkedCell(msgspec.Struct, frozen=True, gc=False):
 def put(datastore: str, consumer: str, cell: ParkedCell) -> Script:
     """Makes or replaces a record. A retry of it is done with that. A discard that came meanwhile stays ordered."""
     return sql(
-        f"INSERT INTO {_TABLE} ({_WRITTEN}) VALUES"
-        " (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        f" ON DUPLICATE KEY UPDATE {_REPLACED},"
+        f"INSERT INTO {_TABLE} ({_WRITTEN}, uncopied) VALUES"
+        " (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        f" ON DUPLICATE KEY UPDATE {_REPLACED}, uncopied = VALUES(uncopied),"
         " due_at = IF(ordered <=> 'discard', due_at, NULL), ordered = IF(ordered <=> 'discard', ordered, NULL)",
         datastore,
         consumer,
@@ -100,6 +100,7 @@ def put(datastore: str, consumer: str, cell: ParkedCell) -> Script:
         Time(cell.parked_at),
         cell.begun,
         cell.kills,
+        cell.cause is not Cause.WAITING,
     )
 
 
@@ -169,6 +170,31 @@ def due(
         f" ORDER BY due_at, shard, added_id LIMIT {limit}"
     )
     return [_parked_cell(row) for row in rows]
+
+
+def uncopied(datastore: str, consumer: str, shards: Collection[int], limit: int) -> Operation[list[ParkedCell]]:
+    """Returns parked cells of these shards that are not yet in the topic of parked cells, with their errors."""
+    if not shards:
+        return []
+    rows = yield from query(
+        f"SELECT {_COLUMNS} FROM {_TABLE} FORCE INDEX (uncopied)"
+        + sql(" WHERE datastore = %s AND consumer = %s AND uncopied = 1", datastore, consumer)
+        + f" AND shard IN ({commas([str(shard) for shard in sorted(shards)])}) ORDER BY shard, added_id LIMIT {limit}"
+    )
+    return [_parked_cell(row) for row in rows]
+
+
+def note_copied(datastore: str, consumer: str, records: Sequence[ParkedCell]) -> Operation[None]:
+    """Notes that records, at least one, were copied. One that was parked anew meanwhile is copied again."""
+    same = [
+        sql("(shard = %s AND added_id = %s AND parked_at = %s)", one.shard, one.added_id, Time(one.parked_at))
+        for one in records
+    ]
+    yield (
+        f"UPDATE {_TABLE} SET uncopied = 0"
+        + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
+        + f" AND ({' OR '.join(same)})"
+    )
 
 
 def of_keys(datastore: str, consumer: str, keys: Sequence[tuple[int, int]]) -> Operation[list[ParkedCell]]:

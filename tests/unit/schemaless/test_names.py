@@ -16,4 +16,8 @@ def test_names_on_the_wire_never_change():
     assert names.trigger_consumer("billing") == "trigger:billing"
     assert (names.VERSION_HEADER, names.KIND_HEADER, names.COLUMN_HEADER) == ("v", "kind", "column")
     assert names.RECORD_VERSION == b"1"
+    assert names.parked_topic_name("trips", "billing") == "schemaless.trips.billing.parked"
+    assert (names.DLQ_TOPIC_HEADER, names.DLQ_PARTITION_HEADER) == ("__dlq.errors.topic", "__dlq.errors.partition")
+    assert (names.DLQ_GROUP_HEADER, names.DLQ_COUNT_HEADER) == ("__dlq.errors.group", "__dlq.errors.delivery.count")
+    assert names.DLQ_MESSAGE_HEADER == "__dlq.errors.message"
     assert (names.KIND_CELL, names.KIND_GENERATION, names.KIND_SEEK) == (b"cell", b"generation", b"seek")
