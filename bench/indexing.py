@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pymysql
 from pymysql.constants import CLIENT
@@ -26,6 +27,7 @@ from schemaless.cell import StoredCell
 from schemaless.index.definition import IndexDefinition, parse_definition
 from schemaless.index.transition import index_writes
 from schemaless.names import index_consumer
+from schemaless.position import Position
 from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_log
 from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -79,8 +81,11 @@ def _make_tables(storage: SyncStorage, stack: BenchStack, definition: IndexDefin
 def _our_rate(storage: SyncStorage, stack: BenchStack, definitions: Sequence[IndexDefinition], cells: int) -> float:
     """Returns entries a second, from the first checkpoint that moved to the last."""
     name, clusters = stack.datastore.name, stack.datastore.clusters
+    beginnings = [Position(shard, 1, 0) for shard in range(stack.datastore.shards)]
     for definition in definitions:
         for cluster in clusters:
+            make = partial(checkpoint_table.make, name, index_consumer(definition.name), beginnings, counts=False)
+            storage.master(cluster).run(make)  # so it follows the log, and isn't built by row
             storage.master(cluster).run(index_definition_table.bring_to, name, defined(definition, IndexStage.ACTIVE))
 
     def finished() -> int:

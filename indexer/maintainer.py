@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
+import msgspec
+
 from indexer.throttle import Throttle
 from schemaless.batching import all_or_first_error, chunks
 from schemaless.cell import RowKey, StoredCell
@@ -17,10 +19,19 @@ from schemaless.index.transition import (
     index_writes,
     superseding_problems,
     superseding_writes,
+    walked_writes,
 )
 from schemaless.location import GenerationStart, Location, visible_starts
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, index_definition_table, index_problem_table, index_table, shard_head
+from schemaless.storage import (
+    entity_table,
+    entity_walk,
+    index_definition_table,
+    index_problem_table,
+    index_table,
+    index_walk_table,
+    shard_head,
+)
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
@@ -32,6 +43,15 @@ EFFECT_BYTES_MAX = 8 << 20
 
 _SCANNED_AT_ONCE = 8  # index shards in one statement of `supersede`
 _PROBLEMS_AT_ONCE = 256  # rows in one statement of `supersede`, some megabytes at most
+
+
+class WalkedPart(msgspec.Struct, frozen=True):
+    """The scripts that write consecutive rows, by cluster. `keys`: of these rows. `last`: the last row key."""
+
+    scripts: Mapping[str, Script]
+    keys: int
+    last: RowKey
+    more: bool
 
 
 class Maintainer(StatelessHandler):
@@ -56,7 +76,7 @@ class Maintainer(StatelessHandler):
         self._storage = storage
         self._datastore = datastore
         self._definition = definition
-        self._version = IndexVersion(datastore.name, definition.name, definition.number)
+        self.version = IndexVersion(datastore.name, definition.name, definition.number)
         self._effect_bytes_max = effect_bytes_max
         self._examined_rows_max = examined_rows_max
 
@@ -105,20 +125,67 @@ class Maintainer(StatelessHandler):
             master.run(index_definition_table.lower_build, self._datastore.name, name, number, shard, starts_at - 1)
             for master in self._storage.masters
         )
+        if not starts:
+            return Effect([])
         await self._supersede_problems(home, shard, starts)
         last = await all_or_first_error(
             self._supersede_on(cluster, shard, starts) for cluster in self._datastore.clusters
         )
+        await self._walk_again(shard, starts_at - 1)
         return Effect(
             [], {cluster: script for cluster, script in zip(self._datastore.clusters, last, strict=True) if script}
         )
+
+    async def _walk_again(self, shard: int, until: int) -> None:
+        """Writes the rows of a shard up to an added_id, if the walk that built the index went further.
+
+        A cell that the walk met may have been the last to leave a shard: then no version there tells of it.
+        """
+        walks = await all_or_first_error(
+            master.run(index_walk_table.of_shards, self.version, self._definition.consumer, [shard])
+            for master in self._storage.masters
+        )
+        if all(found[shard].until <= until for found in walks if shard in found):
+            return
+        after, more = RowKey(b""), True
+        while more:
+            part = await self.walk(shard, until, after)
+            await all_or_first_error(
+                self._storage.master(cluster).run(index_table.write, script) for cluster, script in part.scripts.items()
+            )
+            after, more = part.last, part.more
+        await all_or_first_error(
+            master.run(index_walk_table.lower, self.version, shard, until) for master in self._storage.masters
+        )
+
+    async def walk(
+        self, shard: int, until: int, after: RowKey, columns_max: int = entity_walk.COLUMNS_AT_ONCE
+    ) -> WalkedPart:
+        """Evaluates the next rows of a shard behind a row key, as the log makes them up to an added_id.
+
+        At least one, as many as fit the bounds of what it reads and writes. Raises StorageUnavailable.
+        """
+        home = self._storage.master(self._datastore.home(shard))
+        columns = self._definition.columns
+        page = await home.run(entity_walk.walk, self._datastore, shard, columns, until, after, columns_max)
+        room = self._room()
+        writes, problems, keys = list[IndexWrite](), list[ProblemWrite](), 0
+        for row in page.rows:
+            if row.newest:
+                own, problem = walked_writes(self._definition, self._datastore.shards, shard, row.newest)
+                if not room.take(own, problem):
+                    return WalkedPart(self._scripts(writes, problems), keys, after, more=True)
+                writes += own
+                problems += [] if problem is None else [problem]
+            after, keys = row.row_key, keys + row.keys
+        return WalkedPart(self._scripts(writes, problems), keys, after, page.more)
 
     async def _supersede_problems(self, home: AsyncNode, shard: int, starts: Sequence[GenerationStart]) -> None:
         """Judges the rows again whose problems superseded cells had written. It may be repeated, and be late."""
         after = RowKey(b"")
         while starts:
             page = await home.run(
-                index_problem_table.superseded, self._version, shard, starts, after, self._examined_rows_max
+                index_problem_table.superseded, self.version, shard, starts, after, self._examined_rows_max
             )
             found: dict[GenerationStart, list[RowKey]] = {}
             for row_key, version in page:
@@ -127,7 +194,7 @@ class Maintainer(StatelessHandler):
                 async for read, rows in self._rows_at(shard, start, row_keys):
                     problems = superseding_problems(self._definition, self._datastore.shards, start, shard, rows, read)
                     for some in chunks(problems, count_max=_PROBLEMS_AT_ONCE):
-                        await home.run(index_problem_table.write, index_problem_table.upserts(self._version, some))
+                        await home.run(index_problem_table.write, index_problem_table.upserts(self.version, some))
             if len(page) < self._examined_rows_max:
                 return
             after = page[-1][0]
@@ -220,7 +287,7 @@ class Maintainer(StatelessHandler):
         }
         for cluster, found in self._datastore.by_home(problems, lambda write: write.shard).items():
             script = index_problem_table.upserts(
-                self._version, sorted(found, key=lambda write: (write.shard, write.row_key))
+                self.version, sorted(found, key=lambda write: (write.shard, write.row_key))
             )
             scripts[cluster] = f"{scripts[cluster]};{script}" if cluster in scripts else script
         return scripts

@@ -44,16 +44,21 @@ class RefusedWrites:
         try:
             lost = await self._checkpoints.move(advances, effects)
         except (RefusedForGood, TableMissing) as error:
-            self._note(advances, error)
+            self.note(advances, error)
             raise
-        for shard in advances:
-            self._refused.pop(shard, None)
+        self.succeeded(advances)
         return lost
+
+    def succeeded(self, shards: Iterable[int]) -> None:
+        """Takes note that no server refuses these shards."""
+        for shard in shards:
+            self._refused.pop(shard, None)
 
     async def give_away(self, shards: Iterable[int]) -> None:
         await self._checkpoints.give_away(shards)
 
-    def _note(self, shards: Iterable[int], error: Exception) -> None:
+    def note(self, shards: Iterable[int], error: Exception) -> None:
+        """Takes note that a server refused what was written for these shards."""
         now = self._clock()
         for shard in shards:
             refused = self._refused.setdefault(shard, _Refused(now))

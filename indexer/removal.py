@@ -19,6 +19,7 @@ from schemaless.storage import (
     index_pass_table,
     index_problem_table,
     index_table,
+    index_walk_table,
 )
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, VersionKey
@@ -41,12 +42,13 @@ async def remove_from(storage: AsyncStorage, datastore: Datastore, index: Define
     shards = [shard for shard in range(datastore.shards) if datastore.home(shard) == cluster]
     for some in chunks(shards, count_max=_TABLES_PER_STATEMENT):
         await master.run(index_table.drop, datastore, some, table)
-    version = IndexVersion(datastore.name, index.name, index.number)
-    await _delete_problems(master, version)
+    await _delete_rows(master, IndexVersion(datastore.name, index.name, index.number))
+
+
+async def _delete_rows(master: AsyncNode, version: IndexVersion) -> None:
+    """Deletes walks, passes of the cleaner, and problems."""
+    await master.run(index_walk_table.delete, version)
     await master.run(index_pass_table.delete_all, version)
-
-
-async def _delete_problems(master: AsyncNode, version: IndexVersion) -> None:
     while await master.run(index_problem_table.delete_some, version):
         pass
 
@@ -58,23 +60,24 @@ async def note_gone(storage: AsyncStorage, datastore: Datastore, index: DefinedI
 
 
 async def remove_strays(storage: AsyncStorage, datastore: Datastore) -> Collection[str]:
-    """Deletes checkpoints and problems of versions that are gone: a process that was killed late may have left some.
+    """Deletes what versions that are gone have: a process that was killed late may have left checkpoints and rows.
 
     Returns whose they were. Raises StorageUnavailable, also when a master is away: then nobody knows all versions.
     """
-    found, problems = set[tuple[str, str]](), set[tuple[str, VersionKey]]()
+    found, rows = set[tuple[str, str]](), set[tuple[str, VersionKey]]()
     for cluster in datastore.clusters:
         master = storage.master(cluster)
         names = await master.run(consumer_summary.names, datastore.name)
         found |= {(cluster, name) for name in names if name.startswith(INDEX_PREFIX)}
-        problems |= {(cluster, key) for key in await master.run(index_problem_table.versions, datastore.name)}
+        for table in (index_problem_table, index_walk_table):
+            rows |= {(cluster, key) for key in await master.run(table.versions, datastore.name)}
     versions = await read_versions(storage, datastore)  # after the names: a version is noted before its checkpoints
     if versions.away:
         return ()
     keys = {key for key, index in versions.merged.items() if index.stage is not IndexStage.GONE}
-    for cluster, (index, number) in sorted(problems):
+    for cluster, (index, number) in sorted(rows):
         if (index, number) not in keys:
-            await _delete_problems(storage.master(cluster), IndexVersion(datastore.name, index, number))
+            await _delete_rows(storage.master(cluster), IndexVersion(datastore.name, index, number))
     present = {index_consumer(*key) for key in keys}
     strays = [(cluster, name) for cluster, name in sorted(found) if name not in present]
     for cluster, name in strays:

@@ -1,7 +1,7 @@
 """The indexer process: one Faust app for each datastore, which feeds every index of it.
 
-Datastores and indexes that are made while it runs are found by looking at the catalogue. A new index starts with its
-checkpoints at the beginning: its deliveries read the log in MySQL until they meet the topic (I9). That is the build.
+Datastores and indexes that are made while it runs are found by looking at the catalogue. A new index is built by row up
+to a fixed head of each shard. Then its deliveries read the log in MySQL from there until they meet the topic (I9).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import replace
 
 import structlog
 
+from indexer.build_load import BuildLoad
 from indexer.builder import build_step
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
 from indexer.removal import note_gone, remove_from, remove_strays
 from indexer.throttle import Throttle
+from indexer.walker import WalkedCheckpoints, Walker
 from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
@@ -65,6 +67,7 @@ class DatastoreIndexer:
     """Keeps all indexes of one datastore current, in one host of consumers."""
 
     def __init__(self, settings: IndexerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
+        self._settings = settings
         self._storage = storage
         self._datastore = datastore
         self._watch = IndexWatch(storage, datastore)
@@ -126,11 +129,13 @@ class DatastoreIndexer:
         except RefusedForGood as error:
             return await self._fail(index, f"its tables can't be made: {error}")
         if index.has_tables and key not in self._hosted:
-            self._hosted[key] = await HostedIndex.begin(self._storage, self._datastore, index, self._host)
+            self._hosted[key] = await HostedIndex.begin(
+                self._storage, self._datastore, index, self._host, self._settings
+            )
         if (hosted := self._hosted.get(key)) is not None:
             hosted.throttle.limit_to(index.order.cells_per_s)
-            if hosted.writes.reason is not None:
-                await self._fail(index, hosted.writes.reason)
+            if (reason := hosted.reason) is not None:
+                await self._fail(index, reason)
 
     async def _fail(self, index: DefinedIndex, reason: str) -> None:
         log.error("index has failed", datastore=self._datastore.name, index=index.name, why=reason)
@@ -138,7 +143,8 @@ class DatastoreIndexer:
         await self._stop(index)
 
     async def _stop(self, index: DefinedIndex) -> None:
-        if self._hosted.pop((index.name, index.number), None) is not None:
+        if (hosted := self._hosted.pop((index.name, index.number), None)) is not None:
+            await hosted.stop()
             await self._host.remove(index_consumer(index.name, index.number))
 
     async def _remove(self, index: DefinedIndex) -> None:
@@ -179,16 +185,43 @@ class DatastoreIndexer:
 class HostedIndex:
     """One version of an index while this process works on it."""
 
-    def __init__(self, throttle: Throttle, writes: RefusedWrites) -> None:
+    def __init__(self, throttle: Throttle, writes: RefusedWrites, walker: Walker) -> None:
         self.throttle = throttle
-        self.writes = writes
+        self._writes = writes
+        self._walker = walker
+        self._walking = asyncio.create_task(walker.run(writes))
+
+    @property
+    def reason(self) -> str | None:
+        """Why the index has failed. Raises what ended its walker."""
+        if self._walking.done():
+            self._walking.result()
+        return self._writes.reason or self._walker.reason
+
+    async def stop(self) -> None:
+        """Ends the walks. They continue where they are."""
+        self._walking.cancel()
+        await asyncio.wait([self._walking])
 
     @classmethod
     async def begin(
-        cls, storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, host: ConsumerHost
+        cls,
+        storage: AsyncStorage,
+        datastore: Datastore,
+        index: DefinedIndex,
+        host: ConsumerHost,
+        settings: IndexerSettings,
     ) -> HostedIndex:
         throttle = Throttle(index.order.cells_per_s)
-        consumer = index.definition.consumer
-        writes = RefusedWrites(Checkpoints(host.lanes, consumer, CheckpointPlacement.EVERYWHERE))
-        await host.add(Consumer(Maintainer(storage, datastore, index.definition, throttle), writes))
-        return cls(throttle, writes)
+        maintainer = Maintainer(storage, datastore, index.definition, throttle)
+        load = BuildLoad(
+            storage,
+            maintainer.version,
+            lag_cells_max=settings.build_lag_cells_max,
+            commit_max_s=settings.build_commit_max_s,
+        )
+        walker = Walker(storage, datastore, index.definition, maintainer, load)
+        kept = Checkpoints(host.lanes, index.definition.consumer, CheckpointPlacement.EVERYWHERE, start_at=None)
+        writes = RefusedWrites(WalkedCheckpoints(kept, walker))
+        await host.add(Consumer(maintainer, writes))
+        return cls(throttle, writes, walker)

@@ -37,9 +37,13 @@ class Throttle:
         now = self._clock()
         self._left = min(self._burst, self._left + (now - self._filled_at) * self._cells_per_s)
         self._filled_at = now
-        taken = min(cells, int(self._left))
+        taken = max(0, min(cells, int(self._left)))
         self._left -= taken
         return taken
+
+    def correct(self, taken: int, cells: int) -> None:
+        """Counts `cells` instead of what was taken. More of them are paid for later."""
+        self._left += taken - cells
 
     @property
     def wait_s(self) -> float:

@@ -109,8 +109,9 @@ class Checkpoints:
         lanes: CommitLanes,
         consumer: str,
         placement: CheckpointPlacement,
-        start_at: Start = StartAt.BEGINNING,
+        start_at: Start | None = StartAt.BEGINNING,
     ) -> None:
+        """`start_at`: where shards begin that have no checkpoint. None: somebody else makes them."""
         self.consumer = consumer
         self._lanes = lanes
         self._datastore = lanes.datastore
@@ -127,7 +128,11 @@ class Checkpoints:
             present |= workers
             for row in found:
                 by_shard.setdefault(row.shard, []).append(row)
-        return {shard: self._on_all_clusters(rows, present) for shard, rows in by_shard.items()}
+        return {
+            shard: self._on_all_clusters(rows, present)
+            for shard, rows in by_shard.items()
+            if self._placement is CheckpointPlacement.HOME or len(rows) == len(by_cluster)
+        }
 
     async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
         lost = await all_or_first_error(
@@ -159,7 +164,7 @@ class Checkpoints:
         workers = set[int]() if self._lanes.worker is None else await self._lanes.worker.others(cluster)
         found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         missing = set(shards) - {row.shard for row in found}
-        if missing:
+        if missing and self._start_at is not None:
             starts = await master.run(start_positions, self._datastore, self._start_at, missing)
             counts = self._placement is CheckpointPlacement.HOME
             await master.run(lambda: checkpoint_table.make(name, self.consumer, starts, counts=counts))

@@ -192,7 +192,10 @@ class CheckpointStore(Protocol):
     def consumer(self) -> str: ...
 
     async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]:
-        """Returns the checkpoints of these shards, and makes those that are missing. Raises StorageUnavailable."""
+        """Returns the checkpoints of these shards. A shard that isn't among them has none yet: ask again later.
+
+        Raises StorageUnavailable.
+        """
 
     async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
         """Moves checkpoints. Returns the shards of which another process moved the checkpoint.

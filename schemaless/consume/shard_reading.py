@@ -18,6 +18,7 @@ log = structlog.get_logger()
 
 _WAIT_S = 0.1
 _REFUSED_WAIT_S = 5.0
+_NO_CHECKPOINT_WAIT_S = 0.5
 
 
 class ShardReading:
@@ -51,7 +52,10 @@ class ShardReading:
         due_in_s = await self._handler.take_over(found)  # later than the checkpoints, or a move in between is missed
         uneven = []
         for work in works:
-            checkpoint = found[work.shard]
+            checkpoint = found.get(work.shard)
+            if checkpoint is None:
+                work.wait_until = self._clock() + _NO_CHECKPOINT_WAIT_S
+                continue
             if checkpoint.ahead and checkpoint.stop_reason is None:
                 uneven.append(work)
                 continue

@@ -198,3 +198,22 @@ def superseding_problems(
         ProblemWrite(shard, row_key, version, _RowState(definition, shards, before.get(row_key, {})).misfits)
         for row_key in superseded
     ]
+
+
+def walked_writes(
+    definition: IndexDefinition, shards: int, shard: int, row: Row
+) -> tuple[list[IndexWrite], ProblemWrite | None]:
+    """Returns what a row of a source shard is in an index that has nothing of it yet. It has at least one cell.
+
+    The version is that of the last event that made the row what it is: the newest cell that was added last. Every
+    event after it beats it, and where it is superseded it is found by it.
+    """
+    state = _RowState(definition, shards, row)
+    last = max(row.values(), key=lambda cell: cell.added_id)
+    writes = [
+        IndexWrite(entry_shard(definition, entry, shards), last.row_key, last.location, entry, element)
+        for element, entry in enumerate(state.entries)
+        if entry is not None
+    ]
+    misfits = state.misfits
+    return writes, ProblemWrite(shard, last.row_key, last.location, misfits) if misfits else None

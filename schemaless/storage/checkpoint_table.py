@@ -110,6 +110,11 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
 def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool = True) -> Operation[None]:
     """Makes checkpoints for shards that have none yet, at least one. The others stay as they are."""
+    yield making(datastore, consumer, starts, counts=counts)
+
+
+def making(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool) -> Script:
+    """Returns the statement of `make`, for a script that does more."""
     rows = [
         sql(
             "(%s, %s, %s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
@@ -124,7 +129,7 @@ def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: b
         )
         for start in starts
     ]
-    yield (
+    return (
         f"INSERT IGNORE INTO {_TABLE}"
         " (datastore, consumer, shard, generation, added_id, digest, counted_from, finished, updated_at)"
         f" VALUES {commas(rows)}"
@@ -204,7 +209,7 @@ def move(
             if result.affected == len(moves):
                 return MoveResult()
         else:
-            yield f"BEGIN;{update};SET @moved = ROW_COUNT();{_UNDO.format(len(moves))};{effect};COMMIT"
+            yield f"BEGIN;{update};SET @moved = ROW_COUNT();{UNDO.format(len(moves))};{effect};COMMIT"
             return MoveResult()
     except NeedsLockedHeads:  # a NULL where none may be: the transaction is undone
         pass
@@ -226,7 +231,7 @@ def move(
     return MoveResult(overtaken, undone)
 
 
-_UNDO = "INSERT INTO schemaless.format SELECT NULL FROM DUAL WHERE @moved <> {}"
+UNDO = "INSERT INTO schemaless.format SELECT NULL FROM DUAL WHERE @moved <> {}"
 """Fails, and so undoes its transaction, where another number of rows was moved: that column takes no NULL."""
 
 
@@ -245,7 +250,7 @@ def write_at(datastore: str, checkpoint: Checkpoint, script: Script) -> Operatio
         checkpoint.version,
     )
     try:
-        yield f"BEGIN;{lock};SET @moved = ROW_COUNT();{_UNDO.format(1)};{script};COMMIT"
+        yield f"BEGIN;{lock};SET @moved = ROW_COUNT();{UNDO.format(1)};{script};COMMIT"
     except NeedsLockedHeads:
         return False
     return True

@@ -171,7 +171,7 @@ def newest_until(
     for shard, row_key in wanted[fitting:]:
         unread.setdefault(shard, []).append(row_key)
     read = [(shard, row) for shard, row_key in asked[:fitting] for row in found.get((shard, row_key), ())]
-    large = yield from _bodies(datastore, [(shard, row[_ADDED_ID]) for shard, row in read if row[_BODY] is None])
+    large = yield from bodies(datastore, [(shard, row[_ADDED_ID]) for shard, row in read if row[_BODY] is None])
     cells = [_whole(row, shard, large) for shard, row in read]
     return NewestRows(cells, unread)
 
@@ -254,7 +254,7 @@ def get_or_newest(
     ]
     if sum(one[1][_LENGTH] for one in found if one is not None) > bytes_max:
         raise TooLarge("the answer would be too large: ask for fewer at once")
-    large = yield from _bodies(
+    large = yield from bodies(
         datastore, sorted({(shard, row[_ADDED_ID]) for shard, row in filter(None, found) if row[_BODY] is None})
     )
     return [None if one is None else _whole(one[1], one[0], large) for one in found]
@@ -390,7 +390,7 @@ def _page(
         if left < 0 and fitting:
             break
         fitting += 1
-    large = yield from _bodies(datastore, [(shard, row[_ADDED_ID]) for row in rows[:fitting] if row[_BODY] is None])
+    large = yield from bodies(datastore, [(shard, row[_ADDED_ID]) for row in rows[:fitting] if row[_BODY] is None])
     following = rows[fitting][_REF_KEY] if fitting < len(rows) else None
     return CellPage([_whole(row, shard, large) for row in rows[:fitting]], following)
 
@@ -406,7 +406,7 @@ def _whole(row: Row, shard: int, large: Mapping[tuple[int, int], bytes]) -> Stor
     return _stored((*row[:_BODY], body, row[_CAUSE]), shard)
 
 
-def _bodies(datastore: Datastore, places: Sequence[tuple[int, int]]) -> Operation[dict[tuple[int, int], bytes]]:
+def bodies(datastore: Datastore, places: Sequence[tuple[int, int]]) -> Operation[dict[tuple[int, int], bytes]]:
     """Returns the bodies at each (shard, added_id), by it."""
     by_shard: dict[int, list[str]] = {}
     for shard, added_id in places:

@@ -247,20 +247,36 @@ def begin_build(datastore: str, name: str, number: int, build_until: Mapping[int
 
 
 def build_progress(datastore: str, name: str, number: int, consumer: str) -> Operation[BuildProgress]:
-    """Returns how far the checkpoints of an index are on this server.
+    """Returns how far an index is on this server: its checkpoints, and its walks where there is none yet.
 
     Where the generations of a shard are known, on its home, what a later one superseded isn't finished (I13).
     """
     ((done, total),) = yield from query(
-        "SELECT COALESCE(SUM(LEAST(build.added_id, COALESCE(reached.added_id, 0), COALESCE((SELECT MIN(g.starts_at) - 1"
-        " FROM schemaless.shard_generation AS g WHERE g.datastore = reached.datastore AND g.shard = reached.shard"
+        "SELECT COALESCE(SUM(LEAST(build.added_id, COALESCE(reached.added_id, walk.walked, 0),"
+        " COALESCE((SELECT MIN(g.starts_at) - 1 FROM schemaless.shard_generation AS g"
+        " WHERE g.datastore = reached.datastore AND g.shard = reached.shard"
         " AND g.generation > reached.generation), build.added_id))), 0),"
         f" SUM(build.added_id) FROM {_BUILD_TABLE} AS build"
         " LEFT JOIN schemaless.checkpoint AS reached ON reached.datastore = build.datastore"
         + sql(" AND reached.consumer = %s AND reached.shard = build.shard", consumer)
+        + " LEFT JOIN schemaless.index_walk AS walk ON walk.datastore = build.datastore AND walk.name = build.name"
+        " AND walk.number = build.number AND walk.shard = build.shard"
         + sql(" WHERE build.datastore = %s AND build.name = %s AND build.number = %s", datastore, name, number)
     )
     return BuildProgress(int(done), None if total is None else int(total))
+
+
+def build_until(datastore: str, name: str, number: int) -> Operation[dict[int, int]]:
+    """Returns what `begin_build` noted here, by shard."""
+    rows = yield from query(
+        sql(
+            f"SELECT shard, added_id FROM {_BUILD_TABLE} WHERE datastore = %s AND name = %s AND number = %s",
+            datastore,
+            name,
+            number,
+        )
+    )
+    return {shard: added_id for shard, added_id in rows}
 
 
 def lower_build(datastore: str, name: str, number: int, shard: int, added_id: int) -> Operation[None]:

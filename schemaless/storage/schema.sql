@@ -239,6 +239,21 @@ CREATE TABLE IF NOT EXISTS schemaless.index_build (
     PRIMARY KEY (datastore, name, number, shard)
 ) ENGINE=InnoDB;
 
+-- How far the walk over the rows of a source shard has written an index here. It ends with the checkpoint of the shard
+-- at `until`. The row stays for as long as the version: what supersedes cells up to `until` begins a new walk.
+CREATE TABLE IF NOT EXISTS schemaless.index_walk (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    generation INT UNSIGNED NOT NULL COMMENT 'of the shard when the walk began',
+    until BIGINT UNSIGNED NOT NULL COMMENT 'the fixed head: later cells come from the log',
+    row_key VARBINARY(16) NOT NULL COMMENT 'rows up to it are written, empty: none',
+    walked BIGINT UNSIGNED NOT NULL COMMENT 'cells of these rows up to the head',
+    superseded TINYINT NOT NULL COMMENT '1: what an earlier walk wrote is being taken back',
+    PRIMARY KEY (datastore, name, number, shard)
+) ENGINE=InnoDB;
+
 -- What doesn't fit the types of an index, one row for each row of cells that has or had something, on the home of the
 -- cells' shard. Only a greater version (generation and added_id of the cell) overwrites. The key `counted` covers sums.
 CREATE TABLE IF NOT EXISTS schemaless.index_problem (

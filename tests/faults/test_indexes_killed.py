@@ -6,7 +6,7 @@ import os
 import pytest
 
 from schemaless.bus.topics import ensure_topics
-from schemaless.index.catalogue import create_index, drop_index, find_index
+from schemaless.index.catalogue import build_progress, create_index, drop_index, find_index, throttle_index
 from schemaless.storage.index_definition_table import IndexState
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.indexer.test_indexer import Rows, definition, wait_active
@@ -41,3 +41,32 @@ async def test_kills_while_indexes_come_and_go(running, kafka, make_datastore, s
             assert left_of(storage, datastore, "by_owner", number) == []
         wait_until_finished(storage, datastore, last.definition.consumer)
         assert rows.found(last.definition) == rows.wanted(last.definition)
+
+
+async def test_kills_while_an_index_is_built_by_row(running, kafka, make_datastore, storage, async_storage, chance):
+    """Two indexers share the walks, and one of them is killed again and again while cells are put. It goes on."""
+    datastore = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, datastore)
+    rows = Rows(storage, datastore)
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    fill(rows, 2000)
+    with (
+        running_tailers(1, running.path, kafka, datastore),
+        running_consumer(["indexer"], settings) as first,
+        running_consumer(["indexer"], settings) as second,
+    ):
+        await create_index(async_storage, datastore, definition())
+        await throttle_index(async_storage, datastore, "by_owner", 300)
+        done = []
+        for n in range(ROUNDS):
+            await asyncio.sleep(chance.uniform(0.5, 2.0))
+            (first, second)[n % 2].kill_and_restart()
+            fill(rows, 20)
+            index = await find_index(async_storage, datastore, "by_owner")
+            done.append((await build_progress(async_storage, datastore, index)).done)
+        assert done == sorted(done), "what was walked stays walked"
+        await throttle_index(async_storage, datastore, "by_owner", None)
+        await wait_active(async_storage, datastore, "by_owner", timeout_s=60)
+        index = (await find_index(async_storage, datastore, "by_owner")).definition
+        wait_until_finished(storage, datastore, index.consumer)
+        assert rows.found(index) == rows.wanted(index)

@@ -9,7 +9,7 @@ from schemaless.codec import decode_body, encode_body
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import entries_for, entry_shard, with_column
 from schemaless.index.problems import misfits_of
-from schemaless.index.transition import index_writes, superseding_problems, superseding_writes
+from schemaless.index.transition import index_writes, superseding_problems, superseding_writes, walked_writes
 from schemaless.location import Location, generation_at, visible_starts
 from schemaless.storage.entity_table import ShardCell
 from schemaless.testing.entity_table import MemoryEntityTable
@@ -354,3 +354,64 @@ def test_problems_of_superseded_cells_are_taken_back(definition, first, second, 
     apply_problems(problems, again)
     apply_problems(problems, index_writes(definition, SHARDS, before, log_of(source)[starts_at - 1 :]).problems)
     assert open_problems(problems) == wanted_problems(definition, source)
+
+
+def walk(definition, index, problems, source, until, rows=ROWS):
+    """Writes rows as a build by row does, each as the log makes it up to a fixed head."""
+    found = rows_until(definition, source, until)
+    for row_key in rows:
+        if row_key in found:
+            writes, problem = walked_writes(definition, SHARDS, SOURCE_SHARD, found[row_key])
+            apply(index, writes)
+            apply_problems(problems, [] if problem is None else [problem])
+
+
+def log_from(definition, index, problems, source, after):
+    log = log_of(source)[after:]
+    changed = index_writes(definition, SHARDS, rows_until(definition, source, after), log)
+    apply(index, changed.writes)
+    apply_problems(problems, changed.problems)
+
+
+@BOTH
+@given(found=fitting_or_not, data=st.data())
+def test_a_walk_up_to_a_head_and_the_log_from_there_converge(definition, found, data):
+    """Whatever was put when. Rows are walked in pieces that come again, also late: beside and after the log."""
+    source, index, problems = table_of([]), {}, {}
+    put_as_they_are(source, found)
+    until = data.draw(st.integers(0, len(log_of(source))))
+    walk(definition, index, problems, source, until, data.draw(st.lists(st.sampled_from(ROWS))))
+    walk(definition, index, problems, source, until)
+    log_from(definition, index, problems, source, until)
+    walk(definition, index, problems, source, until, data.draw(st.lists(st.sampled_from(ROWS))))
+    assert live(index) == wanted(definition, source)
+    assert open_problems(problems) == wanted_problems(definition, source)
+
+
+entering_and_leaving = st.lists(
+    st.tuples(st.sampled_from(ROWS), st.just("STATUS"), st.integers(2, 9), st.sampled_from([0, 2])),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda event: event[:3],
+)
+"""A row leaves the index where its newest STATUS is 2."""
+
+
+@BOTH
+@given(first=entering_and_leaving, second=st.lists(moves, max_size=1), data=st.data())
+def test_a_generation_at_or_below_the_head_of_a_walk_converges_too(definition, first, second, data):
+    """It comes while the walk is under way or later. What was walked is taken back, and walked again to its start."""
+    source, index = table_of([(row, column, 1, 1) for row in ROWS for column in ("BASE", "STATUS")] + first), {}
+    until = data.draw(st.integers(1, len(log_of(source))))
+    walk(definition, index, {}, source, until, data.draw(st.sampled_from([ROWS, ROWS[:1], []])))
+    if data.draw(st.booleans()):
+        walk(definition, index, {}, source, until)
+        log_from(definition, index, {}, source, until)
+    starts_at = data.draw(st.integers(1, until))
+    source.open_generation(SOURCE_SHARD, starts_at)
+    put(source, [event for found in second for event in found])
+    walk(definition, index, {}, source, until, data.draw(st.lists(st.sampled_from(ROWS))))  # a page that mixes both
+    supersede(definition, index, source)
+    walk(definition, index, {}, source, starts_at - 1)
+    log_from(definition, index, {}, source, starts_at - 1)
+    assert live(index) == wanted(definition, source)

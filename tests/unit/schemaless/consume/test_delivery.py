@@ -91,6 +91,7 @@ class MemoryCheckpoints:
 
     async def read(self, shards):
         await asyncio.sleep(0)
+        shards = [shard for shard in shards if shard in self.table.rows]
         self.known.update({shard: self.table.rows[shard][0] for shard in shards})
         table = self.table
         return {
@@ -843,3 +844,17 @@ async def _play(events, record_within_s):  # noqa: C901, PLR0912  # a branch for
         found = world.log.cells(shard)
         assert world.table.rows[shard][1].location.added_id == len(found)
         assert {(shard, cell.location) for cell in found} <= world.handler.locations
+
+
+async def test_a_shard_without_a_checkpoint_waits_for_it_and_holds_up_no_other():
+    """Somebody else makes it, as the build of an index does. Then the shard begins there."""
+    world = World()
+    del world.table.rows[0]
+    world.log.grow(0, 5)
+    world.log.grow(2, 4)
+    await world.look_twice()
+    await world.until(lambda: world.finished(2) == 4)
+    assert world.handler.seen[0] == []
+    world.table.rows[0] = (0, position_of(world.log.cells(0)[2]))
+    await world.until(lambda: world.finished(0) == 5)
+    assert world.handler.seen == {0: [4, 5], 2: [1, 2, 3, 4]}

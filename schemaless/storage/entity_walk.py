@@ -1,0 +1,126 @@
+"""The walk over a shard by row: the newest cells of each row up to a fixed added_id, and how many keys it met.
+
+The log is dense (I3). So the keys with an added_id up to H number exactly H, and their count proves that a walk met
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from schemaless.cell import ColumnName, RowKey, StoredCell
+from schemaless.storage import entity_table
+from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.sql import Name, Script, commas, sql
+from schemaless.topology import Datastore
+
+COLUMNS_AT_ONCE = 4096
+"""Columns of rows, all of them counted, that one page looks at."""
+
+BYTES_MAX = 4 << 20
+"""The most bytes of stored bodies in a page, beyond the first row."""
+
+_VERSIONS, _ADDED_ID, _BODY, _LENGTH = 2, 5, 6, 7
+
+
+class WalkedRow(msgspec.Struct, frozen=True, gc=False):
+    """One row: the newest cells of its source columns, and how many keys it has of any column."""
+
+    row_key: RowKey
+    newest: Mapping[str, StoredCell]
+    keys: int
+
+
+class WalkPage(msgspec.Struct, frozen=True):
+    """Consecutive rows by row key. `more`: the shard has rows behind them."""
+
+    rows: Sequence[WalkedRow]
+    more: bool
+
+
+def walk(
+    datastore: Datastore,
+    shard: int,
+    columns: Collection[ColumnName],
+    until: int,
+    after: RowKey,
+    columns_max: int = COLUMNS_AT_ONCE,
+    bytes_max: int = BYTES_MAX,
+) -> Operation[WalkPage]:
+    """Returns the rows behind a row key, as the log makes them up to the added_id `until`.
+
+    It has as many whole rows as its bounds allow, but at least one if there is one.
+    """
+    found = yield from query(_newest(datastore, shard, columns, until, after, columns_max, bytes_max))
+    by_row: dict[RowKey, list[Row]] = {}
+    for row in found:
+        by_row.setdefault(row[0], []).append(row)
+    row_keys = sorted(by_row)
+    more = len(found) >= columns_max
+    if more and len(row_keys) == 1:
+        return WalkPage([(yield from _alone(datastore, shard, columns, until, row_keys[0]))], more)
+    if more:
+        row_keys.pop()  # it may have more columns than the page
+    left, fitting = bytes_max, 0
+    for row_key in row_keys:
+        left -= sum(row[_LENGTH] or 0 for row in by_row[row_key])
+        if left < 0 and fitting:
+            more = True
+            break
+        fitting += 1
+    taken = [(row_key, by_row[row_key]) for row_key in row_keys[:fitting]]
+    unread = [row[_ADDED_ID] for _, rows in taken for row in rows if row[_LENGTH] is not None and row[_BODY] is None]
+    large = yield from entity_table.bodies(datastore, [(shard, added_id) for added_id in unread])
+    return WalkPage([_walked(shard, row_key, rows, large) for row_key, rows in taken], more)
+
+
+def _newest(
+    datastore: Datastore,
+    shard: int,
+    columns: Collection[ColumnName],
+    until: int,
+    after: RowKey,
+    columns_max: int,
+    bytes_max: int,
+) -> Script:
+    """Selects by row and column the number of versions and the newest one, with the body of a source column.
+
+    The key alone is read, in its order, but for these bodies.
+    """
+    table = sql("%s.entity", Name(datastore.database(shard)))
+    share = max(1, bytes_max // columns_max)
+    groups = (
+        f"SELECT row_key, column_name, MAX(ref_key) AS ref_key, COUNT(*) AS versions FROM {table} FORCE INDEX (cell)"
+        + sql(" WHERE row_key > %s AND added_id <= %s", after, until)
+        + f" GROUP BY row_key, column_name ORDER BY row_key, column_name LIMIT {columns_max}"
+    )
+    return (
+        "SELECT met.row_key, met.column_name, met.versions, met.ref_key, newest.generation, newest.added_id,"
+        f" IF(LENGTH(newest.body) <= {share}, newest.body, NULL), LENGTH(newest.body)"
+        f" FROM ({groups}) AS met LEFT JOIN {table} AS newest ON newest.row_key = met.row_key"
+        " AND newest.column_name = met.column_name AND newest.ref_key = met.ref_key"
+        f" AND met.column_name IN ({commas([sql('%s', name.encode()) for name in sorted(columns)])})"
+    )
+
+
+def _walked(shard: int, row_key: RowKey, rows: Sequence[Row], large: Mapping[tuple[int, int], bytes]) -> WalkedRow:
+    newest = {}
+    for _, column, _, ref_key, generation, added_id, body, _ in rows:
+        if added_id is not None:
+            stored = large[shard, added_id] if body is None else body
+            newest[column] = StoredCell(row_key, column, ref_key, shard, generation, added_id, 0, stored)
+    return WalkedRow(row_key, newest, sum(row[_VERSIONS] for row in rows))
+
+
+def _alone(
+    datastore: Datastore, shard: int, columns: Collection[ColumnName], until: int, row_key: RowKey
+) -> Operation[WalkedRow]:
+    """Returns one row that has as many columns as a page looks at, or more."""
+    ((keys,),) = yield from query(
+        sql("SELECT COUNT(*) FROM %s.entity", Name(datastore.database(shard)))
+        + sql(" WHERE row_key = %s AND added_id <= %s", row_key, until)
+    )
+    found = yield from entity_table.newest_until(datastore, {shard: (until, [row_key])}, columns)
+    return WalkedRow(row_key, {cell.column_name: cell for cell in found.cells}, int(keys))

@@ -1,0 +1,231 @@
+"""An index is built by row up to a fixed head: complete, proven, and whoever walks it (I3, I11, I13)."""
+
+import asyncio
+import random
+
+import pytest
+
+from indexer.build_load import BuildLoad
+from indexer.walker import WalkedCheckpoints, Walker
+from schemaless.codec import encode_body
+from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
+from schemaless.consume.delivery import Delivery
+from schemaless.consume.mysql_log import HomeLog
+from schemaless.index.catalogue import build_progress, create_index
+from schemaless.location import Location
+from schemaless.storage import checkpoint_table, entity_walk, index_definition_table, index_table
+from schemaless.storage.entity_table import CellKey, ShardCell
+from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
+from tests.integration.indexer.test_indexer import SHARDS, definition, owners
+from tests.integration.indexer.test_superseding import IndexedRows, moves, row_keys_of
+
+pytestmark = pytest.mark.storage
+
+PAGE = 7  # columns of rows, so that a walk of some rows has many pages
+
+
+class WalkedRows(IndexedRows):
+    """Rows whose index is built by walkers of this test, and follows the log in deliveries of this test."""
+
+    async def begin(self):
+        """Makes the index, and fixes how far its build goes."""
+        await create_index(self.async_storage, self.datastore, definition())
+        heads = dict.fromkeys(range(SHARDS), 0)
+        for shard in range(SHARDS):
+            database = self.datastore.database(shard)
+            ((head,),) = self.select(shard, f"SELECT MAX(added_id) FROM `{database}`.entity")
+            heads[shard] = head or 0
+        for master in self.async_storage.masters:
+            await master.run(index_definition_table.begin_build, self.datastore.name, definition().name, 1, heads)
+
+    def select(self, shard, statement):
+        def selected():
+            (result,) = yield statement
+            return result.rows
+
+        return self.master(shard).run(selected)
+
+    def walker(self):
+        """A process that walks."""
+        load = BuildLoad(self.async_storage, self.maintainer.version, lag_cells_max=1, commit_max_s=9.0)
+        return Walker(self.async_storage, self.datastore, definition(), self.maintainer, load)
+
+    async def walk(self, shard=0, walker=None):
+        walker = walker or self.walker()
+        while await walker.step(shard):
+            pass
+        return walker
+
+    async def progress(self):
+        return await build_progress(self.async_storage, self.datastore, defined(definition(), IndexStage.BUILDING))
+
+    def checkpoints(self, shard=0):
+        """By cluster, how far the shard is."""
+        consumer, name = definition().consumer, self.datastore.name
+        return {
+            cluster: found[0].location.added_id
+            for cluster in self.datastore.clusters
+            if (found := self.storage.master(cluster).run(checkpoint_table.of_consumer, name, consumer, [shard]))
+        }
+
+    async def deliver(self, shard, until):
+        """Follows the log of a shard to a location, from its checkpoint, as an indexer does."""
+        lanes = CommitLanes(self.async_storage, self.datastore)
+        kept = Checkpoints(lanes, definition().consumer, CheckpointPlacement.EVERYWHERE, start_at=None)
+        home = self.datastore.home(shard)
+        log = HomeLog(self.async_storage, self.datastore, home)
+        delivery = Delivery(self.maintainer, WalkedCheckpoints(kept, self.walker()), log)
+        delivery.gain([shard])
+        async with asyncio.timeout(60):
+            while (done := delivery.cursors()[shard].done) is None or done.location != until:
+                await delivery.step()
+                await asyncio.sleep(0.01)
+        await delivery.close(10)
+
+
+@pytest.fixture
+def rows(storage, async_storage, make_datastore, monkeypatch):
+    monkeypatch.setattr(entity_walk, "COLUMNS_AT_ONCE", PAGE)
+    return WalkedRows(storage, make_datastore(shards=SHARDS, partitions=2), async_storage)
+
+
+def shuffled(cells, seed):
+    return random.Random(seed).sample(cells, len(cells))
+
+
+async def test_a_walk_then_the_log_make_what_the_cells_say(rows):
+    """Versions in any order, cells of other columns, and puts while the walk is under way, which the log brings."""
+    row_keys = row_keys_of(0, 30)
+    others = [ShardCell(CellKey(row, "OTHER", 1), encode_body({}), 0) for row in row_keys[::2]]
+    states = [ShardCell(CellKey(row, "STATUS", 1), encode_body({"state": "s"}), 0) for row in row_keys[::3]]
+    rows.put(*shuffled([*moves(rows, 0, row_keys, 1, 1), *moves(rows, 0, row_keys, 3, 2), *others, *states], 1))
+    await rows.begin()
+    assert await rows.progress() == BuildProgress(0, 85)
+    walker = rows.walker()
+    for _ in range(4):
+        assert await walker.step(0)
+    assert 0 < (await rows.progress()).done < 85
+    assert rows.checkpoints() == {}
+    rows.put(*moves(rows, 0, row_keys[::2], 2, 3), *moves(rows, 0, row_keys[::3], 4, 4))
+    await rows.walk(walker=walker)
+    assert walker.reason is None
+    assert (set(rows.checkpoints().values()), await rows.progress()) == ({85}, BuildProgress(85, 85))
+    await rows.deliver(0, Location(1, 110))
+    assert rows.found(definition()) == rows.wanted(definition()) != {}
+
+
+async def test_walkers_that_die_or_walk_at_once_continue_one_another(rows):
+    """Each step may be another process's, two of them hold what they last read. No cell is counted twice."""
+    row_keys = row_keys_of(0, 40)
+    rows.put(*moves(rows, 0, row_keys, 1, 1), *moves(rows, 0, row_keys, 2, 2))
+    await rows.begin()
+    first, second = rows.walker(), rows.walker()
+    left = [first, second]
+    chance = random.Random(3)
+    while left:
+        if chance.random() < 0.2:
+            left[chance.randrange(len(left))] = rows.walker()
+        walker = chance.choice(left)
+        if not await walker.step(0):
+            assert walker.reason is None
+            left.remove(walker)
+    assert await rows.progress() == BuildProgress(80, 80)
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
+async def test_a_cluster_that_lost_the_end_of_the_walk_is_walked_again(rows):
+    """A promotion took the walk back on one cluster. The other one's stays as it is."""
+    rows.put(*moves(rows, 0, row_keys_of(0, 30), 1, 1))
+    await rows.begin()
+    walker = rows.walker()
+    for _ in range(3):
+        await walker.step(0)
+    (middle,) = rows.select(
+        0,
+        "SELECT row_key, walked FROM schemaless.index_walk WHERE shard = 0 AND name = 'by_owner'"
+        f" AND datastore = '{rows.datastore.name}'",
+    )
+    await rows.walk(walker=walker)
+    table = f"`{rows.datastore.database(0)}`.index_by_owner"
+    for statement in (
+        f"DELETE FROM schemaless.checkpoint WHERE datastore = '{rows.datastore.name}'",
+        f"UPDATE schemaless.index_walk SET row_key = x'{middle[0].hex()}', walked = {middle[1]}"
+        f" WHERE datastore = '{rows.datastore.name}' AND shard = 0",
+        f"DELETE FROM {table} WHERE row_key > x'{middle[0].hex()}'",
+    ):
+        rows.master(0).run(index_table.write, statement)
+    assert len(rows.checkpoints()) == 1
+    await rows.walk()
+    assert len(rows.checkpoints()) == 2
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
+async def test_a_hole_is_named_and_gives_no_checkpoint(rows):
+    """One cell is missing in the shard: the index can't be complete, and says so."""
+    rows.put(*moves(rows, 0, row_keys_of(0, 30), 1, 1))
+    await rows.begin()
+    rows.master(0).run(index_table.write, f"DELETE FROM `{rows.datastore.database(0)}`.entity WHERE added_id = 11")
+    walker = await rows.walk()
+    assert "shard 0 has 29 of the 30 cells" in walker.reason
+    assert rows.checkpoints() == {}
+    again = await rows.walk()
+    assert again.reason == walker.reason
+
+
+async def test_a_generation_at_or_below_the_head_begins_the_walk_anew(rows):
+    """Cells that were walked are lost, and others come in their place. The head is the last one that was kept."""
+    row_keys = row_keys_of(0, 20)
+    rows.put(*moves(rows, 0, row_keys, 1, 1), *moves(rows, 0, row_keys, 2, 2))
+    await rows.begin()
+    walker = rows.walker()
+    for _ in range(4):
+        await walker.step(0)
+    rows.promote(0, 26)
+    rows.put(*moves(rows, 0, shuffled(row_keys, 4), 3, 5))
+    await rows.walk(walker=walker)
+    assert walker.reason is None
+    assert set(rows.checkpoints().values()) == {25}
+    await rows.deliver(0, Location(2, 45))
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
+async def test_a_generation_below_the_head_of_a_walk_that_is_over_finds_what_no_version_tells_of(rows):
+    """A lost cell had taken a row out of the index before the walk. So neither entry nor tombstone was there."""
+    row_keys = row_keys_of(0, 20)
+    inside = [encode_body({"owner": owner, "number": 1}) for owner in owners().values()]
+    rows.put(*[ShardCell(CellKey(row, "BASE", 1), inside[n % SHARDS], 0) for n, row in enumerate(row_keys)])
+    rows.put(*[ShardCell(CellKey(row, "BASE", 2), encode_body({"owner": None}), 0) for row in row_keys[:10]])
+    await rows.begin()
+    await rows.walk()
+    assert len(rows.found(definition())) == 10
+    rows.promote(0, 25)
+    assert rows.found(definition()) != rows.wanted(definition())
+    rows.put(*moves(rows, 0, row_keys[:3], 5, 5))
+    await rows.deliver(0, Location(2, 27))
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
+def test_pages_of_a_walk_end_after_whole_rows(rows):
+    """Whatever the bounds, every row comes once, with the newest cells up to the head, and all of its keys."""
+    row_keys = sorted(row_keys_of(0, 6))
+    wide = [ShardCell(CellKey(row_keys[2], f"C{n}", 1), encode_body({"n": n}), 0) for n in range(20)]
+    large = [
+        ShardCell(CellKey(row, "BASE", n), encode_body({"x": "y" * 5000 + row.hex() * n}), 0)
+        for row in row_keys
+        for n in (1, 2)
+    ]
+    rows.put(*wide, *large)
+    rows.put(*[ShardCell(CellKey(row, "BASE", 9), encode_body({}), 0) for row in row_keys])
+    for columns_max, bytes_max in ((1, 1), (3, 100), (50, 60), (1000, 1 << 20)):
+        found, after, more = [], b"", True
+        while more:
+            page = rows.master(0).run(
+                entity_walk.walk, rows.datastore, 0, {"BASE", "C3"}, 32, after, columns_max, bytes_max
+            )
+            assert page.rows or not page.more
+            found += page.rows
+            after, more = (page.rows[-1].row_key if page.rows else after), page.more
+        assert [row.row_key for row in found] == row_keys
+        assert [row.keys for row in found] == [2, 2, 22, 2, 2, 2]
+        assert [row.newest["BASE"].ref_key for row in found] == [2] * 6
+        assert ["C3" in row.newest for row in found] == [False, False, True, False, False, False]
