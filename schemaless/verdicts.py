@@ -5,27 +5,37 @@ Any other exception means "again later".
 
 from __future__ import annotations
 
+import math
+
+DELAY_MAX_S = 366 * 86_400.0
+"""The longest delay of a Retry."""
+
 
 class Verdict(Exception):  # not an error of ours
     """A trigger function raises one to say what is to happen with the cell."""
 
 
 class Retry(Verdict):
-    """Call again after `delay_s` seconds. It does not count as a failed attempt."""
+    """Call again after `delay_s` seconds. It does not count as a failed attempt.
+
+    Raises ValueError for anything but a finite number. A time in the past means at once.
+    """
 
     def __init__(self, delay_s: float = 1.0) -> None:
+        if not isinstance(delay_s, int | float) or not math.isfinite(delay_s) or delay_s > DELAY_MAX_S:
+            raise ValueError(f"Retry: delay_s must be seconds up to {DELAY_MAX_S:g}, not {delay_s!r:.100}")
         super().__init__(f"again in {delay_s} s")
-        self.delay_s = delay_s
+        self.delay_s = max(0.0, delay_s)
 
 
 class _WithReason(Verdict):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
 
 
 class Park(_WithReason):
-    """Set the cell aside. Parking is not built yet: for now the shard stops with this reason."""
+    """Set the cell aside with this reason, until somebody orders a retry or a discard."""
 
 
 class Skip(_WithReason):

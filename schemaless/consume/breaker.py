@@ -43,6 +43,8 @@ class Breaker:
         self._lock = threading.Lock()  # sync functions run in threads
         self.cause: str | None = None
         self.function = ""
+        self._excused: frozenset[bytes] = frozenset()
+        self._excused_until = 0.0
         self._probe_at = 0.0
         self._probe_pause_s = PROBE_FIRST_S
 
@@ -56,7 +58,11 @@ class Breaker:
             with self._lock:
                 if self.cause is not None:
                     if is_probe and function == self.function:
+                        excused = frozenset(self._functions[function].failed) - {row_key}
                         self.reset()
+                        self._excused, self._excused_until = excused, self._clock() + WINDOW_S
+                        self._functions[function] = _Function()
+                        self._failing = 1  # what succeeds from now on counts against these rows
                 elif (rows := self._functions.get(function)) is not None:
                     rows.failed.pop(row_key, None)
                     rows.good.pop(row_key, None)  # so that it is the youngest again
@@ -68,9 +74,13 @@ class Breaker:
         """Forgets what it counted. Calls go on."""
         self._functions.clear()
         self._failing, self.cause, self._probe_pause_s = 0, None, PROBE_FIRST_S
+        self._excused = frozenset()
 
     def failed(self, function: str, row_key: bytes, kind: str) -> bool:
-        """Takes note of a call that failed with an error of this kind. Returns whether there is an outage now."""
+        """Takes note of a call that failed with an error of this kind. Returns whether there is an outage now.
+
+        A row that failed before an outage ended doesn't count for a while: others succeed, so it may be poison.
+        """
         if self._mode is BreakerMode.OFF:
             return False
         with self._lock:
@@ -78,6 +88,8 @@ class Breaker:
 
     def _trips(self, function: str, row_key: bytes, kind: str) -> bool:
         now = self._clock()
+        if row_key in self._excused and now < self._excused_until:
+            return False
         rows = self._functions.setdefault(function, _Function())
         self._failing = len(self._functions)
         rows.good.pop(row_key, None)

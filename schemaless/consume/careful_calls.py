@@ -62,7 +62,7 @@ class CarefulCalls:
     async def blame(self, work: ShardWork, hung: HungCall) -> None:
         """Stores that the call of a cell hangs, which counts as one death, and parks the cell after the last."""
         work.unrecorded.add(hung.before)
-        to, kills = work.cursor.done if hung.last is None else position_of(hung.last), 0
+        to, kills = work.cursor.done if hung.last is None else position_of(hung.last), work.caution.kills
         if hung.is_next and (foreign := self._handler.foreign_code) is not None:
             kills = work.caution.kills + 1
             if (outcome := foreign.judge_suspect(hung.cell, kills, Death.HUNG)) is not None:

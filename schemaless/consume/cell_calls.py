@@ -117,7 +117,7 @@ class CellCalls:
             elif isinstance(error, Skip):
                 became = "skipped" if became == "filtered" else became
             elif isinstance(error, Stop):
-                made.stop_reason = f"{marked.name} on {cell.key}: {error.reason}"
+                made.stop_reason = f"{marked.name} on {cell.key}: {_stored(error.reason)}"
                 log.error("a shard stops", program=self.program.name, shard=cell.shard, why=made.stop_reason)
                 return None
             else:
@@ -179,11 +179,16 @@ class CellCalls:
 def _text(error: Exception) -> str:
     """Returns the error of a user's function with its chain, whatever its own `__repr__` does."""
     if isinstance(error, Park):
-        return error.reason
+        return _stored(error.reason)
     try:
-        return "".join(traceback.format_exception(error))[-parked_table.ERROR_CHARACTERS_MAX :]
+        return _stored("".join(traceback.format_exception(error))[-parked_table.ERROR_CHARACTERS_MAX :])
     except Exception:
         return f"{type(error).__name__}, whose text raises an error itself"
+
+
+def _stored(text: str) -> str:
+    """Returns a text that MySQL can store: half a surrogate pair has no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _last_line(text: str) -> str:

@@ -22,7 +22,7 @@ from schemaless.pace import Pace
 from schemaless.position import Position
 from schemaless.storage import checkpoint_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.checkpoint_table import NO_COUNTS, Checkpoint, Move, State
+from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, Move, State
 from schemaless.topology import Datastore
 
 _BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20)
@@ -39,6 +39,14 @@ class CheckpointPlacement(Enum):
 
     HOME = "home"
     EVERYWHERE = "everywhere"
+
+
+class _Known(msgspec.Struct, frozen=True, gc=False):
+    """A row as this process read or moved it last."""
+
+    version: int
+    position: Position
+    counts: CellCounts
 
 
 class _Change(msgspec.Struct, frozen=True, gc=False):
@@ -117,7 +125,7 @@ class Checkpoints:
         self._datastore = lanes.datastore
         self._placement = placement
         self._start_at = start_at
-        self._known: dict[str, dict[int, tuple[int, Position]]] = {cluster: {} for cluster in self._datastore.clusters}
+        self._known: dict[str, dict[int, _Known]] = {cluster: {} for cluster in self._datastore.clusters}
 
     async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]:
         by_cluster = self._by_cluster(shards)
@@ -169,7 +177,7 @@ class Checkpoints:
             counts = self._placement is CheckpointPlacement.HOME
             await master.run(lambda: checkpoint_table.make(name, self.consumer, starts, counts=counts))
             found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
-        self._known[cluster].update({row.shard: (row.version, row.position) for row in found})
+        self._known[cluster].update({row.shard: _Known(row.version, row.position, row.counts) for row in found})
         return found, workers
 
     def _on_all_clusters(self, rows: Sequence[Checkpoint], present: Collection[int]) -> ShardCheckpoint:
@@ -193,9 +201,9 @@ class Checkpoints:
         known = self._known[cluster]
         # A cluster may be ahead: a process ended between two clusters. Its effects are there, guarded by versions.
         moves = [
-            _move(self.consumer, known[shard][0], to)
+            _move(self.consumer, known[shard], to)
             for shard, to in sorted(advances.items())
-            if known[shard][1].location < to.to.location
+            if known[shard].position.location < to.to.location
             or to.stop_reason is not None
             or to.restart
             or to.mark is not None
@@ -206,13 +214,18 @@ class Checkpoints:
             return frozenset()
         lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, script))
         if not (lost and script):
-            known.update({move.to.shard: (move.version + 1, move.to) for move in moves if move.to.shard not in lost})
+            for move in moves:
+                if move.to.shard not in lost:
+                    known[move.to.shard] = _Known(move.version + 1, move.to, move.counts_after or NO_COUNTS)
         return lost
 
 
-def _move(consumer: str, version: int, to: Advance) -> Move:
+def _move(consumer: str, known: _Known, to: Advance) -> Move:
     mark = to.mark or _NO_MARK
-    return Move(consumer, version, to.to, to.finished, to.stop_reason, to.restart, mark.begun, mark.kills, to.counts)
+    return Move(
+        consumer, known.version, to.to, to.finished, to.stop_reason, to.restart, mark.begun, mark.kills, to.counts,
+        known.counts,
+    )  # fmt: skip
 
 
 _NO_MARK = Mark(begun=False)

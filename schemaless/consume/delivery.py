@@ -251,7 +251,8 @@ class Delivery:
 
     async def blame(self, hung: HungCall) -> None:
         """Stores that a call doesn't return, for whoever has the shard next. The process has to end then."""
-        await self._careful.blame(self._shards[hung.cell.shard], hung)
+        if (work := self._shards.get(hung.cell.shard)) is not None:
+            await self._careful.blame(work, hung)
 
     # The loop
 
@@ -274,7 +275,7 @@ class Delivery:
         unlocated = [
             work
             for work in self._active
-            if work.cursor.state is CursorState.LOCATING and work.is_ours(now) and not work.busy
+            if work.cursor.state is CursorState.LOCATING and work.may_be_located(now) and not work.busy
         ]
         if unlocated:
             await self._guarded(unlocated, self._reading.locate(unlocated, self._heads))
@@ -377,7 +378,7 @@ class Delivery:
             for work, run, outcome in outcomes:
                 self._recorder.note(work, outcome, self._clock())
                 self._note(work, run, outcome)
-            if is_suspect or any([outcome.durable or outcome.stop_reason for outcome in effect.outcomes]):
+            if is_suspect or any([work.must_record or work.unrecorded.stop_reason for work in works]):
                 await self._record(works)
             return
         moves = {

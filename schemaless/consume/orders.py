@@ -41,7 +41,8 @@ class OrdersSeen(msgspec.Struct, frozen=True):
     due: Sequence[ParkedCell] = ()
 
     def is_paused(self, shard: int) -> bool:
-        return self.program_paused or shard in self.paused
+        """Whether nothing of a shard is called. Before a seek that is so too, or cells that it passes would be."""
+        return self.program_paused or shard in self.paused or shard in self.seeks
 
 
 class _ClusterOrders(msgspec.Struct, frozen=True):

@@ -9,11 +9,16 @@ import asyncio
 from collections.abc import Iterable
 from math import inf
 
+import msgspec
+
 from schemaless.cell import StoredCell
 from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Outcome
 from schemaless.storage.checkpoint_table import CellCounts
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
+
+_SCRIPT_CHARACTERS_MAX = 1 << 20  # of the records of one pass. One more may come on top
+_ERROR_CHARACTERS_LEFT = 500
 
 
 class Replay:
@@ -47,11 +52,15 @@ class FinishedCall:
 class ParkedRows:
     """One shard. `held` has the added_id of the record that holds a row. Live cells up to `seen` were looked at.
 
-    `apart` are records that hold no row. `to_put` has records that changed, with what they counted as before. Cells
-    after `counted_from` count. `began_at` is in microseconds.
+    `apart` are records that hold no row. `to_put` has records that changed, with what they counted as before, and
+    `to_unmark` those whose call was begun by a process that ended. `orders` are by added_id. `tasks` are calls that run
+    beyond the pass that began them. Cells after `counted_from` count. `began_at` is in microseconds.
     """
 
-    __slots__ = ("apart", "began_at", "counted_from", "held", "orders", "replays", "seen", "shard", "to_put")
+    __slots__ = (
+        "apart", "began_at", "counted_from", "held", "orders", "replays", "seen", "shard", "tasks", "to_put",
+        "to_unmark",
+    )  # fmt: skip
 
     def __init__(self, shard: int, seen: int, counted_from: int, began_at: int) -> None:
         self.shard = shard
@@ -61,8 +70,10 @@ class ParkedRows:
         self.held: dict[bytes, int] = {}
         self.apart: set[int] = set()
         self.replays: dict[int, Replay] = {}
-        self.orders: list[ParkedCell] = []
+        self.orders: dict[int, ParkedCell] = {}
         self.to_put: list[tuple[ParkedCell, str]] = []
+        self.to_unmark: list[ParkedCell] = []
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def due(self, now: float) -> list[Replay]:
         """Returns what is to be called again now, what is due longest first."""
@@ -71,14 +82,14 @@ class ParkedRows:
         return sorted([r for r in self.replays.values() if r.due_at <= now], key=lambda replay: replay.due_at)
 
     def due_in_s(self, now: float) -> float:
-        if self.orders or self.to_put:
+        if self.has_duties:
             return 0.0
         return max(0.0, min((replay.due_at for replay in self.replays.values()), default=inf) - now)
 
     @property
-    def in_flight(self) -> int:
-        """How many calls run beyond the pass that began them."""
-        return sum([replay.task is not None for replay in self.replays.values()]) if self.replays else 0
+    def has_duties(self) -> bool:
+        """Whether something has to be stored or begun that no cell and no time asks for."""
+        return bool(self.orders or self.to_put or self.to_unmark)
 
     def knows(self, record: ParkedCell) -> bool:
         """Whether a record that was read from MySQL isn't finished yet."""
@@ -120,21 +131,18 @@ class ParkedRows:
             cancel([replay])
             del self.replays[replay.record.added_id]
         self.apart = {added_id for added_id in self.apart if added_id < starts_at}
+        self.orders = {added_id: record for added_id, record in self.orders.items() if added_id < starts_at}
+        self.to_put = [(record, was) for record, was in self.to_put if record.added_id < starts_at]
+        self.to_unmark = [record for record in self.to_unmark if record.added_id < starts_at]
         self.counted_from, self.seen = starts_at - 1, min(self.seen, starts_at - 1)
 
 
 class Pass:
-    """What one call of the handler did in one shard. It becomes the outcome."""
+    """What one call of the handler did in one shard. It becomes the outcome. `rows` is what it knew of the shard."""
 
     __slots__ = (
-        "_counted_from",
-        "_counts",
-        "_parked",
-        "_scripts",
-        "deadline",
-        "durable",
-        "is_probe",
-        "stop_reason",
+        "_counted_from", "_counts", "_parked", "_script_characters", "_scripts", "deadline", "durable", "is_probe",
+        "rows", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, parked: ParkedStore, rows: ParkedRows, deadline: float, *, is_probe: bool) -> None:
@@ -142,6 +150,8 @@ class Pass:
         self._counted_from = rows.counted_from
         self._counts = dict.fromkeys(CellCounts.__struct_fields__, 0)
         self._scripts: list[str] = []
+        self._script_characters = 0
+        self.rows = rows
         self.deadline = deadline
         self.is_probe = is_probe
         self.durable = False
@@ -154,12 +164,24 @@ class Pass:
             if was is not None:
                 self._counts[was] -= 1
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has to be stored before more cells fail: a transaction has to fit a packet of the server."""
+        return self._script_characters > _SCRIPT_CHARACTERS_MAX
+
     def put(self, record: ParkedCell) -> None:
-        self._scripts.append(self._parked.put(record))
+        if self.is_full:  # rows that were called beside each other may fail all at once
+            record = msgspec.structs.replace(record, error=record.error[-_ERROR_CHARACTERS_LEFT:])
+        script = self._parked.put(record)
+        self._script_characters += len(script)
+        self._scripts.append(script)
 
     def begin(self, record: ParkedCell) -> None:
         self._scripts.append(self._parked.begin(record))
         self.durable = True
+
+    def unmark(self, record: ParkedCell) -> None:
+        self._scripts.append(self._parked.unmark(record))
 
     def release_row(self, record: ParkedCell) -> None:
         self._scripts.append(self._parked.release_row(record))

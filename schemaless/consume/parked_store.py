@@ -37,6 +37,9 @@ class ParkedStore(Protocol):
     def begin(self, record: ParkedCell) -> Script:
         """Marks that a process begins to call a record's cell again."""
 
+    def unmark(self, record: ParkedCell) -> Script:
+        """Takes that mark away, and stores the kills. What people ordered, and the error, stay."""
+
     def release_row(self, record: ParkedCell) -> Script:
         """Lets the later cells of a record's row pass it."""
 
@@ -78,6 +81,9 @@ class MySQLParkedStore:
 
     def begin(self, record: ParkedCell) -> Script:
         return parked_table.begin(self._datastore.name, self._consumer, record.shard, record.added_id)
+
+    def unmark(self, record: ParkedCell) -> Script:
+        return parked_table.unmark(self._datastore.name, self._consumer, record.shard, record.added_id, record.kills)
 
     def release_row(self, record: ParkedCell) -> Script:
         return parked_table.release_row(self._datastore.name, self._consumer, record.shard, record.added_id)

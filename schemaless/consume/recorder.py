@@ -37,7 +37,7 @@ class Recorder:
         due_at = now + (_IDLE_WITHIN_S if outcome.idle else self._within_s)
         work.record_at = min(work.record_at, due_at) if work.unrecorded else due_at
         work.unrecorded.add(outcome)
-        work.must_record = work.must_record or outcome.durable
+        work.must_record = work.must_record or outcome.durable or work.unrecorded.is_full
 
     def is_due(self, work: ShardWork, now: float) -> bool:
         """Whether a checkpoint must be stored now. One is stored before a call that follows a failure."""
@@ -91,6 +91,7 @@ class Recorder:
             for shard, advance in advances.items():
                 pending[shard].unrecorded.put_back(advance)
                 pending[shard].record_at = now + _RETRY_S
+                pending[shard].must_record = True  # or a kill repeats all that would be called until it is stored
             log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
             return []
         for shard in advances:

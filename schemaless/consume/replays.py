@@ -5,19 +5,19 @@ It carries out what people ordered, and what records of a former owner of the sh
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
 
+from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
 from schemaless.consume.breaker import Breaker
 from schemaless.consume.cell_calls import CellCalls, Place
 from schemaless.consume.parked_rows import ParkedRows, Pass, Replay, counted
 from schemaless.consume.parked_store import ParkedStore
-from schemaless.consume.ports import Run
+from schemaless.consume.ports import Death, Run
 from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.errors import SchemalessError
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
@@ -55,10 +55,13 @@ class Replays:
         marked, was = self._cell_calls.function_of(record), counted(record)
         if record.begun:
             kills = record.kills + died
-            record = msgspec.structs.replace(record, begun=False, kills=kills, error="its process died during the call")
-            if kills >= self._kills_max:
-                record = msgspec.structs.replace(record, cause=Cause.KILLED)
-            rows.to_put.append((record, was))
+            record = msgspec.structs.replace(record, begun=False, kills=kills)
+            if kills < self._kills_max:
+                rows.to_unmark.append(record)
+            else:
+                error = f"{Death.KILLED.value}: its call ended {kills} processes"
+                record = msgspec.structs.replace(record, cause=Cause.KILLED, error=error, ordered=None)
+                rows.to_put.append((record, was))
         elif record.cause is Cause.WAITING and marked is None:
             record = msgspec.structs.replace(record, cause=Cause.ERROR, error=self._cell_calls.no_function(record))
             rows.to_put.append((record, was))
@@ -75,7 +78,10 @@ class Replays:
             made.put(record)
             made.count(counted(record), was, of=record.added_id)
         rows.to_put.clear()
-        for record in rows.orders:
+        for record in rows.to_unmark:
+            made.unmark(record)
+        rows.to_unmark.clear()
+        for record in rows.orders.values():
             replay = rows.replays.get(record.added_id)
             if not rows.knows(record) or (replay is not None and replay.task is not None):
                 continue
@@ -101,24 +107,26 @@ class Replays:
                 return made.begin(replay.record)
             return await self.replay(rows, replay, made, run)
         waiting = deque(due)
-        while waiting and self._clock() < made.deadline and not (made.stop_reason or self._breaker.is_tripped):
-            free = max(1, self._parallel - rows.in_flight)
+        while (
+            waiting
+            and self._clock() < made.deadline
+            and not (made.stop_reason or made.is_full or self._breaker.is_tripped)
+        ):
+            free = max(1, self._parallel - len(rows.tasks))
             together = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            await asyncio.gather(*(self.replay(rows, replay, made, run) for replay in together))
+            await all_or_first_error(self.replay(rows, replay, made, run) for replay in together)
 
     async def replay(self, rows: ParkedRows, replay: Replay, made: Pass, run: Run) -> None:
         """Calls a record's cell again, and then the cells of its row that wait behind it, in order."""
-        record, columns = replay.record, self._cell_calls.program.triggers
-        if replay.ordered is Order.DISCARD and replay.after < record.added_id:
+        record = replay.record
+        has_counted = replay.ordered is Order.DISCARD and replay.after < record.added_id
+        if has_counted:
             made.count("skipped", counted(record), of=record.added_id)
             replay.after = record.added_id
         while True:
             until = rows.seen if rows.held.get(record.row_key) == record.added_id else record.added_id
-            try:
-                cells = await self._parked.of_row(rows.shard, record.row_key, columns, replay.after, until)
-            except SchemalessError as error:
-                log.warning("a row waits for its cells", shard=rows.shard, why=str(error))
-                replay.due_at = self._clock() + _STORAGE_PAUSE_S
+            cells = await self._read_on(rows, replay, until, may_wait=not has_counted)
+            if cells is None:
                 return
             for cell in cells:
                 is_head = cell.added_id == record.added_id
@@ -127,14 +135,31 @@ class Replays:
                 place = Place(made, run, 0, record)
                 failed = await self._calls.drive(self._cell_calls.plan(cell, made, place, replay if is_head else None))
                 if made.stop_reason is not None:
-                    return
+                    return None if is_head else self._move_head(rows, replay, made, cell, self._clock())
                 if failed:
                     if not is_head:
                         self._leave(rows, replay, made)
                     return self._cell_calls.set_aside(rows, made, cell, failed, record if is_head else None)
-                replay.after = cell.added_id
+                replay.after, has_counted = cell.added_id, True
             if not cells and (until == rows.seen or rows.held.get(record.row_key) != record.added_id):
                 return self._leave(rows, replay, made)
+
+    async def _read_on(
+        self, rows: ParkedRows, replay: Replay, until: int, *, may_wait: bool
+    ) -> Sequence[StoredCell] | None:
+        """Returns the next cells of a row, or None if they can't be read now.
+
+        Raises SchemalessError if something is counted that its record doesn't say: a kill would count it again.
+        """
+        row_key, columns = replay.record.row_key, self._cell_calls.program.triggers
+        try:
+            return await self._parked.of_row(rows.shard, row_key, columns, replay.after, until)
+        except SchemalessError as error:
+            if not may_wait:
+                raise
+            log.warning("a row waits for its cells", shard=rows.shard, why=str(error))
+            replay.due_at = self._clock() + _STORAGE_PAUSE_S
+            return None
 
     def _move_head(self, rows: ParkedRows, replay: Replay, made: Pass, cell: StoredCell, due_at: float) -> None:
         """Notes that the row goes on with another cell, so that a kill repeats no more than a pass."""

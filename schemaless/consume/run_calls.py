@@ -63,7 +63,7 @@ class RunCalls:
         """Calls one cell after the other."""
         held, deadline = rows.held, made.deadline
         for n, cell in enumerate(run.cells):
-            if n and self._clock() > deadline:
+            if n and (self._clock() > deadline or made.is_full):
                 return n
             if not self._cell_calls.wants(cell):
                 made.count("filtered", of=cell.added_id)
@@ -86,7 +86,9 @@ class RunCalls:
         lanes: dict[bytes, Lane] = {}
         dispatched = 0
         for cell in run.cells:
-            if made.stop_reason or self._breaker.is_tripped or (dispatched and self._clock() > made.deadline):
+            if made.stop_reason or self._breaker.is_tripped or made.is_full:
+                break
+            if dispatched and self._clock() > made.deadline:
                 break
             if not self._cell_calls.wants(cell):
                 made.count("filtered", of=cell.added_id)
@@ -117,7 +119,7 @@ class RunCalls:
         """Waits for a lane until the pass ends."""
         while True:
             running = [lane.task for lane in lanes.values() if not lane.task.done()]
-            running += [replay.task for replay in rows.replays.values() if replay.task is not None]
+            running += rows.tasks
             if len(running) < self._parallel:
                 return True
             left_s = made.deadline - self._clock()
@@ -162,3 +164,5 @@ class RunCalls:
         replay = rows.wait(record, now)
         if not lane.task.done():
             lane.replay, replay.task, replay.due_at = replay, lane.task, inf
+            rows.tasks.add(lane.task)
+            lane.task.add_done_callback(rows.tasks.discard)

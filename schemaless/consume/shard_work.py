@@ -25,6 +25,9 @@ READING = (CursorState.LOCATING, CursorState.BEHIND)
 HANDING_OVER = (CursorState.BEHIND, CursorState.LIVE, CursorState.REFUSED)
 """States in which cells that were handed over may be worked on."""
 
+SCRIPT_CHARACTERS_MAX = 1 << 20
+"""Of the scripts of a shard that wait to be stored. Those of one call more may come on top."""
+
 _CAREFUL_CALLS = 16
 _QUEUE_CELLS_MAX = 1000  # what the topic brings beyond that is read from the log later
 _QUEUE_BYTES_MAX = 1 << 20
@@ -66,7 +69,7 @@ class SharedWork:
 class Unrecorded:
     """What a checkpoint doesn't say yet: finished cells, what became of them, and scripts that join its move."""
 
-    __slots__ = ("counts", "finished", "scripts", "stop_reason")
+    __slots__ = ("counts", "finished", "script_characters", "scripts", "stop_reason")
 
     def __init__(self) -> None:
         self.clear()
@@ -78,6 +81,7 @@ class Unrecorded:
         self.finished = 0
         self.counts = NO_COUNTS
         self.scripts: list[Script] = []
+        self.script_characters = 0
         self.stop_reason: str | None = None
 
     def add(self, outcome: Outcome) -> None:
@@ -85,7 +89,13 @@ class Unrecorded:
         self.counts += outcome.counts
         if outcome.script:
             self.scripts.append(outcome.script)
+            self.script_characters += len(outcome.script)
         self.stop_reason = outcome.stop_reason or self.stop_reason
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be added before it is stored: a transaction has to fit a packet of the server."""
+        return self.script_characters > SCRIPT_CHARACTERS_MAX
 
     def advance(self, to: Position, mark: Mark | None = None) -> Advance:
         """Returns the move that stores all of it."""
@@ -99,6 +109,7 @@ class Unrecorded:
         self.counts += advance.counts
         if advance.effect:
             self.scripts.insert(0, advance.effect)
+            self.script_characters += len(advance.effect)
         self.stop_reason = self.stop_reason or advance.stop_reason
 
 
@@ -157,6 +168,10 @@ class ShardWork:
     def is_ours(self, now: float) -> bool:
         """Whether something may be done for it now."""
         return self.assignment is Assignment.OURS and not self.is_paused and now >= self.wait_until
+
+    def may_be_located(self, now: float) -> bool:
+        """Whether its checkpoint may be read now. Also of a paused shard, because it may have to be moved."""
+        return self.assignment is Assignment.OURS and now >= self.wait_until
 
     def is_ready(self, now: float) -> bool:
         """Whether a call may begin."""

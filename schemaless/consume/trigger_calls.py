@@ -103,12 +103,14 @@ class TriggerCalls:
                 result = await self._in_a_thread(running)
                 if inspect.isawaitable(result):
                     await result
-        except Exception as error:
-            return error
-        except asyncio.CancelledError:
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise
+        except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise  # it is our own task that ends
-            return _cancelled()
+            return _failure(error)
+        except BaseException as error:
+            return _failure(error)
         finally:
             del self._running[id(call)]
         return None
@@ -158,10 +160,10 @@ class TriggerCalls:
                     result = call.bound()()
                     if inspect.isawaitable(result):
                         asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
-                except Exception as raised:
-                    error = raised
-                except asyncio.CancelledError:
-                    error = _cancelled()
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as raised:
+                    error = _failure(raised)
                 finally:
                     del self._running[id(call)]
                 call = plan.send(error)
@@ -173,6 +175,12 @@ async def _awaited(result: Awaitable[Any]) -> None:
     await result
 
 
-def _cancelled() -> Exception:
-    """Makes an ordinary error of the cancellation of what a function awaited, which would end our task silently."""
-    return RuntimeError("something that the function waited for was cancelled")
+def _failure(raised: BaseException) -> Exception:
+    """Makes an ordinary error of what would end our task silently, as the cancellation of what a function awaited."""
+    if isinstance(raised, Exception):
+        return raised
+    if isinstance(raised, asyncio.CancelledError):
+        return RuntimeError("something that the function waited for was cancelled")
+    failure = RuntimeError(f"the function raised {type(raised).__name__}, which is no Exception")
+    failure.__cause__ = raised
+    return failure

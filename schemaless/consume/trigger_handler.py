@@ -40,10 +40,14 @@ _ASKS_WITHIN_S = 5.0
 
 
 class _Turn(msgspec.Struct):
-    """When a shard was probed last, and when it asked last. While the breaker is open all shards ask often."""
+    """When a shard was probed last, and when it asked last. While the breaker is open all shards ask often.
+
+    `probed_failed`: the last probe was of a row that had failed.
+    """
 
     probed_at: float = 0.0
     asked_at: float = 0.0
+    probed_failed: bool = False
 
 
 class TriggerHandler:
@@ -96,8 +100,8 @@ class TriggerHandler:
 
     async def take_over(self, checkpoints: Mapping[int, ShardCheckpoint]) -> Mapping[int, float]:
         found = await self._parked.of_shards(checkpoints)
-        if self._breaker.stops:
-            self._breaker.reset()  # a person resumed a shard
+        if self._breaker.stops and any([one.stop_reason is None for one in checkpoints.values()]):
+            self._breaker.reset()  # a person resumed a shard: those that are still stopped are read again all the time
         for shard, checkpoint in checkpoints.items():
             self.forget(shard)
             rows = ParkedRows(shard, checkpoint.position.added_id, checkpoint.counted_from, self._now_us())
@@ -150,7 +154,7 @@ class TriggerHandler:
         ordered = set()
         for record in records:
             if (rows := self._shards.get(record.shard)) is not None and rows.knows(record):
-                rows.orders.append(record)
+                rows.orders[record.added_id] = record
                 ordered.add(record.shard)
         self._want(ordered)
 
@@ -171,10 +175,14 @@ class TriggerHandler:
         place, cell = call.place, call.cell
         assert isinstance(place, Place)
         text = f"{call.marked.name} on {cell.key} hasn't returned for {age_s:.0f} s"
-        if place.record is None:
+        rows, record = self._shards.get(cell.shard), place.record
+        if rows is None or place.made.rows is not rows:  # the shard was given away since, or began anew
+            return HungCall(cell, Outcome(0), None, text, is_next=False)
+        if (replay := rows.replays.get(cell.added_id)) is not None and replay.task is not None:
+            record = replay.record  # the checkpoint has passed the cell, and its pass is recorded
+        if record is None:
             last = place.run.cells[place.finished - 1] if place.finished else None
             return HungCall(cell, place.made.outcome(place.finished), last, text)
-        rows, record = self._shards[cell.shard], place.record
         made = self._begin_pass(rows)
         kills = record.kills + 1
         hung = msgspec.structs.replace(record, error=text, kills=kills, begun=False)
@@ -194,9 +202,7 @@ class TriggerHandler:
 
     async def _pass(self, run: Run) -> Outcome:
         rows = self._rows(run.shard, run.after.added_id)
-        if not (
-            rows.replays or rows.orders or rows.to_put or any([self._cell_calls.wants(cell) for cell in run.cells])
-        ):
+        if not (rows.replays or rows.has_duties or any([self._cell_calls.wants(cell) for cell in run.cells])):
             rows.seen = run.cells[-1].added_id if run.cells else rows.seen
             made = self._begin_pass(rows)
             for cell in run.cells:
@@ -208,10 +214,13 @@ class TriggerHandler:
         self._replays.carry_out(rows, made)
         finished, retry_in_s = 0, 0.0
         if not (run.careful and run.cells):
+            ends_at = made.deadline
+            made.deadline -= PASS_S / 2 if run.cells else 0.0  # half of the time is for live cells
             await self._replays.call_due(run, rows, made)
+            made.deadline = max(ends_at, self._clock() + PASS_S / 2)
         if len(rows.replays) >= _WAITING_MAX:
             retry_in_s = _FULL_PAUSE_S
-        elif run.cells and not (made.durable or made.stop_reason or self._breaker.is_tripped):
+        elif run.cells and not (made.durable or made.is_full or made.stop_reason or self._breaker.is_tripped):
             finished = await self._run_calls.call(run, rows, made)
         return self._ended(run, rows, made, finished, retry_in_s)
 
@@ -229,23 +238,27 @@ class TriggerHandler:
         if not (self._is_turn(run.shard) and self._breaker.take_probe()):
             pause_s = self._breaker.next_probe_s
             return made.outcome(0, retry_in_s=pause_s, due_in_s=pause_s)
-        self._turns[run.shard].probed_at = self._clock()
+        turn = self._turns[run.shard]
+        turn.probed_at = self._clock()
         self._replays.carry_out(rows, made)
         finished = 0
         failed = [r for r in rows.replays.values() if r.task is None and r.record.cause is Cause.WAITING]
-        if failed:
+        wanted = [
+            n for n, cell in enumerate(run.cells) if self._cell_calls.wants(cell) and cell.row_key not in rows.held
+        ]
+        # In turns: rows that failed may all be poison, and then only another row shows that the outage is over.
+        turn.probed_failed = bool(failed) and not (turn.probed_failed and wanted)
+        if turn.probed_failed:
             oldest = min(failed, key=lambda replay: replay.record.parked_at)
             await self._replays.replay(rows, oldest, made, run)
         elif run.cells:
-            wanted = [
-                n for n, cell in enumerate(run.cells) if self._cell_calls.wants(cell) and cell.row_key not in rows.held
-            ]
             upto = msgspec.structs.replace(run, cells=run.cells[: wanted[0] + 1] if wanted else run.cells)
             finished = await self._run_calls.call(upto, rows, made)
         if not self._breaker.is_tripped:
             log.info("calls go on: the outage is over", program=self._program.name)
             for others in self._shards.values():
-                for replay in others.replays.values():
+                others.began_at = self._now_us()  # an outage makes no cell too old to be tried again
+                for replay in list(others.replays.values()):  # a pass of another shard may add some in its thread
                     replay.due_at = min(replay.due_at, self._clock())
             self._want(self._shards)
         pause_s = self._breaker.next_probe_s if self._breaker.is_tripped else 0.0

@@ -94,7 +94,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     """From the version of the row that was read to a position. With a reason the shard stops there.
 
     `finished` and `counts` are added to the row's. `restart`: the move goes back, and counting begins there.
-    `begun` and `kills` are as in a checkpoint.
+    `begun` and `kills` are as in a checkpoint. `counts_before` are those of the row that was read, if that is known.
     """
 
     consumer: str
@@ -106,6 +106,14 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     begun: bool = False
     kills: int = 0
     counts: CellCounts = NO_COUNTS
+    counts_before: CellCounts | None = None
+
+    @property
+    def counts_after(self) -> CellCounts | None:
+        """What the row counts after the move, None if that isn't known."""
+        if self.counts_before is None:
+            return None
+        return NO_COUNTS if self.restart else self.counts_before + self.counts
 
 
 def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool = True) -> Operation[None]:
@@ -222,8 +230,11 @@ def move(
         row = found.get((move.consumer, move.to.shard))
         state = State.RUNNING if move.stop_reason is None else State.STOPPED
         moved = (move.version + 1, move.to.location, worker, move.begun, move.kills, state)
-        if row is not None and (row.version, row.location, row.worker, row.begun, row.kills, row.state) == moved:
-            continue  # our own COMMIT had succeeded before its answer was lost
+        known = row and (row.version, row.location, row.worker, row.begun, row.kills, row.state)
+        # Our own COMMIT may have succeeded before its answer was lost. But if the move has more to store by now, then
+        # what came later isn't stored.
+        if row is not None and known == moved and move.counts_after in (None, row.counts):
+            continue
         if row is not None and row.version == move.version and row.state is State.RUNNING:
             undone.append(move)
         else:

@@ -109,6 +109,11 @@ def begin(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
     return f"UPDATE {_TABLE} SET begun = 1 WHERE " + _is(datastore, consumer, shard, added_id)
 
 
+def unmark(datastore: str, consumer: str, shard: int, added_id: int, kills: int) -> Script:
+    """Takes the mark away, of a process that ended. What people ordered, and the error of the cell, stay."""
+    return f"UPDATE {_TABLE} SET begun = 0, kills = {kills} WHERE " + _is(datastore, consumer, shard, added_id)
+
+
 def release_row(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
     """Lets the later cells of a record's row pass it."""
     return f"UPDATE {_TABLE} SET holds_row = 0 WHERE " + _is(datastore, consumer, shard, added_id)
@@ -133,21 +138,25 @@ def delete_from(datastore: str, consumer: str, shard: int, added_id: int) -> Scr
 # What the owner of a shard reads
 
 
-def of_shards(datastore: str, consumer: str, shards: Iterable[int]) -> Operation[list[ParkedCell]]:
-    """Returns the records of these shards without their errors, by shard and added_id."""
+def of_shards(
+    datastore: str, consumer: str, shards: Iterable[int], page_rows: int = _PAGE
+) -> Operation[list[ParkedCell]]:
+    """Returns the records of these shards without their errors, by shard and added_id. Reads pages of `page_rows`."""
     found: list[ParkedCell] = []
-    for shard in shards:
-        after = 0
-        while True:
-            rows = yield from query(
-                f"SELECT {_COLUMNS.replace('error', _NO_ERROR)} FROM {_TABLE}"
-                + sql(" WHERE datastore = %s AND consumer = %s AND shard = %s", datastore, consumer, shard)
-                + f" AND added_id > {after} ORDER BY added_id LIMIT {_PAGE}"
-            )
-            found += map(_parked_cell, rows)
-            if len(rows) < _PAGE:
-                break
-            after = found[-1].added_id
+    left = sorted(shards)
+    after = 0  # of the first shard that is left, the records up to this added_id are found
+    while left:
+        shard, *others = left
+        beyond = f" OR shard IN ({commas([str(other) for other in others])})" if others else ""
+        rows = yield from query(
+            f"SELECT {_COLUMNS.replace('error', _NO_ERROR)} FROM {_TABLE}"
+            + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
+            + f" AND ((shard = {shard} AND added_id > {after}){beyond}) ORDER BY shard, added_id LIMIT {page_rows}"
+        )
+        found += map(_parked_cell, rows)
+        if len(rows) < page_rows:
+            break
+        left, after = [other for other in left if other >= found[-1].shard], found[-1].added_id
     return found
 
 

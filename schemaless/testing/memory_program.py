@@ -90,12 +90,14 @@ class MemoryProgram:
             if name == "put":
                 self._put(msgspec.msgpack.decode(bytes.fromhex(arguments[0]), type=ParkedCell))
                 continue
-            shard, added_id = map(int, arguments)
+            shard, added_id, *kills = map(int, arguments)
             if name == "delete":
                 self.parked.pop((shard, added_id), None)
             elif name == "delete_from":
                 for key in [key for key in self.parked if key[0] == shard and key[1] >= added_id]:
                     del self.parked[key]
+            elif name == "unmark":
+                self._change((shard, added_id), begun=False, kills=kills[0])
             else:
                 self._change((shard, added_id), **({"begun": True} if name == "begin" else {"holds_row": False}))
 
@@ -233,6 +235,9 @@ class MemoryParkedStore:
 
     def begin(self, record: ParkedCell) -> Script:
         return f"begin {record.shard} {record.added_id}"
+
+    def unmark(self, record: ParkedCell) -> Script:
+        return f"unmark {record.shard} {record.added_id} {record.kills}"
 
     def release_row(self, record: ParkedCell) -> Script:
         return f"release_row {record.shard} {record.added_id}"

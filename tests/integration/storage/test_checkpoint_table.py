@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
 
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
@@ -11,7 +12,7 @@ from schemaless.errors import SchemalessError
 from schemaless.location import Location
 from schemaless.position import Position
 from schemaless.storage import checkpoint_table
-from schemaless.storage.checkpoint_table import Move, State
+from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Move, State
 from schemaless.storage.operation import query
 
 pytestmark = pytest.mark.storage
@@ -85,6 +86,16 @@ def test_a_mark_after_a_move_whose_answer_was_lost_is_not_taken_for_stored(node,
     mark = to(1, 5, begun=True, kills=1)
     assert move(node, datastore, mark) == [mark]
     assert move(node, datastore, to(1, 5, version=1, begun=True, kills=1)) == []
+
+
+def test_what_was_added_to_a_move_whose_answer_was_lost_is_not_taken_for_stored(node, datastore):
+    """It has the version and the place of that move. A record that it parks would be lost."""
+    make(node, datastore, 1)
+    first = to(1, 5, finished=5, counts=CellCounts(called=4, waiting=1), counts_before=NO_COUNTS)
+    assert move(node, datastore, first, effect="DO 1") == []
+    assert move(node, datastore, first, effect="DO 1") == []
+    more = msgspec.structs.replace(first, counts=CellCounts(called=4, parked=1))
+    assert move(node, datastore, more, effect="DO 1") == [more]
 
 
 def test_making_a_checkpoint_leaves_one_that_is_there(node, datastore):
