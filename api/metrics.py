@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,6 +15,7 @@ from api.index.problems import ProblemSamples
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from api.status.backlogs import Backlogs
+from api.triggers.samples import TriggerSamples
 from schemaless.cell import PutStatus
 from schemaless.index.comparison import EntryFaultKind
 from schemaless.loop_lag import LoopLag
@@ -79,6 +81,9 @@ class Metrics:
     def watch_passes(self, samples: PassSamples) -> None:
         self.registry.register(_PassCollector(samples))
 
+    def watch_triggers(self, samples: TriggerSamples) -> None:
+        self.registry.register(_TriggerCollector(samples))
+
     def watch_followers(self, followers: Sized) -> None:
         gauge = Gauge("schemaless_api_followers", "Requests that follow a log now.", registry=self.registry)
         gauge.set_function(lambda: len(followers))
@@ -111,6 +116,41 @@ class _BacklogCollector(Collector):
             for (datastore, home), found in sample.refused.items():
                 refused.add_metric([datastore, secondary, home, found.reason], found.cells)
         return (rows, oldest, refused)
+
+
+class _TriggerCollector(Collector):
+    """What became of the cells of trigger programs, as of the last sample. A seek or a generation counts anew."""
+
+    def __init__(self, samples: TriggerSamples) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["datastore", "program"]
+        cells = GaugeMetricFamily(
+            "schemaless_api_trigger_cells",
+            "Cells of a program by what became of them.",
+            labels=[*labels, "became"],
+        )
+        oldest = GaugeMetricFamily(
+            "schemaless_api_trigger_oldest_parked_seconds", "How long the oldest parked cell is parked.", labels=labels
+        )
+        workers = GaugeMetricFamily("schemaless_api_trigger_workers", "Processes that run a program.", labels=labels)
+        tripped = GaugeMetricFamily(
+            "schemaless_api_trigger_tripped_workers", "Processes whose breaker is open.", labels=labels
+        )
+        paused = GaugeMetricFamily(
+            "schemaless_api_trigger_paused", "1 while a program is paused as a whole.", labels=labels
+        )
+        now_us = time.time_ns() // 1000
+        for (datastore, program), sample in self._samples.programs.items():
+            for became, count in msgspec.structs.asdict(sample.summary.counts).items():
+                cells.add_metric([datastore, program, became], count)
+            parked_at = sample.summary.oldest_parked_at
+            oldest.add_metric([datastore, program], 0 if parked_at is None else max(0, now_us - parked_at) / 1e6)
+            workers.add_metric([datastore, program], sample.workers)
+            tripped.add_metric([datastore, program], sample.tripped)
+            paused.add_metric([datastore, program], float(sample.summary.pause.paused))
+        return (cells, oldest, workers, tripped, paused)
 
 
 class _ProblemCollector(Collector):

@@ -31,6 +31,7 @@ from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
 from api.read.replica_lag import ReplicaLag
 from api.status.backlogs import Backlogs
+from api.triggers.samples import TriggerSamples
 from api.write.put import CellWriter
 from schemaless.config import ApiSettings
 from schemaless.ops.datastores import Catalogue
@@ -79,11 +80,12 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         writer = CellWriter(storage, settings, latest=lag.latest_created_at)
-        metrics, tokens = Metrics(), KnownTokens(storage)
+        metrics, tokens, catalogue = Metrics(), KnownTokens(storage), Catalogue(storage)
         timeout_s = settings.status_timeout_s
         metrics.watch_backlogs(backlogs := Backlogs(storage, timeout_s=timeout_s, age_max_s=settings.backlog_age_max_s))
         metrics.watch_problems(problem_samples := ProblemSamples(storage, timeout_s=timeout_s))
         metrics.watch_passes(pass_samples := PassSamples(storage, timeout_s=timeout_s))
+        metrics.watch_triggers(trigger_samples := TriggerSamples(storage, catalogue, timeout_s=timeout_s))
         metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
         in_flight = RequestsInFlight()
@@ -93,9 +95,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
             _issuer_of(settings) as issuer,
             _in_background(
                 lag.run(),
-                backlogs.run(),
-                problem_samples.run(),
-                pass_samples.run(),
+                *(samples.run() for samples in (backlogs, problem_samples, pass_samples, trigger_samples)),
                 _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
                 *(watch.run() for watch in watches.values()),
             ),
@@ -103,7 +103,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
             yield ApiState(
                 settings=settings,
                 storage=storage,
-                catalogue=Catalogue(storage),
+                catalogue=catalogue,
                 index_catalogue=IndexCatalogue(storage),
                 index_freshness=IndexFreshness(reader),
                 build_eta=BuildEta(),

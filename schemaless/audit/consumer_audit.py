@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from schemaless.audit.history import Starts, audit_positions, finished_until
+from schemaless.audit.parked_audit import audit_parked
 from schemaless.audit.report import ConsumerReport, FindingKind, Findings, Patience
 from schemaless.names import TRIGGER_PREFIX
 from schemaless.position import Position
@@ -30,6 +31,8 @@ class Standing(msgspec.Struct, frozen=True):
     stop_reason: str | None
     counted_from: int
     finished: int | None
+    seen: int
+    """What became of cells, added up."""
 
     @property
     def skipped(self) -> int:
@@ -82,7 +85,13 @@ class ConsumerAudit:
             positions = [one.position for (where, _), one in found.items() if one is not None and where == cluster]
             whose = f"the checkpoint of {self._consumer} on {cluster}"
             audit_positions(self._storage, self._datastore, whose, positions, self._starts, self._findings)
-        return ConsumerReport(self._consumer, sum(self._heads.values()), finished(found, self._heads))
+        is_program = self._consumer.startswith(TRIGGER_PREFIX)
+        return ConsumerReport(
+            self._consumer,
+            sum(self._heads.values()),
+            finished(found, self._heads),
+            audit_parked(self._storage, self._datastore, self._consumer, self._findings) if is_program else None,
+        )
 
     def _audit_counts(self, found: Standings) -> None:
         must_count = self._consumer.startswith(TRIGGER_PREFIX)
@@ -93,6 +102,9 @@ class ConsumerAudit:
             if one.skipped:
                 detail = f"{went} and finished {one.finished} cells"
                 self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail, count=abs(one.skipped))
+            elif one.finished is not None and one.finished != one.seen:
+                detail = f"{went}, finished {one.finished} cells and says what became of {one.seen}"
+                self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail, count=abs(one.finished - one.seen))
             elif must_count and one.finished is None:
                 detail = f"{went} without a count of finished cells"
                 self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail)
@@ -115,6 +127,7 @@ class ConsumerAudit:
             stop_reason=(checkpoint.reason or "") if checkpoint.state is State.STOPPED else None,
             counted_from=checkpoint.counted_from,
             finished=checkpoint.finished,
+            seen=checkpoint.counts.seen,
         )
 
 

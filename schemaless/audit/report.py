@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from schemaless.audit.parked_audit import ParkedReport
     from schemaless.storage.refusal_table import Refused
 
 STALL_S = 30.0
@@ -56,6 +57,7 @@ class FindingKind(StrEnum):
     PROGRESS_WRONG = "wrong in the progress topic"
     CHECKPOINT_BEHIND = "consumer behind"
     CHECKPOINT_COUNT = "count of a consumer differs"
+    PARKED_DIFFERS = "parked cells differ"
     OTHER_HISTORY = "stands on another history"
 
 
@@ -134,11 +136,19 @@ class IndexReport:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReport:
-    """One consumer. `finished` counts the cells of all shards that its checkpoints have passed."""
+    """One consumer. `finished` counts the cells of all shards that its checkpoints have passed.
+
+    `parked` has what a trigger program set aside, None for an index.
+    """
 
     name: str
     cells: int
     finished: int
+    parked: ParkedReport | None = None
+
+    def document(self) -> dict[str, object]:
+        counted = {"name": self.name, "cells": self.cells, "finished": self.finished}
+        return counted if self.parked is None else {**counted, **self.parked.document()}
 
 
 @dataclass(slots=True)
@@ -186,6 +196,7 @@ class AuditReport:
         return (
             [text for text, count in counts.items() if count]
             + [f"index {why}: not compared" for why in self.not_compared]
+            + [why for one in self.consumers if one.parked and (why := one.parked.warning(self.datastore))]
             + refusals
         )
 
@@ -217,7 +228,7 @@ class AuditReport:
             "cells": self.cells(),
             "shards": [shard.document() for shard in self.shards],
             "indexes": [{name: getattr(index, name) for name in IndexReport.__slots__} for index in self.indexes],
-            "consumers": [{"name": c.name, "cells": c.cells, "finished": c.finished} for c in self.consumers],
+            "consumers": [consumer.document() for consumer in self.consumers],
             "findings": [{"kind": f.kind, "shard": f.shard, "detail": f.detail} for f in self.findings.named],
             "findings_unnamed": self.findings.unnamed,
             "findings_total": self.findings.total,

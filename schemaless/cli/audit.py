@@ -58,6 +58,11 @@ def print_report(report: AuditReport) -> None:
         ("the same in both", in_topic, cells["matched"]),
         *((f"entries of index {index.name}", index.expected, index.found) for index in report.indexes),
         *((f"cells finished by {consumer.name}", consumer.cells, consumer.finished) for consumer in report.consumers),
+        *(
+            (f"cells that wait or are parked in {consumer.name}", consumer.parked.counted, consumer.parked.found)
+            for consumer in report.consumers
+            if consumer.parked is not None
+        ),
     ]
     table = Table("", "expected", "found", "", title=f"audit of {report.datastore}", title_justify="left")
     for name, expected, found in lines:

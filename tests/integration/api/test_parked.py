@@ -2,7 +2,10 @@
 
 import pytest
 
+from api.metrics import Metrics
+from api.triggers.samples import TriggerSamples
 from schemaless.consume.orders import Orders
+from schemaless.ops.datastores import Catalogue
 from schemaless.storage import parked_table, trigger_order_table, worker_table
 from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause, Order
@@ -253,3 +256,29 @@ def test_many_parked_cells_are_ordered_in_parts(stage, one_row):
     assert stage.order("retry", filter={}, rate=301).json()["matched"] == 301
     due = [record.due_at for record in stage.records(1)]
     assert due == sorted(due)
+
+
+async def test_metrics_have_the_sums_of_the_status(stage, one_row, async_storage):
+    """What became of the cells, what is paused and tripped."""
+    for cluster in stage.datastore.clusters:
+        report = WorkerReport(host="h", pid=1, tripped="bill fails")
+        stage.storage.master(cluster).run(worker_table.put, stage.datastore.name, CONSUMER, 7, report)
+    stage.call.post(f"/triggers/{PROGRAM}/pause", json={})
+    samples, metrics = TriggerSamples(async_storage, Catalogue(async_storage), timeout_s=5.0), Metrics()
+    metrics.watch_triggers(samples)
+    await samples.step()
+    found = metrics.exposition().decode().splitlines()
+    status = stage.call.get(f"/triggers/{PROGRAM}").json()
+    counts = status["counts"]
+    assert (counts["called"], counts["parked"], status["tripped_workers"]) == (3, 1, 1)
+    labels = f'datastore="{stage.datastore.name}",program="{PROGRAM}"'
+    cells = [line for line in found if line.startswith("schemaless_api_trigger_cells{") and labels in line]
+    assert sorted(cells) == sorted(
+        f'schemaless_api_trigger_cells{{became="{became}",{labels}}} {float(count)}'
+        for became, count in counts.items()
+        if became != "seen"
+    )
+    assert sum(float(line.rpartition(" ")[2]) for line in cells) == counts["seen"]
+    assert f"schemaless_api_trigger_tripped_workers{{{labels}}} 1.0" in found
+    assert f"schemaless_api_trigger_workers{{{labels}}} {float(status['worker_count'])}" in found
+    assert f"schemaless_api_trigger_paused{{{labels}}} {float(status['state'] == 'paused')}" in found

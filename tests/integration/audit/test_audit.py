@@ -19,6 +19,7 @@ from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey, row_key_text
 from schemaless.codec import encode_body, encode_record
+from schemaless.consume.parked_rows import head_of
 from schemaless.errors import NotFound
 from schemaless.index.definition import parse_definition
 from schemaless.index.transition import IndexWrite, index_writes
@@ -30,16 +31,20 @@ from schemaless.storage import (
     checkpoint_table,
     index_definition_table,
     index_table,
+    parked_table,
     refusal_table,
     shard_head,
     shard_log,
+    trigger_program_table,
 )
 from schemaless.storage.buffer_table import BufferRow, Sizes
-from schemaless.storage.checkpoint_table import Move
+from schemaless.storage.checkpoint_table import CellCounts, Move
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.index_definition_table import IndexOrder, IndexStage, RunState, defined
 from schemaless.storage.operation import query
+from schemaless.storage.parked_table import Cause
 from schemaless.storage.shard_log import LogRange
+from schemaless.storage.trigger_program_table import ProgramFunctions
 from tests.log_harness import new_cell, put, restore, run_sql
 from tests.topic_harness import announce, delete_before
 
@@ -50,6 +55,7 @@ MISSING, WRONG = FindingKind.MYSQL_MISSING, FindingKind.MYSQL_WRONG
 UNPUBLISHED, EXTRA, DIFFERS = FindingKind.TOPIC_MISSING, FindingKind.TOPIC_EXTRA, FindingKind.TOPIC_DIFFERS
 PROGRESS, OTHER = FindingKind.PROGRESS_WRONG, FindingKind.OTHER_HISTORY
 BEHIND, COUNT = FindingKind.CHECKPOINT_BEHIND, FindingKind.CHECKPOINT_COUNT
+PARKED = FindingKind.PARKED_DIFFERS
 BILLING = "trigger:billing"
 SHARD_0_OF_BILLING = f"consumer = '{BILLING}' AND shard = 0"
 
@@ -144,9 +150,9 @@ def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
     for shard in (0, 1):
         node = storage.master(datastore.home(shard))
         node.run(checkpoint_table.make, datastore.name, "billing", [Position(shard, 1, 0)])
-    move = Move("billing", 0, Position(0, 1, 6), finished=6)
+    move = Move("billing", 0, Position(0, 1, 6), finished=6, counts=CellCounts(called=6))
     storage.master("a").run(checkpoint_table.move, datastore.name, [move])
-    stop = Move("billing", 0, Position(1, 1, 2), finished=2, stop_reason="card refused")
+    stop = Move("billing", 0, Position(1, 1, 2), finished=2, stop_reason="card refused", counts=CellCounts(2))
     storage.master("b").run(checkpoint_table.move, datastore.name, [stop])
     report = audited()
     assert found(report) == [
@@ -408,7 +414,7 @@ def publish_a_cell_that_mysql_lacks(site):
 def move_a_checkpoint_beyond_the_head(site):
     site.publish()
     site.make_checkpoints(BILLING)
-    site.sql(f"UPDATE schemaless.checkpoint SET added_id = 9, finished = 3 WHERE {SHARD_0_OF_BILLING}")
+    site.sql(f"UPDATE schemaless.checkpoint SET added_id = 9, finished = 3, called = 3 WHERE {SHARD_0_OF_BILLING}")
     return [(OTHER, "the checkpoint of trigger:billing on a is at 1:9, where MySQL has no cell")]
 
 
@@ -425,6 +431,80 @@ def lose_a_count(site):
     site.make_checkpoints(BILLING)
     site.sql(f"UPDATE schemaless.checkpoint SET finished = NULL WHERE {SHARD_0_OF_BILLING}")
     return [(COUNT, "trigger:billing went from 6 to 6 on a without a count of finished cells")]
+
+
+def park_two_rows(site):
+    """Two parked cells of shard 0, one of which holds its row with a cell behind it. One more waits for an attempt."""
+    row = site.stored(0)[0].row_key
+    later = ShardCell(CellKey(row, "BASE", 2), encode_body({}), 0)
+    put(site.storage, site.datastore, [later])
+    site.publish()
+    site.make_checkpoints(BILLING)
+    for cluster in site.datastore.clusters:
+        functions = ProgramFunctions({"BASE": ["bill"]}, "v1")
+        site.storage.master(cluster).run(trigger_program_table.put, site.datastore.name, BILLING, functions)
+    causes = {1: Cause.ERROR, 2: Cause.KILLED, 3: Cause.WAITING}
+    for cell in site.stored(0)[:3]:
+        record = head_of(cell, "bill", causes[cell.added_id], "ValueError", 1_700_000_000_000_000, "v1")
+        site.sql(parked_table.put(site.datastore.name, BILLING, record))
+    site.sql(
+        "UPDATE schemaless.checkpoint SET counted_from = 0, finished = 7, called = 3, parked = 2, waiting = 2"
+        f" WHERE {SHARD_0_OF_BILLING}"
+    )
+
+
+def lose_a_record(site):
+    park_two_rows(site)
+    site.sql("DELETE FROM schemaless.parked WHERE added_id = 1")
+    return [
+        (PARKED, "trigger:billing counts 2 parked cells and has records of 1"),
+        (PARKED, "trigger:billing counts 2 waiting cells, and 1 wait"),
+    ]
+
+
+def lose_all_records(site):
+    park_two_rows(site)
+    site.sql("DELETE FROM schemaless.parked")
+    return [
+        (PARKED, "trigger:billing counts 2 parked cells and has records of 0"),
+        (PARKED, "trigger:billing counts 2 waiting cells, and 0 wait"),
+    ]
+
+
+def let_go_of_a_row_by_hand(site):
+    park_two_rows(site)
+    site.sql("UPDATE schemaless.parked SET holds_row = 0 WHERE added_id = 1")
+    return [(PARKED, "trigger:billing counts 2 waiting cells, and 1 wait")]
+
+
+def leave_a_record_beyond_the_checkpoint(site):
+    park_two_rows(site)
+    site.sql("UPDATE schemaless.parked SET added_id = 9 WHERE added_id = 2")
+    return [
+        (PARKED, "trigger:billing has 1 records beyond its checkpoint"),
+        (PARKED, "trigger:billing has 1 records of cells that MySQL lacks, the first of cell 9"),
+    ]
+
+
+def leave_a_record_of_another_cell(site):
+    park_two_rows(site)
+    site.sql("UPDATE schemaless.parked SET ref_key = 99 WHERE added_id = 2")
+    return [(PARKED, "trigger:billing has 1 records of cells that MySQL lacks, the first of cell 2")]
+
+
+def lose_the_checkpoint_of_a_record(site):
+    park_two_rows(site)
+    site.sql(f"DELETE FROM schemaless.checkpoint WHERE {SHARD_0_OF_BILLING}")
+    return [
+        (BEHIND, "trigger:billing has no checkpoint on a, the head is 7"),
+        (PARKED, "trigger:billing has records, and no checkpoint"),
+    ]
+
+
+def count_a_cell_that_is_nothing(site):
+    park_two_rows(site)
+    site.sql(f"UPDATE schemaless.checkpoint SET called = 4 WHERE {SHARD_0_OF_BILLING}")
+    return [(COUNT, "trigger:billing went from 0 to 7 on a, finished 7 cells and says what became of 8")]
 
 
 def finish_another_cell(site):
@@ -540,6 +620,13 @@ def write_a_ghost(site):
         move_a_checkpoint_beyond_the_head,
         skip_a_cell,
         lose_a_count,
+        lose_a_record,
+        lose_all_records,
+        let_go_of_a_row_by_hand,
+        leave_a_record_beyond_the_checkpoint,
+        leave_a_record_of_another_cell,
+        lose_the_checkpoint_of_a_record,
+        count_a_cell_that_is_nothing,
         finish_another_cell,
         restore_a_master,
         leave_a_checkpoint_in_a_former_generation,
@@ -556,6 +643,21 @@ def test_planted_damage_is_named(site, audited, plant):
     """Each kind of damage is found in shard 0, by its cell or row, and nothing else is."""
     expected = plant(site)
     assert sorted(found(audited())) == sorted((kind, 0, detail) for kind, detail in expected)
+
+
+def test_parked_cells_are_a_warning_with_the_command_that_lists_them(site, audited):
+    """They break no promise. A cell of a version whose columns nobody knows any longer is no fault either."""
+    park_two_rows(site)
+    for _ in range(2):
+        report = audited()
+        assert found(report) == []
+        (warning,) = report.warnings
+        listed = f"schemaless parked list billing --datastore {site.datastore.name}"
+        assert re.fullmatch(f"trigger:billing has 2 parked cells, the oldest for [0-9]+ s: {listed}", warning)
+        (billing,) = report.document()["consumers"]
+        assert (billing["parked"], billing["waiting"]) == (2, 2)
+        site.sql("UPDATE schemaless.parked SET version = 'v0'")
+        site.sql("UPDATE schemaless.trigger_program SET functions = '{}'")
 
 
 def test_progress_beyond_what_the_topic_lost_is_named(site, audited):

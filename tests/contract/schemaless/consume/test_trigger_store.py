@@ -186,13 +186,14 @@ async def test_records_are_stored_changed_and_deleted_by_their_scripts(store):
     here = Position(0, 1, 0, digest=BEGINNING_DIGEST)
     scripts = [parked.put(record(n)) for n in (1, 2, 3, 4)]
     scripts += [parked.begin(record(1)), parked.release_row(record(2)), parked.delete(record(3))]
+    scripts += [parked.begin(record(4)), parked.unmark(record(4, kills=2))]
     await move(store, process, Advance(here, effect=";".join(scripts)))
     found = (await parked.of_shards([0, 1]))[0]
-    assert [(one.added_id, one.begun, one.holds_row) for one in found] == [
-        (1, True, True), (2, False, False), (4, False, True),
+    assert [(one.added_id, one.begun, one.holds_row, one.kills) for one in found] == [
+        (1, True, True, 0), (2, False, False, 0), (4, False, True, 2),
     ]  # fmt: skip
     assert {one.error for one in found} == {""}
-    assert (await store.records())[2] == record(4)
+    assert (await store.records())[2] == record(4, kills=2)
     await move(store, process, Advance(here, effect=parked.delete_from(0, 2)))
     assert [one.added_id for one in await store.records()] == [1]
 

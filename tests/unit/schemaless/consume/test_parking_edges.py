@@ -13,6 +13,7 @@ from schemaless.location import Location
 from schemaless.position import position_of
 from schemaless.storage.checkpoint_table import CellCounts
 from schemaless.storage.trigger_order_table import SeekOrder
+from schemaless.testing.memory_program import MemoryParkedStore
 from tests.unit.schemaless.consume.parking_world import SHARD, Order, Process, Server
 from tests.unit.schemaless.consume.test_parking import ONCE, Program, rows
 
@@ -27,6 +28,12 @@ def is_async(request):
 @pytest.fixture(params=[1, 4], ids=["one lane", "lanes"])
 def parallel(request):
     return request.param
+
+
+def resume(server):
+    """A person lets the shard run again."""
+    row = server.checkpoints[SHARD]
+    row.stopped, row.version = None, row.version + 1
 
 
 class Crash(BaseException):
@@ -66,7 +73,7 @@ async def test_whatever_a_function_raises_its_cell_is_parked_and_others_go_on(er
     process = Process(server, 1, [program.function], parallel=parallel)
     await process.pass_by(5)
     assert program.called == [1, 2]
-    assert (set(server.parked), server.counts) == ({1}, CellCounts(called=1, parked=1, waiting=1))
+    assert (list(server.causes()), server.counts) == ([1], CellCounts(called=1, parked=1, waiting=1))
     program.poison.clear()
     server.order(1, Order.RETRY)
     await process.pass_by(2)
@@ -144,15 +151,15 @@ async def test_orders_that_can_not_be_carried_out_yet_take_no_more_memory_from_l
     for n in server.causes():
         server.order(n, Order.RETRY)
     for _ in range(5):
-        process.handler.order([record for record in server.parked.values() if record.ordered is not None])
+        process.handler.order(server.due())
     assert len(process.handler._shards[SHARD].orders) == len(server.parked)
 
 
 async def take_over_a_begun_retry(server, number, **options):
     """A process takes over a record whose call was begun before, and stores what that means."""
-    server.run_script("UPDATE schemaless.parked SET begun = 1 WHERE added_id = 1")  # as a marked call does
+    server.run_script(MemoryParkedStore(server).begin(server.parked[1]))  # as a marked call does
     process = Process(server, number, [Program().function], **options)
-    await process.handler.take_over(await process.read([SHARD]))
+    await process.handler.take_over(await process.delivery._checkpoints.read([SHARD]))
     effect = await process.handler.handle([Run(SHARD, server.position.location, [], careful=True)])
     server.run_script(effect.outcomes[0].script)
     await process.kill()
@@ -194,7 +201,7 @@ async def test_a_generation_that_supersedes_a_record_leaves_nothing_of_it_to_sto
     server, program = Server(), Program(2, retry=ONCE)
     rows(server, 1, 2)
     await Process(server, 1, [program.function]).pass_by(2)
-    server.run_script("UPDATE schemaless.parked SET begun = 1 WHERE added_id = 2")
+    server.run_script(MemoryParkedStore(server).begin(server.parked[2]))
     process = Process(server, 2, [program.function])
     checkpoint = ShardCheckpoint(server.position, None, (), Predecessor.DIED)
     await process.handler.take_over({SHARD: checkpoint})
@@ -235,18 +242,14 @@ async def test_what_a_pass_has_to_store_fits_a_packet():
     program = Program(*range(1, 101), error=ValueError("x" * 20_000), retry=RetryPolicy(attempts=3, delay=50.0))
     rows(server, *range(1, 101))
     process = Process(server, 1, [program.function], breaker="off")
-    process.delivery = type(process.delivery)(
-        process.handler, process, process, batch_cells_max=1000, clock=lambda: process.now
-    )
-    sizes, move = [], process.move
+    process.delivery._batch_cells_max = 1000
+    sizes, checkpoints = [], process.delivery._checkpoints
 
-    async def measured(advances, effects):
+    async def measured(advances, effects, move=checkpoints.move):
         sizes.append(len(advances[SHARD].effect))
         return await move(advances, effects)
 
-    process.delivery._checkpoints.move = process.move = measured
-    process.look()
-    process.delivery.gain([SHARD])
+    checkpoints.move = measured
     await process.pass_by(40, steps=5)
     assert len(server.parked) == 100
     assert max(sizes) < 3 << 19
@@ -258,14 +261,13 @@ async def test_a_shard_whose_home_is_away_does_not_run_ahead_of_its_checkpoint()
     rows(server, 1)
     process = Process(server, 1, [program.function])
     await process.pass_by(1)
-    away, read = server, process._pages
-    process.read = lambda wanted, limit=None: asyncio.sleep(0, read(wanted, limit or 8))
-    away.is_away = True
+    server.is_away = True
     for _ in range(20):
         rows(server, 2, 3)
+        process.delivery.take(SHARD, server.cells[-2:])  # the topic still brings them
         await process.pass_by(1)
     assert len(program.called) < 10
-    away.is_away = False
+    server.is_away = False
     await process.pass_by(4)
     assert server.counts == CellCounts(called=41)
 
@@ -281,7 +283,7 @@ async def test_a_seek_over_a_cell_that_stops_its_shard_is_carried_out_before_the
     seen = OrdersSeen(seeks={SHARD: SeekOrder(over, 1)})
     process.delivery.pause(seen.is_paused)
     await process.delivery.seek(over, "")
-    server.stopped, server.version = None, server.version + 1  # a person resumes it
+    resume(server)
     await process.pass_by(2)
     await process.delivery.seek(over, "")
     process.delivery.pause(OrdersSeen().is_paused)
@@ -300,7 +302,7 @@ async def test_a_stop_within_a_replay_leaves_what_it_finished_behind():
     await process.pass_by(2)
     assert (program.called, server.causes()) == ([1, 1, 2], {2: "waiting"})
     program.poison.clear()
-    server.stopped, server.version = None, server.version + 1  # a person resumes it
+    resume(server)
     await process.pass_by(2)
     assert (program.called, server.parked, server.counts) == ([1, 1, 2, 2, 3], {}, CellCounts(called=3))
 
@@ -313,14 +315,15 @@ async def test_a_replay_that_can_not_read_on_counts_nothing_twice(order):
     process = Process(server, 1, [program.function])
     await process.pass_by(2)
     program.poison.clear()
-    read = process.of_row
+    parked = process.handler._replays._parked
+    read = parked.of_row
 
     async def read_only_heads(shard, row_key, columns, after, until):
         if after:
             raise StorageUnavailable("the entity table doesn't answer")
         return (await read(shard, row_key, columns, after, until))[:1]
 
-    process.of_row = read_only_heads
+    parked.of_row = read_only_heads
     server.order(1, order)
     await process.pass_by(3)
     await process.kill()
