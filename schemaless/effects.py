@@ -29,7 +29,7 @@ from schemaless.cell import CellKey, PutStatus, row_key_text
 from schemaless.client.answers import FoundCell, PutAnswer, VersionsPage
 from schemaless.client.requests import encode
 from schemaless.errors import Conflict, Corrupt, Invalid, InvalidRequest, Misconfigured, SchemalessError
-from schemaless.verdicts import DidNotHappen, Doubt, Park, Retry
+from schemaless.verdicts import DOUBT_PREFIX, DidNotHappen, Doubt, Park, Retry
 
 RESULT_BYTES_MAX = 1 << 20
 ENTRIES_MAX = 1 << 14
@@ -202,7 +202,7 @@ class Ledger:
             self._unrecorded.pop(key.text, None)
             found = yield from self._newest(key)
             if found.state is not EntryState.HAPPENED:
-                raise Doubt(f"doubt: {key.effect} happened, and was recorded as {found.state.value}") from None
+                raise Doubt(f"{DOUBT_PREFIX}{key.effect} happened, and was recorded as {found.state.value}") from None
             return _result(key, found)
         except InvalidRequest as error:  # the server is stricter
             if outcome.problem is not None:
@@ -282,7 +282,8 @@ def _identity(key: EffectKey) -> dict[str, Any]:
 
 def _doubt_text(key: EffectKey, intent: EffectEntry) -> str:
     return (
-        f"doubt: {key.effect} of {key.function} was begun and has no result. Ask the provider for {key.text}, put"
+        f"{DOUBT_PREFIX}{key.effect} of {key.function} was begun and has no result. Ask the provider for"
+        f" {key.text}, put"
         ' {"state": "happened", "result": …} or {"state": "withdrawn"}'
         f" as {key.column} {key.first + intent.number + 1} of the row, and retry"
     )

@@ -11,6 +11,10 @@ DELAY_MAX_S = 366 * 86_400.0
 """The longest delay of a Retry."""
 
 
+DOUBT_PREFIX = "doubt: "
+"""How the reason of a Doubt begins. So doubts are found among the parked cells."""
+
+
 class Verdict(Exception):  # not an error of ours
     """A trigger function raises one to say what is to happen with the cell."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from api.http.cell_json import views_within
 from api.http.content import decode
-from api.http.parameters import LIMIT, READ_FROM, Parameter
+from api.http.parameters import LIMIT, READ_FROM, Parameter, parse_flag
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
@@ -33,6 +33,7 @@ from schemaless.storage.trigger_order_table import latest
 from schemaless.topology import Datastore
 
 RATE_MAX = 1_000_000
+_TEXTS = ("trigger", "column", "row_key", "cause", "since")
 _CAUSES = (*(cause.value for cause in Cause), BEHIND)
 
 
@@ -42,6 +43,7 @@ class _Filter(msgspec.Struct, forbid_unknown_fields=True):
     row_key: str | None = None
     cause: str | None = None
     since: str | None = None
+    doubt: bool = False
 
     def parsed(self) -> ParkedFilter:
         """Raises Invalid. A cause `behind` is none of a record: then records are meant that hold their rows."""
@@ -53,6 +55,7 @@ class _Filter(msgspec.Struct, forbid_unknown_fields=True):
             None if cause in (None, BEHIND) else Cause(cause),
             parse_time(self.since, "since") if self.since is not None else None,
             only_held=cause == BEHIND,
+            only_doubts=self.doubt,
         )
 
 
@@ -69,13 +72,15 @@ async def list_parked(request: Request) -> Response:
     ones alone.
     """
     datastore = await request.datastore()
-    query = request.query(TRIGGER, COLUMN, ROW_KEY, CAUSE, SINCE, LIMIT, CURSOR, READ_FROM)
+    query = request.query(*_PARAMETERS)
     limit, after, cause = LIMIT.of(query), CURSOR.of(query), query.get("cause")
-    wanted = _Filter(**{name: query[name] for name in _Filter.__struct_fields__ if name in query}).parsed()
+    filters: dict[str, Any] = {name: query[name] for name in _TEXTS if name in query}
+    wanted = _Filter(**filters, doubt=DOUBT.of(query)).parsed()
     control = TriggerControl(request.state.storage, datastore, request.path["program"])
     pages = ParkedPages(request.state.reader, datastore, control.consumer, READ_FROM.of(query))
     await request.read.reserve(PAGE_BYTES_MAX)
-    page = await pages.read(wanted, after, limit, heads=cause != BEHIND, behind=cause in (None, BEHIND))
+    behind = cause in (None, BEHIND) and not wanted.only_doubts
+    page = await pages.read(wanted, after, limit, heads=cause != BEHIND, behind=behind)
     if not page.count and after == BEFORE_ALL:
         await control.require_known()
     form = request.response_format()
@@ -213,11 +218,12 @@ SINCE: Parameter[str] = Parameter("since", _text, "", "Parked at that time or la
 CURSOR: Parameter[ParkedCursor] = Parameter(
     "cursor", _parse_cursor, BEFORE_ALL, "Of the page before: where this one begins."
 )
-_PARAMETERS = (TRIGGER, COLUMN, ROW_KEY, CAUSE, SINCE, LIMIT, CURSOR, READ_FROM)
+DOUBT: Parameter[bool] = Parameter("doubt", parse_flag, False, "Only effects that may have happened or not.")
+_PARAMETERS = (TRIGGER, COLUMN, ROW_KEY, CAUSE, SINCE, DOUBT, LIMIT, CURSOR, READ_FROM)
 _ORDER: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "filter": {"type": "object", "description": "trigger, column, row_key, cause and since, each optional"},
+        "filter": {"type": "object", "description": "trigger, column, row_key, cause, since and doubt, each optional"},
         "ids": {"type": "array", "items": {"type": "string"}, "description": "SHARD:GENERATION:ADDED_ID:TRIGGER"},
         "dry_run": {"type": "boolean"},
         "rate": {"type": "number", "description": "cells a second"},

@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
             "run": run,
             "list": list_all,
             "status": status,
+            "doubts": doubts,
             "pause": pause,
             "resume": resume,
             "seek": seek,
@@ -111,6 +112,24 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
     for worker in document["workers"]:
         _print_worker(worker)
+
+
+@api_command
+def doubts(
+    client: Client,
+    as_json: bool,
+    program: ProgramName,
+    cursor: Annotated[str | None, typer.Option(help="of the page before")] = None,
+) -> None:
+    """List the effects of which nobody knows whether they happened, and how each is settled."""
+    page = client.program(program).doubts(**({} if cursor is None else {"cursor": cursor}))
+    if as_json:
+        print_json(page)
+        return
+    for cell in page["parked"]:
+        print(f"{cell['id']} row {cell['row_key']}, since {cell['parked_at']}")
+        print(f"  {cell['error'].rstrip()}")
+    print(f"{page['count']} doubts" + (f". The next page: --cursor {page['cursor']}" if page["cursor"] else ""))
 
 
 def _print_worker(worker: dict[str, Any]) -> None:

@@ -27,6 +27,10 @@ class Program:
         """Returns a page of parked cells. Filters are trigger, column, row_key, cause, since, limit and cursor."""
         return self._client.document(f"/triggers/{self._name}/parked", **filters)
 
+    def doubts(self, **filters: Any) -> dict[str, Any]:
+        """Returns a page of the parked cells with an effect of which nobody knows whether it happened."""
+        return self.parked(doubt="true", **filters)
+
     def retry(self, **order: Any) -> dict[str, Any]:
         """Orders that parked cells are called again: `filter` or `ids`, and dry_run, rate (cells a second), reason."""
         return self._order("parked/retry", order)

@@ -17,6 +17,7 @@ from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
+from schemaless.verdicts import DOUBT_PREFIX
 
 ORDERED_AT_ONCE = 250
 _TABLE = "schemaless.parked"
@@ -34,6 +35,8 @@ class ParkedFilter(msgspec.Struct, frozen=True):
     """Functions that are left out."""
     only_held: bool = False
     """Only records that hold their rows."""
+    only_doubts: bool = False
+    """Only records of effects that may have happened or not (schemaless/effects.py)."""
 
     def condition(self, datastore: str, consumer: str) -> Script:
         parts = [sql("datastore = %s AND consumer = %s", datastore, consumer)]
@@ -51,6 +54,9 @@ class ParkedFilter(msgspec.Struct, frozen=True):
             parts.append(f"function_name NOT IN ({commas([sql('%s', name) for name in self.without])})")
         if self.only_held:
             parts.append("holds_row = 1")
+        if self.only_doubts:
+            verdict = sql("cause = %s", Cause.VERDICT.value)
+            parts.append(f"{verdict} AND LEFT(error, {len(DOUBT_PREFIX)}) = " + sql("%s", DOUBT_PREFIX))
         return " AND ".join(parts)
 
 

@@ -1,14 +1,17 @@
 """Parked cells and control over HTTP, with records as a worker writes them. No worker runs here (I12)."""
 
 import pytest
+from typer.testing import CliRunner
 
 from api.metrics import Metrics
 from api.triggers.samples import TriggerSamples
+from schemaless.__main__ import app
 from schemaless.consume.orders import Orders
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import parked_table, trigger_order_table, worker_table
 from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause, Order
+from schemaless.storage.sql import sql
 from schemaless.storage.worker_table import WorkerReport
 from tests.integration.api.api_harness import assert_problem, row_in
 from tests.integration.api.parked_harness import CONSUMER, PROGRAM, Stage
@@ -256,6 +259,25 @@ def test_many_parked_cells_are_ordered_in_parts(stage, one_row):
     assert stage.order("retry", filter={}, rate=301).json()["matched"] == 301
     due = [record.due_at for record in stage.records(1)]
     assert due == sorted(due)
+
+
+def test_doubts_are_a_list_of_their_own(stage, one_row, api):
+    """Without what waits behind them. The error of each names the effect and how it is settled."""
+    assert stage.parked(doubt="true").json()["count"] == 0
+    text = "doubt: charge of bill was begun and has no result. Ask the provider for k1, put …"
+    for error in (text, "no doubt: it is broken"):
+        row = row_in(stage.datastore, 1)
+        added_id = stage.put(1, 1, row=row)
+        stage.park(1, added_id, cause=Cause.VERDICT, row=row)
+        stage.sql(1, sql("UPDATE schemaless.parked SET error = %s WHERE shard = 1 AND added_id = %s", error, added_id))
+        doubts = stage.parked(doubt="true").json()
+        assert [(each["error"], each["cause"]) for each in doubts["parked"]] == [(text, "verdict")]
+    assert stage.parked().json()["count"] == 3
+    answer = stage.order("discard", filter={"doubt": True}, reason="a test", dry_run=True)
+    assert answer.json()["matched"] == 1
+    hosts = {"SCHEMALESS_HOSTS": f"http://127.0.0.1:{api.port}"}
+    told = CliRunner().invoke(app, ["triggers", "doubts", PROGRAM, "--datastore", stage.datastore.name], env=hosts)
+    assert (text in told.output, "1 doubts" in told.output) == (True, True)
 
 
 async def test_metrics_have_the_sums_of_the_status(stage, one_row, async_storage):

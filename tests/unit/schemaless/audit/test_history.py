@@ -29,7 +29,7 @@ def test_a_position_counts_up_to_what_later_generations_kept(location, starts, u
 def standing(location, counted_from=0, finished=None):
     """A checkpoint of a shard with STARTS."""
     position = Position(0, location.generation, location.added_id)
-    return Standing(position, finished_until(location, STARTS), None, counted_from, finished)
+    return Standing(position, finished_until(location, STARTS), None, counted_from, finished, finished or 0)
 
 
 def test_a_superseded_checkpoint_is_behind_a_lower_head():
