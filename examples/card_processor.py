@@ -6,6 +6,7 @@
 first time, for a sixteenth the second time too. Every charge that succeeds is a line in the folder: the trip and the
 Idempotency-Key, with a tab between. A charge is made once for a key, also after a restart. With --ignore-keys a trip
 may be charged twice by a caller that dies before it notes the result, as with some processors. The lines show it.
+With --takes-s each request takes so long, and the charge happens in the middle of it.
 While the folder's file blocked.txt has a line with the trip, the answer is 402 with {"result": "CARD BLOCKED"}.
 """
 
@@ -16,6 +17,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from enum import Enum
 from http import HTTPStatus
@@ -39,8 +41,9 @@ class Charge(Enum):
 class CardProcessor(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, folder: Path, ignores_keys: bool) -> None:
+    def __init__(self, host: str, port: int, folder: Path, ignores_keys: bool, takes_s: float = 0.0) -> None:
         super().__init__((host, port), ChargeHandler)
+        self.takes_s = takes_s
         self._charges = CallLog(folder)
         self._blocked = folder / BLOCKED_FILE
         self._ignores_keys = ignores_keys
@@ -72,7 +75,9 @@ class ChargeHandler(BaseHTTPRequestHandler):
         if folder != "charges" or not trip:
             self.send_error(404)
             return
+        time.sleep(self.server.takes_s / 2)
         status, result = self.server.charge(trip, self.headers.get("Idempotency-Key", "")).value
+        time.sleep(self.server.takes_s / 2)
         content = json.dumps({"result": result}).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -102,9 +107,11 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8200)
     parser.add_argument("--charges", type=Path, required=True, help="folder of the charge log")
     parser.add_argument("--ignore-keys", action="store_true", help="charge again for the same Idempotency-Key")
+    parser.add_argument("--takes-s", type=float, default=0.0, help="how long a request takes")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with CardProcessor(arguments.host, arguments.port, arguments.charges, arguments.ignore_keys) as processor:
+    options = arguments.ignore_keys, arguments.takes_s
+    with CardProcessor(arguments.host, arguments.port, arguments.charges, *options) as processor:
         processor.serve_forever()
     return 0
 
