@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import structlog
 
+from indexer.comparison import compare
 from schemaless.batching import all_or_first_error
 from schemaless.index.catalogue import build_progress, run_on_masters
 from schemaless.index.definition import IndexDefinition
@@ -25,7 +26,10 @@ _TABLES_AT_ONCE = 4  # on one server: its fsyncs overlap, more would only queue
 
 
 async def build_step(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
-    """Takes an index one stage further if it is time. Raises StorageUnavailable."""
+    """Takes an index one stage further if it is time. Raises StorageUnavailable.
+
+    A change of an index is compared with the cells before it counts as complete. Raises DiffersFromCells.
+    """
     where = {"datastore": datastore.name, "index": index.name, "number": index.number}
     if index.stage is IndexStage.DEFINED:
         await make_tables(storage, datastore, index.definition)
@@ -40,6 +44,10 @@ async def build_step(storage: AsyncStorage, datastore: Datastore, index: Defined
     elif index.stage is IndexStage.BUILDING:
         progress = await build_progress(storage, datastore, index)
         if progress.done == progress.total:
+            if not index.switch.number:
+                log.info(
+                    "new version is compared with its cells", **where, rows=await compare(storage, datastore, index)
+                )
             await _bring_to(storage, datastore, index, IndexStage.ACTIVE)
             log.info("index is active", **where)
 

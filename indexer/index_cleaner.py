@@ -21,9 +21,9 @@ from schemaless.index.comparison import EntryFault, FaultCounts
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, sweep
+from schemaless.index.versions import VersionKey
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import VersionKey
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from schemaless.batching import chunks
 from schemaless.index.catalogue import read_versions, run_on_masters
+from schemaless.index.versions import VersionKey
 from schemaless.names import INDEX_PREFIX, index_consumer, index_table_name
 from schemaless.storage import (
     checkpoint_table,
@@ -22,7 +23,7 @@ from schemaless.storage import (
     index_walk_table,
 )
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, VersionKey
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 

@@ -7,6 +7,7 @@ to a fixed head of each shard. Then its deliveries read the log in MySQL from th
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import structlog
 
 from indexer.build_load import BuildLoad
 from indexer.builder import build_step
+from indexer.comparison import DiffersFromCells
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
@@ -27,10 +29,12 @@ from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.worker import Worker
 from schemaless.errors import RefusedForGood, SchemalessError
 from schemaless.index.catalogue import IndexWatch, bring_up, fail_index
+from schemaless.index.switch import retire_when_due, switch_to
+from schemaless.index.versions import NamedIndex, VersionKey
 from schemaless.names import INDEXER, index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState, VersionKey
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState, RunState
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -106,6 +110,9 @@ class DatastoreIndexer:
             for key, index in present.items()
             if key in self._hosted and index.stage is IndexStage.ACTIVE
         )
+        for named in versions.indexes().values():
+            if len(named.versions) > 1:
+                await self._guarded(self._switch(named), named.answering)
         if self._may_have_strays and not versions.away:
             for consumer in await remove_strays(self._storage, self._datastore):
                 log.info("checkpoints of a dropped index are deleted", consumer=consumer)
@@ -120,6 +127,14 @@ class DatastoreIndexer:
         else:
             await self._stop(index)
 
+    async def _switch(self, named: NamedIndex) -> None:
+        """Ends versions that were kept long enough. Lets a complete change answer, unless it waits for an order."""
+        await retire_when_due(self._storage, self._datastore, named, time.time_ns() // 1000)
+        change = named.change
+        if change is not None and change.state is IndexState.ACTIVE and not change.switch.by_hand:
+            answering = await switch_to(self._storage, self._datastore, named, change)
+            log.info("index is switched", datastore=self._datastore.name, index=answering.name, number=answering.number)
+
     async def _keep(self, index: DefinedIndex) -> None:
         """Makes and builds the index, and hosts it from its tables on."""
         key = (index.name, index.number)
@@ -128,6 +143,8 @@ class DatastoreIndexer:
             await build_step(self._storage, self._datastore, index)
         except RefusedForGood as error:
             return await self._fail(index, f"its tables can't be made: {error}")
+        except DiffersFromCells as error:
+            return await self._fail(index, str(error))
         if index.has_tables and key not in self._hosted:
             self._hosted[key] = await HostedIndex.begin(
                 self._storage, self._datastore, index, self._host, self._settings

@@ -137,8 +137,10 @@ class ApiSettings(ServiceSettings):
     response_bytes_max: int = 16 << 20  # The largest response. A page ends before it, and what has no pages is a 413.
     body_bytes_max: int = 1 << 20  # The largest body of a cell, as sent.
     batch_bytes_max: int = 16 << 20  # The largest HTTP batch.
-    # Indexes that a datastore may have. One more is a 422. Each has a table in every shard, and follows the whole log.
+    # Versions of indexes that a datastore may have. One more is a 422. Each has tables, and follows the whole log.
     indexes_max: int = Field(default=100, ge=1)
+    # How long the version of an index that answered before a switch is kept, and its cursors, if a change says nothing.
+    index_keep_s: int = Field(default=3600, ge=600)
 
 
 class CleanerSettings(ServiceSettings):

@@ -25,12 +25,12 @@ from api.read.reader import Reader, Served, served_together
 from api.status.workers import present_workers
 from schemaless.cell import ColumnName, RowKey, row_key_text
 from schemaless.errors import CellMissing, NotFound, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.index.versions import merge
 from schemaless.location import ADDED_ID_MAX, ShardLocation
 from schemaless.names import TRIGGER_PREFIX
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_table
 from schemaless.storage.failover import answers_of_all
-from schemaless.storage.index_definition_table import IndexStage, merge
 from schemaless.storage.index_table import FoundEntry
 from schemaless.storage.operation import Operation
 from schemaless.storage.trigger_order_table import TriggerOrders, latest
@@ -148,12 +148,15 @@ class _Explanation:
     async def _indexes(
         self, row_key: RowKey, shard: int, home: HomeFacts, parts: Mapping[str, ClusterFacts]
     ) -> list[dict[str, Any]]:
-        """Looks for the row's entries where its newest cells put them, all indexes of a cluster in one read."""
-        known = merge({name: part.indexes for name, part in parts.items()}, {}).newest()
+        """Looks for the row's entries where its newest cells put them, all indexes of a cluster in one read.
+
+        Of an index this is the version that answers queries.
+        """
+        known = merge({name: part.indexes for name, part in parts.items()}, {}).indexes()
         standings = [
             IndexStanding(index, home.checkpoints.get(index.definition.consumer), home.starts, self._datastore.shards)
-            for index in known.values()
-            if index.stage is not IndexStage.DELETING
+            for index in (named.answering for named in known.values())
+            if index.is_present
         ]
         with_tables = [standing for standing in standings if standing.index.has_tables]
         bodies = await self._bodies(row_key, shard, with_tables)

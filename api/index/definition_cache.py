@@ -1,4 +1,4 @@
-"""What a process remembers of indexes: the active ones, so that queries don't look them up, and how fast builds are."""
+"""What a process remembers of indexes: those that answer, so that queries needn't ask, and how fast builds are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 
 from schemaless.errors import StorageUnavailable
-from schemaless.index.catalogue import find_index
+from schemaless.index.catalogue import find_versions
+from schemaless.index.versions import NamedIndex
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import BuildProgress, DefinedIndex, IndexStage
+from schemaless.storage.index_definition_table import BuildProgress
 from schemaless.topology import Datastore
 
 KEPT_S = 2.0
@@ -18,7 +19,9 @@ PATIENCE_S = 0.2
 
 
 class IndexCatalogue:
-    """Remembers active indexes for some seconds, paused ones too. Others are looked up each time.
+    """Remembers indexes that answer for some seconds, with all versions. Others are looked up each time.
+
+    So for KEPT_S after a switch a process may answer from the version before (A21).
 
     While a master hangs a look-up takes seconds. A query then waits for a moment only, and goes on with what is known.
     """
@@ -26,11 +29,11 @@ class IndexCatalogue:
     def __init__(self, storage: AsyncStorage, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
         self._clock = clock
-        self._active: dict[tuple[str, str], tuple[float, DefinedIndex]] = {}
-        self._looking: dict[tuple[str, str], asyncio.Task[DefinedIndex]] = {}
+        self._active: dict[tuple[str, str], tuple[float, NamedIndex]] = {}
+        self._looking: dict[tuple[str, str], asyncio.Task[NamedIndex]] = {}
 
-    async def find(self, datastore: Datastore, name: str) -> DefinedIndex:
-        """Returns an index. Raises NotFound or StorageUnavailable."""
+    async def find(self, datastore: Datastore, name: str) -> NamedIndex:
+        """Returns the versions of an index. Raises NotFound or StorageUnavailable."""
         key = (datastore.name, name)
         looked_at, known = self._active.get(key, (0.0, None))
         if known is not None and self._clock() - looked_at < KEPT_S:
@@ -50,10 +53,10 @@ class IndexCatalogue:
         self._active.pop((datastore.name, name), None)
         self._looking.pop((datastore.name, name), None)
 
-    async def _look(self, datastore: Datastore, name: str) -> DefinedIndex:
-        return await find_index(self._storage, datastore, name)
+    async def _look(self, datastore: Datastore, name: str) -> NamedIndex:
+        return await find_versions(self._storage, datastore, name)
 
-    def _looked(self, key: tuple[str, str], task: asyncio.Task[DefinedIndex]) -> None:
+    def _looked(self, key: tuple[str, str], task: asyncio.Task[NamedIndex]) -> None:
         if self._looking.get(key) is not task:
             return  # forgotten meanwhile: what it found may be older
         del self._looking[key]
@@ -61,7 +64,7 @@ class IndexCatalogue:
         if isinstance(error, StorageUnavailable) or task.cancelled():
             return
         self._active.pop(key, None)
-        if error is None and task.result().stage is IndexStage.ACTIVE:
+        if error is None and task.result().answering.is_complete:
             self._active[key] = (self._clock(), task.result())
 
 

@@ -13,6 +13,7 @@ from api.http.parameters import READ_FROM, Parameter, parse_pairs
 from api.http.request import Request
 from api.http.response import Response, document_response, ok_response, problem_of
 from api.http.route import Route
+from api.index.cursor import cursor_version
 from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
 from api.index.search import entry_view, merged, places_by_cluster
 from api.index.verification import current_entries
@@ -29,7 +30,8 @@ from schemaless.errors import (
     SchemalessError,
     TableMissing,
 )
-from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState
+from schemaless.index.versions import NamedIndex
+from schemaless.storage.index_definition_table import DefinedIndex, RunState
 from schemaless.storage.index_select import PAGE_BYTES_MAX, page_bytes
 from schemaless.storage.index_table import FoundEntry
 from schemaless.topology import Datastore, Role
@@ -46,25 +48,49 @@ async def get_entries(request: Request) -> Response:
     """
     datastore = await request.datastore()
     pairs = parse_pairs(request.raw_query, PARAMETERS_MAX) if request.raw_query else []
-    index = await request.state.index_catalogue.find(datastore, request.path["name"])
-    if index.stage is not IndexStage.ACTIVE:
+    name, cursor = request.path["name"], dict(pairs).get("cursor")
+    catalogue = request.state.index_catalogue
+    named = await catalogue.find(datastore, name)
+    index = named.answering if cursor is None else _version_of(named, cursor)
+    if index is None:  # the process that gave the cursor may have seen a switch before this one
+        catalogue.forget(datastore, name)
+        index = _version_of(await catalogue.find(datastore, name), cursor or "")
+    if index is None:
+        raise Invalid("cursor", "belongs to a version of the index that is gone: begin again without it")
+    if not index.is_complete:
         error = _why_not_answering(index)
         progress = await progress_view(request, datastore, index)
         return document_response({**problem_of(error), **({} if progress is None else {"progress": progress})})
-    query = parse_query(index.definition, datastore.shards, pairs)
     try:
-        return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
+        return await _answer(request, datastore, index, pairs)
     except TableMissing as error:
-        request.state.index_catalogue.forget(datastore, index.name)
-        newest = await request.state.index_catalogue.find(datastore, index.name)
-        if newest.number != index.number or newest.stage is not IndexStage.ACTIVE:
+        catalogue.forget(datastore, name)
+        newest = (await catalogue.find(datastore, name)).answering
+        if newest.number == index.number and newest.is_complete:
+            raise
+        if not newest.is_complete:
             raise _why_not_answering(newest) from error
-        raise
+        if cursor is not None:
+            raise Invalid("cursor", "belongs to a version of the index that is gone: begin again without it") from None
+        return await _answer(request, datastore, newest, pairs)
+
+
+def _version_of(named: NamedIndex, cursor: str) -> DefinedIndex | None:
+    """Returns the version that a cursor continues, None when it is gone. Raises Invalid for what is no cursor."""
+    index = named.version(cursor_version(cursor))
+    return index if index is not None and index.is_present else None
+
+
+async def _answer(
+    request: Request, datastore: Datastore, index: DefinedIndex, pairs: Sequence[tuple[str, str]]
+) -> Response:
+    query = parse_query(index.definition, datastore.shards, pairs)
+    return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
 
 
 def _why_not_answering(index: DefinedIndex) -> SchemalessError:
     """Returns the error of a query of an index that was never complete, or that is dropped."""
-    if index.stage is IndexStage.DELETING:
+    if not index.is_present:
         return NotFound(f"index {index.name} was dropped, and is being deleted")
     if index.order.run_state is RunState.FAILED:
         return Conflict(f"index {index.name} has failed: {index.order.reason}")
@@ -100,7 +126,7 @@ class _Answer:
         pages = [answer.page for answer, _ in answers.values()]
         page = merged(definition, query, pages if overlay is None else [*pages, overlay.page])
         shown: Sequence[FoundEntry] = page.entries
-        document: dict[str, Any] = {"entries": [], "cursor": page.cursor}
+        document: dict[str, Any] = {"entries": [], "cursor": page.cursor, "version": self._index.number}
         columns = query.include + tuple(sorted(definition.columns - set(query.include))) * query.verify
         if columns and shown:
             cells, cells_served = await self._cells(shown, columns)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from api.http.content import decode
-from api.http.parameters import LIMIT, Parameter
+from api.http.parameters import LIMIT, Parameter, parse_flag, parse_int
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
@@ -25,9 +25,11 @@ from api.index.problems import (
 )
 from api.routes.status import NEVER_KEPT
 from api.status.consumers import in_all, read_consumer
-from schemaless.access import Scope
+from schemaless.access import Scope, parse_lifetime
+from schemaless.cell import created_at_text
 from schemaless.errors import Invalid, NotBuilt, StorageUnavailable
 from schemaless.index.catalogue import (
+    Change,
     build_progress,
     create_index,
     drop_index,
@@ -35,8 +37,11 @@ from schemaless.index.catalogue import (
     read_versions,
     resume_index,
     throttle_index,
+    version_of,
 )
-from schemaless.index.definition import parse_definition, parse_index_name
+from schemaless.index.definition import NUMBER_MAX, parse_definition, parse_index_name
+from schemaless.index.switch import drop_version, switch_index
+from schemaless.index.versions import IndexVersions, NamedIndex, VersionRole
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.storage.index_problem_table import IndexVersion
@@ -47,21 +52,59 @@ CELLS_PER_S_MAX = 10**9
 _ORDER_BYTES_MAX = 1 << 10
 
 
+def _parse_keep(text: str, field: str) -> int:
+    """Returns seconds. Raises Invalid."""
+    return 0 if text in ("0", "0s") else parse_lifetime(text, field)
+
+
+_VERSION: Parameter[int | None] = Parameter(
+    "version",
+    lambda text, field: parse_int(text, field, 1, NUMBER_MAX),
+    None,
+    "The number of a version. Without it: the change, or else the version that answers.",
+)
+_DROPPED: Parameter[int | None] = Parameter(
+    "version", _VERSION.parse, None, "Drops this version only: a change that is given up, or one that is kept."
+)
+_CHANGE: Parameter[bool] = Parameter(
+    "change", parse_flag, False, "true: an index with another definition gets a new version, beside the present one."
+)
+_HOLD: Parameter[bool] = Parameter(
+    "hold", parse_flag, False, "true: the new version waits for `switch`. By default it answers once it is complete."
+)
+_KEEP: Parameter[int | None] = Parameter(
+    "keep", _parse_keep, None, "How long the version before is kept after the switch, such as 30m, 12h or 0s."
+)
+
+
 async def put_index(request: Request) -> Response:
-    """Creates an index, which is built from all cells. The same definition again changes nothing."""
+    """Creates an index, which is built from all cells. The same definition again changes nothing.
+
+    With `change`, another definition becomes a new version, which is built beside the present one and then answers.
+    """
     datastore = await request.datastore()
-    request.query()
+    query = request.query(_CHANGE, _HOLD, _KEEP)
+    change = None
+    if _CHANGE.of(query):
+        keep_s = _KEEP.of(query)
+        change = Change(request.state.settings.index_keep_s if keep_s is None else keep_s, _HOLD.of(query))
+    elif unused := query.keys() - {"change"}:
+        raise Invalid(sorted(unused)[0], "is for a change of an index: ask with change=true")
     name = parse_index_name(request.path["name"])
     document = request.request_format().parse(await request.payload(DEFINITION_BYTES_MAX))
     definition = parse_definition({"name": name, **document} if isinstance(document, dict) else document)
     if definition.name != name:
         raise Invalid("definition.name", f"is {definition.name!r}, the path says {name!r}")
-    new = await create_index(request.state.storage, datastore, definition, request.state.settings.indexes_max)
+    indexes_max = request.state.settings.indexes_max
+    new = await create_index(request.state.storage, datastore, definition, indexes_max, change)
     return await _shown(request, datastore, name, status=201 if new else 200)
 
 
 async def get_index(request: Request) -> Response:
-    """Definition and state, with progress while it is building, why it failed, and how far it is behind."""
+    """Definition and state, with progress while it is building, why it failed, and how far it is behind.
+
+    These are of the version that answers. `versions` has all of them: a change, and one that is kept after a switch.
+    """
     datastore = await request.datastore()
     request.query()
     return await _shown(request, datastore, request.path["name"])
@@ -74,20 +117,21 @@ async def get_indexes(request: Request) -> Response:
     versions = await read_versions(request.state.storage, datastore)
     problems = await counts_or_none(request.state.storage, datastore, request.state.settings.status_timeout_s)
     views = await asyncio.gather(
-        *(_view(request, datastore, index, list(versions.away), problems) for index in versions.newest().values())
+        *(_view(request, datastore, named, versions, problems) for named in versions.indexes().values())
     )
     return ok_response(request.response_format(), {"indexes": views}, NEVER_KEPT)
 
 
 async def delete_index(request: Request) -> Response:
-    """Drops an index in whatever state it is. Indexers delete its tables, those of a cluster that is away later."""
+    """Drops an index in whatever state it is, or one version. Indexers delete its tables."""
     datastore = await request.datastore()
-    request.query()
-    index = await drop_index(request.state.storage, datastore, request.path["name"])
-    request.state.index_catalogue.forget(datastore, index.name)
-    away = list((await read_versions(request.state.storage, datastore)).away)
-    view = await _view(request, datastore, index, away, {})
-    return ok_response(request.response_format(), view, NEVER_KEPT, status=202)
+    number, name = _DROPPED.of(request.query(_DROPPED)), request.path["name"]
+    if number is None:
+        await drop_index(request.state.storage, datastore, name)
+    else:
+        await drop_version(request.state.storage, datastore, name, number)
+    request.state.index_catalogue.forget(datastore, name)
+    return await _shown(request, datastore, name, status=202)
 
 
 async def pause_one(request: Request) -> Response:
@@ -113,16 +157,20 @@ async def throttle_one(request: Request) -> Response:
     if cells_per_s is not None and not 0 < cells_per_s <= CELLS_PER_S_MAX:
         raise Invalid("cells_per_s", f"must be an integer from 1 to {CELLS_PER_S_MAX}, or 0 for no bound")
     return await _ordered(
-        request, lambda storage, datastore, name: throttle_index(storage, datastore, name, cells_per_s)
+        request, lambda storage, datastore, name, number: throttle_index(storage, datastore, name, cells_per_s, number)
     )
 
 
 async def get_problems(request: Request) -> Response:
     """Values that don't fit the types of the index, and are null there. `count` is their exact number."""
     datastore = await request.datastore()
-    query = request.query(LIMIT, CURSOR)
+    query = request.query(_VERSION, LIMIT, CURSOR)
     limit, storage, timeout_s = LIMIT.of(query), request.state.storage, request.state.settings.status_timeout_s
-    index = (await read_versions(storage, datastore)).of(datastore.name, request.path["name"]).definition
+    named, number = (
+        (await read_versions(storage, datastore)).of(datastore.name, request.path["name"]),
+        _VERSION.of(query),
+    )
+    index = (named.meant if number is None else version_of(named, number)).definition
     cursor = CURSOR.of(query)
     after = ProblemCursor(index.number) if cursor is None else read_cursor(cursor, index)
     await request.read.reserve(limit * ITEM_BYTES_MAX)
@@ -136,17 +184,42 @@ async def get_problems(request: Request) -> Response:
     return ok_response(request.response_format(), document, NEVER_KEPT)
 
 
+class _Switch(msgspec.Struct, forbid_unknown_fields=True):
+    version: int | None = None
+    back: bool = False
+    keep: str | None = None
+
+
+async def switch_one(request: Request) -> Response:
+    """Lets another version answer: the newest one, with `back` the one before, or the `version` with a number.
+
+    The version that answered until now is kept for `keep`, such as 30m. Switching to the one that answers is harmless.
+    """
+    datastore, name = await request.datastore(), request.path["name"]
+    request.query()
+    wanted = decode(await request.payload(_ORDER_BYTES_MAX), request.request_format().decoder(_Switch), "switch")
+    if wanted.back and wanted.version is not None:
+        raise Invalid("back", "give back or version, not both")
+    keep_s = None if wanted.keep is None else _parse_keep(wanted.keep, "keep")
+    storage = request.state.storage
+    try:
+        await switch_index(storage, datastore, name, wanted.version, back=wanted.back, keep_s=keep_s)
+    finally:
+        request.state.index_catalogue.forget(datastore, name)
+    return await _shown(request, datastore, name)
+
+
 async def not_built(request: Request) -> Response:
-    """Verification, repair and change in place (not built yet)."""
-    raise NotBuilt("verification, repair and change in place of an index")
+    """Verification and repair (not built yet)."""
+    raise NotBuilt("verification and repair of an index over HTTP")
 
 
 async def _ordered(
-    request: Request, order: Callable[[AsyncStorage, Datastore, str], Awaitable[DefinedIndex]]
+    request: Request, order: Callable[[AsyncStorage, Datastore, str, int | None], Awaitable[DefinedIndex]]
 ) -> Response:
     datastore = await request.datastore()
-    request.query()
-    index = await order(request.state.storage, datastore, request.path["name"])
+    number = _VERSION.of(request.query(_VERSION))
+    index = await order(request.state.storage, datastore, request.path["name"], number)
     request.state.index_catalogue.forget(datastore, index.name)
     return await _shown(request, datastore, index.name)
 
@@ -154,15 +227,14 @@ async def _ordered(
 async def _shown(request: Request, datastore: Datastore, name: str, status: int = 200) -> Response:
     """Shows one index, and how many cells it is behind."""
     versions = await read_versions(request.state.storage, datastore)
-    index = versions.of(datastore.name, name)
     timeout_s = request.state.settings.status_timeout_s
     problems = await counts_or_none(request.state.storage, datastore, timeout_s)
-    view = await _view(request, datastore, index, list(versions.away), problems)
-    if index.has_tables and index.state is not IndexState.BUILDING:
-        shards, unanswered = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
-        view["lag"] = None if unanswered else in_all(shards).lag
+    named = versions.of(datastore.name, name)
+    view = await _view(request, datastore, named, versions, problems, lags=True)
+    answering = named.answering
+    if answering.has_tables and answering.state is not IndexState.BUILDING:
         passes = await read_passes(request.state.storage, datastore, timeout_s)
-        version = IndexVersion(datastore.name, index.name, index.number)
+        version = IndexVersion(datastore.name, answering.name, answering.number)
         view["cleaner"] = None if passes is None else pass_view(datastore, passes.get(version))
     return ok_response(request.response_format(), view, NEVER_KEPT, status=status)
 
@@ -170,33 +242,73 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
 async def _view(
     request: Request,
     datastore: Datastore,
+    named: NamedIndex,
+    known: IndexVersions,
+    problems: Mapping[IndexVersion, int] | None,
+    *,
+    lags: bool = False,
+) -> dict[str, Any]:
+    """Shows an index as the version that answers, with all versions below that.
+
+    `problems` are None if a cluster doesn't answer. `lags`: how far each version is behind, too.
+    """
+    views = await asyncio.gather(
+        *(_version_view(request, datastore, named, index, list(known.away), problems, lags) for index in named.versions)
+    )
+    answering = views[named.versions.index(named.answering)]
+    own = {name: value for name, value in answering.items() if name not in ("role", "kept_until", "switch")}
+    return {"name": named.answering.name, **own, "versions": views}
+
+
+async def _version_view(
+    request: Request,
+    datastore: Datastore,
+    named: NamedIndex,
     index: DefinedIndex,
     unreached: list[str],
     problems: Mapping[IndexVersion, int] | None,
+    lags: bool,
 ) -> dict[str, Any]:
-    """Shows an index. `unreached` names clusters that don't answer now. `problems` are None if one doesn't."""
+    """Shows one version. `unreached` names clusters that don't answer now."""
+    until = named.kept_until(index)
     version = IndexVersion(datastore.name, index.name, index.number)
-    return {
-        "name": index.name,
+    view = {
         "number": index.number,
+        "role": named.role(index),
         "state": index.state,
         "reason": index.order.reason,
-        "what_to_do": _what_to_do(index, unreached),
+        "what_to_do": _what_to_do(named, index, unreached),
         "cells_per_s": index.order.cells_per_s,
         "progress": await progress_view(request, datastore, index),
         "problems": None if problems is None else problems.get(version, 0),
+        "switch": "manual" if index.switch.by_hand else "automatic",
+        "kept_until": None if until is None else created_at_text(until),
         "definition": index.definition.document(),
     }
+    if lags and index.has_tables and index.state is not IndexState.BUILDING:
+        timeout_s = request.state.settings.status_timeout_s
+        shards, unanswered = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
+        view["lag"] = None if unanswered else in_all(shards).lag
+    return view
 
 
-def _what_to_do(index: DefinedIndex, unreached: list[str]) -> str | None:
+def _what_to_do(named: NamedIndex, index: DefinedIndex, unreached: list[str]) -> str | None:
     """Returns what a person should do or wait for, None if nothing."""
+    which = index.name if index == named.meant else f"{index.name} --version {index.number}"
     if index.state is IndexState.FAILED:
-        return f"correct what the reason names, then `schemaless index resume {index.name}`, or drop it"
+        return f"correct what the reason names, then `schemaless index resume {which}`, or drop it"
     if index.state is IndexState.PAUSED:
-        return f"`schemaless index resume {index.name}` lets it go on from where it is"
+        return f"`schemaless index resume {which}` lets it go on from where it is"
     if unreached and index.state in (IndexState.DELETING, IndexState.BUILDING):
         return f"bring {', '.join(unreached)} back: it goes on by itself then"
+    role = named.role(index)
+    if role is VersionRole.CHANGE and index.is_complete and index.switch.by_hand:
+        return f"`schemaless index switch {index.name}` lets it answer"
+    if role is VersionRole.KEPT:
+        return (
+            f"`schemaless index switch {index.name} --version {index.number}` lets it answer again. It is written like"
+            f" any index until it goes: `schemaless index drop {index.name} --version {index.number}` ends that"
+        )
     return None
 
 
@@ -229,16 +341,33 @@ _THROTTLE = {
     "properties": {"cells_per_s": {"type": ["integer", "null"], "minimum": 0, "maximum": CELLS_PER_S_MAX}},
 }
 
+_SWITCH = {
+    "type": "object",
+    "properties": {
+        "version": {"type": ["integer", "null"], "minimum": 1},
+        "back": {"type": "boolean"},
+        "keep": {"type": ["string", "null"]},
+    },
+}
+
 ROUTES = (
     Route("GET", "/indexes", get_indexes, Scope.READ),
     Route("GET", "/indexes/{name}", get_index, Scope.READ),
-    Route("PUT", "/indexes/{name}", put_index, Scope.ADMIN, payload=_DEFINITION, answers=(201, 200)),
-    Route("DELETE", "/indexes/{name}", delete_index, Scope.ADMIN, answers=(202,)),
-    Route("POST", "/indexes/{name}/pause", pause_one, Scope.ADMIN),
-    Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN),
-    Route("POST", "/indexes/{name}/throttle", throttle_one, Scope.ADMIN, payload=_THROTTLE),
-    Route("GET", "/indexes/{name}/problems", get_problems, Scope.READ, (LIMIT, CURSOR)),
+    Route(
+        "PUT",
+        "/indexes/{name}",
+        put_index,
+        Scope.ADMIN,
+        (_CHANGE, _HOLD, _KEEP),
+        payload=_DEFINITION,
+        answers=(201, 200),
+    ),
+    Route("DELETE", "/indexes/{name}", delete_index, Scope.ADMIN, (_DROPPED,), answers=(202,)),
+    Route("POST", "/indexes/{name}/pause", pause_one, Scope.ADMIN, (_VERSION,)),
+    Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN, (_VERSION,)),
+    Route("POST", "/indexes/{name}/throttle", throttle_one, Scope.ADMIN, (_VERSION,), payload=_THROTTLE),
+    Route("GET", "/indexes/{name}/problems", get_problems, Scope.READ, (_VERSION, LIMIT, CURSOR)),
     Route("POST", "/indexes/{name}/verify", not_built, Scope.ADMIN),
     Route("POST", "/indexes/{name}/repair", not_built, Scope.ADMIN),
-    Route("POST", "/indexes/{name}/switch", not_built, Scope.ADMIN),
+    Route("POST", "/indexes/{name}/switch", switch_one, Scope.ADMIN, payload=_SWITCH),
 )

@@ -28,6 +28,7 @@ from schemaless.audit.report import (
 )
 from schemaless.audit.shard_audit import Published, ShardComparison, StoredCells
 from schemaless.bus.reader import PartitionReader
+from schemaless.index.versions import merge
 from schemaless.location import GenerationStart
 from schemaless.names import INDEX_PREFIX
 from schemaless.storage import (
@@ -40,7 +41,7 @@ from schemaless.storage import (
     shard_head,
     shard_log,
 )
-from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState, merge
+from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
 

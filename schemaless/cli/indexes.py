@@ -25,6 +25,9 @@ _WAITED_FOR_IN_VAIN = ("paused", "failed", "deleting")
 _POLL_S = 0.5
 
 Name = Annotated[str, typer.Argument(help="name of the index")]
+Version = Annotated[
+    int | None, typer.Option(min=1, help="number of a version; without it: the change, or else the one that answers")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +41,7 @@ def register(app: typer.Typer) -> None:
         "resume": resume,
         "throttle": throttle,
         "problems": problems,
+        "switch": switch,
         "drop": drop,
         "verify": verify,
         "repair": repair,
@@ -50,10 +54,18 @@ def create(
     client: Client,
     as_json: bool,
     file: Annotated[Path, typer.Argument(help="definition as YAML or JSON", exists=True, dir_okay=False)],
+    change: Annotated[
+        bool, typer.Option("--change", help="an index with another definition gets a new version, which then answers")
+    ] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="the new version answers only after `index switch`")] = False,
+    keep: Annotated[
+        str | None, typer.Option(help="how long the version before is kept after the switch, like 30m, 12h or 0s")
+    ] = None,
 ) -> None:
-    """Create an index. It is built in the background from the cells that exist."""
+    """Create an index, or change it. It is built in the background from the cells that exist."""
     definition = load_definition(file.read_text())
-    document = client.index(definition.name).define(definition.document())
+    index = client.index(definition.name)
+    document = index.define(definition.document(), change=change, hold=hold, keep=keep)
     _print_index(document, as_json)
 
 
@@ -81,31 +93,51 @@ def wait(
     name: Name,
     timeout: Annotated[float, typer.Option(min=0, help="seconds after which to give up with exit code 1")] = 3600.0,
 ) -> None:
-    """Wait until an index is active."""
+    """Wait until an index is active, and its change, if there is one, answers or waits for the switch."""
     deadline = time.monotonic() + timeout
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"building {name}", total=None)
-        while (document := client.document(f"/indexes/{parse_index_name(name)}"))["state"] != ACTIVE:
-            if document["state"] in _WAITED_FOR_IN_VAIN:
-                raise Conflict(f"index {_line(document)}")
+        while True:
+            document = client.document(f"/indexes/{parse_index_name(name)}")
+            changes = [version for version in document["versions"] if version["role"] == "change"]
+            awaited = changes[-1] if changes else document
+            if awaited["state"] == ACTIVE and awaited.get("switch") != "automatic":
+                break
+            if awaited["state"] in _WAITED_FOR_IN_VAIN:
+                raise Conflict(f"index {_line({'name': name, **awaited})}")
             if time.monotonic() > deadline:
-                raise NotReady(f"index {_line(document)} after {timeout:.0f} s")
-            progress = document.get("progress") or {}
+                raise NotReady(f"index {_line({'name': name, **awaited})} after {timeout:.0f} s")
+            progress = awaited.get("progress") or {}
             bar.update(task, completed=progress.get("done") or 0, total=progress.get("total"))
             time.sleep(_POLL_S)
     _print_index(document, as_json)
 
 
 @api_command
-def pause(client: Client, as_json: bool, name: Name) -> None:
-    """Let no indexer work on an index. If it was complete, it goes on to answer with what it has."""
-    _print_index(client.index(parse_index_name(name)).pause(), as_json)
+def switch(
+    client: Client,
+    as_json: bool,
+    name: Name,
+    back: Annotated[bool, typer.Option("--back", help="let the version before answer again, at once")] = False,
+    version: Annotated[int | None, typer.Option(min=1, help="number of the version that shall answer")] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="how long the version that answered until now is kept, like 30m, 12h or 0s")
+    ] = None,
+) -> None:
+    """Let the newest version of an index answer, or another one that is there."""
+    _print_index(client.index(parse_index_name(name)).switch(version, back=back, keep=keep), as_json)
 
 
 @api_command
-def resume(client: Client, as_json: bool, name: Name) -> None:
+def pause(client: Client, as_json: bool, name: Name, version: Version = None) -> None:
+    """Let no indexer work on an index. If it was complete, it goes on to answer with what it has."""
+    _print_index(client.index(parse_index_name(name)).pause(version), as_json)
+
+
+@api_command
+def resume(client: Client, as_json: bool, name: Name, version: Version = None) -> None:
     """Let indexers work on an index again that was paused, or that has failed."""
-    _print_index(client.index(parse_index_name(name)).resume(), as_json)
+    _print_index(client.index(parse_index_name(name)).resume(version), as_json)
 
 
 @api_command
@@ -114,9 +146,10 @@ def throttle(
     as_json: bool,
     name: Name,
     cells_per_s: Annotated[int, typer.Option(min=0, help="cells a second of each indexer process; 0: no bound")],
+    version: Version = None,
 ) -> None:
     """Bound how many cells a second each indexer process delivers to an index."""
-    _print_index(client.index(parse_index_name(name)).throttle(cells_per_s), as_json)
+    _print_index(client.index(parse_index_name(name)).throttle(cells_per_s, version), as_json)
 
 
 @api_command
@@ -124,19 +157,22 @@ def drop(
     client: Client,
     as_json: bool,
     name: Name,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="drop this version only: a change that is given up, or one that is kept")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0, help="seconds to wait until everything of it is deleted")] = 30.0,
 ) -> None:
     """Drop an index, in whatever state it is. What isn't deleted in time is deleted in the background."""
     index = client.index(parse_index_name(name))
-    document = index.drop()
-    number, deadline = document["number"], time.monotonic() + timeout
-    while document["number"] == number and time.monotonic() < deadline:
+    document = index.drop(version)
+    going = {each["number"] for each in document["versions"] if version in (None, each["number"])}
+    deadline = time.monotonic() + timeout
+    while going & {each["number"] for each in document["versions"]} and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         try:
             document = index.status()
         except NotFound:
-            document = document | {"state": "deleted", "what_to_do": None}
-            break
+            document = document | {"state": "deleted", "what_to_do": None, "versions": []}
     _print_index(document, as_json)
 
 
@@ -151,7 +187,8 @@ def query(
     page = client.index(parse_index_name(name)).query(**_parse_terms(terms))
     if as_json:
         entries = [{"row_key": str(entry.row_key), "fields": entry.fields} for entry in page]
-        shown = {"entries": entries, "cursor": page.cursor, "freshness": msgspec.to_builtins(page.freshness)}
+        freshness = msgspec.to_builtins(page.freshness)
+        shown = {"entries": entries, "cursor": page.cursor, "version": page.version, "freshness": freshness}
         print_json({**shown, "explain": page.explain} if page.explain else shown)
         return
     fields = list(page.entries[0].fields) if page.entries else []
@@ -167,9 +204,10 @@ def problems(
     name: Name,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="how many are listed")] = 100,
     cursor: Annotated[str | None, typer.Option(help="of the page before: where this one begins")] = None,
+    version: Version = None,
 ) -> None:
     """List the values that don't fit the types of an index, and are null there."""
-    page = client.index(parse_index_name(name)).problems(limit=limit, cursor=cursor)
+    page = client.index(parse_index_name(name)).problems(version, limit=limit, cursor=cursor)
     if as_json:
         print_json(page)
         return
@@ -207,9 +245,17 @@ def _print_index(document: dict[str, Any], as_json: bool = False) -> None:
     print(_line(document))
     if cleaner := document.get("cleaner"):
         print(f"  {_cleaner_line(cleaner)}")
+    _print_hints(document, "  ")
+    for version in document["versions"]:
+        if version["role"] != "answers":
+            print(f"  {_line({'name': version['role'], **version})}")
+            _print_hints(version, "    ")
+
+
+def _print_hints(document: dict[str, Any], indent: str) -> None:
     for text in (document.get("reason"), document.get("what_to_do")):
         if text is not None:
-            print(f"  {text}")
+            print(f"{indent}{text}")
 
 
 def _cleaner_line(cleaner: dict[str, Any]) -> str:
@@ -224,6 +270,10 @@ def _cleaner_line(cleaner: dict[str, Any]) -> str:
 def _line(document: dict[str, Any]) -> str:
     """Returns the state of an index in one line: how far it is, why it failed, and what to do."""
     parts = [f"{document['name']} {document['state']}"]
+    if len(document.get("versions", "..")) > 1:
+        parts.append(f"version {document['number']}")
+    if document.get("kept_until") is not None:
+        parts.append(f"until {document['kept_until']}")
     if (progress := document.get("progress")) and progress["done"] is not None:
         total = progress["total"] if progress["total"] is not None else "?"
         eta = f", about {progress['eta_s']:.0f} s left" if progress.get("eta_s") is not None else ""

@@ -197,6 +197,7 @@ class EntriesFreshness(msgspec.Struct, frozen=True):
 class EntriesPage(msgspec.Struct, frozen=True):
     """A page of an index query. `cursor` goes into the next query, and is None at the end.
 
+    `version` is the number of the version of the index that answered.
     `dropped` entries were left out by `verify`: the newest cells of their rows make other ones.
 
     With `after`, `overlay` says how many `cells` were evaluated that the index lacked. `waited` is how many seconds the
@@ -210,6 +211,7 @@ class EntriesPage(msgspec.Struct, frozen=True):
     explain: list[dict[str, Any]] = []
     overlay: dict[str, int] | None = None
     waited: float | None = None
+    version: int = 1
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

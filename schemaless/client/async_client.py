@@ -221,43 +221,73 @@ class AsyncIndex:
         """Returns all entries of a query, page after page. `limit` is the size of a page."""
         return AsyncEntryIterator(self._client, EntryPages(self._client._requests, self._name, terms))
 
-    async def define(self, definition: Mapping[str, Any]) -> dict[str, Any]:
+    async def define(
+        self, definition: Mapping[str, Any], *, change: bool = False, hold: bool = False, keep: str | None = None
+    ) -> dict[str, Any]:
         """Creates the index, and returns its document. The same definition again changes nothing.
 
-        Raises Conflict when another definition has its name.
+        `change`: an index with another definition gets a new version, which answers once it is complete, with `hold`
+        once `switch` is called. The version before is kept for `keep`, such as "30m". Raises Conflict when another
+        definition has its name and no change is asked for.
         """
         client = self._client
-        return await client._run(client._requests.define_index(self._name, definition))
+        return await client._run(
+            client._requests.define_index(self._name, definition, change=change, hold=hold, keep=keep)
+        )
 
     async def status(self) -> dict[str, Any]:
-        """Returns the index's document: its state, why it failed, how far it is and what to do."""
+        """Returns the index's document: its state, why it failed, how far it is, what to do, and its versions."""
         client = self._client
         return await client._run(client._requests.get_index(self._name))
 
-    async def problems(self, *, limit: int | None = None, cursor: str | None = None) -> dict[str, Any]:
-        """Returns a page of the values that don't fit the types of the index, and `count`, their exact number."""
-        client = self._client
-        return await client._run(client._requests.index_problems(self._name, limit, cursor))
+    async def problems(
+        self, version: int | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """Returns a page of the values that don't fit the types of the index, and `count`, their exact number.
 
-    async def drop(self) -> dict[str, Any]:
-        """Drops the index in whatever state it is. Returns its document. The name may be used again at once."""
+        `version` is as in `pause`.
+        """
         client = self._client
-        return await client._run(client._requests.drop_index(self._name))
+        return await client._run(client._requests.index_problems(self._name, version, limit, cursor))
 
-    async def pause(self) -> dict[str, Any]:
-        """Lets no indexer work on the index. If it was complete, it goes on to answer with what it has."""
-        client = self._client
-        return await client._run(client._requests.order_index(self._name, "pause"))
+    async def switch(
+        self, version: int | None = None, *, back: bool = False, keep: str | None = None
+    ) -> dict[str, Any]:
+        """Lets another version answer: the newest one, with `back` the one before, or the one with a number.
 
-    async def resume(self) -> dict[str, Any]:
-        """Lets indexers work on the index again, also if it has failed."""
-        client = self._client
-        return await client._run(client._requests.order_index(self._name, "resume"))
+        The version that answered until now is kept for `keep`, such as "30m".
+        """
+        client, wanted = self._client, {"version": version, "back": back, "keep": keep}
+        return await client._run(client._requests.order_index(self._name, "switch", details=wanted))
 
-    async def throttle(self, cells_per_s: int | None) -> dict[str, Any]:
-        """Bounds how many cells a second each indexer process delivers to the index. 0 and None: no bound."""
+    async def drop(self, version: int | None = None) -> dict[str, Any]:
+        """Drops the index in whatever state it is, or one version of it. Returns its document.
+
+        The name of a dropped index may be used again at once.
+        """
         client = self._client
-        return await client._run(client._requests.order_index(self._name, "throttle", {"cells_per_s": cells_per_s}))
+        return await client._run(client._requests.drop_index(self._name, version))
+
+    async def pause(self, version: int | None = None) -> dict[str, Any]:
+        """Lets no indexer work on the index. If it was complete, it goes on to answer with what it has.
+
+        Without `version` this means the change, if the index is being changed.
+        """
+        client = self._client
+        return await client._run(client._requests.order_index(self._name, "pause", version))
+
+    async def resume(self, version: int | None = None) -> dict[str, Any]:
+        """Lets indexers work on the index again, also if it has failed. `version` is as in `pause`."""
+        client = self._client
+        return await client._run(client._requests.order_index(self._name, "resume", version))
+
+    async def throttle(self, cells_per_s: int | None, version: int | None = None) -> dict[str, Any]:
+        """Bounds how many cells a second each indexer process delivers to the index. 0 and None: no bound.
+
+        `version` is as in `pause`.
+        """
+        client, limit = self._client, {"cells_per_s": cells_per_s}
+        return await client._run(client._requests.order_index(self._name, "throttle", version, limit))
 
 
 class AsyncEntryIterator(AsyncIterator[Entry]):

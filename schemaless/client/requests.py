@@ -162,26 +162,33 @@ class Requests:
         named = {"location": text} if ":" in text else {"row_key": row_key_text(row_key_of(text))}
         return (yield from self.get_json("/explain", {**named, "limit": limit, "read_from": read_from}))
 
-    def define_index(self, name: str, definition: Mapping[str, Any]) -> Flow[dict[str, Any]]:
-        content = encode(definition)
-        response = yield ClientRequest("PUT", self._index_path(name), headers=_CONTENT, content=content)
+    def define_index(
+        self, name: str, definition: Mapping[str, Any], *, change: bool, hold: bool, keep: str | None
+    ) -> Flow[dict[str, Any]]:
+        params = _params(change=change or None, hold=hold or None, keep=keep)
+        response = yield ClientRequest("PUT", self._index_path(name), params, _CONTENT, encode(definition))
         return response.good().read(dict[str, Any])
 
     def get_index(self, name: str) -> Flow[dict[str, Any]]:
         return (yield from self.get_json(self._index_path(name).removeprefix(self.base)))
 
-    def index_problems(self, name: str, limit: int | None, cursor: str | None) -> Flow[dict[str, Any]]:
+    def index_problems(
+        self, name: str, version: int | None, limit: int | None, cursor: str | None
+    ) -> Flow[dict[str, Any]]:
         path = f"{self._index_path(name)}/problems".removeprefix(self.base)
-        return (yield from self.get_json(path, {"limit": limit, "cursor": cursor}))
+        return (yield from self.get_json(path, {"version": version, "limit": limit, "cursor": cursor}))
 
-    def drop_index(self, name: str) -> Flow[dict[str, Any]]:
-        response = yield ClientRequest("DELETE", self._index_path(name))
+    def drop_index(self, name: str, version: int | None) -> Flow[dict[str, Any]]:
+        response = yield ClientRequest("DELETE", self._index_path(name), _params(version=version))
         return response.good().read(dict[str, Any])
 
-    def order_index(self, name: str, order: str, details: Mapping[str, Any] | None = None) -> Flow[dict[str, Any]]:
-        """Orders `pause`, `resume` or `throttle` of an index."""
+    def order_index(
+        self, name: str, order: str, version: int | None = None, details: Mapping[str, Any] | None = None
+    ) -> Flow[dict[str, Any]]:
+        """Orders `pause`, `resume`, `throttle` or `switch` of an index, or of one version."""
         content = b"" if details is None else encode(details)
-        response = yield ClientRequest("POST", f"{self._index_path(name)}/{order}", headers=_CONTENT, content=content)
+        path = f"{self._index_path(name)}/{order}"
+        response = yield ClientRequest("POST", path, _params(version=version), _CONTENT, content)
         return response.good().read(dict[str, Any])
 
     def order_program(self, name: str, order: str, details: Mapping[str, Any]) -> Flow[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The catalogue of a datastore's indexes, which every master keeps: making, dropping, ordering, and how far a build is.
 
 What people ask for is a row on each master that can be reached. Indexer processes do the work, and bring rows of
-masters that were away to what the others have. When two clients create different indexes under one name, the first
-master (by name of its cluster) decides which one was first.
+masters that were away to what the others have. When two clients create different indexes under one name, or change one
+index, the first master (by name of its cluster) decides which one was first. Which version answers: index/switch.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import replace
 import msgspec
 
 from schemaless.batching import all_or_first_error
-from schemaless.errors import Conflict, Invalid, StorageUnavailable
+from schemaless.errors import Conflict, Invalid, NotFound, StorageUnavailable
 from schemaless.index.definition import NUMBER_MAX, IndexDefinition
+from schemaless.index.versions import IndexVersions, NamedIndex, VersionRole, merge
 from schemaless.storage import index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import answers_of_all
@@ -23,10 +24,9 @@ from schemaless.storage.index_definition_table import (
     DefinedIndex,
     IndexOrder,
     IndexStage,
-    IndexVersions,
+    IndexSwitch,
     RunState,
     defined,
-    merge,
 )
 from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
@@ -47,24 +47,39 @@ async def read_versions(storage: AsyncStorage, datastore: Datastore) -> IndexVer
     return merge(answers.found, {cluster: str(error) for cluster, error in answers.failures.items()})
 
 
-async def list_indexes(storage: AsyncStorage, datastore: Datastore) -> dict[str, DefinedIndex]:
-    """Returns the indexes by name, as the masters that answer know them. Raises StorageUnavailable when none does."""
-    return (await read_versions(storage, datastore)).newest()
-
-
-async def find_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
-    """Returns one index. Raises NotFound or StorageUnavailable."""
+async def find_versions(storage: AsyncStorage, datastore: Datastore, name: str) -> NamedIndex:
+    """Returns all versions of one index. Raises NotFound or StorageUnavailable."""
     return (await read_versions(storage, datastore)).of(datastore.name, name)
 
 
+async def find_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
+    """Returns the version of an index that answers queries. Raises NotFound or StorageUnavailable."""
+    return (await find_versions(storage, datastore, name)).answering
+
+
+class Change(msgspec.Struct, frozen=True):
+    """How an index is changed. The version that answered before is kept for `keep_s`.
+
+    `by_hand`: the new version waits for an order before it answers.
+    """
+
+    keep_s: int
+    by_hand: bool = False
+
+
 async def create_index(
-    storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition, indexes_max: int = 100
+    storage: AsyncStorage,
+    datastore: Datastore,
+    definition: IndexDefinition,
+    indexes_max: int = 100,
+    change: Change | None = None,
 ) -> bool:
-    """Creates an index. Returns whether it is new: False when the same index exists.
+    """Creates an index, or with `change` a new version of it. Returns whether it is new: False when the same exists.
 
     A name that was dropped may be used again at once: the new version has a number of its own. Raises Conflict when
-    another index has that name, and Invalid when the datastore has as many as it may have. Raises StorageUnavailable
-    when a master is unreachable: run it again then.
+    the name has another definition and no change is asked for, or is being changed to a third one. Raises Invalid when
+    the datastore has as many versions as it may have. Raises StorageUnavailable when a master is unreachable: run it
+    again then.
     """
     first, *others = storage.masters
     is_new = False
@@ -72,55 +87,101 @@ async def create_index(
         versions = await read_versions(storage, datastore)
         if versions.away:
             raise StorageUnavailable(f"an index is made on every cluster, and some are away: {dict(versions.away)}")
-        index = versions.newest().get(definition.name)
-        if index is not None and index.stage is not IndexStage.DELETING:
-            if index.definition != replace(definition, number=index.number):
-                raise Conflict(f"index {definition.name} of {datastore.name} exists with another definition")
-            await run_on_masters(others, index_definition_table.bring_to, datastore.name, index)
+        named = versions.indexes().get(definition.name)
+        present = [] if named is None else [index for index in named.versions if index.is_present]
+        if named is not None and present and _exists(named, definition, change is not None):
+            for index in present:
+                await run_on_masters(others, index_definition_table.bring_to, datastore.name, index)
             return is_new
-        present = sum(each.stage is not IndexStage.GONE for each in versions.merged.values())
-        if present >= indexes_max:
+        count = sum(index.stage is not IndexStage.GONE for index in versions.merged.values())
+        if count >= indexes_max:
             raise Invalid(
                 "name",
-                f"{datastore.name} has {present} indexes, those that are being deleted too, and may have {indexes_max}:"
-                " drop one, or raise SCHEMALESS_API_INDEXES_MAX",
+                f"{datastore.name} has {count} versions of indexes, those that are being deleted too, and may have"
+                f" {indexes_max}: drop one, or raise SCHEMALESS_API_INDEXES_MAX",
             )
-        number = 1 + max((each.number for each in versions.merged.values() if each.name == definition.name), default=0)
+        known = [index for index in versions.merged.values() if index.name == definition.name]
+        number = 1 + max((index.number for index in known), default=0)
         if number > NUMBER_MAX:
             raise Conflict(f"the name {definition.name} was used {NUMBER_MAX} times: take another name")
-        wanted = defined(replace(definition, number=number))
+        if change is not None and present:
+            switch = IndexSwitch(0, keep_s=change.keep_s, by_hand=change.by_hand)
+        else:
+            switch = IndexSwitch(1 + max((index.switch.number for index in known), default=0))
+        for index in present:  # a master that lacks one can't take it any more once it has a later number
+            await run_on_masters(storage.masters, index_definition_table.bring_to, datastore.name, index)
+        wanted = defined(replace(definition, number=number), switch=switch)
         await first.run(index_definition_table.insert, datastore.name, wanted, indexes_max)
         is_new = True  # the next pass reads what became of it
     raise Conflict(f"index {definition.name} of {datastore.name} is created and dropped at the same time: try again")
 
 
+def _exists(named: NamedIndex, definition: IndexDefinition, may_change: bool) -> bool:
+    """Returns whether an index has, or is about to have, a definition. Raises Conflict if it can't get it."""
+    name, answering, change = definition.name, named.answering, named.change
+    same = [index for index in named.versions if index.is_present and has_definition(index, definition)]
+    if answering in same:
+        return True
+    if not may_change:
+        raise Conflict(
+            f"index {name} exists with another definition: to change it in place, ask with change=true, on the command"
+            " line with --change"
+        )
+    if change is not None and change not in same:
+        raise Conflict(
+            f"index {name} is being changed already: version {change.number} is {change.state}. Wait for it, or give it"
+            f" up with `schemaless index drop {name} --version {change.number}`"
+        )
+    if change is None and same:
+        raise Conflict(
+            f"version {same[-1].number} of index {name} has this definition, and is still kept:"
+            f" `schemaless index switch {name} --version {same[-1].number}` lets it answer again"
+        )
+    return change is not None
+
+
+def has_definition(index: DefinedIndex, definition: IndexDefinition) -> bool:
+    """Returns whether a version has a definition, whatever its number."""
+    return index.definition == replace(definition, number=index.number)
+
+
 async def drop_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
-    """Orders that an index is deleted, on every master that answers. Returns the version that goes.
+    """Orders that all versions of an index are deleted, on every master that answers. Returns the one that answered.
 
-    Indexers delete it, on a cluster that is away when it is back. Raises NotFound, or StorageUnavailable when no master
-    answers.
+    Indexers delete them, on a cluster that is away when it is back. Raises NotFound, or StorageUnavailable when no
+    master answers.
     """
-    index = (await read_versions(storage, datastore)).of(datastore.name, name)
-    dropped = replace(index, stage=IndexStage.DELETING)
-    await _bring_reachable(storage, datastore, dropped)
-    return dropped
+    named = await find_versions(storage, datastore, name)
+    dropped = {index.number: replace(index, stage=IndexStage.DELETING) for index in named.versions}
+    for index in dropped.values():
+        await bring_reachable(storage, datastore, index)
+    return dropped[named.answering.number]
 
 
-async def pause_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
-    """Orders that no indexer works on an index. Raises NotFound, Conflict or StorageUnavailable."""
-    return await _order(storage, datastore, name, _paused)
+async def pause_index(
+    storage: AsyncStorage, datastore: Datastore, name: str, number: int | None = None
+) -> DefinedIndex:
+    """Orders that no indexer works on a version of an index: the change, or else the one that answers.
+
+    Raises NotFound, Conflict or StorageUnavailable.
+    """
+    return await _order(storage, datastore, name, number, _paused)
 
 
-async def resume_index(storage: AsyncStorage, datastore: Datastore, name: str) -> DefinedIndex:
-    """Orders that indexers work on an index again, also on one that failed. Raises NotFound, Conflict, …"""
-    return await _order(storage, datastore, name, _resumed)
+async def resume_index(
+    storage: AsyncStorage, datastore: Datastore, name: str, number: int | None = None
+) -> DefinedIndex:
+    """Orders that indexers work on a version again, also on one that failed. Raises what `pause_index` does."""
+    return await _order(storage, datastore, name, number, _resumed)
 
 
 async def throttle_index(
-    storage: AsyncStorage, datastore: Datastore, name: str, cells_per_s: int | None
+    storage: AsyncStorage, datastore: Datastore, name: str, cells_per_s: int | None, number: int | None = None
 ) -> DefinedIndex:
-    """Bounds what each process delivers to an index. None: no bound. Raises NotFound, Conflict, StorageUnavailable."""
-    return await _order(storage, datastore, name, lambda order: msgspec.structs.replace(order, cells_per_s=cells_per_s))
+    """Bounds what each process delivers to a version. None: no bound. Raises what `pause_index` does."""
+    return await _order(
+        storage, datastore, name, number, lambda order: msgspec.structs.replace(order, cells_per_s=cells_per_s)
+    )
 
 
 async def fail_index(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, reason: str) -> None:
@@ -128,7 +189,7 @@ async def fail_index(storage: AsyncStorage, datastore: Datastore, index: Defined
     order = index.order
     if order.run_state is RunState.RUNNING:
         order = IndexOrder(RunState.FAILED, reason, order.cells_per_s, order.revision + 1)
-        await _bring_reachable(storage, datastore, replace(index, order=order))
+        await bring_reachable(storage, datastore, replace(index, order=order))
 
 
 def _paused(order: IndexOrder) -> IndexOrder:
@@ -142,16 +203,30 @@ def _resumed(order: IndexOrder) -> IndexOrder:
 
 
 async def _order(
-    storage: AsyncStorage, datastore: Datastore, name: str, change: Callable[[IndexOrder], IndexOrder]
+    storage: AsyncStorage,
+    datastore: Datastore,
+    name: str,
+    number: int | None,
+    change: Callable[[IndexOrder], IndexOrder],
 ) -> DefinedIndex:
-    """Gives an order to every master that answers. Returns the index as it is then."""
-    index = (await read_versions(storage, datastore)).of(datastore.name, name)
-    if index.stage is IndexStage.DELETING:
+    """Gives an order to every master that answers. Returns the version as it is then."""
+    named = await find_versions(storage, datastore, name)
+    index = named.meant if number is None else version_of(named, number)
+    if named.role(index) is VersionRole.DELETING:
         raise Conflict(f"index {name} of {datastore.name} is being deleted")
     changed = change(index.order)
     if changed != index.order:
         index = replace(index, order=msgspec.structs.replace(changed, revision=index.order.revision + 1))
-    await _bring_reachable(storage, datastore, index)
+    await bring_reachable(storage, datastore, index)
+    return index
+
+
+def version_of(named: NamedIndex, number: int) -> DefinedIndex:
+    """Returns a version by its number. Raises NotFound."""
+    index = named.version(number)
+    if index is None:
+        present = ", ".join(str(each.number) for each in named.versions)
+        raise NotFound(f"index {named.answering.name} has no version {number}: it has {present}")
     return index
 
 
@@ -163,7 +238,7 @@ async def bring_up(storage: AsyncStorage, datastore: Datastore, versions: IndexV
     )
 
 
-async def _bring_reachable(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
+async def bring_reachable(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
     """Brings every master that answers to a version's stage and order. Raises StorageUnavailable when none does."""
     answers = await answers_of_all(
         {

@@ -1,7 +1,8 @@
 """index_definition: the versions of a datastore's indexes, and how far each one is. Every cluster has all rows.
 
-A row only moves forward: to a later stage, and to the order of a higher revision. So the rows of several clusters merge
-in any sequence, and a server that was away takes what the others have (`merge`).
+A row only moves forward: to a later stage, to the order of a higher revision, and to a later switch. So the rows of
+several clusters merge in any sequence (schemaless/index/versions.py), and a server that was away takes what the others
+have. Several versions of one index may stand side by side. The one with the latest switch answers queries.
 
 index_build says how far the checkpoints of an index must come before it answers. It has rows only while one is built.
 """
@@ -9,21 +10,21 @@ index_build says how far the checkpoints of an index must come before it answers
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 import msgspec
 
-from schemaless.errors import NotFound
 from schemaless.index.definition import IndexDefinition, dump_definition, parse_definition
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Script, commas, literal, sql
+from schemaless.storage.shard_head import MICROSECONDS
+from schemaless.storage.sql import Script, Time, commas, literal, sql
 
 _TABLE = "schemaless.index_definition"
 _BUILD_TABLE = "schemaless.index_build"
-_COLUMNS = "name, number, definition, stage, run_state, reason, cells_per_s, revision"
+_PRESENT = "stage NOT IN ('deleting', 'gone')"
 REASON_CHARACTERS_MAX = 2000
 
 
@@ -76,6 +77,22 @@ class IndexOrder(msgspec.Struct, frozen=True):
 NO_ORDER = IndexOrder()
 
 
+class IndexSwitch(msgspec.Struct, frozen=True):
+    """The switch that made a version answer queries. The first version of a name begins with number 1.
+
+    A change of an index begins with number 0, as long as it hasn't answered. `by_hand`: it then waits for an order.
+    `at` is the time on the first master, in microseconds. The version that answered before is kept for `keep_s`.
+    """
+
+    number: int = 1
+    at: int | None = None
+    keep_s: int = 0
+    by_hand: bool = False
+
+
+FIRST_SWITCH = IndexSwitch()
+
+
 @dataclass(frozen=True)
 class DefinedIndex:
     """One version of an index. `text` is its definition as JSON, empty once the version is gone."""
@@ -85,6 +102,7 @@ class DefinedIndex:
     text: str
     stage: IndexStage = IndexStage.DEFINED
     order: IndexOrder = NO_ORDER
+    switch: IndexSwitch = FIRST_SWITCH
 
     @cached_property
     def definition(self) -> IndexDefinition:
@@ -100,6 +118,16 @@ class DefinedIndex:
         return IndexState.ACTIVE if self.stage is IndexStage.ACTIVE else IndexState.BUILDING
 
     @property
+    def is_present(self) -> bool:
+        """Whether nobody dropped it."""
+        return self.stage.rank < IndexStage.DELETING.rank
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can answer queries."""
+        return self.stage is IndexStage.ACTIVE
+
+    @property
     def is_being_built(self) -> bool:
         """Whether it was never complete, and isn't dropped."""
         return self.stage in (IndexStage.DEFINED, IndexStage.BUILDING)
@@ -111,71 +139,13 @@ class DefinedIndex:
 
 
 def defined(
-    definition: IndexDefinition, stage: IndexStage = IndexStage.DEFINED, order: IndexOrder = NO_ORDER
+    definition: IndexDefinition,
+    stage: IndexStage = IndexStage.DEFINED,
+    order: IndexOrder = NO_ORDER,
+    switch: IndexSwitch = FIRST_SWITCH,
 ) -> DefinedIndex:
     """Returns the version that a definition describes."""
-    return DefinedIndex(definition.name, definition.number, dump_definition(definition), stage, order)
-
-
-VersionKey = tuple[str, int]
-"""Name and number of a version."""
-
-
-class IndexVersions(msgspec.Struct, frozen=True):
-    """All versions of a datastore's indexes, as the masters that answer know them together.
-
-    `lagging`: the masters that lack something of a version. `away`: the masters that didn't answer, and why.
-    """
-
-    merged: Mapping[VersionKey, DefinedIndex] = {}
-    lagging: Sequence[tuple[str, DefinedIndex]] = ()
-    away: Mapping[str, str] = {}
-
-    def newest(self) -> dict[str, DefinedIndex]:
-        """Returns by name the newest version that isn't gone."""
-        by_number = sorted(self.merged.items())
-        return {name: index for (name, _), index in by_number if index.stage is not IndexStage.GONE}
-
-    def of(self, datastore: str, name: str) -> DefinedIndex:
-        """Returns the newest version of a name. Raises NotFound."""
-        try:
-            return self.newest()[name]
-        except KeyError:
-            raise NotFound(f"there is no index {name!r} in {datastore}") from None
-
-
-def merge(rows: Mapping[str, Iterable[DefinedIndex]], away: Mapping[str, str]) -> IndexVersions:
-    """Merges what each master has, by its cluster. The furthest stage and the order of the highest revision count."""
-    merged: dict[VersionKey, DefinedIndex] = {}
-    held: dict[str, dict[VersionKey, DefinedIndex]] = {}
-    highest: dict[tuple[str, str], int] = {}
-    for cluster, indexes in sorted(rows.items()):
-        held[cluster] = {(index.name, index.number): index for index in indexes}
-        for key, index in held[cluster].items():
-            known = merged.get(key, index)
-            stage = max(known.stage, index.stage, key=lambda each: each.rank)
-            text = "" if stage is IndexStage.GONE else known.text or index.text
-            merged[key] = replace(known, text=text, stage=stage, order=max(known.order, index.order, key=_order_key))
-            highest[cluster, index.name] = max(index.number, highest.get((cluster, index.name), 0))
-    lagging = [
-        (cluster, index)
-        for cluster, own in held.items()
-        for key, index in merged.items()
-        if _lags(own.get(key), index, highest.get((cluster, index.name), 0))
-    ]
-    return IndexVersions(merged, lagging, away)
-
-
-def _lags(own: DefinedIndex | None, index: DefinedIndex, highest: int) -> bool:
-    """Whether a master has less than `index`, and may have it: a version below its highest number is made no more."""
-    if own is None:
-        return index.number > highest
-    return own.stage.rank < index.stage.rank or own.order.revision < index.order.revision
-
-
-def _order_key(order: IndexOrder) -> tuple[int, str, int, str]:
-    """Returns by what orders are compared. If two were given at once, the same one counts everywhere."""
-    return order.revision, order.run_state, order.cells_per_s or 0, order.reason or ""
+    return DefinedIndex(definition.name, definition.number, dump_definition(definition), stage, order, switch)
 
 
 class BuildProgress(msgspec.Struct, frozen=True):
@@ -196,11 +166,11 @@ def insert(datastore: str, index: DefinedIndex, indexes_max: int) -> Operation[N
 
 
 def bring_to(datastore: str, index: DefinedIndex) -> Operation[None]:
-    """Brings the row of a version to at least this stage and this order. Makes it unless its number was used."""
+    """Brings the row of a version to at least this stage, order and switch. Makes it unless its number was used."""
     row = _row(datastore, index)
-    _, _, number, _, stage, run_state, reason, cells_per_s, revision = row
+    _, _, number, _, stage, run_state, reason, cells_per_s, revision, switch, switched_at, keep_s, by_hand = row
     rank = f"FIELD(stage, {commas([literal(str(each)) for each in IndexStage])})"
-    newer = f"revision < {revision}"
+    newer, later = f"revision < {revision}", f"switch_number < {switch}"
     # MySQL assigns from left to right, so what the conditions read is assigned last.
     changed = [
         f"definition = IF({int(index.stage is IndexStage.GONE)} OR stage = 'gone', '', definition)",
@@ -209,6 +179,10 @@ def bring_to(datastore: str, index: DefinedIndex) -> Operation[None]:
         f"reason = IF({newer}, {reason}, reason)",
         f"cells_per_s = IF({newer}, {cells_per_s}, cells_per_s)",
         f"revision = GREATEST(revision, {revision})",
+        f"switched_at = IF({later}, {switched_at}, switched_at)",
+        f"keep_s = IF({later}, {keep_s}, keep_s)",
+        f"switch_by_hand = IF({later}, {by_hand}, switch_by_hand)",
+        f"switch_number = GREATEST(switch_number, {switch})",
     ]
     which = f"WHERE datastore = {row[0]} AND name = {row[1]} AND number = {number}"
     unneeded = f"DELETE FROM {_BUILD_TABLE} {which};" if index.stage.rank > IndexStage.BUILDING.rank else ""
@@ -216,23 +190,86 @@ def bring_to(datastore: str, index: DefinedIndex) -> Operation[None]:
     yield f"BEGIN;UPDATE {_TABLE} SET {commas(changed)} {which};{others}"
 
 
+def switch_to(datastore: str, index: DefinedIndex, keep_s: int) -> Operation[None]:
+    """Lets a complete version answer, on the first master, which decides. Does nothing if it is the one that answers.
+
+    It is a compare-and-set: nothing happens either if the version was switched to since it was read. The version that
+    answered until now is kept for `keep_s`. The caller reads what became of it.
+    """
+    latest, which = _latest_switch(datastore, index.name), _which(datastore, index)
+    yield (
+        sql("BEGIN;SELECT 1 FROM schemaless.datastore WHERE name = %s FOR UPDATE;", datastore)
+        + f"UPDATE {_TABLE} SET switch_number = ({latest}) + 1, switched_at = UTC_TIMESTAMP(6), keep_s = {keep_s}"
+        + f" WHERE {which} AND stage = 'active' AND switch_number = {index.switch.number}"
+        + f" AND switch_number < ({latest});COMMIT"
+    )
+
+
+def retire(datastore: str, index: DefinedIndex, not_before: int = 0) -> Operation[None]:
+    """Marks a version to be deleted, on the first master, unless it is the one that answers.
+
+    Does nothing if the version was switched to since it was read, or before a time, in microseconds of the server's
+    clock. The caller reads what became of it.
+    """
+    latest, which = _latest_switch(datastore, index.name), _which(datastore, index)
+    yield (
+        sql("BEGIN;SELECT 1 FROM schemaless.datastore WHERE name = %s FOR UPDATE;", datastore)
+        + f"UPDATE {_TABLE} SET stage = 'deleting' WHERE {which} AND {_PRESENT}"
+        + f" AND switch_number = {index.switch.number} AND switch_number < ({latest})"
+        + sql(" AND UTC_TIMESTAMP(6) >= %s;COMMIT", Time(not_before))
+    )
+
+
+def _latest_switch(datastore: str, name: str) -> Script:
+    """Returns a SELECT of the number of the switch that counts. The inner one is read before anything is changed."""
+    own = sql("datastore = %s AND name = %s", datastore, name)
+    return (
+        f"SELECT latest FROM (SELECT MAX(switch_number) AS latest FROM {_TABLE} WHERE {own} AND {_PRESENT}) AS of_all"
+    )
+
+
+def _which(datastore: str, index: DefinedIndex) -> Script:
+    return sql("datastore = %s AND name = %s AND number = %s", datastore, index.name, index.number)
+
+
 def all_of(datastore: str) -> Operation[list[DefinedIndex]]:
     """Returns the versions of a datastore's indexes by name and number, as this server has them."""
     rows = yield from query(
-        sql(f"SELECT {_COLUMNS} FROM {_TABLE} WHERE datastore = %s ORDER BY name, number", datastore)
+        "SELECT name, number, definition, stage, run_state, reason, cells_per_s, revision, switch_number,"
+        f" {MICROSECONDS.format('switched_at')}, keep_s, switch_by_hand FROM {_TABLE}"
+        + sql(" WHERE datastore = %s ORDER BY name, number", datastore)
     )
     return [
         DefinedIndex(
-            name, number, text, IndexStage(stage), IndexOrder(RunState(run_state), reason, cells_per_s, revision)
+            name,
+            number,
+            text,
+            IndexStage(stage),
+            IndexOrder(RunState(run_state), reason, cells_per_s, revision),
+            IndexSwitch(switch, switched_at, keep_s, bool(by_hand)),
         )
-        for name, number, text, stage, run_state, reason, cells_per_s, revision in rows
+        for (
+            name,
+            number,
+            text,
+            stage,
+            run_state,
+            reason,
+            cells_per_s,
+            revision,
+            switch,
+            switched_at,
+            keep_s,
+            by_hand,
+        ) in rows
     ]
 
 
 def stamps_of(datastore: str) -> Operation[tuple[tuple[object, ...], ...]]:
     """Returns what changes whenever `all_of` does, without the definitions: cheap enough to be asked often."""
     rows = yield from query(
-        sql(f"SELECT name, number, stage, revision FROM {_TABLE} WHERE datastore = %s ORDER BY name, number", datastore)
+        f"SELECT name, number, stage, revision, switch_number FROM {_TABLE}"
+        + sql(" WHERE datastore = %s ORDER BY name, number", datastore)
     )
     return tuple(tuple(row) for row in rows)
 
@@ -294,7 +331,7 @@ def lower_build(datastore: str, name: str, number: int, shard: int, added_id: in
 
 def _row(datastore: str, index: DefinedIndex) -> list[Script]:
     """Returns the values of a row as SQL, in the order of the table but for created_at."""
-    order = index.order
+    order, switch = index.order, index.switch
     values = (
         datastore,
         index.name,
@@ -305,6 +342,10 @@ def _row(datastore: str, index: DefinedIndex) -> list[Script]:
         order.reason and order.reason[:REASON_CHARACTERS_MAX],
         order.cells_per_s,
         order.revision,
+        switch.number,
+        None if switch.at is None else Time(switch.at),
+        switch.keep_s,
+        switch.by_hand,
     )
     return [literal(value) for value in values]
 

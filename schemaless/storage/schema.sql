@@ -225,6 +225,10 @@ CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     reason TEXT NULL COMMENT 'why it failed',
     cells_per_s BIGINT UNSIGNED NULL COMMENT 'what a process delivers to it at most, NULL: no limit',
     revision BIGINT UNSIGNED NOT NULL COMMENT 'of the order: run_state, reason and cells_per_s',
+    switch_number BIGINT UNSIGNED NOT NULL COMMENT 'the version with the highest answers, 0: a change that never did',
+    switched_at DATETIME(6) NULL COMMENT 'when the first master let it answer, NULL: since it was made',
+    keep_s INT UNSIGNED NOT NULL COMMENT 'how long the version that answered before it is kept',
+    switch_by_hand BOOLEAN NOT NULL COMMENT 'a change waits for an order before it answers',
     created_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, name, number)
 ) ENGINE=InnoDB;

@@ -33,7 +33,10 @@ COMMAND = re.compile(r"^(?: {4})?(?:\.venv/bin/)?schemaless (?P<arguments>[a-z].
 TRIP = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 FLIGHT = {"tailnum": "N14228", "time_hour": "2013-01-01T05:00:00Z", "carrier": "UA", "flight": 1545}
 OFFSETS = {"3:1000": "3:0"}  # of a topic as short as a test's
-FIRST = ("index create", "index wait", "index verify", "index repair", "put")
+FIRST = (
+    "index create", "index wait", "index switch", "index drop flights_by_tailnum --version", "index verify",
+    "index repair", "put",
+)  # fmt: skip
 LAST = (
     "tail", "triggers status", "triggers pause", "triggers seek", "triggers resume", "parked list", "parked retry",
     "parked discard", "triggers remove",
@@ -73,6 +76,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         embedded.up(settings)
         shutil.copytree(ROOT / "examples", folder / "examples")
         shutil.copy(ROOT / "examples" / "flights_by_tailnum.yaml", folder / "by_tail.yaml")
+        changed = re.search(r"# by_tail_distance.yaml\n(.*?)```", (ROOT / "docs" / "indexes.md").read_text(), re.DOTALL)
+        (folder / "by_tail_distance.yaml").write_text(changed[1])
         run(folder, ["datastore", "create", "flights", "--shards", "64", "--partitions", "8"])
         with Client(hosts(folder), datastore="flights") as client:
             client.put_cell(TRIP, "BASE", 1, FLIGHT)

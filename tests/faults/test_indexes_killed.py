@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import time
 
 import pytest
 
 from schemaless.bus.topics import ensure_topics
 from schemaless.index.catalogue import build_progress, create_index, drop_index, find_index, throttle_index
+from schemaless.index.definition import parse_definition
 from schemaless.storage.index_definition_table import IndexState
 from tests.consumer_harness import running_consumer, wait_until_finished
+from tests.integration.api.api_harness import api_process
+from tests.integration.indexer.test_change import ask, changed, make_active, versions, wait_until
 from tests.integration.indexer.test_indexer import Rows, definition, wait_active
 from tests.integration.indexer.test_life_cycle import fill, left_of, wait_gone
 from tests.log_harness import running_tailers
@@ -70,3 +74,33 @@ async def test_kills_while_an_index_is_built_by_row(running, kafka, make_datasto
         index = (await find_index(async_storage, datastore, "by_owner")).definition
         wait_until_finished(storage, datastore, index.consumer)
         assert rows.found(index) == rows.wanted(index)
+
+
+def test_kills_while_an_index_is_changed(running, kafka, make_datastore, storage, chance):
+    """During the build and around the switch: one version answers all the time, and the last one is exact."""
+    datastore = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, datastore)
+    rows = Rows(storage, datastore)
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    with (
+        api_process(running.path) as api,
+        running_tailers(1, running.path, kafka, datastore),
+        running_consumer(["indexer"], settings) as indexer,
+    ):
+        call = api.at(datastore)
+        fill(rows, 200)
+        make_active(call, "killed")
+        for number in range(2, 2 + ROUNDS):
+            document = changed("killed", f"field_{number}")
+            asked = call("PUT", "/indexes/killed", json=document, params={"change": "true", "keep": "0s"})
+            assert asked.status_code == 201
+            for _ in range(2):
+                time.sleep(chance.uniform(0.0, 1.5))
+                indexer.kill_and_restart()
+                assert ask(call, "killed").status_code == 200
+            wait_until(lambda wanted=number: versions(call, "killed").keys() == {wanted})
+        last = parse_definition(document, number)
+        wait_until_finished(storage, datastore, last.consumer)
+        assert rows.found(last) == rows.wanted(last)
+        for gone in range(1, number):
+            assert left_of(storage, datastore, "killed", gone) == []

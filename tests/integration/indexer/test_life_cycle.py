@@ -231,7 +231,7 @@ async def test_a_late_creation_brings_no_dropped_version_back(make_datastore, as
         storage.master(cluster).run(index_definition_table.bring_to, datastore.name, gone)
         storage.master(cluster).run(index_definition_table.bring_to, datastore.name, late)
         storage.master(cluster).run(index_definition_table.insert, datastore.name, late, 100)
-    assert (await read_versions(async_storage, datastore)).newest() == {}
+    assert (await read_versions(async_storage, datastore)).indexes() == {}
     await create_index(async_storage, datastore, definition())
     await drop_index(async_storage, datastore, "by_owner")
     await create_index(async_storage, datastore, definition())
@@ -255,7 +255,7 @@ async def test_the_number_of_indexes_is_bounded(make_datastore, async_storage):
     assert not await create_index(async_storage, datastore, definition("one"), 2)
     with pytest.raises(Conflict):
         await create_index(async_storage, datastore, replace(definition("one"), stored=()), 2)
-    assert list((await read_versions(async_storage, datastore)).newest()) == ["one", "two"]
+    assert list((await read_versions(async_storage, datastore)).indexes()) == ["one", "two"]
 
 
 async def test_a_table_that_a_server_refuses_is_refused_for_good(storage, datastore):

@@ -8,19 +8,24 @@ from api.index import definition_cache
 from api.index.definition_cache import KEPT_S, BuildEta, IndexCatalogue
 from schemaless.errors import NotFound, StorageUnavailable
 from schemaless.index.definition import parse_definition
+from schemaless.index.versions import NamedIndex
 from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 1, ("a", "b"))
-ACTIVE = defined(
-    parse_definition(
-        {
-            "name": "by_owner",
-            "shard_field": "owner",
-            "fields": [{"name": "owner", "column": "BASE", "path": "owner", "type": "int"}],
-        }
-    ),
-    IndexStage.ACTIVE,
+ACTIVE = NamedIndex(
+    (
+        defined(
+            parse_definition(
+                {
+                    "name": "by_owner",
+                    "shard_field": "owner",
+                    "fields": [{"name": "owner", "column": "BASE", "path": "owner", "type": "int"}],
+                }
+            ),
+            IndexStage.ACTIVE,
+        ),
+    )
 )
 
 
@@ -31,7 +36,7 @@ class Looks:
         self.now, self.count, self.outcome = 100.0, 0, ACTIVE
         self.may_end = asyncio.Event()
         self.may_end.set()
-        monkeypatch.setattr(definition_cache, "find_index", self._find)
+        monkeypatch.setattr(definition_cache, "find_versions", self._find)
         monkeypatch.setattr(definition_cache, "PATIENCE_S", 0.0)
         self.catalogue = IndexCatalogue(None, lambda: self.now)
 

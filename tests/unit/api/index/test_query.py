@@ -29,8 +29,8 @@ def parsed(*parameters):
     return parse_query(DEFINITION, 4, [("driver", DRIVER), *parameters])
 
 
-def cursor(*named):
-    return base64.urlsafe_b64encode(json.dumps(named).encode()).decode().rstrip("=")
+def cursor(*named, version=1):
+    return base64.urlsafe_b64encode(json.dumps([version, *named]).encode()).decode().rstrip("=")
 
 
 THIS = parsed().digest
@@ -50,6 +50,7 @@ OTHER_DRIVER = DRIVER.replace("1", "3")
         ("cursor", cursor(THIS, "ab", "00" * 16, 0)),
         ("cursor", cursor(5, ["a", None], "00" * 16, 0)),
         ("cursor", cursor(THIS)),
+        ("cursor", cursor(THIS, ["a", None], "00" * 16, 0, version="1")),
         ("cursor", cursor(THIS, ["a", None], "00" * 16)),
         ("cursor", cursor(THIS, ["a", None], "00" * 16, -1)),
         ("cursor", cursor(THIS, ["a", None], "00" * 16, "0")),

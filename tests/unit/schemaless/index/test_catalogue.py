@@ -8,9 +8,10 @@ import pytest
 from schemaless.errors import Conflict, NotFound, StorageUnavailable
 from schemaless.index.catalogue import IndexWatch, drop_index, pause_index, resume_index, throttle_index
 from schemaless.index.definition import NUMBER_MAX, parse_definition
+from schemaless.index.versions import merge
 from schemaless.names import index_consumer, index_table_name
 from schemaless.storage import index_definition_table
-from schemaless.storage.index_definition_table import IndexOrder, IndexStage, IndexState, RunState, defined, merge
+from schemaless.storage.index_definition_table import IndexOrder, IndexStage, IndexState, RunState, defined
 from schemaless.topology import Datastore, Node, Role
 
 DEFINITION = parse_definition(
@@ -61,7 +62,7 @@ async def test_definitions_are_read_only_after_a_change(storage):
     watch = IndexWatch(storage, DATASTORE)
     for stage in (IndexStage.DEFINED, IndexStage.BUILDING, IndexStage.ACTIVE):
         b.rows = [defined(DEFINITION, stage)]
-        assert (await watch.look()).newest()["by_owner"] == b.rows[0]
+        assert (await watch.look()).of("d", "by_owner").answering == b.rows[0]
         parsed = a.parsed, b.parsed
         for _ in range(3):
             await watch.look()
@@ -76,7 +77,7 @@ async def test_a_master_that_is_away_hides_nothing_that_another_knows(storage):
     watch = IndexWatch(storage, DATASTORE)
     b.away = True
     found = await watch.look()
-    assert list(found.newest()) == ["by_owner"]
+    assert list(found.indexes()) == ["by_owner"]
     assert list(found.away) == ["b"]
     a.away = True
     with pytest.raises(StorageUnavailable):
@@ -93,7 +94,7 @@ def test_rows_of_several_masters_merge_in_any_sequence():
     ]
     for some in permutations(rows):
         merged = merge({str(n): [row] for n, row in enumerate(some)}, {})
-        assert merged.newest()["by_owner"] == defined(DEFINITION, IndexStage.ACTIVE, paused)
+        assert merged.of("d", "by_owner").answering == defined(DEFINITION, IndexStage.ACTIVE, paused)
         assert len(merged.lagging) == 3
 
 
@@ -105,8 +106,8 @@ def test_two_orders_of_one_revision_count_the_same_everywhere():
         len(
             {
                 merge({"a": [defined(DEFINITION, order=x)], "b": [defined(DEFINITION, order=y)]}, {})
-                .newest()["by_owner"]
-                .order
+                .of("d", "by_owner")
+                .answering.order
                 for x, y in pairs
             }
         )
@@ -117,9 +118,9 @@ def test_two_orders_of_one_revision_count_the_same_everywhere():
 def test_a_version_that_is_gone_is_hidden_but_its_number_stays():
     """A later version of the name is another one. A master with a later number is never given the earlier one."""
     gone, later = replace(defined(DEFINITION, IndexStage.GONE), text=""), defined(replace(DEFINITION, number=2))
-    assert merge({"a": [gone], "b": [defined(DEFINITION, IndexStage.DELETING)]}, {}).newest() == {}
+    assert merge({"a": [gone], "b": [defined(DEFINITION, IndexStage.DELETING)]}, {}).indexes() == {}
     both = merge({"a": [gone, later], "b": [later]}, {})
-    assert both.newest() == {"by_owner": later}
+    assert both.of("d", "by_owner").versions == (later,)
     assert both.lagging == []
     with pytest.raises(NotFound):
         merge({"a": [gone]}, {}).of("d", "by_owner")
@@ -132,7 +133,7 @@ async def test_a_drop_reaches_the_masters_that_answer_and_wins_over_everything(s
     b.away = True
     assert (await drop_index(storage, DATASTORE, "by_owner")).state is IndexState.DELETING
     b.away = False
-    assert (await IndexWatch(storage, DATASTORE).look()).of("d", "by_owner").state is IndexState.DELETING
+    assert (await IndexWatch(storage, DATASTORE).look()).of("d", "by_owner").answering.state is IndexState.DELETING
     with pytest.raises(Conflict):
         await resume_index(storage, DATASTORE, "by_owner")
 
