@@ -18,7 +18,7 @@ from tests.integration.api.follow_harness import Stream, following, wait_for_fol
 pytestmark = pytest.mark.storage
 
 AT_ONCE_S = 5.0  # the poll that is ended waits six times as long
-IDLE_QUESTIONS_PER_S_MAX = 200
+IDLE_QUESTIONS_PER_S_MAX = 100
 
 
 @pytest.fixture
@@ -41,10 +41,15 @@ def questions(storage):
 NODES = ("a-master", "a-minion-1", "b-master", "b-minion-1")
 
 
-def questions_per_s(storage, seconds=0.7):
-    before, began = questions(storage), time.monotonic()
-    time.sleep(seconds)
-    return (questions(storage) - before) / (time.monotonic() - began)
+def questions_per_s(storage, windows=6, seconds=0.3):
+    """The least of some windows: samples for metrics and status come in bursts, one for each datastore of the suite."""
+
+    def one_window():
+        before, began = questions(storage), time.monotonic()
+        time.sleep(seconds)
+        return (questions(storage) - before) / (time.monotonic() - began)
+
+    return min(one_window() for _ in range(windows))
 
 
 @contextmanager
