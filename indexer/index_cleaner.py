@@ -35,13 +35,19 @@ PASS_PERIOD_S = 60.0
 PAGE_ROWS_MIN = 50
 """What a page counts at least for the rate: its round trips cost as much."""
 
+BUSY_FACTOR = 10
+"""How much slower it is while the indexes take cells. A page of it costs as much as some calls do."""
+
 _LOOK_PAUSE_S = 1.0
 _AGAIN_AFTER_S = 10.0
 _LOGGED_MAX = 10
 
 
 class IndexCleaner:
-    """Belongs to one datastore of one process. `owned` returns its shards. `rows_per_s` bounds what it compares."""
+    """Belongs to one datastore of one process. `owned` returns its shards. `rows_per_s` bounds what it compares.
+
+    While `is_busy` returns true, the bound is a tenth of that.
+    """
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class IndexCleaner:
         owned: Callable[[], Sequence[int]],
         rows_per_s: float,
         *,
+        is_busy: Callable[[], bool] = lambda: False,
         pass_period_s: float = PASS_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,6 +64,7 @@ class IndexCleaner:
         self._datastore = datastore
         self._owned = owned
         self._rate = RowRate(rows_per_s)
+        self._is_busy = is_busy
         self._pass_period_s = pass_period_s
         self._clock = clock
         self._inspectors: dict[VersionKey, IndexInspector] = {}
@@ -135,7 +143,8 @@ class IndexCleaner:
             counts.take(page.rows, page.entries, page.unsettled, faults)
             if faults:
                 counts.repaired += await inspector.repair(faults)
-            await asyncio.sleep(self._rate.wait_s(max(page.rows + page.entries, PAGE_ROWS_MIN)))
+            compared = max(page.rows + page.entries, PAGE_ROWS_MIN)
+            await asyncio.sleep(self._rate.wait_s(compared * BUSY_FACTOR if self._is_busy() else compared))
         home = self._storage.master(self._datastore.home(shard))
         await home.run(index_pass_table.note, self._version(definition), shard, counts)
         if counts.faults:

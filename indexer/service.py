@@ -79,7 +79,13 @@ class DatastoreIndexer:
         self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
         self._worker = Worker(storage, datastore, INDEXER)
-        self._cleaner = IndexCleaner(storage, datastore, lambda: self._host.shards, settings.cleaner_rows_per_s)
+        self._cleaner = IndexCleaner(
+            storage,
+            datastore,
+            lambda: self._host.shards,
+            settings.cleaner_rows_per_s,
+            is_busy=lambda: self._host.is_busy,
+        )
         self._cleans = settings.cleaner_rows_per_s > 0
         self._hosted: dict[VersionKey, HostedIndex] = {}
         self._touched: dict[VersionKey, DefinedIndex] = {}  # versions of which this process may have written something

@@ -199,6 +199,11 @@ class ConsumerHost:
         """The shards of the partitions that are assigned to this process."""
         return [shard for home in self._datastore.clusters for shard in self._shards(home, self._partitions)]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether some consumer has a call in flight."""
+        return any(running.delivery.calls for running in self._running.values())
+
     def pause(self, consumer: str, is_paused: Callable[[int], bool]) -> None:
         """Begins no calls of the shards for which this is true, also of those that come later."""
         for home in self._datastore.clusters:
