@@ -13,7 +13,6 @@ from schemaless.errors import SchemalessError
 from schemaless.storage import index_walk_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_problem_table import IndexVersion
-from schemaless.topology import Role
 
 log = structlog.get_logger()
 
@@ -74,11 +73,7 @@ class BuildLoad:
         lag = 0
         for master in self._storage.masters:
             cluster = master.node.cluster
-            minions = [
-                node
-                for node in self._storage.nodes.values()
-                if node.node.cluster == cluster and node.node.role is Role.MINION
-            ]
+            minions = self._storage.minions(cluster)
             if minions:
                 written = await master.run(index_walk_table.walked_sum, self._version, timeout_s=_LOOK_TIMEOUT_S)
             for minion in minions:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import structlog
 
-from indexer.comparison import compare
+from indexer.sample_check import compare
 from schemaless.batching import all_or_first_error
 from schemaless.index.catalogue import build_progress, run_on_masters
 from schemaless.index.definition import IndexDefinition

@@ -15,11 +15,11 @@ import structlog
 
 from indexer.build_load import BuildLoad
 from indexer.builder import build_step
-from indexer.comparison import DiffersFromCells
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
 from indexer.removal import note_gone, remove_from, remove_strays
+from indexer.sample_check import DiffersFromCells
 from indexer.throttle import Throttle
 from indexer.walker import WalkedCheckpoints, Walker
 from schemaless.bus.transport import transport_of

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import msgspec
 from isal import isal_zlib
 
-from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, created_at_text, row_key_text
 from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
 from schemaless.location import INT64_MAX
 
@@ -105,6 +105,23 @@ def _zlib(packed: bytes) -> bytes:
 def decode_body(stored: bytes) -> dict[str, Any]:
     """Raises Corrupt when the bytes are no stored body."""
     return decode_packed(inflate_body(stored))
+
+
+def cell_view(cell: StoredCell) -> dict[str, Any]:
+    """Returns a cell's members, in the contract's order. Only a cell that has a cause shows one. Raises Corrupt."""
+    view = {
+        "row_key": row_key_text(cell.row_key),
+        "column_name": cell.column_name,
+        "ref_key": cell.ref_key,
+        "body": decode_body(cell.body),
+        "shard": cell.shard,
+        "generation": cell.generation,
+        "added_id": cell.added_id,
+        "created_at": created_at_text(cell.created_at),
+    }
+    if cell.cause is not None:
+        view["cause"] = cell.cause
+    return view
 
 
 def decode_packed(packed: bytes) -> dict[str, Any]:

@@ -6,6 +6,13 @@ should not wait at all. How long the last batches took tells which of the two it
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+COST_SHARE_MAX = 0.05
+"""The part of the time that samples take at most."""
+
 _WEIGHT = 0.2  # of the last batch in the moving average
 _STEEPNESS = 10.0  # pauses of the usual time, after batches that took twice the usual time
 
@@ -19,6 +26,14 @@ def pause_between(took_s: float, usual_s: float, *, pause_min_s: float, pause_ma
     """
     excess = max(0.0, took_s / usual_s - 1)
     return min(pause_max_s, max(pause_min_s, _STEEPNESS * usual_s * excess**2))
+
+
+async def sample_forever(step: Callable[[], Awaitable[None]], period_s: float) -> None:
+    """Takes a sample every `period_s` seconds. Samples that cost much are rarer: COST_SHARE_MAX of the time at most."""
+    while True:
+        began = time.monotonic()
+        await step()
+        await asyncio.sleep(max(period_s, (time.monotonic() - began) / COST_SHARE_MAX))
 
 
 class Pace:

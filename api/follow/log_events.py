@@ -18,12 +18,13 @@ import msgspec
 from api.follow.followers import Follower
 from api.follow.log_pages import AfterLocation, PageRequest, ShardLogPage, Start, read_shard
 from api.http.budget import SMALL_BYTES_MAX
-from api.http.cell_json import cell_view, views_within
+from api.http.cell_json import views_within
 from api.http.content import EVENTS, JSON
 from api.http.parameters import LIMIT_MAX
 from api.http.request import Request
 from api.http.response import Send, problem_of, problem_response, send_response
 from api.read.reader import Served
+from schemaless.codec import cell_view
 from schemaless.errors import LocationGone, SchemalessError
 from schemaless.location import GenerationStart, generation_at, is_lag, visible_starts
 from schemaless.position import Position, cell_digest

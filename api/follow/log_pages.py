@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from api.follow.followers import Follower
-from api.http.cell_json import cell_view, views_within
+from api.http.cell_json import views_within
 from api.http.content import Format
 from api.http.request import Request
 from api.http.response import problem_of
 from api.read.reader import Served, served_together
 from schemaless.batching import chunks
 from schemaless.cell import StoredCell
+from schemaless.codec import cell_view
 from schemaless.errors import LocationGone, SchemalessError, StorageUnavailable
 from schemaless.location import (
     FIRST_GENERATION,

@@ -9,26 +9,9 @@ import msgspec
 
 from api.http.content import Format
 from api.http.steps import Steps
-from schemaless.cell import StoredCell, created_at_text, row_key_text
-from schemaless.codec import decode_body
+from schemaless.cell import StoredCell
+from schemaless.codec import cell_view
 from schemaless.errors import TooLarge
-
-
-def cell_view(cell: StoredCell) -> dict[str, Any]:
-    """Returns the cell's members, in the contract's order. Only a cell that has a cause shows one."""
-    view = {
-        "row_key": row_key_text(cell.row_key),
-        "column_name": cell.column_name,
-        "ref_key": cell.ref_key,
-        "body": decode_body(cell.body),
-        "shard": cell.shard,
-        "generation": cell.generation,
-        "added_id": cell.added_id,
-        "created_at": created_at_text(cell.created_at),
-    }
-    if cell.cause is not None:
-        view["cause"] = cell.cause
-    return view
 
 
 async def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:

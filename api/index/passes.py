@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from schemaless.cell import created_at_text
 from schemaless.errors import SchemalessError
+from schemaless.pace import sample_forever
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
@@ -54,9 +54,7 @@ class PassSamples:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        while True:
-            await self.step()
-            await asyncio.sleep(SAMPLE_PERIOD_S)
+        await sample_forever(self.step, SAMPLE_PERIOD_S)
 
     async def step(self) -> None:
         answers = await answers_of_all(

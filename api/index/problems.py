@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +14,7 @@ from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey, row_key_text
 from schemaless.errors import Invalid, SchemalessError, StorageUnavailable
 from schemaless.index.definition import IndexDefinition
+from schemaless.pace import sample_forever
 from schemaless.storage import index_problem_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
@@ -23,7 +22,6 @@ from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 SAMPLE_PERIOD_S = 5.0
-COST_SHARE_MAX = 0.05  # of the time between two samples
 ITEM_BYTES_MAX = 1 << 10  # of one problem, about
 
 
@@ -112,10 +110,7 @@ class ProblemSamples:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        while True:
-            began = time.monotonic()
-            await self.step()
-            await asyncio.sleep(max(SAMPLE_PERIOD_S, (time.monotonic() - began) / COST_SHARE_MAX))
+        await sample_forever(self.step, SAMPLE_PERIOD_S)
 
     async def step(self) -> None:
         questions = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.http.cell_json import all_views, cell_view, views_within
+from api.http.cell_json import all_views, views_within
 from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
 from api.http.request import Request
 from api.http.response import Header, Response, ok_response
@@ -22,6 +22,7 @@ from schemaless.cell import (
     parse_row_key,
     row_key_text,
 )
+from schemaless.codec import cell_view
 from schemaless.errors import CellMissing, Invalid, TooLarge
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table

@@ -6,13 +6,13 @@ confirmed, whatever the traffic, and it falls as soon as the oldest rows go.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from schemaless.errors import SchemalessError
+from schemaless.pace import sample_forever
 from schemaless.storage import buffer_table, refusal_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.buffer_table import Waiting
@@ -40,9 +40,7 @@ class Backlogs:
         self._age_max_s = age_max_s
 
     async def run(self) -> None:
-        while True:
-            await self.step()
-            await asyncio.sleep(SAMPLE_PERIOD_S)
+        await sample_forever(self.step, SAMPLE_PERIOD_S)
 
     async def step(self) -> None:
         """Asks every master once, all of them concurrently."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -12,11 +10,10 @@ from api.status.workers import read_workers
 from api.triggers.summary import ProgramSummary, is_program, read_summaries
 from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import Catalogue
+from schemaless.pace import sample_forever
 from schemaless.storage.asyncmy_driver import AsyncStorage
 
 SAMPLE_PERIOD_S = 10.0
-COST_SHARE_MAX = 0.05
-"""The part of the time that sampling takes at most."""
 
 
 class ProgramSample(msgspec.Struct, frozen=True):
@@ -37,10 +34,7 @@ class TriggerSamples:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        while True:
-            began = time.monotonic()
-            await self.step()
-            await asyncio.sleep(max(SAMPLE_PERIOD_S, (time.monotonic() - began) / COST_SHARE_MAX))
+        await sample_forever(self.step, SAMPLE_PERIOD_S)
 
     async def step(self) -> None:
         found: dict[tuple[str, str], ProgramSample] = {}

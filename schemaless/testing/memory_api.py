@@ -30,7 +30,7 @@ from schemaless.cell import (
     row_key_text,
 )
 from schemaless.client.exchange import MSGPACK
-from schemaless.codec import decode_body, encode_body, same_body
+from schemaless.codec import cell_view, encode_body, same_body
 from schemaless.errors import (
     CellMissing,
     Conflict,
@@ -117,7 +117,7 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
                 return 200, {"results": [self._item(item, _cause(request)) for item in _items(content, "cells")]}, {}
             case "POST", "batch", "get":
                 found = [self._cell(key) for key in _items(content, "keys")]
-                return 200, {"cells": [cell and _view(cell) for cell in found]}, {}
+                return 200, {"cells": [cell and cell_view(cell) for cell in found]}, {}
             case "GET", "shards", shard, "cells":
                 start = {"since": params["since"]} if "since" in params else params.get("after", 0)
                 columns = tuple(filter(None, params.get("columns", "").split(",")))
@@ -144,7 +144,7 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
                 name = {"row_key": path[0], "column_name": column, "ref_key": ref_key[0] if ref_key else None}
                 if (found := self._cell(name)) is None:
                     raise CellMissing(f"there is no cell {'/'.join(path)}")
-                return 200, _view(found), {}
+                return 200, cell_view(found), {}
         raise _not_answered(request)
 
     # Puts
@@ -202,13 +202,13 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
         cells = self._table.row(self._shard(row_key), row_key, _BYTES_MAX)
         if not cells:
             raise CellMissing(f"row {row_key_text(row_key)} has no cell")
-        return 200, {"row_key": row_key_text(row_key), "cells": {c.column_name: _view(c) for c in cells}}, {}
+        return 200, {"row_key": row_key_text(row_key), "cells": {c.column_name: cell_view(c) for c in cells}}, {}
 
     def _versions(self, row_key: RowKey, column: ColumnName, params: Mapping[str, str]) -> Answer:
         bounds = parse_ref_key(params.get("from", "0")), parse_ref_key(params.get("to", str(REF_KEY_MAX)))
         descending, limit = params.get("order", "asc") == "desc", int(params.get("limit", 100))
         page = self._table.versions(self._shard(row_key), (row_key, column), bounds, descending, limit, _BYTES_MAX)
-        return 200, {"cells": [_view(cell) for cell in page.cells], "next": page.following}, {}
+        return 200, {"cells": [cell_view(cell) for cell in page.cells], "next": page.following}, {}
 
     # Logs
 
@@ -242,7 +242,7 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
             "digest": digest_text(BEGINNING_DIGEST if last is None else cell_digest(last)),
         }
         return {
-            "cells": [_view(cell) for cell in cells],
+            "cells": [cell_view(cell) for cell in cells],
             "next": place,
             "head": head.added_id,
             "generation": head.generation,
@@ -268,21 +268,6 @@ def _items(content: bytes, member: str) -> list[dict[str, Any]]:
     if not 1 <= len(items) <= ITEMS_MAX:
         raise Invalid(member, f"must have 1 to {ITEMS_MAX} items")
     return items
-
-
-def _view(cell: StoredCell) -> dict[str, Any]:
-    cause = {} if cell.cause is None else {"cause": cell.cause}
-    return {
-        "row_key": row_key_text(cell.row_key),
-        "column_name": cell.column_name,
-        "ref_key": cell.ref_key,
-        "body": decode_body(cell.body),
-        "shard": cell.shard,
-        "generation": cell.generation,
-        "added_id": cell.added_id,
-        "created_at": created_at_text(cell.created_at),
-        **cause,
-    }
 
 
 def _put_view(key: CellKey, placed: Placed) -> dict[str, Any]:

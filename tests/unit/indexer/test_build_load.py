@@ -22,7 +22,10 @@ class FakeNode:
 class FakeStorage:
     def __init__(self, master, *minions):
         self.masters = [master]
-        self.nodes = {str(n): node for n, node in enumerate([master, *minions])}
+        self._minions = list(minions)
+
+    def minions(self, cluster):
+        return self._minions
 
 
 class World:

@@ -6,10 +6,9 @@ import pytest
 
 from api.follow.log_events import ShardEvents, problem_event
 from api.follow.log_pages import ShardLogPage
-from api.http.cell_json import cell_view
 from api.http.content import JSON
 from schemaless.cell import StoredCell
-from schemaless.codec import encode_body
+from schemaless.codec import cell_view, encode_body
 from schemaless.errors import LocationGone
 from schemaless.location import GenerationStart, Location, generation_at
 from schemaless.position import Position, cell_digest, parse_position
