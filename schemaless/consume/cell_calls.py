@@ -140,7 +140,8 @@ class CellCalls:
         policy = marked.retry or self._default_policy
         record = before or self.waiting_head(cell, marked.name, "")
         was = None if before is None and cell.added_id > rows.seen else "waiting" if before is None else counted(before)
-        attempts = record.attempts if record.cause is Cause.WAITING else 0
+        is_next = record.cause is Cause.WAITING and record.function_name == marked.name  # each has attempts of its own
+        attempts = record.attempts if is_next else 0
         cause, delay_s = Cause.WAITING, 0.0
         if isinstance(error, Retry):
             delay_s = error.delay_s

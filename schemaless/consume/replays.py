@@ -1,24 +1,26 @@
 """Replays: calls parked cells again, and then the cells of their rows that wait behind them, in order (I12).
 
-It carries out what people ordered, and what records of a former owner of the shard ask for.
+It carries out what people ordered, and what records of a former owner of the shard ask for. Where rows are called
+beside each other, a pass doesn't wait for a call that takes long, so it holds its own row only.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import structlog
 
-from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
 from schemaless.consume.breaker import Breaker
-from schemaless.consume.cell_calls import CellCalls, Place
+from schemaless.consume.cell_calls import CellCalls, FailedCall, Place
+from schemaless.consume.lanes import Lanes
 from schemaless.consume.parked_rows import ParkedRows, Pass, Replay, counted
 from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Death, Run
-from schemaless.consume.trigger_calls import TriggerCalls
+from schemaless.consume.trigger_calls import Call, Plan, TriggerCalls
 from schemaless.errors import SchemalessError
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.trigger import ParkMode
@@ -26,10 +28,27 @@ from schemaless.trigger import ParkMode
 log = structlog.get_logger()
 
 _STORAGE_PAUSE_S = 1.0
+_LANE_MIN_S = 0.02  # a call that begins at the end of a pass has so long until it outlasts the pass
+
+
+class ReplayLane:
+    """The replay of one row in one pass. `call` runs now. `left`: the record that it is of, once the pass has ended."""
+
+    __slots__ = ("call", "left", "replay", "task")
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.call: Call | None = None
+        self.left: Replay | None = None
+        self.task: asyncio.Task[None]
+
+    @property
+    def is_in_pass(self) -> bool:
+        return self.left is None and not self.task.done()
 
 
 class Replays:
-    """The replays of one program. `parallel` rows of a shard are called at once."""
+    """The replays of one program. `clock` counts seconds."""
 
     def __init__(
         self,
@@ -37,8 +56,8 @@ class Replays:
         calls: TriggerCalls,
         breaker: Breaker,
         parked: ParkedStore,
+        lanes: Lanes,
         *,
-        parallel: int,
         kills_max: int,
         clock: Callable[[], float],
     ) -> None:
@@ -46,7 +65,7 @@ class Replays:
         self._calls = calls
         self._breaker = breaker
         self._parked = parked
-        self._parallel = parallel
+        self._lanes = lanes
         self._kills_max = kills_max
         self._clock = clock
 
@@ -106,18 +125,59 @@ class Replays:
                 replay.record = msgspec.structs.replace(replay.record, begun=True)
                 return made.begin(replay.record)
             return await self.replay(rows, replay, made, run)
-        waiting = deque(due)
-        while (
-            waiting
-            and self._clock() < made.deadline
-            and not (made.stop_reason or made.is_full or self._breaker.is_tripped)
-        ):
-            free = max(1, self._parallel - len(rows.tasks))
-            together = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            await all_or_first_error(self.replay(rows, replay, made, run) for replay in together)
+        waiting = deque(sorted(due, key=lambda replay: replay.result is None))  # what has ended needs no lane
+        lanes: list[ReplayLane] = []
+        try:
+            while waiting and not (
+                self._clock() >= made.deadline or made.stop_reason or made.is_full or self._breaker.is_tripped
+            ):
+                replay = waiting[0]
+                if self._lanes.parallel == 1:
+                    await self.replay(rows, replay, made, run)
+                elif replay.result or await self._lanes.has_free([lane.task for lane in lanes], rows, made):
+                    lanes.append(lane := ReplayLane(replay))
+                    lane.task = asyncio.create_task(self.replay(rows, replay, made, run, lane))
+                else:
+                    break
+                waiting.popleft()
+            await self._end(lanes, rows, made)
+        finally:
+            for lane in lanes:
+                if lane.is_in_pass:
+                    lane.task.cancel()
 
-    async def replay(self, rows: ParkedRows, replay: Replay, made: Pass, run: Run) -> None:
-        """Calls a record's cell again, and then the cells of its row that wait behind it, in order."""
+    async def _end(self, lanes: Collection[ReplayLane], rows: ParkedRows, made: Pass) -> None:
+        """Waits a little for the calls in flight. Those that take longer go on without the pass.
+
+        What reads cells of its row is waited for: the store has time limits of its own.
+        """
+        while running := [lane for lane in lanes if lane.is_in_pass]:
+            left_s = max(_LANE_MIN_S, made.deadline - self._clock())
+            await asyncio.wait([lane.task for lane in running], timeout=left_s)
+            for lane in running:
+                if lane.call is not None and lane.is_in_pass:
+                    self._detach(lane, lane.call, rows, made)
+        for lane in lanes:
+            if lane.left is None:
+                lane.task.result()
+
+    def _detach(self, lane: ReplayLane, call: Call, rows: ParkedRows, made: Pass) -> None:
+        """Lets a call go on beyond its pass. Its record names the cell and the function that it is of."""
+        replay, cell, name = lane.replay, call.cell, call.marked.name
+        if cell.added_id != replay.record.added_id:
+            replay = self._move_head(rows, replay, made, cell, name, "its call takes long")
+        elif name != replay.record.function_name:
+            replay.record = msgspec.structs.replace(replay.record, function_name=name, attempts=0)
+        lane.left = replay
+        self._lanes.leave(replay, lane.task, rows)
+
+    async def replay(
+        self, rows: ParkedRows, replay: Replay, made: Pass, run: Run, lane: ReplayLane | None = None
+    ) -> None:
+        """Calls a record's cell again, and then the cells of its row that wait behind it, in order.
+
+        Without a lane the pass waits for each call to its end.
+        """
         record = replay.record
         has_counted = replay.ordered is Order.DISCARD and replay.after < record.added_id
         if has_counted:
@@ -129,20 +189,53 @@ class Replays:
             if cells is None:
                 return
             for cell in cells:
-                is_head = cell.added_id == record.added_id
-                if not is_head and (self._clock() > made.deadline or run.careful or self._breaker.is_tripped):
-                    return self._move_head(rows, replay, made, cell, self._clock())
-                place = Place(made, run, 0, record)
-                failed = await self._calls.drive(self._cell_calls.plan(cell, made, place, replay if is_head else None))
-                if made.stop_reason is not None:
-                    return None if is_head else self._move_head(rows, replay, made, cell, self._clock())
-                if failed:
-                    if not is_head:
-                        self._leave(rows, replay, made)
-                    return self._cell_calls.set_aside(rows, made, cell, failed, record if is_head else None)
+                is_behind = cell.added_id != record.added_id
+                if is_behind and (self._clock() > made.deadline or run.careful or self._breaker.is_tripped):
+                    self._move_head(rows, replay, made, cell)
+                    return
+                if not await self._call(rows, replay, made, Place(made, run, 0, record), cell, lane):
+                    return
                 replay.after, has_counted = cell.added_id, True
             if not cells and (until == rows.seen or rows.held.get(record.row_key) != record.added_id):
                 return self._leave(rows, replay, made)
+
+    async def _call(
+        self, rows: ParkedRows, replay: Replay, made: Pass, place: Place, cell: StoredCell, lane: ReplayLane | None
+    ) -> bool:
+        """Calls the functions for one cell of a row. Returns whether the row goes on in this pass."""
+        head = replay.record if cell.added_id == replay.record.added_id else None
+        plan = self._cell_calls.plan(cell, made, place, replay if head else None)
+        if lane is None:
+            failed = await self._calls.drive(plan)
+        else:
+            failed = await self._drive(plan, lane, rows)
+            if lane.left is not None:
+                return False
+        if made.stop_reason is not None:
+            if head is None:
+                self._move_head(rows, replay, made, cell)
+        elif failed:
+            if head is None:
+                self._leave(rows, replay, made)
+            self._cell_calls.set_aside(rows, made, cell, failed, head)
+        else:
+            return True
+        return False
+
+    async def _drive(self, plan: Plan[FailedCall | None], lane: ReplayLane, rows: ParkedRows) -> FailedCall | None:
+        """Makes the calls of a plan. If the pass ends before one of them, that is the last one."""
+        try:
+            lane.call = next(plan)
+            while True:
+                error = await self._calls.make(lane.call)
+                if lane.left is not None:
+                    self._lanes.ended(lane.left, error, rows)
+                    return None
+                lane.call = plan.send(error)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            lane.call = None
 
     async def _read_on(
         self, rows: ParkedRows, replay: Replay, until: int, *, may_wait: bool
@@ -161,12 +254,15 @@ class Replays:
             replay.due_at = self._clock() + _STORAGE_PAUSE_S
             return None
 
-    def _move_head(self, rows: ParkedRows, replay: Replay, made: Pass, cell: StoredCell, due_at: float) -> None:
+    def _move_head(
+        self, rows: ParkedRows, replay: Replay, made: Pass, cell: StoredCell, function: str | None = None, why: str = ""
+    ) -> Replay:
         """Notes that the row goes on with another cell, so that a kill repeats no more than a pass."""
         self._leave(rows, replay, made)
-        record = self._cell_calls.waiting_head(cell, self._cell_calls.first_function(cell).name, "")
+        name = function or self._cell_calls.first_function(cell).name
+        record = self._cell_calls.waiting_head(cell, name, why)
         made.put(record)
-        rows.wait(record, due_at)
+        return rows.wait(record, self._clock())
 
     def _leave(self, rows: ParkedRows, replay: Replay, made: Pass) -> None:
         """Removes a record that its row has passed. If its cell is parked alone, it stays for people."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from math import inf
+from collections.abc import Callable, Collection
 
 from schemaless.cell import StoredCell
 from schemaless.consume.breaker import Breaker
 from schemaless.consume.cell_calls import CellCalls, Place
-from schemaless.consume.parked_rows import FinishedCall, ParkedRows, Pass, Replay
+from schemaless.consume.lanes import PASS_S, Lanes
+from schemaless.consume.parked_rows import ParkedRows, Pass, Replay
 from schemaless.consume.ports import Run
 from schemaless.consume.trigger_calls import Plan, TriggerCalls
 from schemaless.trigger import Trigger
-
-PASS_S = 0.25
-"""After that a pass ends, and what is finished is recorded: a kill repeats no more than that."""
 
 
 class Lane:
@@ -32,29 +29,27 @@ class Lane:
 
 
 class RunCalls:
-    """Runs of one program. `parallel` rows of a shard are called at once. `want` asks for another pass over shards."""
+    """Runs of one program. `clock` counts seconds."""
 
     def __init__(
         self,
         cell_calls: CellCalls,
         calls: TriggerCalls,
         breaker: Breaker,
-        parallel: int,
+        lanes: Lanes,
         clock: Callable[[], float],
-        want: Callable[[Iterable[int]], None],
     ) -> None:
         self._cell_calls = cell_calls
         self._calls = calls
         self._breaker = breaker
-        self._parallel = parallel
+        self._lanes = lanes
         self._clock = clock
-        self._want = want
         triggers = cell_calls.program.triggers
         self._has_async = any(marked.is_async for found in triggers.values() for marked in found)
 
     async def call(self, run: Run, rows: ParkedRows, made: Pass) -> int:
         """Calls the functions for the cells of a run. Returns how many are finished or set aside."""
-        if self._parallel > 1 and not (run.careful or made.is_probe):
+        if self._lanes.parallel > 1 and not (run.careful or made.is_probe):
             return await self._in_lanes(run, rows, made)
         plan = self._plan_run(run, rows, made)
         return await (self._calls.drive(plan) if self._has_async else self._calls.drive_in_thread(plan))
@@ -96,7 +91,7 @@ class RunCalls:
                 made.count("waiting", of=cell.added_id)
             elif (lane := lanes.get(cell.row_key)) is not None and not lane.task.done():
                 lane.cells.append(cell)
-            elif await self._has_free_lane(lanes, rows, made):
+            elif await self._lanes.has_free([lane.task for lane in lanes.values()], rows, made):
                 lane = lanes[cell.row_key] = Lane(deque([cell]))
                 lane.task = asyncio.create_task(self._call_lane(lane, run, rows, made))
             else:
@@ -115,18 +110,6 @@ class RunCalls:
             if lane.cells:
                 self._detach(lane, rows, made)
 
-    async def _has_free_lane(self, lanes: Mapping[bytes, Lane], rows: ParkedRows, made: Pass) -> bool:
-        """Waits for a lane until the pass ends."""
-        while True:
-            running = [lane.task for lane in lanes.values() if not lane.task.done()]
-            running += rows.tasks
-            if len(running) < self._parallel:
-                return True
-            left_s = made.deadline - self._clock()
-            if left_s <= 0:
-                return False
-            await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-
     async def _call_lane(self, lane: Lane, run: Run, rows: ParkedRows, made: Pass) -> None:
         while lane.cells and made.stop_reason is None:
             cell = lane.cells[0]
@@ -137,9 +120,7 @@ class RunCalls:
                     lane.marked = call.marked
                     error = await self._calls.make(call)
                     if (replay := lane.replay) is not None:  # the pass has ended without it
-                        replay.task, replay.result = None, FinishedCall(error)
-                        replay.due_at = self._clock()
-                        return self._want([rows.shard])
+                        return self._lanes.ended(replay, error, rows)
                     call = plan.send(error)
             except StopIteration as stop:
                 failed = stop.value
@@ -163,6 +144,5 @@ class RunCalls:
             made.count("waiting", of=waiting.added_id)
         replay = rows.wait(record, now)
         if not lane.task.done():
-            lane.replay, replay.task, replay.due_at = replay, lane.task, inf
-            rows.tasks.add(lane.task)
-            lane.task.add_done_callback(rows.tasks.discard)
+            lane.replay = replay
+            self._lanes.leave(replay, lane.task, rows)

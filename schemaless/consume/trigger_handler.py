@@ -20,11 +20,12 @@ from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
 from schemaless.consume.breaker import Breaker
 from schemaless.consume.cell_calls import CellCalls, Place
+from schemaless.consume.lanes import PASS_S, Lanes
 from schemaless.consume.parked_rows import ParkedRows, Pass, cancel, counted
 from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Death, Effect, HungCall, Outcome, Predecessor, Run, ShardCheckpoint
 from schemaless.consume.replays import Replays
-from schemaless.consume.run_calls import PASS_S, RunCalls
+from schemaless.consume.run_calls import RunCalls
 from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.storage.parked_table import Cause, ParkedCell
@@ -79,16 +80,15 @@ class TriggerHandler:
         self._now_us = now_us
         self._breaker = Breaker(settings.breaker, clock)
         self.parallel = program.parallel(settings.parallel)
-        lanes = max(self.parallel.values())
-        limits = {name: most for name, most in self.parallel.items() if most < lanes}
+        lanes = Lanes(max(self.parallel.values()), clock, self._want)
+        limits = {name: most for name, most in self.parallel.items() if most < lanes.parallel}
         self._calls = TriggerCalls(settings.attempt_timeout_s, settings.call_limit_s, clock, limits)
         context = Context(program.name, datastore.name, 1, services=services)
         self._cell_calls = CellCalls(program, context, settings, self._breaker, clock, now_us)
-        self._run_calls = RunCalls(self._cell_calls, self._calls, self._breaker, lanes, clock, self._want)
+        self._run_calls = RunCalls(self._cell_calls, self._calls, self._breaker, lanes, clock)
         self._replays = Replays(
-            self._cell_calls, self._calls, self._breaker, parked,
-            parallel=lanes, kills_max=settings.kills_max, clock=clock,
-        )  # fmt: skip
+            self._cell_calls, self._calls, self._breaker, parked, lanes, kills_max=settings.kills_max, clock=clock
+        )
         self._turns: dict[int, _Turn] = {}
         self._shards: dict[int, ParkedRows] = {}
         self._listeners: list[Callable[[Iterable[int]], None]] = []
