@@ -116,10 +116,6 @@ class CellCalls:
                 self._breaker.succeeded(marked.name, cell.row_key, is_probe=made.is_probe)
             elif isinstance(error, Skip):
                 became = "skipped" if became == "filtered" else became
-            elif isinstance(error, Stop):
-                made.stop_reason = f"{marked.name} on {cell.key}: {_stored(error.reason)}"
-                log.error("a shard stops", program=self.program.name, shard=cell.shard, why=made.stop_reason)
-                return None
             else:
                 return marked, error
         was = None if place.record is None else "waiting" if record is None else counted(record)
@@ -133,9 +129,16 @@ class CellCalls:
         cell: StoredCell,
         failed: FailedCall,
         before: ParkedCell | None,
-    ) -> None:
-        """Parks a cell whose call failed, or lets it wait for its next attempt."""
+    ) -> bool:
+        """Parks a cell whose call failed, or lets it wait for its next attempt.
+
+        Returns False, and changes nothing of the cell, if the shard has to stop at it.
+        """
         marked, error = failed
+        if isinstance(error, Stop):
+            made.stop_reason = f"{marked.name} on {cell.key}: {_stored(error.reason)}"
+            log.error("a shard stops", program=self.program.name, shard=cell.shard, why=made.stop_reason)
+            return False
         now_us = self._now_us()
         policy = marked.retry or self._default_policy
         record = before or self.waiting_head(cell, marked.name, "")
@@ -151,7 +154,7 @@ class CellCalls:
             delay_s = policy.delay_s(max(1, attempts), random.random)
             if self._breaker.stops:
                 made.stop_reason = self._breaker.cause
-                return
+                return False
         else:
             attempts += 1
             age_s = (now_us - max(cell.created_at, rows.began_at)) / 1e6
@@ -175,6 +178,7 @@ class CellCalls:
             )  # fmt: skip
         else:
             self.park(rows, made, record)
+        return True
 
 
 def _text(error: Exception) -> str:

@@ -190,7 +190,9 @@ class Replays:
                 return
             for cell in cells:
                 is_behind = cell.added_id != record.added_id
-                if is_behind and (self._clock() > made.deadline or run.careful or self._breaker.is_tripped):
+                if is_behind and (
+                    self._clock() > made.deadline or run.careful or made.stop_reason or self._breaker.is_tripped
+                ):
                     self._move_head(rows, replay, made, cell)
                     return
                 if not await self._call(rows, replay, made, Place(made, run, 0, record), cell, lane):
@@ -211,15 +213,14 @@ class Replays:
             failed = await self._drive(plan, lane, rows)
             if lane.left is not None:
                 return False
-        if made.stop_reason is not None:
-            if head is None:
-                self._move_head(rows, replay, made, cell)
-        elif failed:
-            if head is None:
-                self._leave(rows, replay, made)
-            self._cell_calls.set_aside(rows, made, cell, failed, head)
-        else:
+        if failed is None:
             return True
+        is_set_aside = self._cell_calls.set_aside(rows, made, cell, failed, head)
+        if head is None:
+            if is_set_aside:
+                self._leave(rows, replay, made)
+            else:  # the shard stops at this cell, and the checkpoint has passed it
+                self._move_head(rows, replay, made, cell)
         return False
 
     async def _drive(self, plan: Plan[FailedCall | None], lane: ReplayLane, rows: ParkedRows) -> FailedCall | None:

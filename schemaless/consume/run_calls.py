@@ -66,11 +66,8 @@ class RunCalls:
                 made.count("waiting", of=cell.added_id)
             else:
                 failed = yield from self._cell_calls.plan(cell, made, Place(made, run, n), None)
-                if made.stop_reason is not None:
-                    return n
                 if failed:
-                    self._cell_calls.set_aside(rows, made, cell, failed, None)
-                    if made.stop_reason is not None:
+                    if not self._cell_calls.set_aside(rows, made, cell, failed, None):
                         return n
                     if self._breaker.is_tripped:
                         return n + 1
@@ -124,9 +121,7 @@ class RunCalls:
                     call = plan.send(error)
             except StopIteration as stop:
                 failed = stop.value
-            if failed and made.stop_reason is None:
-                self._cell_calls.set_aside(rows, made, cell, failed, None)
-            if made.stop_reason is not None:
+            if failed and not self._cell_calls.set_aside(rows, made, cell, failed, None):
                 return
             lane.cells.popleft()
             if failed:

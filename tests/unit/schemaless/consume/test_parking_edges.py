@@ -330,3 +330,63 @@ async def test_a_replay_that_can_not_read_on_counts_nothing_twice(order):
     await Process(server, 2, [program.function]).pass_by(4)
     is_retry = order is Order.RETRY
     assert (server.parked, server.counts) == ({}, CellCounts(called=2 + is_retry, skipped=1 - is_retry))
+
+
+@pytest.mark.parametrize("is_retried", [False, True], ids=["first calls", "retries"])
+async def test_a_stop_in_one_lane_leaves_what_another_finished_meanwhile_finished(is_retried):
+    """Or that cell would be called and counted again when the shard is resumed."""
+    server, called, begun = Server(), [], asyncio.Event()
+    verdicts = {1: ValueError(), 2: ValueError()} if is_retried else {1: Stop("out of cards")}
+
+    @trigger(column="BASE", name="f", retry=ONCE)
+    async def function(cell):
+        called.append(cell.ref_key)
+        if cell.ref_key == 1:
+            await begun.wait()
+        begun.set()
+        for _ in range(0 if cell.ref_key == 1 else 5):
+            await asyncio.sleep(0)
+        if error := verdicts.get(cell.ref_key):
+            raise error
+
+    rows(server, 1, 2)
+    process = Process(server, 1, [function], parallel=2)
+    await process.pass_by(1)
+    if is_retried:
+        assert server.causes() == {1: "error", 2: "error"}
+        verdicts, called[:] = {1: Stop("out of cards")}, []
+        begun.clear()
+        server.order(1, Order.RETRY)
+        server.order(2, Order.RETRY)
+        await process.pass_by(1)
+    assert (sorted(called), bool(server.stopped)) == ([1, 2], True)
+    verdicts = {}
+    resume(server)
+    await process.pass_by(2)
+    assert sorted(called) == [1, 1, 2]
+    assert (server.parked, server.counts) == ({}, CellCounts(called=2))
+
+
+async def test_a_breaker_that_stops_within_replays_loses_none_of_their_cells(parallel):
+    """Here heads succeed and what waits behind them fails, so that the breaker trips in the middle of rows."""
+    server, program = Server(), Program(*range(1, 101), retry=ONCE)
+    rows(server, *range(1, 31), *range(1, 31))
+    process = Process(server, 1, [program.function], breaker="off", parallel=parallel)
+    await process.pass_by(3)
+    await process.kill()
+    server.present.clear()
+    assert server.counts == CellCounts(parked=30, waiting=30)
+    program.poison = set(range(31, 61))
+    process = Process(server, 2, [program.function], breaker="stop", parallel=parallel)
+    process.now += 100
+    for n in server.causes():
+        server.order(n, Order.RETRY)
+    await process.pass_by(3)
+    assert server.stopped
+    program.poison.clear()
+    resume(server)
+    for n in server.causes():
+        server.order(n, Order.RETRY)
+    await process.pass_by(5)
+    assert set(program.called) == set(range(1, 61))
+    assert (server.parked, server.counts) == ({}, CellCounts(called=60))
