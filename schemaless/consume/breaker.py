@@ -18,7 +18,9 @@ ROWS_MIN = 10
 SHARE = 0.5
 """Which part of the rows that a function was called for they must be."""
 PROBE_FIRST_S = 0.5
-PROBE_MAX_S = 2.0
+PROBE_MAX_S = 1.0
+"""The longest pause between two probes. Within five seconds of the end of an outage calls go on at full speed, also if
+the first probes meet poison."""
 _GOOD_ROWS_KEPT = 10_000
 
 

@@ -68,6 +68,14 @@ class CellCalls:
         """Returns whether a function of the program is marked for the cell's column."""
         return cell.column_name in self.program.triggers
 
+    def called_for(self, cell: StoredCell) -> list[str]:
+        """Returns the names of the functions that are called for a cell. One whose body can't be read is a failure."""
+        found = self.program.triggers.get(cell.column_name, ())
+        try:
+            return [m.name for m in found if m.where is None or m.where.holds(decode_body(cell.body))]
+        except SchemalessError:
+            return [marked.name for marked in found]
+
     def waiting_head(self, cell: StoredCell, function_name: str, why: str) -> ParkedCell:
         """Returns a record of a cell that no call has failed for yet."""
         return head_of(cell, function_name, Cause.WAITING, why, self._now_us(), self.program.version)

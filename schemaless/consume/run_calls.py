@@ -54,6 +54,17 @@ class RunCalls:
         plan = self._plan_run(run, rows, made)
         return await (self._calls.drive(plan) if self._has_async else self._calls.drive_in_thread(plan))
 
+    def pass_over(self, run: Run, rows: ParkedRows, made: Pass) -> int:
+        """Finishes the first cells of a run, up to one that a function is called for. Returns how many."""
+        for n, cell in enumerate(run.cells):
+            if cell.row_key in rows.held and self._cell_calls.wants(cell):
+                made.count("waiting", of=cell.added_id)
+            elif not self._cell_calls.called_for(cell):
+                made.count("filtered", of=cell.added_id)
+            else:
+                return n
+        return len(run.cells)
+
     def _plan_run(self, run: Run, rows: ParkedRows, made: Pass) -> Plan[int]:
         """Calls one cell after the other."""
         held, deadline = rows.held, made.deadline

@@ -18,7 +18,7 @@ import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.config import ConsumerSettings
-from schemaless.consume.breaker import Breaker
+from schemaless.consume.breaker import PROBE_MAX_S, Breaker
 from schemaless.consume.cell_calls import CellCalls, Place
 from schemaless.consume.lanes import PASS_S, Lanes
 from schemaless.consume.parked_rows import ParkedRows, Pass, cancel, counted
@@ -37,18 +37,25 @@ log = structlog.get_logger()
 
 _WAITING_MAX = 10_000  # rows of a shard that wait for their next attempt. With more, the shard waits
 _FULL_PAUSE_S = 0.25
-_ASKS_WITHIN_S = 5.0
+_ASKS_WITHIN_S = PROBE_MAX_S + 0.5  # a shard with something to call asks for a probe at least so often
 
 
 class _Turn(msgspec.Struct):
     """When a shard was probed last, and when it asked last. While the breaker is open all shards ask often.
 
+    `can_tell`: it can call the function that fails, so that its probe tells whether the outage is over.
     `probed_failed`: the last probe was of a row that had failed.
     """
 
     probed_at: float = 0.0
     asked_at: float = 0.0
+    can_tell: bool = False
     probed_failed: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The lowest is the next one."""
+        return not self.can_tell, self.probed_at
 
 
 class TriggerHandler:
@@ -235,25 +242,29 @@ class TriggerHandler:
         if self._breaker.stops:
             made.stop_reason = self._breaker.cause
             return made.outcome(0)
-        if not (self._is_turn(run.shard) and self._breaker.take_probe()):
+        if passed := self._run_calls.pass_over(run, rows, made):
+            return self._ended(run, rows, made, passed)
+        function = self._breaker.function
+        failed = [r for r in rows.replays.values() if r.task is None and r.record.cause is Cause.WAITING]
+        failed_alike = [r for r in failed if r.record.function_name == function]
+        is_live_alike = bool(run.cells) and function in self._cell_calls.called_for(run.cells[0])
+        can_tell = bool(failed_alike) or is_live_alike
+        if not (self._is_turn(run.shard, can_tell) and self._breaker.take_probe()):
             pause_s = self._breaker.next_probe_s
             return made.outcome(0, retry_in_s=pause_s, due_in_s=pause_s)
         turn = self._turns[run.shard]
         turn.probed_at = self._clock()
         self._replays.carry_out(rows, made)
         finished = 0
-        failed = [r for r in rows.replays.values() if r.task is None and r.record.cause is Cause.WAITING]
-        wanted = [
-            n for n, cell in enumerate(run.cells) if self._cell_calls.wants(cell) and cell.row_key not in rows.held
-        ]
+        retries, may_call_live = (failed_alike, is_live_alike) if can_tell else (failed, bool(run.cells))
         # In turns: rows that failed may all be poison, and then only another row shows that the outage is over.
-        turn.probed_failed = bool(failed) and not (turn.probed_failed and wanted)
+        turn.probed_failed = bool(retries) and not (turn.probed_failed and may_call_live)
         if turn.probed_failed:
-            oldest = min(failed, key=lambda replay: replay.record.parked_at)
+            oldest = min(retries, key=lambda replay: replay.record.parked_at)
             await self._replays.replay(rows, oldest, made, run)
         elif run.cells:
-            upto = msgspec.structs.replace(run, cells=run.cells[: wanted[0] + 1] if wanted else run.cells)
-            finished = await self._run_calls.call(upto, rows, made)
+            first = msgspec.structs.replace(run, cells=run.cells[:1])
+            finished = await self._run_calls.call(first, rows, made)
         if not self._breaker.is_tripped:
             log.info("calls go on: the outage is over", program=self._program.name)
             for others in self._shards.values():
@@ -264,12 +275,12 @@ class TriggerHandler:
         pause_s = self._breaker.next_probe_s if self._breaker.is_tripped else 0.0
         return self._ended(run, rows, made, finished, pause_s)
 
-    def _is_turn(self, shard: int) -> bool:
-        """Returns whether no other shard that asks has waited longer for its probe."""
+    def _is_turn(self, shard: int, can_tell: bool) -> bool:
+        """Returns whether no other shard that asks has waited longer for its probe, or can tell more by it."""
         now = self._clock()
         turn = self._turns.setdefault(shard, _Turn())
-        turn.asked_at = now
-        return turn.probed_at <= min(t.probed_at for t in self._turns.values() if now - t.asked_at < _ASKS_WITHIN_S)
+        turn.asked_at, turn.can_tell = now, can_tell
+        return turn.rank <= min(t.rank for t in self._turns.values() if now - t.asked_at < _ASKS_WITHIN_S)
 
     def _want(self, shards: Iterable[int]) -> None:
         wanted = list(shards)
