@@ -22,10 +22,15 @@ _KEEP_PERIOD_S = 1.0
 _TIMEOUT_S = 10.0
 _QUEUE_KBYTES = 16 << 10
 _SESSION_TIMEOUT_S = 10
-HEARTBEAT_INTERVAL_S = 1  # how soon a member learns that partitions move
+_HEARTBEAT_MAX_S = 1.0  # how soon a member learns that partitions move
 _POLL_INTERVAL_MAX_S = 600  # a program that works on a batch for longer loses its partitions to others of its group
 
 Revoked = Callable[[Collection[int]], None]
+
+
+def heartbeat_interval_s(session_timeout_s: float) -> float:
+    """Returns the time between two heartbeats in seconds. At most a third of the session, so that one may be lost."""
+    return min(_HEARTBEAT_MAX_S, session_timeout_s / 3)
 
 
 class GroupReader:
@@ -65,7 +70,7 @@ class GroupReader:
             settings |= {
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": round(session_timeout_s * 1000),
-                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_S * 1000,
+                "heartbeat.interval.ms": round(heartbeat_interval_s(session_timeout_s) * 1000),
                 "max.poll.interval.ms": _POLL_INTERVAL_MAX_S * 1000,
             }
         self._consumer = Consumer(settings)

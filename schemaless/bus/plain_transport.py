@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from schemaless.bus.group_reader import HEARTBEAT_INTERVAL_S, GroupReader
+from schemaless.bus.group_reader import GroupReader, heartbeat_interval_s
 from schemaless.bus.transport import Receiver, refused
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError
 from schemaless.record import Record
@@ -50,7 +50,7 @@ class PlainTransport:
         self._topic = topic
         self._receiver = receiver
         self._session_timeout_s = session_timeout_s
-        self._alive_s = session_timeout_s - HEARTBEAT_INTERVAL_S
+        self._alive_s = session_timeout_s - heartbeat_interval_s(session_timeout_s)
         self._clock = clock
         self._sleep = sleep
         self._owned: set[int] = set()

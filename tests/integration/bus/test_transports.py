@@ -80,11 +80,11 @@ def kind(request):
 class running:  # reads as `async with running(…) as collector`
     """A transport in this event loop, with its partitions assigned."""
 
-    def __init__(self, kafka, datastore, kind=FaustTransport):
+    def __init__(self, kafka, datastore, kind=FaustTransport, **options):
         self.kafka, self.datastore = kafka, datastore
         self._greetings = itertools.count()
         self.collector = Collector()
-        self.transport = kind(kafka, f"{datastore.name}.test", datastore.topic, self.collector)
+        self.transport = kind(kafka, f"{datastore.name}.test", datastore.topic, self.collector, **options)
         self.collector.transport = self.transport
 
     async def __aenter__(self):
@@ -249,6 +249,14 @@ async def test_a_member_confirms_only_what_it_owns(kafka, datastore):
         await first.transport.confirm(first.owned)
         with pytest.raises(BusUnavailable, match="aren't ours"):
             await first.transport.confirm(second.owned)
+
+
+async def test_a_member_whose_session_is_a_second_may_call(kafka, datastore, kind):
+    """Its heartbeats come more often then. The group keeps it."""
+    async with running(kafka, datastore, kind, session_timeout_s=1.0) as member:
+        await until(member.transport.is_alive)
+        await member.transport.confirm(member.owned)
+        assert len(member.owned) == PARTITIONS
 
 
 @pytest.mark.parametrize(("there", "newcomer"), [(FaustTransport, PlainTransport), (PlainTransport, FaustTransport)])

@@ -41,6 +41,7 @@ class Client:
     """Returns the messages of one fetch after the other."""
 
     def __init__(self, settings):
+        self.settings = settings
         self.fetches = []
 
     def poll(self, wait_s):
@@ -69,3 +70,12 @@ def test_an_error_alone_is_raised_at_once(reader):
     reader._consumer.fetches = [[Message(1, KafkaError(KafkaError._TRANSPORT, "the connection broke"))]]
     with pytest.raises(BusUnavailable):
         reader.consume(0.0)
+
+
+@pytest.mark.parametrize(("session_s", "heartbeat_ms"), [(1.0, 333), (2.4, 800), (10.0, 1000)])
+def test_a_session_has_time_for_three_heartbeats(monkeypatch, session_s, heartbeat_ms):
+    """Or one that is late ends it. A long session hears of rebalances within a second."""
+    monkeypatch.setattr(group_reader, "Consumer", Client)
+    reader = GroupReader("127.0.0.1:1", "t", "g", lambda partitions: None, session_timeout_s=session_s)
+    found = reader._consumer.settings
+    assert (found["session.timeout.ms"], found["heartbeat.interval.ms"]) == (session_s * 1000, heartbeat_ms)

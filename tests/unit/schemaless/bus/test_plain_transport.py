@@ -208,6 +208,19 @@ async def test_a_member_that_polls_in_time_is_alive_and_asks_nothing(transport, 
         assert not reader.asked
 
 
+async def test_a_member_whose_session_is_a_second_may_call(monkeypatch, receiver, clock):
+    """As long as its polls return in time. Kafka allows no shorter session."""
+    monkeypatch.setattr(plain_transport, "GroupReader", ScriptedReader)
+    transport = PlainTransport("nowhere", "g", "t", receiver, session_timeout_s=1.0, clock=clock, sleep=lambda _: None)
+    reader = transport._reader
+    async with running(transport):
+        await reader.assign(0)
+        await receiver.until(("assigned", [0], []))
+        await reader.in_poll(lambda: clock.advance(0.5))
+        assert await reader.in_poll(transport.is_alive)
+        assert not await reader.in_poll(lambda: clock.advance(1.0) or transport.is_alive())
+
+
 async def test_a_member_isnt_alive_while_it_waits_for_an_answer_of_kafka(transport, reader, receiver, clock):
     """librdkafka's callbacks wait meanwhile."""
     found = []
