@@ -22,7 +22,7 @@ from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog, ShardHeads
 from schemaless.consume.ports import CheckpointStore, Handler, HungCall, Script
-from schemaless.consume.shard_work import SharedWork
+from schemaless.consume.shard_work import HANDING_OVER, SharedWork
 from schemaless.consume.worker import Worker
 from schemaless.errors import BusUnavailable
 from schemaless.position import Position
@@ -198,6 +198,15 @@ class ConsumerHost:
     def shards(self) -> list[int]:
         """The shards of the partitions that are assigned to this process."""
         return [shard for home in self._datastore.clusters for shard in self._shards(home, self._partitions)]
+
+    def at_work(self, consumer: str) -> list[int]:
+        """Returns the shards in which calls of a consumer may begin: not those that are stopped, or begin just now."""
+        return [
+            shard
+            for home in self._datastore.clusters
+            for shard, cursor in self._running[consumer, home].delivery.cursors().items()
+            if cursor.state in HANDING_OVER
+        ]
 
     @property
     def is_busy(self) -> bool:

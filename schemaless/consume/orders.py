@@ -69,10 +69,14 @@ class Orders:
             }
         )
 
-    async def read(self, shards: Collection[int]) -> OrdersSeen:
-        """Returns what is ordered for these shards. A cluster that is away keeps its last known pauses and seeks."""
+    async def read(self, shards: Collection[int], at_work: Collection[int] | None = None) -> OrdersSeen:
+        """Returns what is ordered for these shards. A cluster that is away keeps its last known pauses and seeks.
+
+        `at_work` are those that can carry out orders for records now, by default all. What is due in others, such as a
+        shard that stopped, would fill each look, and orders of the shards at work would never be seen.
+        """
         by_home: dict[str, list[int]] = {cluster: [] for cluster in self._datastore.clusters}
-        for shard in shards:
+        for shard in shards if at_work is None else at_work:
             by_home[self._datastore.home(shard)].append(shard)
         answers = await answers_of_all(
             {

@@ -94,7 +94,7 @@ async def _carry_out_orders(
     await orders.announce(ProgramFunctions(functions, program.version))
     consumer = program.consumer
     while True:
-        seen = await orders.read(host.shards)
+        seen = await orders.read(host.shards, host.at_work(consumer))
         host.pause(consumer, seen.is_paused)
         for shard, seek in seen.seeks.items():
             scripts = [

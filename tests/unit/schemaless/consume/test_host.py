@@ -228,3 +228,22 @@ async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
         (1, "the topic has cells up to 1:2, but the log ends at 1:1")
     ]
     assert (report.is_member, report.partitions) == (True, 2)
+
+
+async def test_a_shard_that_stopped_or_waits_for_its_checkpoint_is_not_at_work(host, masters):
+    """Orders for its records would hide those of the others (schemaless/consume/orders.py)."""
+    consumer = await added(host, "trigger:p")
+
+    async def stop_shard_2(runs):
+        return Effect([Outcome(0, stop_reason="out of cards") if run.shard == 2 else Outcome(1) for run in runs])
+
+    consumer.handle, consumer.together = stop_shard_2, False
+    masters.heads.update({0: 1, 1: 1, 2: 1})
+    await host.assigned([0, 1])
+    assert host.at_work("trigger:p") == []
+    host.take(0, [record(2, 1)])
+    for _ in range(2000):
+        await asyncio.sleep(0)
+        if sorted(host.at_work("trigger:p")) == [0, 1, 3]:
+            break
+    assert sorted(host.at_work("trigger:p")) == [0, 1, 3]
