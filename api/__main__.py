@@ -20,7 +20,7 @@ from api.app import create_app
 from api.http.server import ApiServer, connections_within_limits, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
-from schemaless.lifecycle import configure_logging, report_failure
+from schemaless.runtime.lifecycle import configure_logging, report_failure
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 

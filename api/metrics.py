@@ -18,7 +18,7 @@ from api.status.backlogs import Backlogs
 from api.triggers.samples import TriggerSamples
 from schemaless.cell import PutStatus
 from schemaless.index.comparison import EntryFaultKind
-from schemaless.loop_lag import LoopLag
+from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.translation import refusals
 

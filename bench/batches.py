@@ -15,7 +15,7 @@ from bench.rounds import alternate
 from bench.scale import Scale
 from bench.servers import BenchStack, make_shards, our_api
 from bench.trips import TripMaker, batch_request
-from schemaless.batching import chunks
+from schemaless.runtime.batching import chunks
 
 BATCH_CELLS = 100
 CELLS_PER_S_MAX = 30_000

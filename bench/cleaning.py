@@ -16,7 +16,6 @@ from bench.filling import fill_ours
 from bench.scale import Scale
 from bench.servers import BenchStack
 from indexer.index_cleaner import IndexCleaner
-from schemaless.batching import chunks
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import StackSettings
@@ -24,6 +23,7 @@ from schemaless.demo.flights import BASE, FLIGHTS, REF_KEY, STATUS, fetch_datase
 from schemaless.index.definition import IndexDefinition, parse_definition
 from schemaless.index.transition import index_writes
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import checkpoint_table, index_table, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from bench import plain_tier
 from bench.servers import BenchStack
 from bench.trips import COLUMN, Trip
-from schemaless.batching import chunks
+from schemaless.runtime.batching import chunks
 from schemaless.storage.entity_table import ShardCell, put_cells
 from schemaless.storage.pymysql_driver import SyncStorage
 

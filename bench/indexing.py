@@ -22,12 +22,12 @@ from bench.latency import DEFINITION
 from bench.scale import Scale
 from bench.servers import BenchStack, service
 from bench.trips import TripMaker
-from schemaless.batching import chunks
 from schemaless.cell import StoredCell
 from schemaless.index.definition import IndexDefinition, parse_definition
 from schemaless.index.transition import index_writes
 from schemaless.names import index_consumer
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_log
 from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.pymysql_driver import SyncStorage

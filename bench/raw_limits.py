@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from bench import plain_tier
 from bench.servers import BenchStack
-from schemaless.batching import chunks
+from schemaless.runtime.batching import chunks
 from schemaless.storage.entity_table import ShardCell
 from schemaless.topology import Datastore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cleaner.service import Cleaner
 from schemaless.config import CleanerSettings
-from schemaless.lifecycle import run_service
+from schemaless.runtime.lifecycle import run_service
 
 
 def main() -> None:

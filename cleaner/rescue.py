@@ -15,9 +15,9 @@ import structlog
 
 from cleaner.cursor import ALL_SIZES, BufferCursor, Horizon, PageSize
 from cleaner.pair import ClusterPair, Errors, Swept, by_datastore, in_parts
-from schemaless.batching import all_or_first_error, chunks
 from schemaless.config import CleanerSettings
 from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
 from schemaless.storage.buffer_table import Buffered, Sizes
 from schemaless.storage.shard_head import ServerHistory

@@ -11,8 +11,8 @@ from cleaner.pair import ClusterPair, Swept
 from cleaner.rescue import Rescue
 from schemaless.config import CleanerSettings
 from schemaless.errors import SchemalessError
-from schemaless.lifecycle import pause
 from schemaless.ops.datastores import Catalogue
+from schemaless.runtime.lifecycle import pause
 from schemaless.storage import idempotency_table, refusal_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all

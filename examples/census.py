@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from examples.call_log import CallLog
-from schemaless.trigger import TriggerCell, trigger
+from schemaless.triggers.decorator import TriggerCell, trigger
 
 COLUMN = "STATUS"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indexer.service import IndexerService
 from schemaless.config import IndexerSettings
-from schemaless.lifecycle import cancelled_at, run_service
+from schemaless.runtime.lifecycle import cancelled_at, run_service
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from dataclasses import replace
 import structlog
 
 from indexer.sample_check import compare
-from schemaless.batching import all_or_first_error
 from schemaless.index.catalogue import build_progress, run_on_masters
 from schemaless.index.definition import IndexDefinition
+from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_definition_table, index_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from schemaless.batching import all_or_first_error
 from schemaless.cell import row_key_text
 from schemaless.errors import SchemalessError
 from schemaless.index.check import RowRate
@@ -22,6 +21,7 @@ from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, sweep
 from schemaless.index.versions import VersionKey
+from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_problem_table import IndexVersion

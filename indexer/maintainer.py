@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 import msgspec
 
 from indexer.throttle import Throttle
-from schemaless.batching import all_or_first_error, chunks
 from schemaless.cell import RowKey, StoredCell
 from schemaless.consume.ports import Effect, Outcome, Run, Script, StatelessHandler
 from schemaless.errors import StorageUnavailable
@@ -22,6 +21,7 @@ from schemaless.index.transition import (
     walked_writes,
 )
 from schemaless.location import GenerationStart, Location, visible_starts
+from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import (
     entity_table,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from schemaless.batching import chunks
 from schemaless.index.catalogue import read_versions, run_on_masters
 from schemaless.index.versions import VersionKey
 from schemaless.names import INDEX_PREFIX, index_consumer, index_table_name
+from schemaless.runtime.batching import chunks
 from schemaless.storage import (
     checkpoint_table,
     consumer_summary,

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from indexer.build_load import BuildLoad
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
-from schemaless.batching import all_or_first_error
 from schemaless.consume.ports import Advance, CheckpointStore, Script, ShardCheckpoint
 from schemaless.errors import RefusedForGood, SchemalessError, TableMissing
 from schemaless.index.definition import IndexDefinition
-from schemaless.lifecycle import pause
 from schemaless.location import Location, generation_at, kept_until
 from schemaless.position import Position
+from schemaless.runtime.batching import all_or_first_error
+from schemaless.runtime.lifecycle import pause
 from schemaless.storage import (
     checkpoint_table,
     entity_walk,

@@ -38,7 +38,7 @@ from schemaless.errors import (
     Unavailable as Unavailable,
     UnsupportedMedia as UnsupportedMedia,
 )
-from schemaless.extras import Extra as _Extra, require as _require
+from schemaless.runtime.extras import Extra as _Extra, require as _require
 from schemaless.location import Location as Location
 from schemaless.record import (
     Announcement as Announcement,
@@ -47,11 +47,11 @@ from schemaless.record import (
     decode_record as decode_record,
 )
 from schemaless.position import Position as Position
-from schemaless.retry_policy import RetryPolicy as RetryPolicy
+from schemaless.triggers.retry_policy import RetryPolicy as RetryPolicy
 from schemaless.subscriber.batch import Batch as Batch, GenerationChange as GenerationChange
-from schemaless.trigger import ParkMode as ParkMode, TriggerCell as TriggerCell, trigger as trigger
-from schemaless.trigger_context import Context as Context
-from schemaless.verdicts import (
+from schemaless.triggers.decorator import ParkMode as ParkMode, TriggerCell as TriggerCell, trigger as trigger
+from schemaless.triggers.context import Context as Context
+from schemaless.triggers.verdicts import (
     DidNotHappen as DidNotHappen,
     Doubt as Doubt,
     Park as Park,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from schemaless.config import TailerSettings
-from schemaless.lifecycle import run_service
+from schemaless.runtime.lifecycle import run_service
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tailer.service import TailerService
 

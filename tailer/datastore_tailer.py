@@ -16,9 +16,9 @@ from functools import partial
 import structlog
 
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
-from schemaless.events import Event, emit
-from schemaless.lifecycle import pause
 from schemaless.location import Location
+from schemaless.runtime.events import Event, emit
+from schemaless.runtime.lifecycle import pause
 from schemaless.topology import Datastore
 from tailer.group_member import GroupMember, LeaveReason
 from tailer.owned_partition import OwnedPartition

@@ -9,8 +9,8 @@ import structlog
 
 from schemaless.bus.partition_log import LogState, PartitionLog
 from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
-from schemaless.lifecycle import pause
 from schemaless.location import Location
+from schemaless.runtime.lifecycle import pause
 from schemaless.topology import Datastore
 from tailer.partition_tail import RETRY_S, PartitionTail, TailerContext, in_thread
 

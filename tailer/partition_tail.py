@@ -20,10 +20,10 @@ from schemaless.bus.topic_settings import BODY_BYTES_MAX
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
 from schemaless.errors import Corrupt, LocationGone, Misconfigured, StorageUnavailable
-from schemaless.events import Event, emit
-from schemaless.lifecycle import pause
 from schemaless.location import Location, next_start
-from schemaless.pace import Pace
+from schemaless.runtime.events import Event, emit
+from schemaless.runtime.lifecycle import pause
+from schemaless.runtime.pace import Pace
 from schemaless.shard_cursor import ProvenPage, verify_page
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Following

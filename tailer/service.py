@@ -12,11 +12,11 @@ import structlog
 
 from schemaless.config import TailerSettings
 from schemaless.errors import SchemalessError
-from schemaless.events import log_event, observing
-from schemaless.lifecycle import pause
 from schemaless.location import Location
 from schemaless.ops.datastores import Catalogue
 from schemaless.ops.tailer_control import fetch_commands, latest
+from schemaless.runtime.events import log_event, observing
+from schemaless.runtime.lifecycle import pause
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
 from schemaless.topology import Datastore
@@ -70,7 +70,7 @@ class TailerService:
             tailer.stop()
 
     async def run(self) -> None:
-        """Runs until `stop`. At log level debug it logs every event of `schemaless/events.py`."""
+        """Runs until `stop`. At log level debug it logs every event of `schemaless/runtime/events.py`."""
         logged = observing(log_event) if self._settings.log_level.lower() == "debug" else nullcontext()
         with logged:
             async with asyncio.TaskGroup() as tasks:

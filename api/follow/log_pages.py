@@ -19,7 +19,6 @@ from api.http.content import Format
 from api.http.request import Request
 from api.http.response import problem_of
 from api.read.reader import Served, served_together
-from schemaless.batching import chunks
 from schemaless.cell import StoredCell
 from schemaless.codec import cell_view
 from schemaless.errors import LocationGone, SchemalessError, StorageUnavailable
@@ -31,6 +30,7 @@ from schemaless.location import (
     is_lag,
 )
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, digest_text, verify_position
+from schemaless.runtime.batching import chunks
 from schemaless.storage import entity_table, shard_head, shard_log
 from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore, Role

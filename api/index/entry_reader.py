@@ -18,10 +18,10 @@ from api.index.overlay import Overlay, Overlays, Unevaluated
 from api.index.query import IndexQuery
 from api.index.search import Behind, NodeAnswer, find_entries, places_by_cluster
 from api.read.reader import Reader, Served, said_by
-from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey
 from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import Location, ShardLocation, is_lag, verify_location
+from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import DefinedIndex, RunState
 from schemaless.storage.index_select import PAGE_BYTES_MAX

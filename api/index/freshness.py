@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from api.read.reader import Reader, Served
-from schemaless.batching import all_or_first_error, chunks
 from schemaless.cell import created_at_text
 from schemaless.errors import SchemalessError
 from schemaless.location import Location, kept_until
+from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.storage import checkpoint_table, shard_head, shard_log
 from schemaless.storage.shard_head import Moment
 from schemaless.topology import Datastore, Role

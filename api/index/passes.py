@@ -9,7 +9,7 @@ import msgspec
 
 from schemaless.cell import created_at_text
 from schemaless.errors import SchemalessError
-from schemaless.pace import sample_forever
+from schemaless.runtime.pace import sample_forever
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from schemaless.batching import all_or_first_error
 from schemaless.cell import RowKey, row_key_text
 from schemaless.errors import Invalid, SchemalessError, StorageUnavailable
 from schemaless.index.definition import IndexDefinition
-from schemaless.pace import sample_forever
+from schemaless.runtime.batching import all_or_first_error
+from schemaless.runtime.pace import sample_forever
 from schemaless.storage import index_problem_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all

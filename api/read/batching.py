@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
+from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.operation import Operation

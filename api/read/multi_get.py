@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from api.read.reader import Reader, Served, served_together
-from schemaless.batching import chunks
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.errors import TooLarge
+from schemaless.runtime.batching import chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 from schemaless.topology import Datastore, Role

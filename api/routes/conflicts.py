@@ -17,10 +17,10 @@ from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.read.reader import Reader, served_together
 from schemaless.access import Scope
-from schemaless.batching import chunks
 from schemaless.cell import created_at_text, row_key_text
 from schemaless.codec import decode_body
 from schemaless.errors import Invalid, StorageUnavailable
+from schemaless.runtime.batching import chunks
 from schemaless.storage import conflict_table
 from schemaless.storage.conflict_table import CellConflict, ConflictEntry
 from schemaless.topology import Role

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from schemaless.errors import SchemalessError
-from schemaless.pace import sample_forever
+from schemaless.runtime.pace import sample_forever
 from schemaless.storage import buffer_table, refusal_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.buffer_table import Waiting

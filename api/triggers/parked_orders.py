@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from api.triggers.control import TriggerControl
-from schemaless.batching import chunks
 from schemaless.errors import Invalid, NotFound
 from schemaless.location import ADDED_ID_MAX, Location
+from schemaless.runtime.batching import chunks
 from schemaless.storage import job_table, parked_selection
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.job_table import Job

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from api.read.reader import Reader, Served
-from schemaless.batching import chunks
 from schemaless.cell import StoredCell, created_at_text, row_key_text
 from schemaless.codec import decode_body
 from schemaless.location import ADDED_ID_MAX
+from schemaless.runtime.batching import chunks
 from schemaless.storage import parked_selection, trigger_program_table
 from schemaless.storage.parked_selection import ParkedFilter, ParkedPlace
 from schemaless.storage.parked_table import ParkedCell

@@ -10,7 +10,7 @@ from api.status.workers import read_workers
 from api.triggers.summary import ProgramSummary, is_program, read_summaries
 from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import Catalogue
-from schemaless.pace import sample_forever
+from schemaless.runtime.pace import sample_forever
 from schemaless.storage.asyncmy_driver import AsyncStorage
 
 SAMPLE_PERIOD_S = 10.0

@@ -11,9 +11,9 @@ import structlog
 
 from api.write.outcome import BufferState, PendingPut
 from api.write.queue import MasterWriteQueues, tells_breaker
-from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import ColumnName, RowKey
 from schemaless.errors import SchemalessError
+from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.sharding import by_rendezvous
 from schemaless.storage import buffer_table
 from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic

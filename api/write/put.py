@@ -35,10 +35,10 @@ from collections.abc import Callable, Sequence
 from api.write.buffering import Secondaries
 from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, PutResult, too_few_copies
 from api.write.queue import MasterWriteQueues, tells_breaker
-from schemaless.batching import chunks
 from schemaless.cell import Cell, ColumnName, PutStatus, RowKey
 from schemaless.config import ApiSettings
 from schemaless.errors import Corrupt, HeadsLocked, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.runtime.batching import chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage

@@ -10,9 +10,9 @@ from typing import TypeVar, cast
 
 from api.write.held_shards import HeldShards
 from api.write.write_breaker import BreakerState, WriteBreaker
-from schemaless.batching import Batcher, BatchLimits
 from schemaless.cell import Placed
 from schemaless.errors import Busy, HeadsLocked, NodeRefuses, Overloaded, SchemalessError, StorageUnavailable
+from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.storage import append, post_version, put_transaction
 from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow

@@ -6,7 +6,7 @@ import argparse
 
 from consumers.probe.service import ProbeService
 from schemaless.config import ProbeSettings
-from schemaless.lifecycle import cancelled_at, run_service
+from schemaless.runtime.lifecycle import cancelled_at, run_service
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import Datastore
-from schemaless.trigger import TriggerCell, trigger, triggers_of
+from schemaless.triggers.decorator import TriggerCell, trigger, triggers_of
 
 log = structlog.get_logger()
 

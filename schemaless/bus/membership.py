@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from schemaless.bus.client import client_settings, translate, translated
-from schemaless.events import Event, emit
 from schemaless.names import tailer_group
+from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
 
 Partitions = Callable[[Sequence[int]], None]

@@ -38,7 +38,6 @@ from schemaless.bus.topics import topic_id
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
-from schemaless.events import Event, emit
 from schemaless.location import GenerationStart
 from schemaless.names import (
     CAUSE_HEADER,
@@ -52,6 +51,7 @@ from schemaless.names import (
     publisher_id,
 )
 from schemaless.position import Position, cell_digest
+from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
 
 _SETTLING_S = 0.004

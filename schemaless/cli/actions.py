@@ -17,7 +17,7 @@ from schemaless.cell import created_at_text
 from schemaless.cli.output import print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import SchemalessError
-from schemaless.extras import Extra, needs
+from schemaless.runtime.extras import Extra, needs
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")

@@ -11,7 +11,7 @@ from rich.table import Table
 from schemaless.audit.report import FINDINGS_MAX, STALL_S, AuditReport
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import JsonOption, servers
-from schemaless.extras import Extra, needs
+from schemaless.runtime.extras import Extra, needs
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, api_command, servers
 from schemaless.client.client import Client
-from schemaless.extras import Extra, needs
+from schemaless.runtime.extras import Extra, needs
 from schemaless.topology import Datastore, Node, Topology
 
 SHARDS = 4096  # for a datastore that may grow over many servers

@@ -24,11 +24,11 @@ from schemaless.cli.actions import recorded
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import DatastoreOption, JsonOption, servers
 from schemaless.errors import Invalid
-from schemaless.extras import Extra, needs
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import IndexDefinition, parse_index_name
 from schemaless.index.entry import IndexEntry
 from schemaless.index.values import to_json
+from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.topology import Datastore
 

@@ -9,7 +9,7 @@ import typer
 from schemaless.cli.output import print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption
 from schemaless.config import StackSettings
-from schemaless.extras import Extra, needs
+from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import home_folder
 from schemaless.stack.processes import checkout_folder
 

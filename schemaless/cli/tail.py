@@ -20,9 +20,9 @@ from schemaless.cli.output import print_notice
 from schemaless.cli.tail_view import TailFormat, TailView, parse_filter
 from schemaless.cli.targets import JsonOption, kafka_address
 from schemaless.errors import Invalid
-from schemaless.extras import Extra, needs
 from schemaless.names import cells_topic_name
 from schemaless.record import Record
+from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 
 BEGINNING, END = "beginning", "end"

@@ -12,8 +12,8 @@ from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import Invalid, StorageUnavailable
-from schemaless.extras import Extra, needs
 from schemaless.location import parse_location
+from schemaless.runtime.extras import Extra, needs
 
 if TYPE_CHECKING:
     from schemaless.ops.tailer_status import ShardStatus, TailerStatus

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from schemaless.client.client import Client
+from schemaless.client.profiles import read_private_text
 from schemaless.client.transport import settings_of
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
-from schemaless.profiles import read_private_text
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, home_folder, load_plan
 from schemaless.topology import Datastore, Topology, load_topology
 

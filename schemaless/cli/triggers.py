@@ -14,7 +14,7 @@ from schemaless.cli.targets import DatastoreOption, api_command, hosts_or_none, 
 from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
 from schemaless.client.client import Client
 from schemaless.errors import Invalid
-from schemaless.extras import Extra, needs
+from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.stack.processes import ending_with_supervisor
 

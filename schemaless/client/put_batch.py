@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.cell import PutStatus, row_key_of
 from schemaless.client.answers import PutAnswer, PutFailure, PutResult
 from schemaless.client.exchange import ClientRequest, Flow, error_of_problem
 from schemaless.client.requests import Key, Requests, encode
 from schemaless.errors import Unavailable
+from schemaless.runtime.batching import chunks
 
 ITEMS_MAX = 1000
 BYTES_MAX = 15 << 20  # the server takes 16 MiB, and the frame around the items needs a little

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
+from schemaless.client.profiles import read_private_text, read_profile
 from schemaless.config import ClientSettings
-from schemaless.profiles import read_private_text, read_profile
 
 CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=None)
 """What `schemaless --profile NAME` chose, for all clients of the command."""

@@ -18,10 +18,10 @@ from schemaless.consume.ports import Run
 from schemaless.consume.trigger_calls import Call, Plan
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.errors import SchemalessError
-from schemaless.retry_policy import RetryPolicy
 from schemaless.storage import parked_table
 from schemaless.storage.parked_table import Cause, ParkedCell
-from schemaless.trigger import Context, Park, ParkMode, Retry, Skip, Stop, Trigger
+from schemaless.triggers.decorator import Context, Park, ParkMode, Retry, Skip, Stop, Trigger
+from schemaless.triggers.retry_policy import RetryPolicy
 
 log = structlog.get_logger()
 

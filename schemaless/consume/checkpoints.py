@@ -13,13 +13,13 @@ from enum import Enum
 
 import msgspec
 
-from schemaless.batching import Batcher, BatchLimits, all_or_first_error
 from schemaless.consume.ports import Advance, Mark, Predecessor, Script, ShardCheckpoint
 from schemaless.consume.start_at import Start, StartAt, start_positions
 from schemaless.consume.worker import Worker
 from schemaless.errors import StorageUnavailable
-from schemaless.pace import Pace
 from schemaless.position import Position
+from schemaless.runtime.batching import Batcher, BatchLimits, all_or_first_error
+from schemaless.runtime.pace import Pace
 from schemaless.storage import checkpoint_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, Move, State

@@ -26,9 +26,9 @@ from schemaless.consume.recorder import Recorder
 from schemaless.consume.shard_reading import ShardReading
 from schemaless.consume.shard_work import HANDING_OVER, READING, Assignment, DeliveryCounts, ShardWork, SharedWork
 from schemaless.errors import Fenced, SchemalessError
-from schemaless.lifecycle import pause
 from schemaless.location import Location
 from schemaless.position import Position
+from schemaless.runtime.lifecycle import pause
 from schemaless.shard_cursor import CursorState, ShardCursor
 from schemaless.storage.shard_head import Head
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from schemaless.batching import all_or_first_error
 from schemaless.cell import StoredCell
 from schemaless.consume.ports import Script
+from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import parked_table, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.parked_table import ParkedCell

@@ -23,7 +23,7 @@ from schemaless.consume.ports import Death, Run
 from schemaless.consume.trigger_calls import Call, Plan, TriggerCalls
 from schemaless.errors import SchemalessError
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
-from schemaless.trigger import ParkMode
+from schemaless.triggers.decorator import ParkMode
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from schemaless.consume.lanes import PASS_S, Lanes
 from schemaless.consume.parked_rows import ParkedRows, Pass, Replay
 from schemaless.consume.ports import Run
 from schemaless.consume.trigger_calls import Plan, TriggerCalls
-from schemaless.trigger import Trigger
+from schemaless.triggers.decorator import Trigger
 
 
 class Lane:

@@ -15,7 +15,7 @@ import structlog
 
 from schemaless.cell import StoredCell
 from schemaless.storage.worker_table import OldestCall
-from schemaless.trigger import Context, Trigger
+from schemaless.triggers.decorator import Context, Trigger
 
 log = structlog.get_logger()
 

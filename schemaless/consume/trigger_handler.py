@@ -31,7 +31,7 @@ from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.worker_table import OldestCall
 from schemaless.topology import Datastore
-from schemaless.trigger_context import Context, ContextServices
+from schemaless.triggers.context import Context, ContextServices
 
 log = structlog.get_logger()
 

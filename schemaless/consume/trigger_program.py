@@ -15,7 +15,7 @@ from typing import Any
 
 from schemaless.errors import Misconfigured
 from schemaless.names import trigger_consumer
-from schemaless.trigger import Trigger, triggers_of
+from schemaless.triggers.decorator import Trigger, triggers_of
 
 UNVERSIONED = "unversioned"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")

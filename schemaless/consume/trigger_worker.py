@@ -25,9 +25,9 @@ from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.consume.worker import Worker
 from schemaless.errors import CallHangs, Misconfigured, NotFound, SchemalessError
-from schemaless.lifecycle import cancelled_at, run_service
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
+from schemaless.runtime.lifecycle import cancelled_at, run_service
 from schemaless.storage import parked_table, trigger_order_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.trigger_program_table import ProgramFunctions

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from schemaless.batching import chunks
 from schemaless.cell import PutStatus
 from schemaless.client.answers import PutFailure
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.put_batch import NewCell
 from schemaless.demo.flights import Flight
 from schemaless.errors import SchemalessError, Unavailable
+from schemaless.runtime.batching import chunks
 
 BATCH_FLIGHTS = 500
 BATCHES_IN_FLIGHT = 4

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import msgspec
 
-from schemaless.batching import all_or_first_error
 from schemaless.errors import Conflict, Invalid, NotFound, StorageUnavailable
 from schemaless.index.definition import NUMBER_MAX, IndexDefinition
 from schemaless.index.versions import IndexVersions, NamedIndex, VersionRole, merge
+from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import answers_of_all

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemaless.batching import all_or_first_error, chunks
 from schemaless.cell import RowKey, StoredCell
 from schemaless.codec import decode_body
 from schemaless.errors import NotReady
@@ -29,6 +28,7 @@ from schemaless.index.comparison import (
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry
 from schemaless.location import Location, kept_until
+from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import checkpoint_table, entity_table, index_inspection, index_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage

@@ -10,11 +10,11 @@ import asyncio
 import time
 from dataclasses import replace
 
-from schemaless.batching import all_or_first_error
 from schemaless.errors import Conflict, NotReady
 from schemaless.index.catalogue import bring_reachable, find_index, find_versions, version_of
 from schemaless.index.versions import NamedIndex
 from schemaless.location import Location
+from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import checkpoint_table, index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState

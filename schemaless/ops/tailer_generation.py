@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.bus.published_progress import committed_progress
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topic_history import TopicHistory
@@ -18,6 +17,7 @@ from schemaless.bus.topics import topic_id
 from schemaless.errors import Invalid, LocationGone, Misconfigured
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.storage.shard_log import Following

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.bus.publish_status import read_publish_status
 from schemaless.errors import Invalid, LocationGone, Misconfigured
 from schemaless.location import BEGINNING, GenerationStart, Location, generation_at, next_start, verify_location
 from schemaless.ops.tailer_status import SHARDS_PER_QUERY, lost_positions
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore

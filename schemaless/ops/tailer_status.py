@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.bus.publish_status import Owner, PublishStatus, read_publish_status
 from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.ops.tailer_control import read_commands
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.failover import run_on_all
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import asyncmy
 
 from schemaless.errors import Overloaded, SchemalessError, StorageUnavailable
-from schemaless.loop_lag import LiveTimeout, LoopLag
+from schemaless.runtime.loop_lag import LiveTimeout, LoopLag
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
 from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
 from schemaless.storage.sql import Script

@@ -19,9 +19,9 @@ from enum import StrEnum
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.cell import CellKey, ColumnName, RowKey
 from schemaless.errors import Busy, DuplicateKey
+from schemaless.runtime.batching import chunks
 from schemaless.storage import append, stored_bodies
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation, query

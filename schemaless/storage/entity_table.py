@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
 from schemaless.errors import Busy, DuplicateKey, TooLarge
 from schemaless.location import ADDED_ID_MAX
+from schemaless.runtime.batching import chunks
 from schemaless.storage import append, stored_bodies
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS

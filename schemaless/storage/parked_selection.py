@@ -17,7 +17,7 @@ from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, sql
 from schemaless.topology import Datastore
-from schemaless.verdicts import DOUBT_PREFIX
+from schemaless.triggers.verdicts import DOUBT_PREFIX
 
 ORDERED_AT_ONCE = 250
 _TABLE = "schemaless.parked"
@@ -36,7 +36,7 @@ class ParkedFilter(msgspec.Struct, frozen=True):
     only_held: bool = False
     """Only records that hold their rows."""
     only_doubts: bool = False
-    """Only records of effects that may have happened or not (schemaless/effects.py)."""
+    """Only records of effects that may have happened or not (schemaless/triggers/effects.py)."""
 
     def condition(self, datastore: str, consumer: str) -> Script:
         parts = [sql("datastore = %s AND consumer = %s", datastore, consumer)]

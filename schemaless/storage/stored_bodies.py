@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from schemaless.batching import chunks
 from schemaless.cell import CellKey
 from schemaless.codec import BodyComparison, may_be_same_body
 from schemaless.errors import Corrupt
+from schemaless.runtime.batching import chunks
 from schemaless.storage.operation import PAUSE, Operation
 from schemaless.storage.sql import Script, commas
 

@@ -18,12 +18,12 @@ from operator import attrgetter
 
 import msgspec
 
-from schemaless.batching import chunks
 from schemaless.cell import StoredCell
 from schemaless.errors import LocationGone
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
+from schemaless.runtime.batching import chunks
 from schemaless.shard_cursor import CursorCounts, CursorState, ProvenPage, ShardCursor
 from schemaless.subscriber.batch import Batch, GenerationChange
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from schemaless.batching import chunks
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, microseconds_since_epoch
 from schemaless.client.answers import FoundCell, LogPage
 from schemaless.client.client import Client
@@ -16,6 +15,7 @@ from schemaless.codec import encode_body
 from schemaless.errors import LocationGone, SchemalessError
 from schemaless.location import Location
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 from schemaless.shard_cursor import ProvenPage
 from schemaless.subscriber.engine import LogAnswers, ReadLog
 

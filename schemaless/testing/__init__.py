@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from schemaless.extras import Extra, require
+from schemaless.runtime.extras import Extra, require
 
 require("schemaless.testing", Extra.MYSQL)
 

@@ -13,7 +13,7 @@ from schemaless.consume.delivery import Delivery
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.testing.memory_program import MemoryCheckpoints, MemoryHomeLog, MemoryParkedStore, MemoryProgram
-from schemaless.trigger_context import ContextServices
+from schemaless.triggers.context import ContextServices
 
 BATCH_CELLS_MAX = 8
 _CALL_S = 0.2

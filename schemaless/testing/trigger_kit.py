@@ -22,7 +22,6 @@ from schemaless.client.async_client import AsyncClient
 from schemaless.client.attempts import Limits
 from schemaless.client.client import Client
 from schemaless.consume.trigger_program import TriggerProgram, load_program, program_of
-from schemaless.effects import Ledger
 from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
@@ -32,7 +31,8 @@ from schemaless.testing.memory_program import MemoryCheckpoints, MemoryParkedSto
 from schemaless.testing.memory_worker import MemoryWorker, memory_settings
 from schemaless.testing.watched_worker import Killed, RowHeld, SeenCall, WatchedTransport, WorkerLife, watched
 from schemaless.topology import Datastore
-from schemaless.trigger_context import ContextServices
+from schemaless.triggers.context import ContextServices
+from schemaless.triggers.effects import Ledger
 
 _BEGINS_AT_S = 1_767_225_600.0  # 2026-01-01
 _ROUND_S = 0.03

@@ -13,9 +13,9 @@ import httpx
 from schemaless.cell import StoredCell
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.testing.memory_api import MemoryApi
-from schemaless.trigger import Takes, Trigger
-from schemaless.trigger_context import Context
-from schemaless.verdicts import Retry
+from schemaless.triggers.context import Context
+from schemaless.triggers.decorator import Takes, Trigger
+from schemaless.triggers.verdicts import Retry
 
 
 class Killed(BaseException):  # like the kill, it passes what functions catch

@@ -1,7 +1,7 @@
 """`python -m tests.faults.halting_tailer STEP SIGNAL ARMED`: a tailer that sends itself a signal at a named step.
 
 It does so once: when it passes the step while the file ARMED exists, which it removes first. A step is an event of
-`schemaless/events.py`, observed from outside before the tailer starts. The tailer itself knows nothing of it.
+`schemaless/runtime/events.py`, observed from outside before the tailer starts. The tailer itself knows nothing of it.
 """
 
 import signal
@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import tailer.__main__
-from schemaless.events import Event, observing
+from schemaless.runtime.events import Event, observing
 
 COMMIT_IN_FLIGHT_S = 0.001
 

@@ -14,7 +14,7 @@ from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.codec import encode_body
 from schemaless.errors import BusUnavailable, SchemalessError
-from schemaless.events import Event, observing
+from schemaless.runtime.events import Event, observing
 from schemaless.stack.local import LocalServer, running_kafka
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells

@@ -36,7 +36,7 @@ BROAD_EXCEPTS = {
     "schemaless/bus/plain_transport.py": "re-raised as BusUnavailable: a failure of the receiver ends the process",
     "schemaless/ops/datastores.py": "re-raised: Ctrl-C ends the threads that make shards, too",
     "schemaless/storage/pymysql_driver.py": "re-raised: as in the other driver",
-    "schemaless/lifecycle.py": "the end of a service: whatever ends it is logged and becomes its exit status",
+    "schemaless/runtime/lifecycle.py": "the end of a service: whatever ends it is logged and becomes its exit status",
     "schemaless/storage/asyncmy_driver.py": "re-raised: a connection that was cut off within a statement is closed",
     "schemaless/consume/delivery.py": "nothing that a handler raises ends delivery: the shard is tried again",
     "schemaless/consume/cell_calls.py": "the text of a user's error may raise anything itself",
@@ -56,7 +56,7 @@ DRIVERS = {
 """The one package of each driver, and the files of the embedded stack that talk to the servers it has just started."""
 
 SLEEPS = {
-    "tests/unit/schemaless/test_lifecycle.py": "processes whose work must not end by itself",
+    "tests/unit/schemaless/runtime/test_lifecycle.py": "processes whose work must not end by itself",
     "tests/unit/schemaless/client/test_drivers.py": "a host that hangs until its request is cancelled",
 }
 """Unit tests that sleep for more than a turn of the event loop, with the reason."""

@@ -15,10 +15,10 @@ from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
 from schemaless.codec import decode_cell, encode_body, encode_record
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
-from schemaless.events import Event, observing
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position, cell_digest
 from schemaless.record import decoded
+from schemaless.runtime.events import Event, observing
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells, wait_for_records
 

@@ -15,7 +15,7 @@ from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.testing.memory_program import MemoryProgram
 from schemaless.testing.memory_worker import MemoryWorker, memory_settings
 from schemaless.topology import Datastore
-from schemaless.trigger import triggers_of
+from schemaless.triggers.decorator import triggers_of
 from tests.unit.schemaless.consume.parking_world import row_key
 
 SHARDS = 16

@@ -22,7 +22,7 @@ from schemaless.storage.checkpoint_table import CellCounts
 from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.testing.memory_program import MemoryParkedStore, MemoryProgram
 from schemaless.topology import Datastore
-from schemaless.trigger import Takes, triggers_of
+from schemaless.triggers.decorator import Takes, triggers_of
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server
 
 ROW = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")

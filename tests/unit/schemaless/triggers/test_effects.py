@@ -10,10 +10,10 @@ import pytest
 from schemaless import Conflict, Context, DidNotHappen, Doubt, Park, Retry
 from schemaless.cell import CellKey, PutStatus, parse_cause
 from schemaless.client.answers import FoundCell, PutAnswer, VersionsPage
-from schemaless.effects import RESULT_BYTES_MAX, SETTLE_S, Ledger
 from schemaless.errors import Corrupt, Forbidden, Misconfigured, Unavailable
 from schemaless.location import Location, ShardLocation
-from schemaless.trigger_context import ContextServices
+from schemaless.triggers.context import ContextServices
+from schemaless.triggers.effects import RESULT_BYTES_MAX, SETTLE_S, Ledger
 
 ROW = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 KEY = CellKey(ROW.bytes, "BASE", 1)

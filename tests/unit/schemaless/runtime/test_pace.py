@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemaless.pace import Pace, pause_between
+from schemaless.runtime.pace import Pace, pause_between
 
 BOUNDS = {"pause_min_s": 0.0, "pause_max_s": 0.5}
 times = st.floats(min_value=0.0, max_value=60.0)

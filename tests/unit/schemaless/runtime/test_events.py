@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless.events import Event, emit, log_event, observing
+from schemaless.runtime.events import Event, emit, log_event, observing
 
 
 def test_an_observer_is_called_for_its_events_while_it_observes():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from schemaless.errors import HeadsLocked, NodeRefuses, SchemalessError, TableMissing, Unavailable
-from schemaless.pace import Pace
+from schemaless.runtime.pace import Pace
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")

@@ -23,9 +23,9 @@ from schemaless.cell import ColumnName, StoredCell, created_at_text, parse_colum
 from schemaless.codec import decode_body
 from schemaless.errors import Misconfigured
 from schemaless.location import ShardLocation
-from schemaless.retry_policy import RetryPolicy
-from schemaless.trigger_context import Context
-from schemaless.verdicts import DidNotHappen, Doubt, Park, Retry, Skip, Stop, Verdict
+from schemaless.triggers.context import Context
+from schemaless.triggers.retry_policy import RetryPolicy
+from schemaless.triggers.verdicts import DidNotHappen, Doubt, Park, Retry, Skip, Stop, Verdict
 from schemaless.where import Where, parse_where
 
 __all__ = [

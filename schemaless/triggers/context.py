@@ -10,10 +10,10 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from schemaless.cell import CellKey
-from schemaless.effects import EffectFlow, EffectKey, EffectStep, Ledger, MakeCall, PutEntry, ReadEntry
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.location import ShardLocation
-from schemaless.verdicts import DidNotHappen
+from schemaless.triggers.effects import EffectFlow, EffectKey, EffectStep, Ledger, MakeCall, PutEntry, ReadEntry
+from schemaless.triggers.verdicts import DidNotHappen
 
 if TYPE_CHECKING:
     from schemaless.client.async_client import AsyncClient

@@ -13,7 +13,7 @@ PROGRAM = """
 import asyncio, sys
 from schemaless.config import FollowerSettings
 from schemaless.errors import Misconfigured
-from schemaless.lifecycle import cancelled_at, pause, run_service
+from schemaless.runtime.lifecycle import cancelled_at, pause, run_service
 
 async def serve(settings, storage, stop):
     print("ready", flush=True)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from schemaless.batching import REFUSED_FOR_S, Batcher, BatchLimits, chunks
 from schemaless.errors import Invalid, NodeRefuses, SchemalessError, StorageUnavailable, TableMissing, Unavailable
-from schemaless.pace import Pace
+from schemaless.runtime.batching import REFUSED_FOR_S, Batcher, BatchLimits, chunks
+from schemaless.runtime.pace import Pace
 
 
 class Flusher:

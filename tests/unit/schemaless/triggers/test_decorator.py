@@ -6,7 +6,7 @@ import pytest
 
 from schemaless import ParkMode, RetryPolicy, Where, trigger
 from schemaless.errors import Invalid, Misconfigured
-from schemaless.trigger import triggers_of
+from schemaless.triggers.decorator import triggers_of
 from schemaless.where import parse_where
 
 

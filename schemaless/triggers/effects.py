@@ -29,7 +29,7 @@ from schemaless.cell import CellKey, PutStatus, row_key_text
 from schemaless.client.answers import FoundCell, PutAnswer, VersionsPage
 from schemaless.client.requests import encode
 from schemaless.errors import Conflict, Corrupt, Invalid, InvalidRequest, Misconfigured, SchemalessError
-from schemaless.verdicts import DOUBT_PREFIX, DidNotHappen, Doubt, Park, Retry
+from schemaless.triggers.verdicts import DOUBT_PREFIX, DidNotHappen, Doubt, Park, Retry
 
 RESULT_BYTES_MAX = 1 << 20
 ENTRIES_MAX = 1 << 14

@@ -9,7 +9,7 @@ import pytest
 
 import schemaless
 from schemaless.errors import MissingExtra, SchemalessError
-from schemaless.extras import Extra, needs, require
+from schemaless.runtime.extras import Extra, needs, require
 
 HEAVY = {"aiokafka", "asyncmy", "confluent_kafka", "faust", "mode", "pymysql", "stamina", "uvloop"}
 

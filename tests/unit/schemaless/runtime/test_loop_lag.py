@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from schemaless.loop_lag import TICK_S, Deadline, LiveTimeout, LoopLag
+from schemaless.runtime.loop_lag import TICK_S, Deadline, LiveTimeout, LoopLag
 
 
 class Clock:

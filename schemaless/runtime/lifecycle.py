@@ -21,9 +21,9 @@ import uvloop  # a fifth less work for each cell
 
 from schemaless.config import FollowerSettings, ServiceSettings, read_settings
 from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
-from schemaless.watchdog import Watchdog
 
 log = structlog.get_logger()
 
