@@ -4,6 +4,9 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
+TEST_WORKERS ?= 3
+# Each worker has servers of its own. A file of tests stays on one worker, because its tests share what it starts.
+PARALLEL = -n $(TEST_WORKERS) --dist loadfile
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -33,10 +36,10 @@ demo: venv servers ## load real data, audit it, leave the stack running
 	@$(BIN)/schemaless demo
 
 test: venv servers ## the whole default suite, on real servers that it starts itself
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 test-mysql: venv servers-mysql ## what touches storage or the log, on MySQL 9.7
-	SCHEMALESS_MYSQL_FLAVOUR=mysql $(BIN)/pytest -m storage
+	SCHEMALESS_MYSQL_FLAVOUR=mysql $(BIN)/pytest -m storage $(PARALLEL)
 
 check: venv ## format, lint, types, import contracts, docs and sizes: no servers
 	$(BIN)/ruff format --check

@@ -1,4 +1,4 @@
-"""Servers for the tests: real ones, started once a session.
+"""Servers for the tests: real ones, started once a session. A parallel run starts them once for each of its workers.
 
 SCHEMALESS_TEST_BACKEND=auto|docker|local chooses between containers and plain processes; auto takes containers when
 an engine answers and already has the images (containers.py; MariaDB runs as plain processes always).

@@ -4,6 +4,7 @@ import os
 import random
 
 SEED = int(os.environ.get("SCHEMALESS_TEST_SEED") or random.SystemRandom().randrange(2**32))
+os.environ["SCHEMALESS_TEST_SEED"] = str(SEED)  # the workers of a parallel run inherit it
 
 
 def seeded(name: str) -> random.Random:

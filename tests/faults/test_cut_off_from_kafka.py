@@ -42,7 +42,7 @@ def test_nothing_is_called_while_the_group_may_have_given_the_shards_away(
     """Cells are read from MySQL meanwhile, because the heads moved. They wait for the group."""
     kafka, server = broker
     datastore = make_datastore(shards=4, partitions=2)
-    ensure_topics(kafka, datastore)
+    ensure_topics(kafka, datastore, timeout_s=60)  # the test before stopped the broker: it may look for a controller
     program = ["consumers", write_program(tmp_path, "notes", PROGRAM), "--datastore", datastore.name]
     settings = {"topology": running.path, "kafka": kafka, "transport": transport.value}
     settings["session_timeout_s"] = SESSION_TIMEOUT_S
