@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import structlog
 
@@ -15,7 +14,6 @@ from schemaless.errors import SchemalessError
 from schemaless.location import Location
 from schemaless.ops.datastores import Catalogue
 from schemaless.ops.tailer_control import fetch_commands, latest
-from schemaless.runtime.events import log_event, observing
 from schemaless.runtime.lifecycle import pause
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
@@ -70,15 +68,13 @@ class TailerService:
             tailer.stop()
 
     async def run(self) -> None:
-        """Runs until `stop`. At log level debug it logs every event of `schemaless/runtime/events.py`."""
-        logged = observing(log_event) if self._settings.log_level.lower() == "debug" else nullcontext()
-        with logged:
-            async with asyncio.TaskGroup() as tasks:
-                for reader in self._readers:
-                    tasks.create_task(self._check(reader))
-                for watch in self._watches:
-                    tasks.create_task(self._watch(watch))
-                await self._discover(tasks)
+        """Runs until `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            for reader in self._readers:
+                tasks.create_task(self._check(reader))
+            for watch in self._watches:
+                tasks.create_task(self._watch(watch))
+            await self._discover(tasks)
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         looked_at = -CATALOGUE_S

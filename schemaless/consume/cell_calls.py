@@ -18,6 +18,7 @@ from schemaless.consume.ports import Run
 from schemaless.consume.trigger_calls import Call, Plan
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.errors import SchemalessError
+from schemaless.runtime.events import Event, emit
 from schemaless.storage import parked_table
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.triggers.decorator import Context, Park, ParkMode, Retry, Skip, Stop, Trigger
@@ -99,6 +100,7 @@ class CellCalls:
             "a cell is parked", program=self.program.name, trigger=record.function_name, shard=record.shard,
             added_id=record.added_id, cause=record.cause.value, why=_last_line(record.error),
         )  # fmt: skip
+        emit(Event.CELL_PARKED)
 
     def plan(self, cell: StoredCell, made: Pass, place: Place, replay: Replay | None) -> Plan[FailedCall | None]:
         """Calls the functions for one cell, or those that its record still owes. Returns the one that failed."""
@@ -165,6 +167,9 @@ class CellCalls:
                 return False
         else:
             attempts += 1
+            replay = rows.replays.get(cell.added_id)
+            if replay is not None and replay.inherited:  # there may be an outage that this process can't know of yet
+                attempts = min(attempts, policy.attempts - 1)
             age_s = (now_us - max(cell.created_at, rows.began_at)) / 1e6
             is_old = marked.max_age_s is not None and age_s > marked.max_age_s
             if attempts >= policy.attempts or is_old or not policy.retries(error):

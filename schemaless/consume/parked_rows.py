@@ -25,15 +25,17 @@ class Replay:
     """A record whose cell is to be called again at `due_at`, and then the cells of its row behind it.
 
     Cells of the row up to `after` are finished. `task`: a call of it runs, and `result` is what it ended with.
+    `inherited`: another process made its attempts, and no call of this one has failed for it.
     `order_due_at` tells the order that was carried out last from a later one: the record may have both for a moment.
     """
 
-    __slots__ = ("after", "due_at", "order_due_at", "ordered", "record", "result", "task")
+    __slots__ = ("after", "due_at", "inherited", "order_due_at", "ordered", "record", "result", "task")
 
     def __init__(self, record: ParkedCell, due_at: float, *, after: int | None = None) -> None:
         self.record = record
         self.due_at = due_at
         self.after = record.added_id - 1 if after is None else after
+        self.inherited = False
         self.ordered: Order | None = None
         self.order_due_at: int | None = None
         self.task: asyncio.Task[None] | None = None

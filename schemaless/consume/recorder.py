@@ -14,6 +14,7 @@ import structlog
 from schemaless.consume.ports import Advance, CheckpointStore, Mark, Outcome
 from schemaless.consume.shard_work import ShardWork
 from schemaless.errors import SchemalessError
+from schemaless.runtime.events import Event, emit
 
 log = structlog.get_logger()
 
@@ -62,11 +63,13 @@ class Recorder:
             pass  # nothing in flight moves this checkpoint any longer, and nothing will: nothing of it is unrecorded
         advance = work.unrecorded.advance(work.cursor.done, mark)
         work.unrecorded.clear()
+        emit(Event.CHECKPOINTS_MOVING)
         try:
             lost = await self._checkpoints.move({work.shard: advance}, {})
         except SchemalessError:
             work.unrecorded.put_back(advance)
             raise
+        emit(Event.CHECKPOINTS_MOVED)
         return not lost
 
     async def _record(self, works: Sequence[ShardWork], now: float) -> list[ShardWork]:
@@ -85,6 +88,7 @@ class Recorder:
         self, advances: Mapping[int, Advance], pending: Mapping[int, ShardWork], now: float
     ) -> list[ShardWork]:
         """Moves checkpoints, one alone if it has an effect. Whose move fails keeps what was to be stored."""
+        emit(Event.CHECKPOINTS_MOVING)
         try:
             lost = await self._checkpoints.move(advances, {})
         except SchemalessError as error:
@@ -94,6 +98,7 @@ class Recorder:
                 pending[shard].must_record = True  # or a kill repeats all that would be called until it is stored
             log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
             return []
+        emit(Event.CHECKPOINTS_MOVED)
         for shard in advances:
             pending[shard].must_record = pending[shard].must_record and bool(pending[shard].unrecorded)
         return [pending[shard] for shard in lost]

@@ -22,6 +22,7 @@ from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Death, Run
 from schemaless.consume.trigger_calls import Call, Plan, TriggerCalls
 from schemaless.errors import SchemalessError
+from schemaless.runtime.events import Event, emit
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.triggers.decorator import ParkMode
 
@@ -85,7 +86,7 @@ class Replays:
             record = msgspec.structs.replace(record, cause=Cause.ERROR, error=self._cell_calls.no_function(record))
             rows.to_put.append((record, was))
         if record.cause is Cause.WAITING:
-            rows.wait(record, self._clock())
+            rows.wait(record, self._clock()).inherited = True
         elif not record.holds_row:
             rows.apart.add(record.added_id)
         else:
@@ -178,6 +179,7 @@ class Replays:
 
         Without a lane the pass waits for each call to its end.
         """
+        emit(Event.REPLAY_BEGINS)
         record = replay.record
         has_counted = replay.ordered is Order.DISCARD and replay.after < record.added_id
         if has_counted:

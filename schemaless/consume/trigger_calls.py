@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from schemaless.cell import StoredCell
+from schemaless.runtime.events import Event, emit
 from schemaless.storage.worker_table import OldestCall
 from schemaless.triggers.decorator import Context, Trigger
 
@@ -97,6 +98,7 @@ class TriggerCalls:
         running = self._running[id(call)] = RunningCall(call, self._clock())
         try:
             if call.marked.is_async:
+                emit(Event.CALL_BEGINS)
                 async with asyncio.timeout(self._timeout_s):
                     await call.bound()()
             else:
@@ -113,6 +115,7 @@ class TriggerCalls:
             return _failure(error)
         finally:
             del self._running[id(call)]
+            emit(Event.CALL_ENDED)
         return None
 
     def oldest(self) -> OldestCall | None:
@@ -145,6 +148,7 @@ class TriggerCalls:
 
         def begin() -> Any:
             running.begun_at = self._clock()
+            emit(Event.CALL_BEGINS)
             return bound()
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, begin)
@@ -157,6 +161,7 @@ class TriggerCalls:
                 error: Exception | None = None
                 self._running[id(call)] = RunningCall(call, self._clock())
                 try:
+                    emit(Event.CALL_BEGINS)
                     result = call.bound()()
                     if inspect.isawaitable(result):
                         asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
@@ -166,6 +171,7 @@ class TriggerCalls:
                     error = _failure(raised)
                 finally:
                     del self._running[id(call)]
+                    emit(Event.CALL_ENDED)
                 call = plan.send(error)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
-"""Events: named moments of the log's processes. Logs, metrics and the fault tests observe them under the same names.
+"""Events: named moments of tailers and of trigger workers.
 
+Logs, metrics and the fault tests observe them under the same names.
 `emit` calls the observers of an event, in the thread in which it happens. An event that nobody observes costs one
 look-up, so events may lie on the path of every transaction.
 """
@@ -31,6 +32,12 @@ class Event(Enum):
     PASS_FINISHED = "one pass over a partition finished"
     PARTITIONS_REVOKED = "the group revoked partitions"
     PARTITIONS_RELEASED = "the tails of revoked partitions have stopped"
+    CALL_BEGINS = "a trigger function is called"
+    CALL_ENDED = "a trigger function returned or raised"
+    CELL_PARKED = "a cell is parked with the next checkpoint"
+    REPLAY_BEGINS = "a row is called again"
+    CHECKPOINTS_MOVING = "checkpoints are being moved"
+    CHECKPOINTS_MOVED = "checkpoints were moved"
 
 
 Observer = Callable[[Event, Mapping[str, object]], None]
@@ -59,5 +66,5 @@ def observing(observer: Observer, *events: Event) -> Iterator[None]:
 
 
 def log_event(event: Event, fields: Mapping[str, object]) -> None:
-    """Logs an event at debug level. It is an observer: a process registers it when its log level is debug."""
+    """Logs an event at debug level. It is an observer, and services register it when their log level is debug."""
     log.debug(event.value, **fields)

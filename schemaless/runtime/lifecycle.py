@@ -21,6 +21,7 @@ import uvloop  # a fifth less work for each cell
 
 from schemaless.config import FollowerSettings, ServiceSettings, read_settings
 from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.runtime.events import log_event, observing
 from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
@@ -107,6 +108,8 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
         timeout_s=settings.statement_timeout_s,
     )
     async with AsyncExitStack() as opened:
+        if settings.log_level.lower() == "debug":
+            opened.enter_context(observing(log_event))
         if isinstance(settings, FollowerSettings):
             await opened.enter_async_context(Watchdog(settings.hang_limit_s))
         await opened.enter_async_context(storage)

@@ -257,6 +257,26 @@ async def test_an_outage_trips_the_breaker_parks_nothing_and_ends_by_itself(is_a
     assert (server.parked, server.counts) == ({}, CellCounts(called=40))
 
 
+async def test_a_worker_that_starts_in_an_outage_parks_nothing(is_async, parallel):
+    """It doesn't know of the outage yet, and cells that it takes over have used up all attempts but one."""
+    server = Server()
+    program = Program(*range(1, 200), is_async=is_async, retry=RetryPolicy(attempts=3, delay=0.5), parallel=parallel)
+    rows(server, *range(1, 10))
+    before = Process(server, 1, [program.function])
+    while min((record.attempts for record in server.records()), default=0) < 2:
+        await before.pass_by(0.1)
+    await before.kill()
+    server.present.clear()
+    rows(server, *range(10, 15))
+    after = Process(server, 2, [program.function])
+    await after.pass_by(20)
+    assert after.handler.tripped
+    assert set(server.causes().values()) == {"waiting"}
+    program.poison = {1}
+    await after.pass_by(20)
+    assert server.causes() == {1: "error"}
+
+
 async def test_a_thousand_poison_rows_among_many_good_ones_are_parked_and_trip_nothing():
     server, program = Server(), Program(*range(1, 3001, 3), retry=ONCE)
     rows(server, *range(1, 3001))
