@@ -37,6 +37,7 @@ SchemalessError
 ├── CallHangs               a trigger function doesn't return; its process ends and is started again
 ├── Fenced                  another process owns the work now; this one must stop (I7, I10)
 ├── Misconfigured           formats, counts or settings that don't fit; an operator has to act
+│   ├── NameTaken           a trigger program's name belongs to another program
 │   └── MissingExtra        a package of an extra of the wheel isn't installed; an ImportError too
 └── Corrupt                 stored data contradicts a promise; stop and look
 """
@@ -235,6 +236,13 @@ class Fenced(SchemalessError):
 
 class Misconfigured(SchemalessError):
     hint = "an operator has to act: the message names what doesn't fit"
+
+
+class NameTaken(Misconfigured):
+    hint = (
+        "give this program a --name of its own, or, if it replaces the other one, --take-over once:"
+        " it continues from the other's checkpoints"
+    )
 
 
 class MissingExtra(Misconfigured, ImportError):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from schemaless.cell import created_at_text
 from schemaless.errors import SchemalessError
 from schemaless.storage import worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -60,6 +61,11 @@ def worker_view(row: WorkerRow) -> dict[str, Any]:
         "refused_count": report.refused_count,
         "refused": [_waiting_view(shard) for shard in report.refused],
         "parallel": report.parallel,
+        "failing_count": report.failing_count,
+        "failing": [
+            {**msgspec.structs.asdict(cell), "again_at": created_at_text(cell.again_at * 1_000_000)}
+            for cell in report.failing
+        ],
         "oldest_call": None if call is None else {**msgspec.structs.asdict(call), "age_s": _age_s(row)},
     }
 
@@ -70,6 +76,7 @@ def workers_in_all(rows: Sequence[WorkerRow]) -> Mapping[str, Any]:
         "worker_count": len(rows),
         "unconfirmed_count": sum(row.report.unconfirmed_count for row in rows),
         "refused_count": sum(row.report.refused_count for row in rows),
+        "failing_count": sum(row.report.failing_count for row in rows),
         "oldest_call_s": max((age for row in rows if (age := _age_s(row)) is not None), default=None),
     }
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from typing import Annotated, Any
 
 import typer
 
 from schemaless.cli.actions import recorded
-from schemaless.cli.output import add_group, print_json, print_table
+from schemaless.cli.output import add_group, print_json, print_notice, print_table
 from schemaless.cli.targets import DatastoreOption, api_command, hosts_or_none, servers
 from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
 from schemaless.client.client import Client
-from schemaless.errors import Invalid
+from schemaless.errors import Invalid, Unavailable
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.stack.processes import ending_with_supervisor
@@ -55,6 +56,12 @@ def run(
         ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="start again when a source file changes")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="of the program and its checkpoints; default: the last part of the module's name")
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="continue where another program of this name stopped")
+    ] = False,
 ) -> None:
     """Run a trigger program until Ctrl-C. A worker that dies is started again."""
     from schemaless.consume.start_at import parse_start
@@ -62,12 +69,18 @@ def run(
     parse_start(start or [])
     sources = SourceFiles(module) if watch else None
     reached = servers()
+    try:
+        reached.datastore(datastore)
+    except Unavailable as error:
+        print_notice(f"waiting for the storage servers: {error}")
     environment = [f"SCHEMALESS_TOPOLOGY={reached.topology_file}", f"SCHEMALESS_KAFKA={reached.kafka}"]
     if hosts := hosts_or_none():
         environment.append(f"SCHEMALESS_HOSTS={','.join(hosts)}")
     worker = [sys.executable, "-m", "schemaless.consume.trigger_worker", module]
     begin = [part for text in start or [] for part in ("--from", text)]
-    command = ending_with_supervisor(["env", *environment, *worker, "--datastore", datastore, *begin])
+    identity = [*(["--name", name] if name else []), *(["--take-over"] if take_over else [])]
+    command = ending_with_supervisor(["env", *environment, *worker, "--datastore", datastore, *begin, *identity])
+    print_notice(f"{workers} workers of {module} follow {datastore}. Ctrl-C ends them after their calls in flight")
     raise typer.Exit(TriggerWorkers(lambda: subprocess.Popen(command), workers, sources).run())
 
 
@@ -81,16 +94,20 @@ def list_all(client: Client, as_json: bool) -> None:
     rows = [
         (
             each["program"],
-            each["state"],
+            _state(each),
             each["lag"],
             len(each["stopped"]),
             each["worker_count"],
             each["unconfirmed_count"] + each["refused_count"],
+            each["failing_count"],
             each["oldest_call_s"],
         )
         for each in document["triggers"]
     ]
-    columns = ("program", "state", "cells behind", "stopped shards", "workers", "waiting shards", "oldest call, s")
+    columns = (
+        "program", "state", "cells behind", "stopped shards", "workers", "waiting shards", "failing cells",
+        "oldest call, s",
+    )  # fmt: skip
     print_table(columns, rows)
 
 
@@ -101,7 +118,7 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     if as_json:
         print_json(document)
         return
-    print(f"{document['program']} {document['state']}, {document['lag']} cells behind")
+    print(f"{document['program']}: {_state(document)}, {document['lag']} cells behind")
     if document["reason"] and document["state"] in ("paused", "tripped"):
         print(document["reason"])
     counts = ", ".join(f"{number} {name}" for name, number in document["counts"].items())
@@ -132,6 +149,13 @@ def doubts(
     print(f"{page['count']} doubts" + (f". The next page: --cursor {page['cursor']}" if page["cursor"] else ""))
 
 
+def _state(program: dict[str, Any]) -> str:
+    """Returns the state of a program. Without workers it is no use to say that it runs."""
+    if program["worker_count"]:
+        return str(program["state"])
+    return "nobody runs it" if program["state"] == "running" else f"{program['state']}, and nobody runs it"
+
+
 def _print_worker(worker: dict[str, Any]) -> None:
     place = f"{worker['host']}, pid {worker['pid']}"
     print(f"worker {place}: {worker['partitions']} partitions, {worker['transport']}, version {worker['version']}")
@@ -142,6 +166,12 @@ def _print_worker(worker: dict[str, Any]) -> None:
             print(f"shard {shard['shard']} is {state}: {shard['reason']}")
         if (more := worker[f"{state}_count"] - len(worker[state])) > 0:
             print(f"and {more} more are {state}")
+    for cell in worker["failing"]:
+        tried = f"attempt {cell['attempt']} of {cell['attempts']} failed, the next one is at {cell['again_at']}"
+        print(f"{cell['trigger']} fails on {cell['cell']} at {cell['location']}: {tried}")
+        print(textwrap.indent(cell["error"].rstrip(), "  "))
+    if (more := worker["failing_count"] - len(worker["failing"])) > 0:
+        print(f"and {more} more cells fail")
     if (call := worker["oldest_call"]) is not None:
         print(f"shard {call['shard']}: {call['trigger']} on {call['cell']} has run for {call['age_s']} s")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from schemaless.cell import StoredCell
+from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import decode_body
 from schemaless.config import ConsumerSettings
 from schemaless.consume.breaker import Breaker
@@ -21,6 +21,7 @@ from schemaless.errors import SchemalessError
 from schemaless.runtime.events import Event, emit
 from schemaless.storage import parked_table
 from schemaless.storage.parked_table import Cause, ParkedCell
+from schemaless.storage.worker_table import FAILING_ERROR_CHARACTERS_MAX, FailingCell
 from schemaless.triggers.decorator import Context, Park, ParkMode, Retry, Skip, Stop, Trigger
 from schemaless.triggers.retry_policy import RetryPolicy
 
@@ -87,6 +88,21 @@ class CellCalls:
     def function_of(self, record: ParkedCell) -> Trigger | None:
         found = [m for m in self.program.triggers.get(record.column_name, ()) if m.name == record.function_name]
         return found[0] if found else None
+
+    def failing(self, replay: Replay) -> FailingCell:
+        """Returns what people are shown of a cell that waits for its next attempt."""
+        record, marked = replay.record, self.function_of(replay.record)
+        policy = self._default_policy if marked is None else marked.retry or self._default_policy
+        again_at = self._now_us() / 1e6 + replay.due_at - self._clock()
+        return FailingCell(
+            record.function_name,
+            f"{row_key_text(record.row_key)}/{record.column_name}/{record.ref_key}",
+            f"{record.shard}:{record.location}",
+            record.attempts,
+            policy.attempts,
+            round(again_at),  # a report that differs in a fraction would be stored anew each second
+            record.error[-FAILING_ERROR_CHARACTERS_MAX:],
+        )
 
     def no_function(self, record: ParkedCell) -> str:
         return f"version {self.program.version} of the program has no function {record.function_name}"
@@ -185,9 +201,11 @@ class CellCalls:
         if cause is Cause.WAITING:
             made.put(record)
             rows.wait(record, self._clock() + delay_s)
-            log.info(
+            is_new = _last_line(record.error) != _last_line(before.error if before else "")
+            log.warning(
                 "a call failed", trigger=marked.name, cell=str(cell.key), attempt=attempts,
                 why=_last_line(record.error), again_in_s=round(delay_s, 3),
+                **({"exception": record.error.rstrip()} if is_new else {}),
             )  # fmt: skip
         else:
             self.park(rows, made, record)

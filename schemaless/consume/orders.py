@@ -12,13 +12,12 @@ import msgspec
 import structlog
 
 from schemaless.errors import StorageUnavailable
-from schemaless.storage import parked_table, trigger_order_table, trigger_program_table
+from schemaless.storage import parked_table, trigger_order_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
 from schemaless.storage.operation import Operation
 from schemaless.storage.parked_table import ParkedCell
 from schemaless.storage.trigger_order_table import SeekOrder, TriggerOrders, latest
-from schemaless.storage.trigger_program_table import ProgramFunctions
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -58,16 +57,6 @@ class Orders:
         self._datastore = datastore
         self._consumer = consumer
         self._known: dict[str, TriggerOrders] = {}
-
-    async def announce(self, program: ProgramFunctions) -> None:
-        """Says on every cluster that answers which functions the program has. Call it once at the start."""
-        name, consumer = self._datastore.name, self._consumer
-        await answers_of_all(
-            {
-                cluster: self._storage.master(cluster).run(trigger_program_table.put, name, consumer, program)
-                for cluster in self._datastore.clusters
-            }
-        )
 
     async def read(self, shards: Collection[int], at_work: Collection[int] | None = None) -> OrdersSeen:
         """Returns what is ordered for these shards. A cluster that is away keeps its last known pauses and seeks.

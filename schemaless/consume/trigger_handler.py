@@ -29,7 +29,7 @@ from schemaless.consume.run_calls import RunCalls
 from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.storage.parked_table import Cause, ParkedCell
-from schemaless.storage.worker_table import OldestCall
+from schemaless.storage.worker_table import FAILING_MAX, FailingCell, OldestCall
 from schemaless.topology import Datastore
 from schemaless.triggers.context import Context, ContextServices
 
@@ -172,6 +172,17 @@ class TriggerHandler:
     def tripped(self) -> str | None:
         """Why its breaker is open, or None."""
         return self._breaker.cause
+
+    def failing(self) -> tuple[int, list[FailingCell]]:
+        """Returns how many cells wait for their next attempt, and those that are due first."""
+        waiting = [
+            replay
+            for rows in list(self._shards.values())
+            for replay in list(rows.replays.values())
+            if replay.record.cause is Cause.WAITING and replay.record.attempted_at
+        ]
+        first = sorted(waiting, key=lambda replay: replay.due_at)[:FAILING_MAX]
+        return len(waiting), [self._cell_calls.failing(replay) for replay in first]
 
     def hung_call(self) -> HungCall | None:
         """Returns a call above the limit, with what has to be stored before the process ends."""

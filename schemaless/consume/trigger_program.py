@@ -1,4 +1,4 @@
-"""A trigger program: the trigger functions of one module, named after the last part of the module's name."""
+"""A trigger program: the trigger functions of one module, its name, and where it comes from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from schemaless.errors import Misconfigured
 from schemaless.names import trigger_consumer
+from schemaless.storage.trigger_program_table import ORIGIN_CHARACTERS_MAX, ProgramFunctions
 from schemaless.triggers.decorator import Trigger, triggers_of
 
 UNVERSIONED = "unversioned"
@@ -24,16 +25,26 @@ _VERSION = re.compile(r"[!-~]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class TriggerProgram:
-    """`triggers` by column. Those of one column are in the order of the module. `version` is that of its code."""
+    """`triggers` by column. Those of one column are in the order of the module. `version` is that of its code.
+
+    `origin` tells it from other programs of the same name: a dotted module, or the path of a file outside any package.
+    """
 
     name: str
     triggers: Mapping[str, Sequence[Trigger]]
     version: str = UNVERSIONED
+    origin: str = ""
 
     @property
     def consumer(self) -> str:
         """The name of its checkpoints."""
         return trigger_consumer(self.name)
+
+    @property
+    def functions(self) -> ProgramFunctions:
+        """Returns what is stored of it for those who run no code of it."""
+        names = {column: [marked.name for marked in found] for column, found in self.triggers.items()}
+        return ProgramFunctions(names, self.version, origin=self.origin)
 
     def parallel(self, default: int) -> dict[str, int]:
         """Returns by function how many calls are made at once in a shard. `default`: of functions that don't say.
@@ -47,20 +58,23 @@ class TriggerProgram:
         return most
 
 
-def load_program(module: str) -> TriggerProgram:
-    """Loads a dotted module, or a .py file.
+def load_program(module: str, name: str | None = None) -> TriggerProgram:
+    """Loads a dotted module, or a .py file. `name` is by default the last part of the module's name.
 
     Raises Misconfigured when it is missing, marks no function, or marks two of one name.
     """
     is_file = module.endswith(".py")
-    loaded = _load_file(Path(module)) if is_file else _import(module)
-    name = Path(module).stem if is_file else module.rpartition(".")[2]
+    if name is None:
+        name = Path(module).stem if is_file else module.rpartition(".")[2]
     if not _NAME.fullmatch(name):
-        raise Misconfigured(f"{name!r} can't be the name of a program: rename the module")
-    return program_of(name, vars(loaded), _version(loaded))
+        raise Misconfigured(
+            f"{name!r} can't be the name of a program: give --name, of letters, digits and _ after a letter"
+        )
+    loaded = _load_file(Path(module)) if is_file else _import(module)
+    return program_of(name, vars(loaded), _version(loaded), _origin(loaded, None if is_file else module))
 
 
-def program_of(name: str, namespace: Mapping[str, Any], version: str = UNVERSIONED) -> TriggerProgram:
+def program_of(name: str, namespace: Mapping[str, Any], version: str = UNVERSIONED, origin: str = "") -> TriggerProgram:
     """Returns the program of the marked functions among some values.
 
     Raises Misconfigured when none is marked, or two have one name.
@@ -70,7 +84,7 @@ def program_of(name: str, namespace: Mapping[str, Any], version: str = UNVERSION
         by_column.setdefault(found.column, []).append(found)
     if not by_column:
         raise Misconfigured(f"{name} has no function that is marked with @trigger")
-    return TriggerProgram(name, by_column, version)
+    return TriggerProgram(name, by_column, version, origin)
 
 
 def _distinct(found: Sequence[Trigger]) -> Sequence[Trigger]:
@@ -93,6 +107,21 @@ def _version(module: ModuleType) -> str:
         return given
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else UNVERSIONED
+
+
+def _origin(module: ModuleType, dotted: str | None) -> str:
+    """Returns the dotted name of a module in a package, else the path of its file, in at most 500 characters."""
+    if dotted is not None and "." in dotted:
+        return dotted[-ORIGIN_CHARACTERS_MAX:]
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return module.__name__[-ORIGIN_CHARACTERS_MAX:]
+    path = Path(file).resolve()
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return (".".join(parts) if parts[1:] else str(path))[-ORIGIN_CHARACTERS_MAX:]
 
 
 def _import(module: str) -> ModuleType:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import socket
 import sys
 
+import msgspec
 import structlog
 
 from schemaless.bus.parked_topic import ParkedTopic
@@ -17,6 +20,7 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.identity import claim_name
 from schemaless.consume.orders import Orders
 from schemaless.consume.parked_copies import ParkedCopies
 from schemaless.consume.parked_store import MySQLParkedStore
@@ -24,13 +28,14 @@ from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.consume.worker import Worker
-from schemaless.errors import CallHangs, Misconfigured, NotFound, SchemalessError
+from schemaless.errors import CallHangs, InUse, Misconfigured, SchemalessError
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.runtime.lifecycle import cancelled_at, run_service
 from schemaless.storage import parked_table, trigger_order_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.trigger_program_table import ProgramFunctions
+from schemaless.storage.worker_table import WorkerReport
+from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
@@ -39,26 +44,17 @@ _ORDERS_PAUSE_S = 1.0
 
 
 async def run_program(
-    settings: ConsumerSettings, storage: AsyncStorage, program: TriggerProgram, datastore_name: str, start_at: Start
+    settings: ConsumerSettings,
+    storage: AsyncStorage,
+    program: TriggerProgram,
+    datastore_name: str,
+    start_at: Start,
+    *,
+    take_over: bool = False,
 ) -> None:
-    """Runs a program until it is cancelled, or until a part fails: the process then ends and is started again.
-
-    A datastore that is still being made is waited for, and so are servers that don't answer.
-    """
-    catalogue = Catalogue(storage)
-    while True:
-        try:
-            datastore = await catalogue.datastore(datastore_name)
-            await verify_start(storage, datastore, program.consumer, start_at)
-            break
-        except NotFound:
-            await asyncio.sleep(_LOOK_PAUSE_S)
-        except Misconfigured:
-            raise
-        except SchemalessError as error:
-            log.warning("no catalogue of datastores", why=str(error))
-            await asyncio.sleep(_LOOK_PAUSE_S)
-    worker = Worker(storage, datastore, program.consumer)
+    """Runs a program until it is cancelled, or until a part fails: the process then ends and is started again."""
+    datastore = await _begin(storage, program, datastore_name, start_at, take_over=take_over)
+    worker = Worker(storage, datastore, program.consumer, program.origin)
     host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
     handler = TriggerHandler(program, datastore, settings, MySQLParkedStore(storage, datastore, program.consumer))
@@ -76,7 +72,7 @@ async def run_program(
                 copies = ParkedCopies(storage, datastore, program.consumer, topic.publish)
                 tasks.create_task(copies.run(lambda: host.shards))
             tasks.create_task(_carry_out_orders(program, orders, host, handler, datastore.name))
-            tasks.create_task(worker.run(lambda: host.report(handler.oldest_call(), handler.tripped, handler.parallel)))
+            tasks.create_task(worker.run(lambda: _report(host, handler, program)))
             while True:
                 await asyncio.sleep(_LOOK_PAUSE_S)
                 if (hung := handler.hung_call()) is not None:
@@ -86,12 +82,51 @@ async def run_program(
         await worker.leave()
 
 
+async def _begin(
+    storage: AsyncStorage, program: TriggerProgram, datastore_name: str, start_at: Start, *, take_over: bool
+) -> Datastore:
+    """Returns the datastore, once the program owns its name there. The log says what is waited for, each cause once.
+
+    A datastore that is still being made is waited for, and so are servers that don't answer.
+    """
+    catalogue, said = Catalogue(storage), ""
+    while True:
+        try:
+            datastore = await catalogue.datastore(datastore_name)
+            await verify_start(storage, datastore, program.consumer, start_at)
+            await claim_name(storage, datastore, program, take_over=take_over)
+            break
+        except (InUse, Misconfigured):
+            raise
+        except SchemalessError as error:
+            if str(error) != said:
+                log.warning("the program waits", program=program.name, datastore=datastore_name, why=str(error))
+                said = str(error)
+            await asyncio.sleep(_LOOK_PAUSE_S)
+    columns = {column: ", ".join(marked.name for marked in found) for column, found in program.triggers.items()}
+    group = trigger_group(datastore.name, program.name)
+    log.info(
+        "the program begins, and waits for its partitions", program=program.name, datastore=datastore.name,
+        calls="; ".join(f"{column}: {names}" for column, names in columns.items()), group=group,
+        worker=f"{socket.gethostname()} pid {os.getpid()}", version=program.version,
+    )  # fmt: skip
+    return datastore
+
+
+def _report(host: ConsumerHost, handler: TriggerHandler, program: TriggerProgram) -> WorkerReport:
+    count, failing = handler.failing()
+    return msgspec.structs.replace(
+        host.report(handler.oldest_call(), handler.tripped, handler.parallel),
+        origin=program.origin,
+        failing=tuple(failing),
+        failing_count=count,
+    )
+
+
 async def _carry_out_orders(
     program: TriggerProgram, orders: Orders, host: ConsumerHost, handler: TriggerHandler, datastore: str
 ) -> None:
     """Looks each second for what people ordered, until it is cancelled."""
-    functions = {column: [marked.name for marked in found] for column, found in program.triggers.items()}
-    await orders.announce(ProgramFunctions(functions, program.version))
     consumer = program.consumer
     while True:
         seen = await orders.read(host.shards, host.at_work(consumer))
@@ -111,11 +146,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="trigger-worker", description="One worker of a trigger program.")
     parser.add_argument("module", help="dotted module, or a .py file")
     parser.add_argument("--datastore", required=True)
+    parser.add_argument("--name", help="of the program; default: the last part of the module's name")
+    parser.add_argument("--take-over", action="store_true", help="continue where another program of the name stopped")
     parser.add_argument("--from", dest="start", action="append", default=[], help="beginning, end, a time, locations")
     arguments = parser.parse_args()
     try:
         start_at = parse_start(arguments.start)
-        program = load_program(arguments.module)
+        program = load_program(arguments.module, arguments.name)
     except SchemalessError as error:
         print(f"error: {error} ({error.hint})", file=sys.stderr)
         sys.exit(1)
@@ -123,7 +160,8 @@ def main() -> None:
         program.consumer,
         ConsumerSettings,
         lambda settings, storage, stop: cancelled_at(
-            stop, run_program(settings, storage, program, arguments.datastore, start_at)
+            stop,
+            run_program(settings, storage, program, arguments.datastore, start_at, take_over=arguments.take_over),
         ),
     )
 

@@ -30,12 +30,12 @@ _REPORT_PERIOD_S = 10.0
 class Worker:
     """This process. Its row is made on a cluster before a checkpoint there names it."""
 
-    def __init__(self, storage: AsyncStorage, datastore: Datastore, consumer: str) -> None:
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, consumer: str, origin: str = "") -> None:
         self.number = secrets.randbits(63)
         self.consumer = consumer
         self._storage = storage
         self._datastore = datastore
-        self._report = WorkerReport()
+        self._report = WorkerReport(origin=origin)
         self._reported_at = -_REPORT_PERIOD_S
         self._telling: asyncio.Future[None] | None = None
         self._known_on: set[str] = set()

@@ -190,6 +190,7 @@ CREATE TABLE IF NOT EXISTS schemaless.trigger_program (
     consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     functions TEXT NOT NULL COMMENT 'JSON: names of functions by column',
     version VARCHAR(64) NOT NULL,
+    origin VARCHAR(500) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT '' COMMENT 'its module or file: which program owns the name',
     changed_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, consumer)
 ) ENGINE=InnoDB;

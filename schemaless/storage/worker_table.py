@@ -20,6 +20,10 @@ _AGE_S = "TIMESTAMPDIFF(MICROSECOND, seen_at, UTC_TIMESTAMP(6)) / 1000000"
 SEEN_WITHIN_S = 30.0
 """How long a process counts as running after it was seen last. Each is seen every ten seconds."""
 
+FAILING_MAX = 5
+FAILING_ERROR_CHARACTERS_MAX = 4000
+"""How many cells a report names that fail, and how much of the end of each error."""
+
 WAITING_MAX = 20
 """How many waiting shards of each kind a report names."""
 
@@ -41,11 +45,27 @@ class OldestCall(msgspec.Struct, frozen=True, gc=False):
     age_s: float
 
 
+class FailingCell(msgspec.Struct, frozen=True, gc=False):
+    """A cell whose call failed and is made again at `again_at`, in seconds since the epoch. `error` has its traceback.
+
+    `attempt` of `attempts` failed last. While the program's breaker is open, failures count no attempts.
+    """
+
+    trigger: str
+    cell: str
+    location: str
+    attempt: int
+    attempts: int
+    again_at: int
+    error: str
+
+
 class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log.
 
-    `tripped`: why its breaker is open. `parallel`: by function, how many calls are made at once in a shard. Of many
-    shards only some are named, and the counts have all. A field that another version doesn't know is left out.
+    `tripped`: why its breaker is open. `parallel`: by function, how many calls are made at once in a shard. `origin` is
+    that of its program. Of many shards and failing cells only some are named, and the counts have all. A field that
+    another version doesn't know is left out.
     """
 
     version: str = ""
@@ -61,6 +81,9 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     oldest_call: OldestCall | None = None
     tripped: str | None = None
     parallel: dict[str, int] = {}
+    origin: str = ""
+    failing: tuple[FailingCell, ...] = ()
+    failing_count: int = 0
 
 
 class WorkerRow(msgspec.Struct, frozen=True, gc=False):

@@ -52,7 +52,7 @@ class Stage:
 
     def announce(self):
         for cluster in self.datastore.clusters:
-            self.storage.master(cluster).run(trigger_program_table.put, self.datastore.name, CONSUMER, FUNCTIONS)
+            self.storage.master(cluster).run(trigger_program_table.claim, self.datastore.name, CONSUMER, FUNCTIONS)
 
     def records(self, shard):
         return self.master(shard).run(parked_table.of_shards, self.datastore.name, CONSUMER, [shard])

@@ -17,7 +17,7 @@ from schemaless.storage import checkpoint_table, refusal_table, worker_table
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
-from schemaless.storage.worker_table import OldestCall, WaitingShard, WorkerReport
+from schemaless.storage.worker_table import FailingCell, OldestCall, WaitingShard, WorkerReport
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in, row_in
 from tests.log_harness import run_sql
 
@@ -200,6 +200,8 @@ def test_workers_show_what_waits_there(api, make_datastore, storage: SyncStorage
         unconfirmed=(WaitingShard(consumer, 1, "another process moved its checkpoint"),),
         unconfirmed_count=1,
         oldest_call=OldestCall("bill_rider", "a cell", 0, 90.0),
+        failing=(FailingCell("bill_rider", "a cell", "0:1:7", 2, 5, 1_700_000_000, "ValueError: no card"),),
+        failing_count=3,
     )
     master.run(worker_table.put, name, consumer, 7, report)
     master.run(worker_table.put, name, "indexer", 8, WorkerReport())
@@ -208,11 +210,15 @@ def test_workers_show_what_waits_there(api, make_datastore, storage: SyncStorage
     (listed,) = caller.get("/triggers").json()["triggers"]
     assert (listed["worker_count"], listed["unconfirmed_count"], listed["refused_count"]) == (1, 1, 0)
     assert 90 <= listed["oldest_call_s"] < 120
+    assert listed["failing_count"] == 3
     program = caller.get("/triggers/billing").json()
     (worker,) = program["workers"]
     assert worker["unconfirmed"] == [
         {"consumer": consumer, "shard": 1, "reason": "another process moved its checkpoint"}
     ]
+    (failing,) = worker["failing"]
+    assert (failing["attempt"], failing["attempts"], failing["error"]) == (2, 5, "ValueError: no card")
+    assert failing["again_at"] == "2023-11-14T22:13:20.000000Z"
     assert (worker["worker"], worker["transport"]) == ("0000000000000007", "plain")
     assert [shard["kills"] for shard in program["shards"]] == [0, 0]
     assert [each["consumer"] for each in caller.get("/status").json()["workers"]] == ["indexer", consumer]

@@ -442,7 +442,7 @@ def park_two_rows(site):
     site.make_checkpoints(BILLING)
     for cluster in site.datastore.clusters:
         functions = ProgramFunctions({"BASE": ["bill"]}, "v1")
-        site.storage.master(cluster).run(trigger_program_table.put, site.datastore.name, BILLING, functions)
+        site.storage.master(cluster).run(trigger_program_table.claim, site.datastore.name, BILLING, functions)
     causes = {1: Cause.ERROR, 2: Cause.KILLED, 3: Cause.WAITING}
     for cell in site.stored(0)[:3]:
         record = head_of(cell, "bill", causes[cell.added_id], "ValueError", 1_700_000_000_000_000, "v1")

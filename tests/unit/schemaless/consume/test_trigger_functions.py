@@ -23,7 +23,7 @@ from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.testing.memory_program import MemoryParkedStore, MemoryProgram
 from schemaless.topology import Datastore
 from schemaless.triggers.decorator import Takes, triggers_of
-from tests.unit.schemaless.consume.parking_world import Order, Process, Server
+from tests.unit.schemaless.consume.parking_world import Order, Process, Server, row_key
 
 ROW = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
@@ -261,7 +261,12 @@ def test_a_program_is_named_after_its_module(tmp_path):
     path = tmp_path / "my_bills.py"
     path.write_text("from schemaless import trigger\n@trigger(column='BASE')\ndef f(row_key): ...\n")
     assert load_program(str(path)).consumer == "trigger:my_bills"
+    assert load_program(str(path), name="bills").consumer == "trigger:bills"
+    with pytest.raises(Misconfigured, match="--name"):
+        load_program(str(path), name="no name")
     assert load_program("examples.census").consumer == "trigger:census"
+    assert load_program("examples.census").origin == load_program("examples/census.py").origin == "examples.census"
+    assert load_program(str(path)).origin == str(path)
     for missing in ("no.such.module", str(tmp_path / "none.py"), "schemaless.errors"):
         with pytest.raises(Misconfigured):
             load_program(missing)
@@ -345,3 +350,27 @@ async def test_an_error_whose_text_raises_is_a_failure_like_any_other(settings):
     handler = handler_of(settings, fails)
     assert (await outcome_of(handler, run_of(1))).counts == CellCounts(waiting=1)
     assert "Nameless" in record_of(handler).error
+
+
+async def test_a_cell_that_fails_is_shown_with_its_attempt_and_traceback_while_it_fails():
+    """The log has the traceback once. What is parked isn't shown as failing any more."""
+
+    @trigger(column="BASE")
+    def bills(cell):
+        raise ValueError("no card")
+
+    server = Server()
+    server.write(1)
+    process = Process(server, 1, [bills])
+    with capture_logs() as lines:
+        await process.pass_by(0.5)
+        count, (shown,) = process.handler.failing()
+        assert (count, shown.trigger, shown.cell) == (1, "bills", f"{row_key(1)}/BASE/1")
+        assert (shown.location, shown.attempt, shown.attempts) == ("0:1:1", 1, 3)
+        assert 'raise ValueError("no card")' in shown.error
+        await process.pass_by(1.0)
+        assert [cell.attempt for cell in process.handler.failing()[1]] == [2]
+        await process.pass_by(5.0)
+        assert process.handler.failing() == (0, [])
+    failed = [line for line in lines if line["event"] == "a call failed"]
+    assert [("exception" in line, line["log_level"]) for line in failed] == [(True, "warning"), (False, "warning")]
