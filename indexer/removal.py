@@ -16,6 +16,7 @@ from schemaless.runtime.batching import chunks
 from schemaless.storage import (
     checkpoint_table,
     consumer_summary,
+    index_check_table,
     index_definition_table,
     index_pass_table,
     index_problem_table,
@@ -47,9 +48,10 @@ async def remove_from(storage: AsyncStorage, datastore: Datastore, index: Define
 
 
 async def _delete_rows(master: AsyncNode, version: IndexVersion) -> None:
-    """Deletes walks, passes of the cleaner, and problems."""
+    """Deletes walks, passes of the cleaner, parts of ordered checks, and problems."""
     await master.run(index_walk_table.delete, version)
     await master.run(index_pass_table.delete_all, version)
+    await master.run(index_check_table.delete_all, version)
     while await master.run(index_problem_table.delete_some, version):
         pass
 

@@ -6,8 +6,8 @@ import os
 
 from schemaless.cell import RowKey, row_key_text
 from schemaless.errors import SchemalessError
-from schemaless.index.comparison import EntryFault
-from schemaless.index.inspection import FIRST_ROW, IndexInspector
+from schemaless.index.comparison import FIRST_ROW, EntryFault
+from schemaless.index.inspection import IndexInspector
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex

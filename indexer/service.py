@@ -17,6 +17,7 @@ from indexer.build_load import BuildLoad
 from indexer.builder import build_step
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
+from indexer.ordered_checks import OrderedChecks
 from indexer.refused_writes import RefusedWrites
 from indexer.removal import note_gone, remove_from, remove_strays
 from indexer.sample_check import DiffersFromCells
@@ -87,6 +88,7 @@ class DatastoreIndexer:
             is_busy=lambda: self._host.is_busy,
         )
         self._cleans = settings.cleaner_rows_per_s > 0
+        self._checks = OrderedChecks(storage, datastore, lambda: self._host.shards)
         self._hosted: dict[VersionKey, HostedIndex] = {}
         self._touched: dict[VersionKey, DefinedIndex] = {}  # versions of which this process may have written something
         self._removed_from: dict[VersionKey, set[str]] = {}
@@ -99,6 +101,7 @@ class DatastoreIndexer:
                 tasks.create_task(self._host.run())
                 tasks.create_task(self._worker.run(self._host.report))
                 tasks.create_task(self._follow_definitions())
+                tasks.create_task(self._checks.run())
                 if self._cleans:
                     tasks.create_task(self._cleaner.run())
         finally:
@@ -111,11 +114,9 @@ class DatastoreIndexer:
         late = {key: index for key, index in self._touched.items() if key not in present}
         tended = [self._tend(index) for index in present.values()] + [self._remove(index) for index in late.values()]
         await asyncio.gather(self._guarded(bring_up(self._storage, self._datastore, versions)), *tended)
-        self._cleaner.watch(
-            index.definition
-            for key, index in present.items()
-            if key in self._hosted and index.stage is IndexStage.ACTIVE
-        )
+        complete = {key: index.definition for key, index in present.items() if index.stage is IndexStage.ACTIVE}
+        self._cleaner.watch(definition for key, definition in complete.items() if key in self._hosted)
+        self._checks.watch(complete.values())
         for named in versions.indexes().values():
             if len(named.versions) > 1:
                 await self._guarded(self._switch(named), named.answering)

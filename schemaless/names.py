@@ -25,6 +25,12 @@ def index_consumer(index: str, number: int = 1) -> str:
     return f"{INDEX_PREFIX}{index}" if number == 1 else f"{INDEX_PREFIX}{index}:{number}"
 
 
+def index_of_consumer(consumer: str) -> tuple[str, int]:
+    """Returns the name and the number of the version that a consumer maintains."""
+    name, _, number = consumer.removeprefix(INDEX_PREFIX).partition(":")
+    return name, int(number or 1)
+
+
 def index_table_name(index: str, number: int = 1) -> str:
     """Returns the table that holds the entries of a version of an index, in each shard, in at most 64 characters."""
     return f"index_{index}" if number == 1 else f"index_{index}${number}"

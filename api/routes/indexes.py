@@ -27,7 +27,7 @@ from api.routes.status import NEVER_KEPT
 from api.status.consumers import in_all, read_consumer
 from schemaless.access import Scope, parse_lifetime
 from schemaless.cell import created_at_text
-from schemaless.errors import Invalid, NotBuilt, StorageUnavailable
+from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.index.catalogue import (
     Change,
     build_progress,
@@ -209,11 +209,6 @@ async def switch_one(request: Request) -> Response:
     return await _shown(request, datastore, name)
 
 
-async def not_built(request: Request) -> Response:
-    """Verification and repair (not built yet)."""
-    raise NotBuilt("verification and repair of an index over HTTP")
-
-
 async def _ordered(
     request: Request, order: Callable[[AsyncStorage, Datastore, str, int | None], Awaitable[DefinedIndex]]
 ) -> Response:
@@ -367,7 +362,5 @@ ROUTES = (
     Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN, (_VERSION,)),
     Route("POST", "/indexes/{name}/throttle", throttle_one, Scope.ADMIN, (_VERSION,), payload=_THROTTLE),
     Route("GET", "/indexes/{name}/problems", get_problems, Scope.READ, (_VERSION, LIMIT, CURSOR)),
-    Route("POST", "/indexes/{name}/verify", not_built, Scope.ADMIN),
-    Route("POST", "/indexes/{name}/repair", not_built, Scope.ADMIN),
     Route("POST", "/indexes/{name}/switch", switch_one, Scope.ADMIN, payload=_SWITCH),
 )

@@ -1,4 +1,4 @@
-"""/triggers/PROGRAM/parked: the cells that a program set aside, orders for them, and the jobs of those orders."""
+"""/triggers/PROGRAM/parked: the cells that a program set aside, and orders for them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from api.routes.status import NEVER_KEPT
 from api.routes.triggers import PAYLOAD_BYTES_MAX, REASON_CHARACTERS_MAX
 from api.status.workers import read_workers
 from api.triggers.control import TriggerControl
-from api.triggers.parked_orders import IDS_MAX, ParkedOrders, job_view
+from api.triggers.parked_orders import IDS_MAX, ParkedOrders
 from api.triggers.parked_pages import BEFORE_ALL, BEHIND, PAGE_BYTES_MAX, ParkedCursor, ParkedPages
 from schemaless.access import Scope
 from schemaless.cell import parse_column_name, parse_row_key, parse_time
-from schemaless.errors import Invalid, NotFound, StorageUnavailable
+from schemaless.errors import Invalid
 from schemaless.location import INT64_MAX
 from schemaless.ops.tokens import anybody
-from schemaless.storage import job_table
-from schemaless.storage.failover import answers_of_all
 from schemaless.storage.parked_selection import ParkedFilter
 from schemaless.storage.parked_table import Cause, Order
 from schemaless.storage.trigger_order_table import latest
@@ -105,28 +103,6 @@ async def discard_parked(request: Request) -> Response:
     return await _ordered(request, Order.DISCARD)
 
 
-async def get_job(request: Request) -> Response:
-    """What became of a retry or a discard. `done` records are gone: their cells are finished, or discarded."""
-    datastore = await request.datastore()
-    request.query()
-    text = request.path["job"]
-    if len(text) != 16 or not set(text) <= set("0123456789abcdef") or (number := int(text, 16)) > INT64_MAX:
-        raise Invalid("job", "is the 16 hexadecimal digits that an order answered")
-    storage = request.state.storage
-    answers = await answers_of_all(
-        {cluster: storage.master(cluster).run(job_table.get, datastore.name, number) for cluster in datastore.clusters}
-    )
-    parts = [part for part in answers.found.values() if part is not None]
-    if not parts and answers.failures:
-        raise StorageUnavailable("; ".join(map(str, answers.failures.values())))
-    if not parts:
-        raise NotFound(f"there is no job {text}: jobs are kept for {job_table.KEPT_DAYS} days")
-    program = parts[0].job.consumer.partition(":")[2]
-    waits = await _waits_for(request, datastore, TriggerControl(storage, datastore, program))
-    document = job_view(datastore, parts, waits) | {"unknown": {name: "unreachable" for name in answers.failures}}
-    return ok_response(request.response_format(), document, NEVER_KEPT)
-
-
 async def _ordered(request: Request, order: Order) -> Response:
     datastore = await request.datastore()
     request.query()
@@ -145,7 +121,7 @@ async def _ordered(request: Request, order: Order) -> Response:
         "dry_run": asked.dry_run,
         "more": done.more,
         "left_out": [msgspec.structs.asdict(one) for one in done.left_out],
-        "waits_for": await _waits_for(request, datastore, control),
+        "waits_for": await waits_for(request, datastore, control),
     }
     return ok_response(request.response_format(), document, NEVER_KEPT)
 
@@ -165,7 +141,7 @@ def _verify(asked: _Order, order: Order) -> None:
         raise Invalid("reason", "a discard needs a reason: those cells are never called")
 
 
-async def _waits_for(request: Request, datastore: Datastore, control: TriggerControl) -> str | None:
+async def waits_for(request: Request, datastore: Datastore, control: TriggerControl) -> str | None:
     """Returns why an order isn't carried out now, or None."""
     workers = await read_workers(request.state.storage, datastore, request.state.settings.status_timeout_s)
     own = [row for row in workers if row.consumer == control.consumer]
@@ -235,5 +211,4 @@ ROUTES = (
     Route("GET", "/triggers/{program}/parked", list_parked, Scope.READ, _PARAMETERS),
     Route("POST", "/triggers/{program}/parked/retry", retry_parked, Scope.ADMIN, payload=_ORDER),
     Route("POST", "/triggers/{program}/parked/discard", discard_parked, Scope.ADMIN, payload=_ORDER),
-    Route("GET", "/jobs/{job}", get_job, Scope.READ),
 )

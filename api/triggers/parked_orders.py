@@ -15,7 +15,7 @@ from schemaless.location import ADDED_ID_MAX, Location
 from schemaless.runtime.batching import chunks
 from schemaless.storage import job_table, parked_selection
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.job_table import Job
+from schemaless.storage.job_table import Job, JobKind
 from schemaless.storage.parked_selection import ORDERED_AT_ONCE, ParkedFilter, ParkedId, RecordOrder, counts_of
 from schemaless.storage.parked_table import Order
 from schemaless.topology import Datastore
@@ -153,7 +153,7 @@ class ParkedOrders:
         }
 
     async def _put_job(self, cluster: str, what: RecordOrder, matched: int) -> None:
-        job = Job(what.job, self._control.consumer, what.order, matched, what.reason, self._who)
+        job = Job(what.job, self._control.consumer, JobKind(what.order), matched, what.reason, self._who)
         await self._storage.master(cluster).run(job_table.put, self._datastore.name, job)
 
     async def _order_matching(self, cluster: str, wanted: ParkedFilter, what: RecordOrder, limit: int) -> int:

@@ -1,6 +1,6 @@
 """`schemaless index verify` and `index repair`: an index against its cells, read from the servers themselves.
 
-Exit status 1: there are differences, or some that weren't repaired.
+Exit status 1: there are differences, or some that weren't repaired. In the background, the indexers do it.
 """
 
 from __future__ import annotations
@@ -13,38 +13,40 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schemaless.cell import parse_row_key, row_key_text
+from schemaless.cell import parse_row_key
 from schemaless.cli.actions import recorded
 from schemaless.cli.output import print_json
-from schemaless.cli.targets import DatastoreOption, JsonOption, servers
+from schemaless.cli.targets import DatastoreOption, JsonOption, api_command, open_client, servers
+from schemaless.client.client import Client
 from schemaless.errors import Invalid
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import IndexDefinition, parse_index_name
-from schemaless.index.entry import IndexEntry
-from schemaless.index.values import to_json
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
-    from schemaless.index.check import CheckedNodes, FoundFault, IndexCheck
+    from schemaless.index.check import IndexCheck
     from schemaless.index.sweep import SweepSelection
 
 MAKE_MINION_ANEW = 'is never written by a repair: make it anew from its master (docs/indexes.md, "A damaged minion")'
 
 
 @dataclass(frozen=True, slots=True)
-class CheckOptions:
+class CheckArguments:
     """What is compared, and how."""
 
     name: Annotated[str, typer.Argument(help="name of the index")]
     datastore: DatastoreOption = DEFAULT_DATASTORE
+    version: Annotated[
+        int | None, typer.Option(min=1, help="number of a version; without it: the one that answers")
+    ] = None
     shard: Annotated[
         list[int] | None, typer.Option(min=0, help="only the rows and entries of this shard; may be repeated")
     ] = None
@@ -53,19 +55,20 @@ class CheckOptions:
     last: Annotated[str, typer.Option("--to", help="only row keys up to this one")] = ""
     minions: Annotated[bool, typer.Option(help="whether minions are compared, too")] = True
     rows_per_s: Annotated[int, typer.Option(min=0, help="rows and entries to compare a second; 0: no bound")] = 0
+    background: Annotated[bool, typer.Option(help="let the indexers do it, as a job: `index job` shows it")] = False
     as_json: JsonOption = False
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the fields of CheckOptions as its options. It gets them as its first argument."""
+    """Gives a command the fields of CheckArguments as its options. It gets them as its first argument."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    shared = list(inspect.signature(CheckOptions, eval_str=True).parameters.values())
+    shared = list(inspect.signature(CheckArguments, eval_str=True).parameters.values())
     names = {parameter.name for parameter in shared}
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         command(
-            CheckOptions(**{name: value for name, value in arguments.items() if name in names}),
+            CheckArguments(**{name: value for name, value in arguments.items() if name in names}),
             **{name: value for name, value in arguments.items() if name not in names},
         )
 
@@ -78,23 +81,43 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @needs("index verify", Extra.MYSQL)
 @_with_options
-def verify(options: CheckOptions) -> None:
+def verify(options: CheckArguments) -> None:
     """Compare an index with its cells, and name each entry that is missing, stale or a ghost. It writes nothing."""
-    _check(options, repairs=False)
+    _check(options, "verify")
 
 
 @needs("index repair", Extra.MYSQL)
 @recorded("index repair")
 @_with_options
 def repair(
-    options: CheckOptions,
+    options: CheckArguments,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="name what would be repaired, and write nothing")] = False,
 ) -> None:
     """Bring entries on masters to what the cells say. What is wrong on a minion is only named."""
-    _check(options, repairs=not dry_run)
+    _check(options, "verify" if dry_run else "repair")
 
 
-def _check(options: CheckOptions, repairs: bool) -> None:
+@api_command
+def job(client: Client, as_json: bool, job: Annotated[str, typer.Argument(help="what --background printed")]) -> None:
+    """Show what came of a check that the indexers carry out. Exit status 1: it found something that isn't repaired."""
+    document = client.document(f"/jobs/{job}")
+    if as_json:
+        print_json(document)
+    else:
+        for fault in document["faults"]:
+            print(_line(fault))
+        print(f"{document['kind']} {document['state']}: {document['done']} of {document['matched']} shards")
+        for role in ("masters", "minions"):
+            print(f"{role}: {_summary(FaultCounts(**document[role]), document['kind'] == 'repair')}")
+        if document["waits_for"] is not None:
+            print(f"it waits: {document['waits_for']}")
+    raise typer.Exit(0 if document["clean"] else 1)
+
+
+def _check(options: CheckArguments, order: Literal["verify", "repair"]) -> None:
+    if options.background:
+        return _order(options, order)
+    repairs = order == "repair"
     from schemaless.index.check import RowRate, check_index, complete_definition
     from schemaless.index.inspection import IndexInspector
     from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -105,34 +128,54 @@ def _check(options: CheckOptions, repairs: bool) -> None:
 
     async def run() -> tuple[IndexDefinition, IndexCheck]:
         async with AsyncStorage(reached.topology, connections_max=2) as storage:
-            definition = await complete_definition(storage, datastore, parse_index_name(options.name))
+            definition = await complete_definition(storage, datastore, parse_index_name(options.name), options.version)
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
                 task = bar.add_task(f"shards of {options.name} on masters", total=selection.steps)
                 check = await check_index(
                     storage,
                     IndexInspector(storage, datastore, definition),
-                    selection,
+                    [selection],
                     repair=repairs,
                     minions=options.minions,
                     rate=RowRate(options.rows_per_s or None),
                     on_page=lambda role, page: bar.update(
-                        task, description=f"shards of {options.name} on {role}s", advance=int(page.ends_step)
+                        task, description=f"shards of {options.name} on {role}s", advance=page.steps
                     ),
                 )
         return definition, check
 
     with ThreadPoolExecutor(1) as thread:  # a program that calls a command may have an event loop of its own
         definition, check = thread.submit(lambda: asyncio.run(run())).result()
+    result = check.result.document()
     if options.as_json:
-        print_json(_document(definition, check))
+        told = {"index": definition.name, "number": definition.number, **result, "faults": check.faults}
+        print_json(told)
     else:
-        _print_check(definition, check, repairs)
-    raise typer.Exit(0 if check.clean else 1)
+        _print_check(check, repairs)
+    raise typer.Exit(0 if result["clean"] else 1)
 
 
-def _selection(datastore: Datastore, options: CheckOptions) -> SweepSelection:
-    from schemaless.index.inspection import FIRST_ROW, LAST_ROW
+def _order(options: CheckArguments, order: Literal["verify", "repair"]) -> None:
+    with open_client("", options.datastore) as client:
+        index = client.index(parse_index_name(options.name))
+        ordered = (index.repair if order == "repair" else index.verify)(
+            options.version,
+            shards=options.shard,
+            row_keys=[options.row] if options.row else None,
+            from_=options.first or None,
+            to=options.last or None,
+            rows_per_s=options.rows_per_s or None,
+            minions=options.minions,
+        )
+    if options.as_json:
+        print_json(ordered)
+    else:
+        print(f"job {ordered['job']}: {ordered['matched']} shards")
+
+
+def _selection(datastore: Datastore, options: CheckArguments) -> SweepSelection:
+    from schemaless.index.comparison import FIRST_ROW, LAST_ROW
     from schemaless.index.sweep import SweepSelection, one_row
 
     shards = sorted(set(options.shard or range(datastore.shards)))
@@ -147,58 +190,16 @@ def _selection(datastore: Datastore, options: CheckOptions) -> SweepSelection:
     return SweepSelection(shards, shards, first, last)
 
 
-def _document(definition: IndexDefinition, check: IndexCheck) -> dict[str, Any]:
-    """Returns a check as JSON. The counts of all nodes together are those of a job."""
-    both = [check.masters.counts, check.minions.counts]
-    return {
-        "index": definition.name,
-        "number": definition.number,
-        "clean": check.clean,
-        **{kind: sum(getattr(counts, kind) for counts in both) for kind in ("missing", "stale", "ghost", "repaired")},
-        "masters": _counts_document(check.masters.counts),
-        "minions": _counts_document(check.minions.counts),
-        "unreached": check.unreached,
-        "faults": [_fault_document(definition, found) for found in (*check.masters.faults, *check.minions.faults)],
-    }
-
-
-def _counts_document(counts: FaultCounts) -> dict[str, int]:
-    return {name: getattr(counts, name) for name in counts.__struct_fields__}
-
-
-def _fault_document(definition: IndexDefinition, found: FoundFault) -> dict[str, Any]:
-    fault = found.fault
-    return {
-        "kind": fault.kind,
-        "node": found.node,
-        "shard": fault.place.shard,
-        "row_key": row_key_text(fault.place.row_key),
-        "element": fault.place.element,
-        "found": _fields(definition, fault.found),
-        "expected": _fields(definition, fault.expected),
-    }
-
-
-def _fields(definition: IndexDefinition, entry: IndexEntry | None) -> dict[str, Any] | None:
-    """Returns the values of an entry as JSON has them. One that no cell can make is shown as it is."""
-    if entry is None:
-        return None
-    return {
-        field.name: value if isinstance(value, str) else to_json(field.type, value)
-        for field, value in zip(definition.fields, entry.values, strict=True)
-    }
-
-
-def _print_check(definition: IndexDefinition, check: IndexCheck, repairs: bool) -> None:
+def _print_check(check: IndexCheck, repairs: bool) -> None:
     for checked in (check.masters, check.minions):
-        for found in checked.faults:
-            print(_line(_fault_document(definition, found)))
+        for fault in checked.faults:
+            print(_line(fault))
         if unnamed := checked.counts.faults - len(checked.faults):
             print(f"and {unnamed} more")
-    print(f"masters: {_summary(check.masters, repairs)}")
+    print(f"masters: {_summary(check.masters.counts, repairs)}")
     if check.minions.counts.rows:
-        print(f"minions: {_summary(check.minions, False)}")
-    for node in check.faulty_minions:
+        print(f"minions: {_summary(check.minions.counts, False)}")
+    for node in sorted({fault["node"] for fault in check.minions.faults}):
         print(f"minion {node} {MAKE_MINION_ANEW}")
     for node, why in check.unreached.items():
         print(f"minion {node} was not compared: {why}")
@@ -222,8 +223,7 @@ def _shown(values: dict[str, Any], names: list[str]) -> str:
     return json.dumps({name: values[name] for name in names})
 
 
-def _summary(checked: CheckedNodes, repairs: bool) -> str:
-    counts = checked.counts
+def _summary(counts: FaultCounts, repairs: bool) -> str:
     parts = [f"{counts.rows:,} rows and {counts.entries:,} entries compared"]
     parts += [f"{counts.missing:,} missing, {counts.stale:,} stale, {counts.ghost:,} ghosts"]
     if repairs:

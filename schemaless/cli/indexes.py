@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from schemaless.cli.index_checks import repair, verify
+from schemaless.cli.index_checks import job, repair, verify
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
         "drop": drop,
         "verify": verify,
         "repair": repair,
+        "job": job,
     }
     add_group(app, "index", "Create, query and maintain secondary indexes.", commands)
 

@@ -27,6 +27,7 @@ from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
     CellName,
+    CheckOptions,
     Key,
     LogLocation,
     LogOptions,
@@ -246,6 +247,23 @@ class Index:
         """
         client = self._client
         return client._run(client._requests.index_problems(self._name, version, limit, cursor))
+
+    def verify(self, version: int | None = None, **options: Unpack[CheckOptions]) -> dict[str, Any]:
+        """Orders that the index, or one version of it, is compared with its cells. `job` tells what came of it.
+
+        Raises NotReady for a version that isn't complete.
+        """
+        client = self._client
+        return client._run(client._requests.check_index(self._name, "verify", version, options))
+
+    def repair(self, version: int | None = None, **options: Unpack[CheckOptions]) -> dict[str, Any]:
+        """Orders the same as `verify`, and that entries on masters are brought to what the cells say."""
+        client = self._client
+        return client._run(client._requests.check_index(self._name, "repair", version, options))
+
+    def job(self, job: str) -> dict[str, Any]:
+        """Returns what came of a `verify` or a `repair` so far. Its `state` is running, done or dropped."""
+        return self._client.document(f"/jobs/{job}")
 
     def switch(self, version: int | None = None, *, back: bool = False, keep: str | None = None) -> dict[str, Any]:
         """Lets another version answer: the newest one, with `back` the one before, or the one with a number.

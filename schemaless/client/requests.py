@@ -60,6 +60,20 @@ class LogOptions(TypedDict, total=False):
     read_from: ReadFrom
 
 
+class CheckOptions(TypedDict, total=False):
+    """What a check of an index compares: all, some `shards`, the row keys `from_` to `to`, or the rows `row_keys`.
+
+    `rows_per_s` bounds how fast, 0: not at all. Without `minions` only masters are compared.
+    """
+
+    shards: Sequence[int] | None
+    row_keys: Sequence[Key] | None
+    from_: Key | None
+    to: Key | None
+    rows_per_s: int | None
+    minions: bool
+
+
 INDEX_OPTIONS = frozenset(
     {"order", "desc", "limit", "cursor", "fields", "include", "verify", "explain", "after", "wait", "read_from"}
 )
@@ -185,11 +199,23 @@ class Requests:
     def order_index(
         self, name: str, order: str, version: int | None = None, details: Mapping[str, Any] | None = None
     ) -> Flow[dict[str, Any]]:
-        """Orders `pause`, `resume`, `throttle` or `switch` of an index, or of one version."""
+        """Orders `pause`, `resume`, `throttle`, `switch`, `verify` or `repair` of an index, or of one version."""
         content = b"" if details is None else encode(details)
         path = f"{self._index_path(name)}/{order}"
         response = yield ClientRequest("POST", path, _params(version=version), _CONTENT, content)
         return response.good().read(dict[str, Any])
+
+    def check_index(
+        self, name: str, order: Literal["verify", "repair"], version: int | None, options: CheckOptions
+    ) -> Flow[dict[str, Any]]:
+        """Orders a check of an index. The answer names its job."""
+        wanted: dict[str, Any] = {name.rstrip("_"): value for name, value in options.items() if value is not None}
+        for member in ("from", "to"):
+            if member in wanted:
+                wanted[member] = row_key_text(row_key_of(wanted[member]))
+        if "row_keys" in wanted:
+            wanted["row_keys"] = [row_key_text(row_key_of(row_key)) for row_key in wanted["row_keys"]]
+        return (yield from self.order_index(name, order, version, wanted))
 
     def order_program(self, name: str, order: str, details: Mapping[str, Any]) -> Flow[dict[str, Any]]:
         """Orders something for a trigger program, such as `pause` or `parked/retry`."""

@@ -46,8 +46,8 @@ def damage_and_repair(topology: Topology, datastore: Datastore, index: str) -> D
             inspector = IndexInspector(storage, datastore, definition)
 
             async def check(selection: SweepSelection, *, repair: bool = False) -> tuple[list[str], int]:
-                found = (await check_index(storage, inspector, selection, repair=repair, minions=False)).masters
-                return [str(each.fault.kind) for each in found.faults], found.counts.repaired
+                found = (await check_index(storage, inspector, [selection], repair=repair, minions=False)).masters
+                return [fault["kind"] for fault in found.faults], found.counts.repaired
 
             planted = [one_row(datastore, row_key) for row_key in await _plant(storage, datastore, definition)]
             named = [kind for row in planted for kind in (await check(row))[0]]

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from schemaless.errors import NotReady, StorageUnavailable
-from schemaless.index.catalogue import find_index
-from schemaless.index.comparison import EntryFault, FaultCounts
+from schemaless.index.catalogue import find_versions, version_of
+from schemaless.index.comparison import CheckRequest, CheckResult, FaultCounts, fault_document
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, SweptPage, sweep
+from schemaless.index.sweep import SweepSelection, SweptPage, one_row, sweep
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
 from schemaless.topology import Datastore, Role
@@ -25,23 +26,18 @@ FAULTS_MAX = 100
 """How many faults a check keeps, of masters and of minions. It counts all."""
 
 
-class FoundFault(msgspec.Struct, frozen=True):
-    node: str
-    fault: EntryFault
-
-
 class CheckedNodes(msgspec.Struct):
-    """What a check found on the nodes of one role. `counts` are of all of them, `faults` the first ones."""
+    """What a check found on the nodes of one role. `counts` are of all of them, `faults` the first ones, as JSON."""
 
     counts: FaultCounts
-    faults: list[FoundFault]
+    faults: list[dict[str, Any]]
 
-    def add(self, page: SweptPage) -> None:
+    def add(self, definition: IndexDefinition, page: SweptPage) -> None:
         found = [fault for faults in page.faults.values() for fault in faults]
         self.counts.take(page.rows, page.entries, page.unsettled, found)
         for node, faults in page.faults.items():
             room = max(0, FAULTS_MAX - len(self.faults))
-            self.faults += [FoundFault(node, fault) for fault in faults[:room]]
+            self.faults += [fault_document(definition, node, fault) for fault in faults[:room]]
 
 
 class IndexCheck(msgspec.Struct):
@@ -52,12 +48,12 @@ class IndexCheck(msgspec.Struct):
     unreached: dict[str, str]
 
     @property
-    def clean(self) -> bool:
-        return self.masters.counts.faults == self.masters.counts.repaired and not self.minions.counts.faults
+    def result(self) -> CheckResult:
+        return CheckResult(self.masters.counts, self.minions.counts, self.unreached)
 
     @property
-    def faulty_minions(self) -> list[str]:
-        return sorted({found.node for found in self.minions.faults})
+    def faults(self) -> list[dict[str, Any]]:
+        return self.masters.faults + self.minions.faults
 
 
 class RowRate:
@@ -77,25 +73,41 @@ class RowRate:
         return max(0.0, self._due - now)
 
 
-async def complete_definition(storage: AsyncStorage, datastore: Datastore, name: str) -> IndexDefinition:
-    """Returns the definition of an index that can be checked. Raises NotFound, NotReady or StorageUnavailable."""
-    index = await find_index(storage, datastore, name)
+async def complete_definition(
+    storage: AsyncStorage, datastore: Datastore, name: str, number: int | None = None
+) -> IndexDefinition:
+    """Returns the definition of a version that can be checked, by default of the one that answers.
+
+    Raises NotFound, NotReady or StorageUnavailable.
+    """
+    named = await find_versions(storage, datastore, name)
+    index = named.answering if number is None else version_of(named, number)
     if index.stage is not IndexStage.ACTIVE:
-        raise NotReady(f"index {name} of {datastore.name} is {index.state}: only a complete one can be checked")
+        which = f"index {name}" if number is None else f"version {number} of index {name}"
+        raise NotReady(f"{which} of {datastore.name} is {index.state}: only a complete one can be checked")
     return index.definition
+
+
+def selections_of(datastore: Datastore, shard: int, request: CheckRequest) -> list[SweepSelection]:
+    """Returns what a check of one shard compares."""
+    if request.row_keys:
+        return [one_row(datastore, row_key) for row_key in request.row_keys]
+    return [SweepSelection([shard], [shard], request.first, request.last)]
 
 
 async def check_index(
     storage: AsyncStorage,
     inspector: IndexInspector,
-    selection: SweepSelection,
+    selections: Sequence[SweepSelection],
     *,
     repair: bool = False,
     minions: bool = True,
     rate: RowRate | None = None,
     on_page: Callable[[Role, SweptPage], None] = lambda role, page: None,
 ) -> IndexCheck:
-    """Checks an index on all masters, and on each minion that answers. Repairs what it finds on masters if it may.
+    """Checks selections of an index on all masters, and then on each minion that answers.
+
+    With `repair` it repairs what it finds on masters.
 
     Raises StorageUnavailable when a master is unreachable, and NotReady where a master has no checkpoint of the index.
     """
@@ -105,15 +117,15 @@ async def check_index(
 
     async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> None:
         here = {node.node.cluster for node in nodes}
-        of_entries = [shard for shard in selection.of_entries if datastore.home(shard) in here]
-        part = msgspec.structs.replace(selection, of_entries=of_entries)
-        async for page in sweep(inspector, nodes, part):
-            checked.add(page)
-            if repair and role is Role.MASTER:
-                for faults in page.faults.values():
-                    checked.counts.repaired += await inspector.repair(faults)
-            on_page(role, page)
-            await asyncio.sleep(rate.wait_s(page.rows + page.entries))
+        for selection in selections:
+            of_entries = [shard for shard in selection.of_entries if datastore.home(shard) in here]
+            async for page in sweep(inspector, nodes, msgspec.structs.replace(selection, of_entries=of_entries)):
+                checked.add(inspector.definition, page)
+                if repair and role is Role.MASTER:
+                    for faults in page.faults.values():
+                        checked.counts.repaired += await inspector.repair(faults)
+                on_page(role, page)
+                await asyncio.sleep(rate.wait_s(page.rows + page.entries))
 
     await over([storage.master(cluster) for cluster in datastore.clusters], Role.MASTER, check.masters)
     for minion in [minion for cluster in datastore.clusters for minion in storage.minions(cluster) if minions]:

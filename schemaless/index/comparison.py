@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from schemaless.cell import RowKey
+from schemaless.cell import RowKey, row_key_text
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import Bodies, IndexEntry, entries_for, entry_shard
 from schemaless.index.transition import IndexWrite
+from schemaless.index.values import to_json
 from schemaless.location import Location
+
+FIRST_ROW = RowKey(b"")
+LAST_ROW = RowKey(b"\xff" * 16)
 
 
 class EntryFaultKind(StrEnum):
@@ -117,6 +121,69 @@ class FaultCounts(msgspec.Struct):
 
     def __add__(self, other: FaultCounts) -> FaultCounts:
         return FaultCounts(*map(sum, zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)))
+
+
+class CheckRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is asked of a check of one shard: its rows and entries, within a range of row keys.
+
+    With `row_keys` it is these rows of the shard, with their entries in all shards.
+    """
+
+    repairs: bool = False
+    minions: bool = True
+    rows_per_s: int | None = None
+    first: RowKey = FIRST_ROW
+    last: RowKey = LAST_ROW
+    row_keys: tuple[RowKey, ...] = ()
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """What a check came to on masters and on minions. `unreached`: minions that weren't asked, and why."""
+
+    masters: FaultCounts
+    minions: FaultCounts
+    unreached: dict[str, str]
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON. The counts of all nodes together come first."""
+        both = msgspec.structs.asdict(self.masters + self.minions)
+        return {
+            "clean": self.masters.faults == self.masters.repaired and not self.minions.faults,
+            **{kind: both[kind] for kind in (*EntryFaultKind, "repaired")},
+            "masters": msgspec.structs.asdict(self.masters),
+            "minions": msgspec.structs.asdict(self.minions),
+            "unreached": self.unreached,
+        }
+
+    def __add__(self, other: CheckResult) -> CheckResult:
+        return CheckResult(
+            self.masters + other.masters, self.minions + other.minions, {**self.unreached, **other.unreached}
+        )
+
+
+NOTHING_CHECKED = CheckResult(FaultCounts(), FaultCounts(), {})
+
+
+def fault_document(definition: IndexDefinition, node: str, fault: EntryFault) -> dict[str, Any]:
+    """Returns a fault of a node as JSON. A value that no cell can make is shown as it is."""
+
+    def fields(entry: IndexEntry | None) -> dict[str, Any] | None:
+        if entry is None:
+            return None
+        return {
+            field.name: value if isinstance(value, str) else to_json(field.type, value)
+            for field, value in zip(definition.fields, entry.values, strict=True)
+        }
+
+    return {
+        "kind": fault.kind,
+        "node": node,
+        "shard": fault.place.shard,
+        "row_key": row_key_text(fault.place.row_key),
+        "element": fault.place.element,
+        "found": fields(fault.found),
+        "expected": fields(fault.expected),
+    }
 
 
 def rows_of(faults: Sequence[EntryFault]) -> list[RowKey]:

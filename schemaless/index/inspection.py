@@ -17,6 +17,8 @@ from schemaless.cell import RowKey, StoredCell
 from schemaless.codec import decode_body
 from schemaless.errors import NotReady
 from schemaless.index.comparison import (
+    FIRST_ROW,
+    LAST_ROW,
     EntryFault,
     EntryPlace,
     expected_entries,
@@ -34,9 +36,6 @@ from schemaless.storage import checkpoint_table, entity_table, index_inspection,
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.topology import Datastore
-
-FIRST_ROW = RowKey(b"")
-LAST_ROW = RowKey(b"\xff" * 16)
 
 PAGE_ROWS = 2000
 """How many rows or entries a page compares at most: a tenth of a second of a server.
@@ -134,6 +133,27 @@ class IndexInspector:
         if len(found) == self._page_rows:
             _, row_key, element = max(found)
             page.last = row_key, element
+        await self._judge(page, node, [shard], reached, found)
+        return page
+
+    async def entries_of(self, node: AsyncNode, shards: Sequence[int], row_key: RowKey) -> InspectedEntries:
+        """Compares the entries that a node has of one row in some index shards. Raises what `entries` does."""
+        reached = await self._reached_lately(node)
+        wanted = {shard: [row_key] for shard in shards}
+        found = await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
+        page = InspectedEntries(len(found), [], 0, None)
+        await self._judge(page, node, shards, reached, found)
+        return page
+
+    async def _judge(
+        self,
+        page: InspectedEntries,
+        node: AsyncNode,
+        shards: Sequence[int],
+        reached: Reached,
+        found: Mapping[EntryPlace, IndexEntry],
+    ) -> None:
+        """Adds the faults of entries to a page. Rows that it can't judge are read again, a few times."""
         for _ in range(_LOOKS_MAX):
             again = await self._compare_entries(page, reached, found)
             page.unsettled = len(again)
@@ -141,8 +161,8 @@ class IndexInspector:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
             reached = await self._reached([node])
-            found = await node.run(index_inspection.of_rows, self.datastore, self.definition, {shard: again})
-        return page
+            wanted = dict.fromkeys(shards, again)
+            found = await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
 
     async def repair(self, faults: Iterable[EntryFault]) -> int:
         """Brings the places of faults to what the cells say, on masters. Returns how many it wrote.

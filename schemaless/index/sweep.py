@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from schemaless.cell import RowKey
-from schemaless.index.comparison import EntryFault
-from schemaless.index.inspection import FIRST_ROW, LAST_ROW, IndexInspector
+from schemaless.index.comparison import FIRST_ROW, LAST_ROW, EntryFault
+from schemaless.index.inspection import IndexInspector
+from schemaless.runtime.batching import chunks
 from schemaless.sharding import shard_of
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.topology import Datastore
 
 _ELEMENT_MAX = 2**16 - 1
+_SHARDS_AT_ONCE = 256
 
 
 class SweepSelection(msgspec.Struct, frozen=True):
@@ -44,14 +46,13 @@ def one_row(datastore: Datastore, row_key: RowKey) -> SweepSelection:
 
 
 class SweptPage(msgspec.Struct, frozen=True):
-    """A page of a sweep. `faults` is by node. `ends_step`: with it a shard is done in one direction."""
+    """A page of a sweep. `faults` is by node. `steps`: how many shards are done with it, in one direction."""
 
-    shard: int
     rows: int
     entries: int
     faults: Mapping[str, Sequence[EntryFault]]
     unsettled: int
-    ends_step: bool
+    steps: int
 
 
 async def sweep(
@@ -65,8 +66,15 @@ async def sweep(
         while after is not None:
             rows = await inspector.rows(nodes, shard, after, selection.last)
             after = rows.last
-            yield SweptPage(shard, rows.rows, 0, rows.faults, rows.unsettled, ends_step=after is None)
+            yield SweptPage(rows.rows, 0, rows.faults, rows.unsettled, steps=int(after is None))
     by_cluster = {node.node.cluster: node for node in nodes}
+    if selection.first == selection.last:
+        for cluster, here in datastore.by_home(selection.of_entries, lambda shard: shard).items():
+            for some in chunks(here, count_max=_SHARDS_AT_ONCE):
+                found = await inspector.entries_of(by_cluster[cluster], some, selection.first)
+                faults = {by_cluster[cluster].node.name: found.faults}
+                yield SweptPage(0, found.entries, faults, found.unsettled, steps=len(some))
+        return
     for shard in selection.of_entries:
         node = by_cluster[datastore.home(shard)]
         beyond: EntryKey | None = BEFORE_ALL if before == FIRST_ROW else (before, _ELEMENT_MAX)
@@ -74,7 +82,7 @@ async def sweep(
             entries = await inspector.entries(node, shard, beyond, selection.last)
             beyond = entries.last
             faults = {node.node.name: entries.faults}
-            yield SweptPage(shard, 0, entries.entries, faults, entries.unsettled, ends_step=beyond is None)
+            yield SweptPage(0, entries.entries, faults, entries.unsettled, steps=int(beyond is None))
 
 
 def _before(row_key: RowKey) -> RowKey:

@@ -1,26 +1,37 @@
-"""job: what people ordered for many parked cells at once. What became of it is counted from the records."""
+"""job: what people ordered for many parked cells, or of an index. Its parts say what became of it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import StrEnum
 
 import msgspec
 
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.parked_table import Order
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import commas, sql
 
 KEPT_DAYS = 30
+IS_OLD = f"made_at < UTC_TIMESTAMP(6) - INTERVAL {KEPT_DAYS} DAY"
 _TABLE = "schemaless.job"
 
 
+class JobKind(StrEnum):
+    RETRY = "retry"  # of parked cells, as the next
+    DISCARD = "discard"
+    VERIFY = "verify"  # of an index, as the next
+    REPAIR = "repair"
+
+
 class Job(msgspec.Struct, frozen=True):
-    """One order for many records. `matched` and `replaced` count those of one cluster. `made_at` is in microseconds."""
+    """One order for many records or shards. `matched` and `replaced` count those of one cluster.
+
+    `made_at` is in microseconds.
+    """
 
     job: int
     consumer: str
-    kind: Order
+    kind: JobKind
     matched: int
     reason: str | None
     who: str
@@ -49,8 +60,7 @@ def put(datastore: str, job: Job) -> Operation[None]:
         job.reason,
         job.who,
     )
-    old = f"made_at < UTC_TIMESTAMP(6) - INTERVAL {KEPT_DAYS} DAY"
-    yield f"DELETE FROM {_TABLE} WHERE {old} ORDER BY made_at LIMIT 1000"
+    yield f"DELETE FROM {_TABLE} WHERE {IS_OLD} ORDER BY made_at LIMIT 1000"
 
 
 def of_numbers(datastore: str, numbers: Collection[int]) -> Operation[dict[int, Job]]:
@@ -62,20 +72,13 @@ def of_numbers(datastore: str, numbers: Collection[int]) -> Operation[dict[int, 
         + sql(" WHERE datastore = %s", datastore)
         + f" AND job IN ({commas([str(number) for number in sorted(numbers)])})"
     )
-    return {job: Job(job, consumer, Order(kind), *rest) for job, consumer, kind, *rest in rows}
+    return {job: Job(job, consumer, JobKind(kind), *rest) for job, consumer, kind, *rest in rows}
 
 
-def get(datastore: str, number: int) -> Operation[JobProgress | None]:
-    """Returns a job as this server has it, or None."""
-    rows = yield from query(
-        f"SELECT job, consumer, kind, matched, reason, who, replaced, {MICROSECONDS.format('made_at')} FROM {_TABLE}"
-        + sql(" WHERE datastore = %s AND job = %s", datastore, number)
-    )
-    if not rows:
-        return None
-    job, consumer, kind, *rest = rows[0]
+def progress(datastore: str, job: Job) -> Operation[JobProgress]:
+    """Returns how far the records of a job of this server are."""
     ((pending, failed),) = yield from query(
         "SELECT COALESCE(SUM(ordered IS NOT NULL), 0), COALESCE(SUM(ordered IS NULL), 0) FROM schemaless.parked"
-        + sql(" WHERE job = %s AND datastore = %s", number, datastore)
+        + sql(" WHERE job = %s AND datastore = %s", job.job, datastore)
     )
-    return JobProgress(Job(job, consumer, Order(kind), *rest), int(pending), int(failed))
+    return JobProgress(job, int(pending), int(failed))

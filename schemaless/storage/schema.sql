@@ -152,14 +152,14 @@ CREATE TABLE IF NOT EXISTS schemaless.parked (
     KEY job (job)
 ) ENGINE=InnoDB;
 
--- What people ordered for many parked cells at once, on the clusters where a record was ordered. What became of it is
--- counted from the records.
+-- What people ordered for many parked cells at once, on the clusters where a record was ordered, or a check of an index.
+-- What became of it is counted from the records, or from the parts of the check.
 CREATE TABLE IF NOT EXISTS schemaless.job (
     job BIGINT UNSIGNED NOT NULL PRIMARY KEY,
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    kind VARCHAR(8) CHARACTER SET ascii NOT NULL COMMENT 'retry or discard',
-    matched INT UNSIGNED NOT NULL COMMENT 'records of this cluster',
+    kind VARCHAR(8) CHARACTER SET ascii NOT NULL COMMENT 'retry, discard, verify or repair',
+    matched INT UNSIGNED NOT NULL COMMENT 'records or parts of this cluster',
     replaced INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'records that a later job took before their order was carried out',
     reason VARCHAR(300) NULL,
     who VARCHAR(96) NOT NULL,
@@ -295,6 +295,26 @@ CREATE TABLE IF NOT EXISTS schemaless.index_pass (
     ghost_total BIGINT UNSIGNED NOT NULL,
     repaired_total BIGINT UNSIGNED NOT NULL,
     PRIMARY KEY (datastore, name, number, shard)
+) ENGINE=InnoDB;
+
+-- The parts of a job that compares an index with its cells, one for each shard, on the shard's home. The indexer that has
+-- the shard carries its part out.
+CREATE TABLE IF NOT EXISTS schemaless.index_check (
+    job BIGINT UNSIGNED NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
+    request TEXT NOT NULL COMMENT 'JSON: which rows, how fast, and whether it repairs',
+    made_at DATETIME(6) NOT NULL,
+    done_at DATETIME(6) NULL,
+    error VARCHAR(300) NULL COMMENT 'why it cannot be done now',
+    result TEXT NULL COMMENT 'JSON: what it counted',
+    faults MEDIUMTEXT NULL COMMENT 'JSON: the first faults',
+    PRIMARY KEY (job, shard),
+    KEY due (datastore, done_at, made_at, job, shard),
+    KEY version (datastore, name, number),
+    KEY made_at (made_at)
 ) ENGINE=InnoDB;
 
 -- Tokens (I17), on every cluster. Only revoked_at of a row changes, and it only becomes earlier.

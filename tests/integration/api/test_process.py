@@ -91,15 +91,9 @@ def test_another_method_is_a_405(call, method, path):
     assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/indexes/by_tail/verify"), ("POST", "/indexes/by_tail/repair")])
-def test_what_isnt_built_says_so(call, method, path):
+def test_what_isnt_built_says_so(api):
     """In the contract, not built yet: 501 with its problem document."""
-    assert not assert_problem(call(method, path), 501)["retryable"]
-
-
-def test_the_dashboard_isnt_built(api):
-    """Outside /v1 too."""
-    assert_problem(api.client.get("/ui"), 501)
+    assert not assert_problem(api.client.get("/ui"), 501)["retryable"]
 
 
 def test_topology_shows_servers_but_no_accounts(call, topology):

@@ -293,7 +293,7 @@ async def test_a_selection_finds_what_is_in_it(indexed):
 
     async def found(selection):
         pages = [page async for page in sweep(rows.inspector, nodes, selection)]
-        assert sum(page.ends_step for page in pages) == selection.steps
+        assert sum(page.steps for page in pages) == selection.steps
         return {fault.place[:2] for page in pages for faults in page.faults.values() for fault in faults}
 
     assert await found(one_row(rows.datastore, ghosts[2])) == {(2, ghosts[2])}

@@ -44,7 +44,7 @@ async def test_a_page_counts_more_while_cells_come_in(monkeypatch: pytest.Monkey
     """So the rate is a tenth, and never nothing."""
 
     async def pages(*arguments: Any) -> AsyncIterator[SweptPage]:
-        yield SweptPage(0, ROWS, 0, {}, 0, ends_step=True)
+        yield SweptPage(ROWS, 0, {}, 0, steps=1)
 
     monkeypatch.setattr(index_cleaner, "sweep", pages)
     datastore = Datastore("trips", 4, 4, ("a",))
