@@ -1,6 +1,6 @@
 """faust_cells: a Faust agent on the cells of a datastore: notes each one as `column, row key, location` in a file.
 
-    SCHEMALESS_KAFKA=127.0.0.1:9092 CELLS_DIR=/tmp/cells python -m examples.faust_cells worker --loglevel warning
+    python -m examples.faust_cells worker --loglevel warn
 
 A cell comes at least once: after a crash some come again, under the same location. Run it under a supervisor: an agent
 that raises ends the process, and the cell that it was at comes first when it is started again.

@@ -209,6 +209,7 @@ def settings_of(bootstrap: str, session_timeout_s: float = SESSION_TIMEOUT_S) ->
         "processing_guarantee": "at_least_once",
         "store": "memory://",
         "web_enabled": False,
+        "web_bind": "127.0.0.1",
         "topic_allow_declare": False,
         "topic_disable_leader": True,
         "consumer_auto_offset_reset": "earliest",
@@ -227,5 +228,8 @@ def faust_app(name: str, kafka: str, **settings: Any) -> faust.App:
     """Returns an app for agents on the cells topic. `name` is its consumer group. Faust's `settings` override ours.
 
     An agent that raises ends the process, so run it under a supervisor. `cells_topic` says how an agent acknowledges.
+    With `web_enabled=True` Faust's web server listens, on loopback if `web_bind` doesn't say otherwise.
     """
-    return CorrectedApp(name, **(settings_of(kafka) | settings))
+    app = CorrectedApp(name, **(settings_of(kafka) | settings))
+    app.boot_strategy.enable_web = bool(settings.get("web_enabled"))  # Faust's command sets web_enabled by itself
+    return app

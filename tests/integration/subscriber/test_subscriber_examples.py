@@ -6,6 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +111,17 @@ def test_cells_are_printed_by_a_plain_consumer(example, storage, kafka, datastor
     assert (process.returncode, len(cells), len(set(cells))) == (0, count, count)
 
 
+def listening(pid):
+    """The addresses, as the kernel writes them, at which a process listens."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(descriptor))
+    tables = [Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    fields = [line.split() for table in tables for line in table]
+    return [field[1] for field in fields if field[3] == "0A" and f"socket:[{field[9]}]" in inodes]
+
+
 def test_an_agent_of_a_users_app_is_given_every_cell(example, storage, kafka, datastore, tmp_path):
     """kill -9 and a new start: all locations are noted, none is lost."""
     write(storage, datastore, 10)
@@ -119,6 +132,7 @@ def test_an_agent_of_a_users_app_is_given_every_cell(example, storage, kafka, da
 
     process = example("faust_cells", "worker", "--loglevel", "error", CELLS_DIR=str(tmp_path))
     wait_until(noted)
+    assert listening(process.pid) == []  # Faust's own command opens 0.0.0.0:6066
     process.kill()
     process.wait()
     write(storage, datastore, 10)
