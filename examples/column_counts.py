@@ -1,7 +1,6 @@
 """column_counts: how many cells each column of a datastore has, kept in SQLite, exact whatever kills the process.
 
-    SCHEMALESS_HOSTS=http://127.0.0.1:8000 python -m examples.column_counts \\
-        --kafka 127.0.0.1:9092 --datastore mezzanine --database counts.db
+    python -m examples.column_counts --datastore mezzanine --database counts.db
 
 The effect (counts) and the position of each shard are written in one transaction, so what was counted is never counted
 again and nothing is left out: effectively once. Any database that has transactions will do.
@@ -16,7 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from schemaless import Batch, Position, Subscriber
+from schemaless import Batch, Position, Subscriber, kafka_address
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS counts (
@@ -87,12 +86,12 @@ def follow(kafka: str, datastore: str, counts: Counts) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.column_counts")
-    parser.add_argument("--kafka", required=True)
+    parser.add_argument("--kafka", help="default: SCHEMALESS_KAFKA, else the embedded stack's")
     parser.add_argument("--datastore", required=True)
     parser.add_argument("--database", type=Path, required=True)
     arguments = parser.parse_args()
     counts = Counts(arguments.database)
-    while follow(arguments.kafka, arguments.datastore, counts):
+    while follow(kafka_address(arguments.kafka), arguments.datastore, counts):
         pass
     for column, cells in counts.by_column().items():
         print(column, cells)

@@ -5,8 +5,9 @@
 A cell comes at least once: after a crash some come again, under the same location. Run it under a supervisor: an agent
 that raises ends the process, and the cell that it was at comes first when it is started again.
 
-    DATASTORE   default: mezzanine
-    CELLS_DIR   folder of the lines (examples/call_log.py)
+    DATASTORE          default: mezzanine
+    CELLS_DIR          folder of the lines (examples/call_log.py), default: cells
+    SCHEMALESS_KAFKA   default: the embedded stack's
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from examples.call_log import CallLog
-from schemaless import cells_topic, each_cell, faust_app
+from schemaless import cells_topic, each_cell, faust_app, kafka_address
 
 datastore = os.environ.get("DATASTORE", "mezzanine")
 notes = CallLog(Path(os.environ.get("CELLS_DIR", "cells")))
 app = faust_app(
     f"{datastore}.notes",
-    os.environ.get("SCHEMALESS_KAFKA", "127.0.0.1:9092"),
+    kafka_address(),
     broker_session_timeout=6.0,  # how long the partitions of a killed process wait
     broker_heartbeat_interval=2.0,
 )

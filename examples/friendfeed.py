@@ -1,6 +1,6 @@
 """friendfeed: the store of "How FriendFeed uses MySQL to store schema-less data", on cells and indexes of Schemaless.
 
-    SCHEMALESS_HOSTS=http://127.0.0.1:8000 python -m examples.friendfeed --datastore mezzanine
+    python -m examples.friendfeed --datastore mezzanine
 
 Entities are property bags under an id. An index is declared in one line, and another one is added while entities are
 written. `get_all` reads an index and the entities, and leaves out what isn't true any more, with one request a page.

@@ -1,6 +1,6 @@
 """print_cells: cells of a datastore as they come, with nothing but confluent-kafka and `decode_record`.
 
-    python -m examples.print_cells --kafka 127.0.0.1:9092 --datastore mezzanine --group printers
+    python -m examples.print_cells --datastore mezzanine --group printers --limit 1
 
 The group's offsets are all that is remembered, and nothing is checked: a cell may be printed twice after a crash, and
 what retention cut off is never seen. examples/column_counts.py does better.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer
 
-from schemaless import ForeignRecord, StoredCell, decode_body, decode_record
+from schemaless import ForeignRecord, StoredCell, decode_body, decode_record, kafka_address
 
 POLL_S = 0.5
 
@@ -43,14 +43,14 @@ def cells(consumer: Consumer) -> Iterator[StoredCell]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.print_cells")
-    parser.add_argument("--kafka", required=True)
+    parser.add_argument("--kafka", help="default: SCHEMALESS_KAFKA, else the embedded stack's")
     parser.add_argument("--datastore", required=True)
     parser.add_argument("--group", required=True)
     parser.add_argument("--limit", type=int, help="end after so many")
     arguments = parser.parse_args()
     consumer = Consumer(
         {
-            "bootstrap.servers": arguments.kafka,
+            "bootstrap.servers": kafka_address(arguments.kafka),
             "group.id": arguments.group,
             "isolation.level": "read_committed",  # or records of aborted transactions are printed, too
             "auto.offset.reset": "earliest",

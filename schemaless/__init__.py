@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from schemaless.client.async_client import AsyncClient as AsyncClient
     from schemaless.client.attempts import Limits as Limits
     from schemaless.client.client import Client as Client, SchemalessClient as SchemalessClient
+    from schemaless.client.local_stack import kafka_address as kafka_address
     from schemaless.client.put_batch import NewCell as NewCell
     from schemaless.subscriber.subscriber import Subscriber as Subscriber
 
@@ -79,6 +80,7 @@ _LOADED_LATER: dict[str, tuple[str, tuple[_Extra, ...]]] = {
     "Subscriber": ("schemaless.subscriber.subscriber", (_Extra.KAFKA,)),
     "cells_topic": ("schemaless.bus.faust_cells", (_Extra.FAUST,)),
     "each_cell": ("schemaless.bus.faust_cells", (_Extra.FAUST,)),
+    "kafka_address": ("schemaless.client.local_stack", ()),
     "faust_app": ("schemaless.bus.faust_app", (_Extra.FAUST,)),
 }
 """The module of each name, and the extras that it needs. The imports for type checkers above list the same names."""

@@ -53,6 +53,8 @@ class StackSettings(Settings):
     # The kind of server of a new stack. It is mariadb by default, because Debian packages it.
     mysql_flavour: Literal["mariadb", "mysql"] | None = None
     first_port: int | None = None  # The first of ten ports of a new stack. By default, free ports are picked and kept.
+    # Whether a new stack takes 8000, 8001 and 9092 where they are free and no other stack of this user has them.
+    usual_ports: bool = True
     # The longest that `up` warms a broker which it has just started. 0 leaves the broker cold, as tests do.
     warm_up_s: float = Field(default=4.0, ge=0.0)
 
@@ -272,13 +274,13 @@ class OperatorSettings(Settings):
 S = TypeVar("S", bound=Settings)
 
 
-def read_settings(kind: type[S]) -> S:
-    """Returns settings from the environment.
+def read_settings(kind: type[S], given: Mapping[str, Any] | None = None) -> S:
+    """Returns settings from the environment. Those that are `given` go before it.
 
     Raises Misconfigured with the name of the variable when one is missing, malformed or has an old name.
     """
     try:
-        return kind()
+        return kind(**(given or {}))
     except ValidationError as error:
         first = error.errors()[0]
         raise Misconfigured(f"{variable_of(kind, str(first['loc'][0]))}: {first['msg']}") from error

@@ -35,6 +35,7 @@ MakeDatastore = Callable[..., Datastore]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["SCHEMALESS_USUAL_PORTS"] = "false"  # they are for people: two stacks of tests would both want them
     if config.getoption("--hypothesis-seed", None) is None:
         hypothesis.core.global_force_seed = SEED  # what --hypothesis-seed sets
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

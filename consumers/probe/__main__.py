@@ -1,11 +1,15 @@
-"""`python -m consumers.probe --datastore D [--trigger]`: probes one datastore. Runs only where started."""
+"""`python -m consumers.probe --datastore D [--trigger]`: probes one datastore. Runs only where started.
+
+Without SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA it is the embedded stack's.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from consumers.probe.service import ProbeService
-from schemaless.config import ProbeSettings
+from schemaless.client.local_stack import local_stack
+from schemaless.config import OperatorSettings, ProbeSettings
 from schemaless.runtime.lifecycle import cancelled_at, run_service
 
 
@@ -14,12 +18,17 @@ def main() -> None:
     parser.add_argument("--datastore", required=True)
     parser.add_argument("--trigger", action="store_true", help="also wait for a call of a trigger in this process")
     arguments = parser.parse_args()
+    named, stack = OperatorSettings(), local_stack()
+    given: dict[str, object] = {}
+    if stack is not None and named.topology is None and named.kafka is None:
+        given = {"topology": stack.topology_file, "kafka": stack.kafka}
     run_service(
         "probe",
         ProbeSettings,
         lambda settings, storage, stop: cancelled_at(
             stop, ProbeService(settings, storage).run(arguments.datastore, triggered=arguments.trigger)
         ),
+        given=given,
     )
 
 

@@ -18,7 +18,8 @@ import typer
 from schemaless.cell import parse_time
 from schemaless.cli.output import print_notice
 from schemaless.cli.tail_view import TailFormat, TailView, parse_filter
-from schemaless.cli.targets import JsonOption, kafka_address
+from schemaless.cli.targets import JsonOption
+from schemaless.client.local_stack import kafka_address
 from schemaless.errors import Invalid
 from schemaless.names import cells_topic_name
 from schemaless.record import Record

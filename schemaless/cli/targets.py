@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -17,7 +16,6 @@ import typer
 
 from schemaless.client.client import Client
 from schemaless.client.profiles import read_private_text
-from schemaless.client.transport import settings_of
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, home_folder, load_plan
@@ -79,12 +77,7 @@ def api_command(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_client(hosts: str, datastore: str) -> Client:
     """Returns a client of the named hosts, else of the known ones. Raises Misconfigured when no host is known."""
-    named = [host.strip() for host in hosts.split(",") if host.strip()]
-    settings = settings_of()
-    if named or settings.hosts:
-        return Client(named, datastore=datastore)
-    hosts_of_stack = _known_hosts()
-    return Client(hosts_of_stack, datastore=datastore, token=None if settings.token else stack_token())
+    return Client([host.strip() for host in hosts.split(",") if host.strip()], datastore=datastore)
 
 
 def stack_token() -> str | None:
@@ -98,14 +91,6 @@ def stack_without_token() -> Path | None:
     """Returns where the embedded stack's token belongs, if commands go to that stack and it has none yet."""
     plan = None if OperatorSettings().topology else _stack()
     return None if plan is None or plan.token_file.exists() else plan.token_file
-
-
-def hosts_or_none() -> Sequence[str]:
-    """Returns the known hosts of the API, for a program that may not need one, or no host."""
-    try:
-        return _known_hosts()
-    except Misconfigured:
-        return ()
 
 
 def servers() -> Servers:
@@ -122,28 +107,5 @@ def servers() -> Servers:
     return Servers(load_topology(file), file, kafka)
 
 
-def kafka_address(given: str) -> str:
-    """Returns the given address, else that of SCHEMALESS_KAFKA, else the stack's. Raises Misconfigured."""
-    if found := given or OperatorSettings().kafka:
-        return found
-    plan = _stack()
-    if plan is None:
-        raise Misconfigured("no Kafka is known: give --kafka, set SCHEMALESS_KAFKA, or run `schemaless up`")
-    return plan.broker().bootstrap
-
-
 def _stack() -> StackPlan | None:
     return load_plan(home_folder(StackSettings()))
-
-
-def _known_hosts() -> Sequence[str]:
-    if hosts := settings_of().hosts:
-        return hosts
-    plan = _stack()
-    try:
-        if plan is not None:
-            listed: list[str] = json.loads(plan.endpoints_file.read_bytes())["api"]
-            return listed
-    except FileNotFoundError:
-        pass
-    raise Misconfigured("no API is known: give --hosts, set SCHEMALESS_HOSTS, or start a stack with `schemaless up`")

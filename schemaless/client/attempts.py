@@ -58,7 +58,9 @@ class Hosts:
     def __init__(self, urls: Sequence[str]) -> None:
         """Raises Misconfigured when there is no host."""
         if not urls:
-            raise Misconfigured("a client needs hosts: name them, or set SCHEMALESS_HOSTS")
+            raise Misconfigured(
+                "no API is known: name hosts (--hosts), set SCHEMALESS_HOSTS, or start a stack with `schemaless up`"
+            )
         unique = dict.fromkeys(url.rstrip("/") for url in urls)
         self._hosts = {url: _Host(url, number) for number, url in enumerate(unique)}
         self._choices = len(self._hosts)

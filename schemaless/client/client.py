@@ -46,8 +46,9 @@ T = TypeVar("T")
 class Client:
     """Reads and writes cells of one datastore over HTTP. Threads may share it. Close it, or use it in a `with`.
 
-    Hosts and token come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN when they are not given. Every call raises
-    Unavailable when no host gave an answer within `limits`, and the error that a problem document stands for.
+    Hosts and token that aren't given come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN, else from the embedded stack.
+    Every call raises Unavailable when no host gave an answer within `limits`, and the error that a problem document
+    stands for.
     """
 
     def __init__(

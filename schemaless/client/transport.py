@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
+from schemaless.client.local_stack import local_stack
 from schemaless.client.profiles import read_private_text, read_profile
 from schemaless.config import ClientSettings
 
@@ -20,6 +21,8 @@ CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=No
 
 def settings_of(hosts: Sequence[str] = (), token: str | None = None) -> ClientSettings:
     """Returns the given hosts and token. What is missing comes from the profile, then from the environment.
+
+    Where nothing names hosts, they are those of the embedded stack that runs here, and so is the token.
 
     Raises Misconfigured for a profile that doesn't exist, and for a file with a token that others can read.
     """
@@ -36,7 +39,11 @@ def settings_of(hosts: Sequence[str] = (), token: str | None = None) -> ClientSe
         given["hosts"] = tuple(hosts)
     if token is not None:
         given["token"] = SecretStr(token)
-    return settings.model_copy(update=given)
+    settings = settings.model_copy(update=given)
+    if settings.hosts or (stack := local_stack()) is None:
+        return settings
+    kept = settings.token.get_secret_value() if settings.token else stack.token()
+    return settings.model_copy(update={"hosts": tuple(stack.api), "token": SecretStr(kept) if kept else None})
 
 
 def http_options(settings: ClientSettings, limits: Limits) -> dict[str, Any]:

@@ -201,15 +201,21 @@ class CellCalls:
         if cause is Cause.WAITING:
             made.put(record)
             rows.wait(record, self._clock() + delay_s)
-            is_new = _last_line(record.error) != _last_line(before.error if before else "")
-            log.warning(
-                "a call failed", trigger=marked.name, cell=str(cell.key), attempt=attempts,
-                why=_last_line(record.error), again_in_s=round(delay_s, 3),
-                **({"exception": record.error.rstrip()} if is_new else {}),
-            )  # fmt: skip
+            _log_failure(record, delay_s, before)
         else:
             self.park(rows, made, record)
         return True
+
+
+def _log_failure(record: ParkedCell, delay_s: float, before: ParkedCell | None) -> None:
+    """Logs a call that is made again, with the traceback if the attempt before ended with another error."""
+    why = _last_line(record.error)
+    is_new = before is None or why != _last_line(before.error)
+    key = f"{row_key_text(record.row_key)}/{record.column_name}/{record.ref_key}"
+    log.warning(
+        "a call failed", trigger=record.function_name, cell=key, attempt=record.attempts, why=why,
+        again_in_s=round(delay_s, 3), **({"exception": record.error.rstrip()} if is_new else {}),
+    )  # fmt: skip
 
 
 def _text(error: Exception) -> str:

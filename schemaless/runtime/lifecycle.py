@@ -12,9 +12,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 import uvloop  # a fifth less work for each cell
@@ -36,8 +36,17 @@ Serve = Callable[[S, AsyncStorage, asyncio.Event], Awaitable[None]]
 FINISH_TIMEOUT_S = 10.0
 
 
-def run_service(name: str, kind: type[S], serve: Serve[S], *, finish_timeout_s: float = FINISH_TIMEOUT_S) -> NoReturn:
+def run_service(
+    name: str,
+    kind: type[S],
+    serve: Serve[S],
+    *,
+    finish_timeout_s: float = FINISH_TIMEOUT_S,
+    given: Mapping[str, Any] | None = None,
+) -> NoReturn:
     """Runs a service with settings of this kind and the storage of its topology, and ends the process.
+
+    Settings that are `given` go before the environment.
 
     The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop of a service that follows
     Kafka hangs for the settings' `hang_limit_s`.
@@ -45,7 +54,7 @@ def run_service(name: str, kind: type[S], serve: Serve[S], *, finish_timeout_s: 
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     status = 1
     try:
-        settings = read_settings(kind)
+        settings = read_settings(kind, given)
         configure_logging(settings.log_level)
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)

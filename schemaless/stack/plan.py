@@ -18,7 +18,7 @@ from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.stack.admin import Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, server_roles, socket_folder
-from schemaless.stack.ports import free_ports
+from schemaless.stack.ports import free_ports, take_usual_ports
 from schemaless.stack.programs import Flavour
 from schemaless.topology import TOPOLOGY_VERSION, Node, Role, Topology
 
@@ -144,9 +144,12 @@ def load_or_make_plan(settings: StackSettings) -> StackPlan:
         servers = [role.name for role in server_roles(CLUSTERS, MINIONS)]
         names = [*servers, "kafka", "kafka-controller", *api_names()]
         first = settings.first_port
-        ports = free_ports(len(names)) if first is None else [first + number for number in range(len(names))]
+        picked = free_ports(len(names)) if first is None else range(first, first + len(names))
+        ports = dict(zip(names, picked, strict=True))
+        if first is None and settings.usual_ports:
+            ports |= take_usual_ports(settings.cache.expanduser() / "usual-ports", home)
         flavour = Flavour(settings.mysql_flavour or Flavour.MARIADB)
-        plan = StackPlan(home, flavour, dict(zip(names, ports, strict=True)), new_accounts())
+        plan = StackPlan(home, flavour, ports, new_accounts())
         document = {
             "format": FORMAT,
             "flavour": plan.flavour,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import random
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from schemaless.errors import Misconfigured
 
 # Below what Linux gives to outgoing connections (32768 and up), so a kept port isn't lost to one of them.
 PORTS = range(20000, 32000)
 ATTEMPTS_MAX = 200
+USUAL_PORTS = {"api-0": 8000, "api-1": 8001, "kafka": 9092}
 
 
 class PortInUse(Misconfigured):
@@ -40,6 +43,23 @@ def free_ports(count: int) -> list[int]:
         if is_free(port):
             chosen.append(port)
     raise PortInUse(f"no {count} free ports found between {PORTS.start} and {PORTS.stop}")
+
+
+def take_usual_ports(record: Path, home: Path) -> dict[str, int]:
+    """Returns the ports of USUAL_PORTS that are free, unless another stack of this user has them.
+
+    `record` names the stack that took them. It may be down, and wants them again when it is started.
+    """
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with record.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        owner = file.read().strip()
+        if owner and owner != str(home) and (Path(owner) / "stack.json").exists():
+            return {}
+        file.truncate(0)
+        file.write(str(home))
+    return {name: port for name, port in USUAL_PORTS.items() if is_free(port)}
 
 
 def require_free(ports: Mapping[str, int]) -> None:

@@ -15,7 +15,7 @@ from schemaless.stack import processes
 from schemaless.stack.admin import account_statements, new_accounts
 from schemaless.stack.mysql_server import SOCKET_PATH_BYTES_MAX, server_roles, socket_folder
 from schemaless.stack.plan import UnknownFormat, load_or_make_plan, load_plan, topology_document, write_private_json
-from schemaless.stack.ports import PortInUse, free_ports, require_free
+from schemaless.stack.ports import USUAL_PORTS, PortInUse, free_ports, is_free, require_free
 from schemaless.stack.processes import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
 from schemaless.stack.programs import Flavour, MySQLProgram
 from schemaless.stack.server_options import render_options
@@ -167,3 +167,19 @@ def test_wheel_alone_says_that_it_has_no_services(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(processes.NoCheckout, match="not part of the installed package"):
         processes.checkout_folder()
+
+
+def test_the_first_stack_has_the_usual_ports_and_keeps_them_while_it_exists(tmp_path: Path) -> None:
+    """So that every page can be pasted. Another stack of the user doesn't take them while the first one is down."""
+    cache = tmp_path / "cache"
+    for name in "1234":
+        (tmp_path / name).mkdir()
+    first, second, third = (
+        load_or_make_plan(settings(tmp_path / name, cache=cache, usual_ports=True)).ports for name in ("1", "2", "3")
+    )
+    usual = {name: port for name, port in USUAL_PORTS.items() if is_free(port)}
+    assert {name: first[name] for name in usual} == usual
+    assert not set(USUAL_PORTS.values()) & {*second.values(), *third.values()}
+    (tmp_path / "1" / "stack.json").unlink()
+    again = load_or_make_plan(settings(tmp_path / "4", cache=cache, usual_ports=True)).ports
+    assert {name: again[name] for name in usual} == usual
