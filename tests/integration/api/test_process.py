@@ -143,7 +143,7 @@ def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, mak
     def told():
         answer = api.client.get("/readyz")
         assert answer.json()["status"] == "ready"
-        return [one for one in answer.json()["backlogs"] if one["datastore"] == datastore.name]
+        return [one for one in answer.json()["backlogs"] if one["datastore"] == datastore.name and one["refused"]]
 
     deadline = time.monotonic() + 20
     while not told():  # sampled every few seconds

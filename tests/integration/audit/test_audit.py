@@ -185,7 +185,9 @@ def test_a_cell_that_its_home_refuses_is_a_warning_with_the_error(audited, publi
     here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 90 SECOND")
     report = audited()
     assert report.clean
-    assert report.warnings[1] == "the home a refuses 1 buffered cells, for 90 s: a-master: the table is gone"
+    assert re.fullmatch(
+        "the home a refuses 1 buffered cells, for [0-9]+ s: a-master: the table is gone", report.warnings[1]
+    )
     here.run(refusal_table.clear, [seen.buffer_id])
 
 
