@@ -224,6 +224,7 @@ def _programs(row_key: RowKey, shard: int, home: HomeFacts, parts: Mapping[str, 
                 home,
                 home.checkpoints.get(consumer),
                 home.records.get(consumer, ()),
+                home.ended.get(consumer, ()),
                 functions.get(consumer),
                 latest(orders),
                 TriggerOrders(

@@ -15,6 +15,7 @@ from api.explain.row_facts import HomeFacts
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey, created_at_text
 from schemaless.location import kept_until, shard_location_text
 from schemaless.storage.checkpoint_table import Checkpoint, State
+from schemaless.storage.parked_history_table import EndedCell
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.shard_log import RowCell
 from schemaless.storage.trigger_order_table import ProgramPause, TriggerOrders
@@ -28,7 +29,7 @@ UNFINISHED_MAX = 20
 class ProgramStanding(msgspec.Struct, frozen=True):
     """One program, and the row of one shard. `pause` is of the whole program, `orders` are those of the shard's home.
 
-    `workers` are its processes that were seen lately.
+    `ended` are cells that are parked no longer. `workers` are its processes that were seen lately.
     """
 
     program: str
@@ -37,6 +38,7 @@ class ProgramStanding(msgspec.Struct, frozen=True):
     home: HomeFacts
     checkpoint: Checkpoint | None
     records: Sequence[ParkedCell]
+    ended: Sequence[EndedCell]
     functions: ProgramFunctions | None
     pause: ProgramPause
     orders: TriggerOrders
@@ -66,8 +68,11 @@ class ProgramStanding(msgspec.Struct, frozen=True):
         }
 
     def events(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields what happened to the program's cells that aren't finished, each with its time in microseconds."""
-        for record in self.records:
+        """Yields what happened to cells that are parked or wait, and to those that were parked, each with its time.
+
+        Times are in microseconds.
+        """
+        for record, ended in [*((one, None) for one in self.records), *((one.record, one) for one in self.ended)]:
             about = {
                 "program": self.program,
                 "trigger": record.function_name,
@@ -86,6 +91,8 @@ class ProgramStanding(msgspec.Struct, frozen=True):
             if job is not None:
                 ordered = {"job": f"{job.job:016x}", "who": job.who, "reason": job.reason}
                 yield job.made_at, {"kind": f"{job.kind}_ordered", **about, **ordered}
+            if ended is not None:
+                yield ended.ended_at, {"kind": "unparked", **about, "ending": str(ended.ending)}
 
     @property
     def _reached(self) -> int:

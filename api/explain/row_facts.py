@@ -15,6 +15,7 @@ from schemaless.storage import (
     checkpoint_table,
     index_definition_table,
     job_table,
+    parked_history_table,
     parked_table,
     shard_head,
     shard_log,
@@ -27,6 +28,7 @@ from schemaless.storage.checkpoint_table import Checkpoint
 from schemaless.storage.index_definition_table import DefinedIndex
 from schemaless.storage.job_table import Job
 from schemaless.storage.operation import Operation
+from schemaless.storage.parked_history_table import EndedCell
 from schemaless.storage.parked_table import ParkedCell
 from schemaless.storage.shard_log import RowPage
 from schemaless.storage.trigger_order_table import TriggerOrders
@@ -35,7 +37,7 @@ from schemaless.storage.worker_table import WorkerRow
 from schemaless.topology import Datastore
 
 RECORDS_MAX = 20
-"""Parked cells of one row and program that are shown."""
+"""Parked cells of one row and program that are shown, and as many that are parked no longer."""
 ERROR_CHARACTERS_MAX = 2000
 COPIES_MAX = 100
 """Buffered copies of one row and cluster that are shown."""
@@ -50,13 +52,14 @@ class CellWindow(msgspec.Struct, frozen=True):
 
 
 class HomeFacts(msgspec.Struct, frozen=True):
-    """What the home of the row's shard has. `records`, `jobs` and `checkpoints` are of this shard only."""
+    """What the home of the row's shard has. `records`, `ended`, `jobs` and `checkpoints` are of this shard only."""
 
     head: Location
     starts: Sequence[GenerationStart]
     page: RowPage
     checkpoints: Mapping[str, Checkpoint]
     records: Mapping[str, Sequence[ParkedCell]]
+    ended: Mapping[str, Sequence[EndedCell]]
     jobs: Mapping[int, Job]
 
 
@@ -76,16 +79,17 @@ def read_home(datastore: Datastore, shard: int, row_key: RowKey, window: CellWin
     checkpoints = {checkpoint.consumer: checkpoint for checkpoint in found}
     programs = [name for name in checkpoints if name.startswith(TRIGGER_PREFIX)]
     records = yield from parked_table.of_row(datastore.name, programs, row_key, RECORDS_MAX + 1, ERROR_CHARACTERS_MAX)
-    jobs = yield from job_table.of_numbers(
-        datastore.name, {one.job for each in records.values() for one in each if one.job is not None}
-    )
+    ended = yield from parked_history_table.of_row(datastore.name, programs, row_key, RECORDS_MAX)
+    found_records = [one for each in records.values() for one in each]
+    found_records += [one.record for each in ended.values() for one in each]
+    jobs = yield from job_table.of_numbers(datastore.name, {one.job for one in found_records if one.job is not None})
     starts = yield from shard_head.generations(datastore.name, shard)
     page = yield from shard_log.cells_of_row(datastore, shard, row_key, window.until, window.before, window.after)
     heads = yield from shard_head.heads_of(datastore.name, [shard])
     if not heads:
         raise Misconfigured(f"shard {shard} of datastore {datastore.name} doesn't live here")
     head = Location(heads[0].generation, heads[0].added_id)
-    return HomeFacts(head, starts, page, checkpoints, records, jobs)
+    return HomeFacts(head, starts, page, checkpoints, records, ended, jobs)
 
 
 def read_cluster(datastore: Datastore, row_key: RowKey) -> Operation[ClusterFacts]:

@@ -14,6 +14,13 @@ from schemaless.client.client import Client
 Document = Mapping[str, Any]
 _KINDS = {"failed_call": "failed call", "retry_ordered": "retry ordered", "discard_ordered": "discard ordered"}
 
+_ENDINGS = {
+    "finished": "called again and finished",
+    "discarded": "discarded",
+    "sought": "a seek let it come again",
+    "superseded": "a new generation superseded it",
+}
+
 
 def register(app: typer.Typer) -> None:
     app.command()(explain)
@@ -85,6 +92,8 @@ def _event_text(event: Document) -> str:
             )
         case "waiting":
             return f"{_called(event)} for its next attempt: {_last_line(event['error'])}"
+        case "unparked":
+            return f"{_called(event)}, {_ENDINGS[event['ending']]}"
         case _:
             reason = f": {event['reason']}" if event.get("reason") else ""
             return f"{_called(event)} by {event.get('who')}, job {event.get('job')}{reason}"

@@ -15,6 +15,7 @@ from schemaless.cell import StoredCell
 from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Outcome
 from schemaless.storage.checkpoint_table import CellCounts
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 
 _SCRIPT_CHARACTERS_MAX = 1 << 20  # of the records of one pass. One more may come on top
@@ -188,8 +189,8 @@ class Pass:
     def release_row(self, record: ParkedCell) -> None:
         self._scripts.append(self._parked.release_row(record))
 
-    def delete(self, record: ParkedCell) -> None:
-        self._scripts.append(self._parked.delete(record))
+    def delete(self, record: ParkedCell, ending: Ending) -> None:
+        self._scripts.append(self._parked.delete(record, ending))
 
     def outcome(self, finished: int, *, retry_in_s: float = 0.0, due_in_s: float = inf) -> Outcome:
         return Outcome(

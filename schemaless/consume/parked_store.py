@@ -8,9 +8,10 @@ from typing import Protocol
 from schemaless.cell import StoredCell
 from schemaless.consume.ports import Script
 from schemaless.runtime.batching import all_or_first_error
-from schemaless.storage import parked_table, shard_log
+from schemaless.storage import parked_history_table, parked_table, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.parked_table import ParkedCell
+from schemaless.storage.parked_history_table import Ending
+from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.topology import Datastore
 
 ROW_BYTES_MAX = 4 << 20
@@ -43,10 +44,10 @@ class ParkedStore(Protocol):
     def release_row(self, record: ParkedCell) -> Script:
         """Lets the later cells of a record's row pass it."""
 
-    def delete(self, record: ParkedCell) -> Script:
-        """Deletes a record: its cell is finished, or discarded."""
+    def delete(self, record: ParkedCell, ending: Ending) -> Script:
+        """Deletes a record. If its cell was parked, people can see what became of it."""
 
-    def delete_from(self, shard: int, added_id: int) -> Script:
+    def delete_from(self, shard: int, added_id: int, ending: Ending) -> Script:
         """Deletes the records of a shard from an added_id on."""
 
 
@@ -88,8 +89,16 @@ class MySQLParkedStore:
     def release_row(self, record: ParkedCell) -> Script:
         return parked_table.release_row(self._datastore.name, self._consumer, record.shard, record.added_id)
 
-    def delete(self, record: ParkedCell) -> Script:
-        return parked_table.delete(self._datastore.name, self._consumer, record.shard, record.added_id)
+    def delete(self, record: ParkedCell, ending: Ending) -> Script:
+        place = self._datastore.name, self._consumer, record.shard, record.added_id
+        delete = parked_table.delete(*place)
+        return f"{parked_history_table.keep(*place, ending)};{delete}" if is_kept(record) else delete
 
-    def delete_from(self, shard: int, added_id: int) -> Script:
-        return parked_table.delete_from(self._datastore.name, self._consumer, shard, added_id)
+    def delete_from(self, shard: int, added_id: int, ending: Ending) -> Script:
+        place = self._datastore.name, self._consumer, shard, added_id
+        return f"{parked_history_table.keep(*place, ending, later=True)};{parked_table.delete_from(*place)}"
+
+
+def is_kept(record: ParkedCell) -> bool:
+    """Whether people may want to know what became of a record: it was parked, and not only waiting."""
+    return record.cause is not Cause.WAITING or record.job is not None

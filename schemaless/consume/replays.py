@@ -23,6 +23,7 @@ from schemaless.consume.ports import Death, Run
 from schemaless.consume.trigger_calls import Call, Plan, TriggerCalls
 from schemaless.errors import SchemalessError
 from schemaless.runtime.events import Event, emit
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.triggers.decorator import ParkMode
 
@@ -115,6 +116,7 @@ class Replays:
             elif replay.order_due_at == record.due_at:
                 continue  # it is being carried out
             replay.due_at, replay.ordered, replay.order_due_at = self._clock(), record.ordered, record.due_at
+            replay.record = msgspec.structs.replace(replay.record, job=record.job)
         rows.orders.clear()
 
     async def call_due(self, run: Run, rows: ParkedRows, made: Pass) -> None:
@@ -275,4 +277,4 @@ class Replays:
             made.release_row(record)
             rows.apart.add(record.added_id)
         else:
-            made.delete(record)
+            made.delete(record, Ending.DISCARDED if replay.ordered is Order.DISCARD else Ending.FINISHED)

@@ -28,6 +28,7 @@ from schemaless.consume.replays import Replays
 from schemaless.consume.run_calls import RunCalls
 from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.worker_table import FAILING_MAX, FailingCell, OldestCall
 from schemaless.topology import Datastore
@@ -129,7 +130,7 @@ class TriggerHandler:
         """Calls that were made can't be taken back. The cells of the new generation come as any others."""
         if (rows := self._shards.get(shard)) is not None:
             rows.supersede(starts_at)
-        return Effect([], {self._datastore.home(shard): self._parked.delete_from(shard, starts_at)})
+        return Effect([], {self._datastore.home(shard): self._parked.delete_from(shard, starts_at, Ending.SUPERSEDED)})
 
     @property
     def foreign_code(self) -> TriggerHandler:

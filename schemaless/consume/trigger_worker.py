@@ -23,7 +23,7 @@ from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.identity import claim_name
 from schemaless.consume.orders import Orders
 from schemaless.consume.parked_copies import ParkedCopies
-from schemaless.consume.parked_store import MySQLParkedStore
+from schemaless.consume.parked_store import MySQLParkedStore, ParkedStore
 from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
@@ -32,8 +32,10 @@ from schemaless.errors import CallHangs, InUse, Misconfigured, SchemalessError
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.runtime.lifecycle import cancelled_at, run_service
-from schemaless.storage import parked_table, trigger_order_table
+from schemaless.storage import parked_history_table, trigger_order_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import answers_of_all
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.worker_table import WorkerReport
 from schemaless.topology import Datastore
 
@@ -41,6 +43,7 @@ log = structlog.get_logger()
 
 _LOOK_PAUSE_S = 0.5
 _ORDERS_PAUSE_S = 1.0
+_HISTORY_PAUSE_S = 60.0
 
 
 async def run_program(
@@ -57,7 +60,8 @@ async def run_program(
     worker = Worker(storage, datastore, program.consumer, program.origin)
     host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
-    handler = TriggerHandler(program, datastore, settings, MySQLParkedStore(storage, datastore, program.consumer))
+    parked = MySQLParkedStore(storage, datastore, program.consumer)
+    handler = TriggerHandler(program, datastore, settings, parked)
     orders = Orders(storage, datastore, program.consumer)
     await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
@@ -71,7 +75,8 @@ async def run_program(
                 topic = ParkedTopic(settings.kafka, datastore, program.name)
                 copies = ParkedCopies(storage, datastore, program.consumer, topic.publish)
                 tasks.create_task(copies.run(lambda: host.shards))
-            tasks.create_task(_carry_out_orders(program, orders, host, handler, datastore.name))
+            tasks.create_task(_carry_out_orders(program, orders, host, handler, parked, datastore.name))
+            tasks.create_task(_forget_old_history(storage, datastore))
             tasks.create_task(worker.run(lambda: _report(host, handler, program)))
             while True:
                 await asyncio.sleep(_LOOK_PAUSE_S)
@@ -124,7 +129,12 @@ def _report(host: ConsumerHost, handler: TriggerHandler, program: TriggerProgram
 
 
 async def _carry_out_orders(
-    program: TriggerProgram, orders: Orders, host: ConsumerHost, handler: TriggerHandler, datastore: str
+    program: TriggerProgram,
+    orders: Orders,
+    host: ConsumerHost,
+    handler: TriggerHandler,
+    parked: ParkedStore,
+    datastore: str,
 ) -> None:
     """Looks each second for what people ordered, until it is cancelled."""
     consumer = program.consumer
@@ -134,11 +144,21 @@ async def _carry_out_orders(
         for shard, seek in seen.seeks.items():
             scripts = [
                 trigger_order_table.seek_done(datastore, consumer, shard, seek.number),
-                parked_table.delete_from(datastore, consumer, shard, seek.to.added_id + 1),
+                parked.delete_from(shard, seek.to.added_id + 1, Ending.SOUGHT),
             ]
             await host.seek(consumer, seek.to, ";".join(scripts))
         handler.order(seen.due)
         await asyncio.sleep(_ORDERS_PAUSE_S)
+
+
+async def _forget_old_history(storage: AsyncStorage, datastore: Datastore) -> None:
+    """Keeps the history of parked cells within its bounds on every cluster that answers, until it is cancelled."""
+    while True:
+        await answers_of_all(
+            {cluster: storage.master(cluster).run(parked_history_table.forget_old) for cluster in datastore.clusters},
+            tolerated=SchemalessError,
+        )
+        await asyncio.sleep(_HISTORY_PAUSE_S)
 
 
 def main() -> None:

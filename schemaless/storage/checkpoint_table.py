@@ -297,7 +297,8 @@ def give_away(datastore: str, consumer: str, shards: Iterable[int], worker: int)
 def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[bool]:
     """Deletes the checkpoints of a consumer and all that belongs to them, unless a worker was seen lately.
 
-    That is its parked cells, jobs and orders, and the rows of its workers. Returns whether they are gone.
+    That is its parked cells with their history, jobs and orders, and the rows of its workers. Returns whether they are
+    gone.
     """
     where = sql("datastore = %s AND consumer = %s", datastore, consumer)
     running = (
@@ -308,7 +309,7 @@ def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[boo
     rows = yield from query(f"SELECT 1 FROM {_TABLE} WHERE {where} LIMIT 1")
     if rows:
         return False
-    for table in ("parked", "job", "trigger_order", "trigger_program", "worker"):
+    for table in ("parked", "parked_history", "job", "trigger_order", "trigger_program", "worker"):
         yield f"DELETE FROM schemaless.{table} WHERE {where}"
     return True
 

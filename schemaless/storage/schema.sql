@@ -152,6 +152,32 @@ CREATE TABLE IF NOT EXISTS schemaless.parked (
     KEY job (job)
 ) ENGINE=InnoDB;
 
+-- What became of cells that were parked, for people: the last 100,000 of a server, for 30 days.
+CREATE TABLE IF NOT EXISTS schemaless.parked_history (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    added_id BIGINT UNSIGNED NOT NULL,
+    generation INT UNSIGNED NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref_key BIGINT NOT NULL,
+    function_name VARCHAR(100) NOT NULL,
+    cause VARCHAR(8) CHARACTER SET ascii NOT NULL,
+    holds_row TINYINT NOT NULL,
+    error VARCHAR(500) NOT NULL COMMENT 'the end of the last error',
+    attempts INT UNSIGNED NOT NULL,
+    attempted_at TEXT NOT NULL,
+    version VARCHAR(64) NOT NULL,
+    parked_at DATETIME(6) NOT NULL,
+    job BIGINT UNSIGNED NULL,
+    order_reason VARCHAR(300) NULL,
+    ending VARCHAR(10) CHARACTER SET ascii NOT NULL COMMENT 'finished, discarded, sought or superseded',
+    ended_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, consumer, row_key, added_id, ended_at),
+    KEY ended_at (ended_at)
+) ENGINE=InnoDB;
+
 -- What people ordered for many parked cells at once, on the clusters where a record was ordered, or a check of an index.
 -- What became of it is counted from the records, or from the parts of the check.
 CREATE TABLE IF NOT EXISTS schemaless.job (

@@ -6,22 +6,27 @@ suite. Scripts are texts that only this module writes and runs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import RLock
 
 import msgspec
 
 from schemaless.cell import StoredCell
+from schemaless.consume.parked_store import is_kept
 from schemaless.consume.ports import Advance, Mark, Predecessor, Script, ShardCheckpoint
 from schemaless.errors import Corrupt, LocationGone, StorageUnavailable
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import ATTEMPTS_KEPT, ERROR_CHARACTERS_MAX, Order, ParkedCell
 from schemaless.storage.shard_head import Head
 from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.topology import Datastore
+
+_HISTORY_KEPT = 1_000
 
 
 class MemoryCheckpoint(msgspec.Struct):
@@ -58,6 +63,7 @@ class MemoryProgram:
             shard: MemoryCheckpoint(Position(shard, 1, 0, digest=BEGINNING_DIGEST)) for shard in range(datastore.shards)
         }
         self.parked: dict[tuple[int, int], ParkedCell] = {}
+        self.history: deque[tuple[int, Ending]] = deque(maxlen=_HISTORY_KEPT)
         self._orders = 0
 
     def heads(self) -> dict[int, Head]:
@@ -90,16 +96,21 @@ class MemoryProgram:
             if name == "put":
                 self._put(msgspec.msgpack.decode(bytes.fromhex(arguments[0]), type=ParkedCell))
                 continue
-            shard, added_id, *kills = map(int, arguments)
+            shard, added_id = map(int, arguments[:2])
             if name == "delete":
-                self.parked.pop((shard, added_id), None)
+                self._end((shard, added_id), Ending(arguments[2]))
             elif name == "delete_from":
                 for key in [key for key in self.parked if key[0] == shard and key[1] >= added_id]:
-                    del self.parked[key]
+                    self._end(key, Ending(arguments[2]))
             elif name == "unmark":
-                self._change((shard, added_id), begun=False, kills=kills[0])
+                self._change((shard, added_id), begun=False, kills=int(arguments[2]))
             else:
                 self._change((shard, added_id), **({"begun": True} if name == "begin" else {"holds_row": False}))
+
+    def _end(self, key: tuple[int, int], ending: Ending) -> None:
+        record = self.parked.pop(key, None)
+        if record is not None and is_kept(record):
+            self.history.append((record.added_id, ending))
 
     def _change(self, key: tuple[int, int], **changes: object) -> None:
         if key in self.parked:
@@ -242,8 +253,8 @@ class MemoryParkedStore:
     def release_row(self, record: ParkedCell) -> Script:
         return f"release_row {record.shard} {record.added_id}"
 
-    def delete(self, record: ParkedCell) -> Script:
-        return f"delete {record.shard} {record.added_id}"
+    def delete(self, record: ParkedCell, ending: Ending) -> Script:
+        return f"delete {record.shard} {record.added_id} {ending.value}"
 
-    def delete_from(self, shard: int, added_id: int) -> Script:
-        return f"delete_from {shard} {added_id}"
+    def delete_from(self, shard: int, added_id: int, ending: Ending) -> Script:
+        return f"delete_from {shard} {added_id} {ending.value}"

@@ -24,6 +24,7 @@ from schemaless.client.client import Client
 from schemaless.consume.trigger_program import TriggerProgram, load_program, program_of
 from schemaless.position import BEGINNING_DIGEST, Position
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.testing.memory_api import MemoryApi
@@ -292,7 +293,7 @@ class TriggerKit:
     async def _seek_to_the_beginning(self) -> None:
         for shard in self._store.checkpoints if self._worker is not None else ():
             assert self._worker is not None
-            script = MemoryParkedStore(self._store).delete_from(shard, 1)
+            script = MemoryParkedStore(self._store).delete_from(shard, 1, Ending.SOUGHT)
             await self._worker.delivery.seek(Position(shard, 1, 0, digest=BEGINNING_DIGEST), script)
 
     # In the threads of functions

@@ -113,7 +113,7 @@ class TriggerChecker:
                 assert (_name(cell) in ended) is not is_behind, f"{cell.key} was neither called nor parked, or both"
 
     def is_settled(self) -> bool:
-        """Whether the checkpoints are at the heads, and no row waits for an attempt."""
+        """Whether the checkpoints are at the heads, and no row waits for an attempt or for what people ordered."""
         heads = {head.shard: head.added_id for head in self._heads()}
         name, found, waiting = self._datastore.name, {}, 0
         for cluster in self._datastore.clusters:
@@ -121,7 +121,7 @@ class TriggerChecker:
             for row in master.run(checkpoint_table.of_consumer, name, f"trigger:{self._program}"):
                 found[row.shard] = row.location.added_id
             records = master.run(parked_table.of_shards, name, f"trigger:{self._program}", range(len(heads)))
-            waiting += sum(record.cause == "waiting" for record in records)
+            waiting += sum(record.cause == "waiting" or record.ordered is not None for record in records)
         return found == heads and not waiting
 
     def _heads(self):

@@ -9,6 +9,7 @@ from schemaless.cell import CellKey
 from schemaless.cli.explain import explanation_lines
 from schemaless.client.client import Client
 from schemaless.codec import encode_body
+from schemaless.consume.parked_store import MySQLParkedStore
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import entries_for, entry_shard
 from schemaless.index.transition import IndexWrite
@@ -17,6 +18,7 @@ from schemaless.position import Position
 from schemaless.storage import buffer_table, checkpoint_table, index_definition_table, index_table, worker_table
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.index_definition_table import IndexOrder, IndexStage, RunState, defined
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Order
 from schemaless.storage.worker_table import WorkerReport
 from tests.integration.api.api_harness import assert_problem, row_in
@@ -106,6 +108,27 @@ def test_orders_and_pauses_are_told(stage, one_row):
     assert why.startswith("a retry is ordered, due at ")
     assert "the program is paused: a deploy; the breaker is open: TimeoutError of 10 rows" in why
     assert stage.records(0)[0].ordered is Order.RETRY
+
+
+def test_what_became_of_a_parked_cell_is_told(stage, one_row):
+    """When its calls failed, when it was parked, who ordered the retry, and when it was finished."""
+    assert stage.order("retry", ids=["0:1:1:bill"], reason="card mended").status_code == 200
+    (record,) = stage.records(0)
+    parked = MySQLParkedStore(stage.storage, stage.datastore, CONSUMER)
+    stage.sql(0, parked.delete(record, Ending.FINISHED))
+    found = explained(stage)
+    told = [event for event in found["events"] if event.get("program") == PROGRAM]
+    assert [event["kind"] for event in told] == ["failed_call", "parked", "retry_ordered", "unparked"]
+    assert (told[1]["error"], told[2]["reason"], told[3]["ending"]) == (
+        "ValueError: no card",
+        "card mended",
+        "finished",
+    )
+    assert {event["location"] for event in told} == {"0:1:1"}
+    assert any(
+        "unparked         0:1:1  billing/bill, called again and fin" in line for line in explanation_lines(found)
+    )
+    assert states(found) == [("0:1:5", "not_reached")]
 
 
 def test_a_location_shows_the_cells_around_it(stage, one_row):

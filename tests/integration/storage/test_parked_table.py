@@ -1,10 +1,12 @@
 """Parked cells on real servers: what a worker reads of them, and what its scripts leave."""
 
+import msgspec
 import pytest
 
 from schemaless.consume.parked_rows import head_of
-from schemaless.storage import parked_table
+from schemaless.storage import parked_history_table, parked_table
 from schemaless.storage.operation import query
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause
 from tests.log_harness import run_sql
 from tests.topic_harness import stored_cell
@@ -12,6 +14,7 @@ from tests.topic_harness import stored_cell
 pytestmark = pytest.mark.storage
 
 CONSUMER = "trigger:test"
+ROW = bytes(16)
 
 
 @pytest.fixture
@@ -53,6 +56,26 @@ def test_the_records_of_many_shards_take_one_statement_for_each_page(node, datas
     found = node.run(lambda: counted(read))
     assert [(one.shard, one.added_id) for one in found] == sorted(wanted)
     assert len(statements) == len(wanted) // page_rows + 1
+
+
+def test_the_history_is_bounded(node, datastore):
+    """The oldest go, those beyond a number and those beyond an age. What another program has counts, too."""
+    run_sql(node, "DELETE FROM schemaless.parked_history")
+    records = [msgspec.structs.replace(record(0, n), row_key=ROW) for n in range(1, 8)]
+    put(node, datastore, *records)
+    for one in records:
+        run_sql(node, parked_history_table.keep(datastore, CONSUMER, 0, one.added_id, Ending.FINISHED))
+    old = f"UPDATE schemaless.parked_history SET ended_at = ended_at - INTERVAL 31 DAY WHERE datastore = '{datastore}'"
+    run_sql(node, f"{old} AND added_id = 7")
+
+    def kept():
+        found = node.run(parked_history_table.of_row, datastore, [CONSUMER], ROW, 100)
+        return sorted(one.record.added_id for one in found[CONSUMER])
+
+    node.run(parked_history_table.forget_old)
+    assert kept() == [1, 2, 3, 4, 5, 6]
+    node.run(parked_history_table.forget_old, parked_history_table.KEPT_DAYS, 2)
+    assert kept() == [5, 6]
 
 
 def test_a_mark_that_is_taken_away_leaves_the_order_and_the_error(node, datastore):

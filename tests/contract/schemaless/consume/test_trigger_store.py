@@ -13,10 +13,11 @@ from schemaless.consume.ports import Advance, Mark, Predecessor
 from schemaless.consume.worker import Worker
 from schemaless.errors import LocationGone
 from schemaless.position import BEGINNING_DIGEST, Position, position_of
-from schemaless.storage import checkpoint_table, entity_table, parked_table
+from schemaless.storage import checkpoint_table, entity_table, parked_history_table, parked_table
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import query
+from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import ATTEMPTS_KEPT, ERROR_CHARACTERS_MAX, Cause, Order, ParkedCell
 from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.testing.memory_program import MemoryCheckpoints, MemoryHomeLog, MemoryParkedStore, MemoryProgram
@@ -52,6 +53,9 @@ class InMemory:
     async def records(self):
         return self.program.records()
 
+    async def history(self):
+        return list(self.program.history)
+
     async def counts(self, shard):
         row = self.program.checkpoints[shard]
         return row.counts, row.finished
@@ -81,6 +85,12 @@ class OnServers:
     async def records(self):
         keys = [(shard, n) for shard in (0, 1) for n in range(1, 10)]
         return await self.storage.master("a").run(parked_table.of_keys, self.datastore.name, CONSUMER, keys)
+
+    async def history(self):
+        found = await self.storage.master("a").run(
+            parked_history_table.of_row, self.datastore.name, [CONSUMER], ROW, 100
+        )
+        return [(one.record.added_id, one.ending) for one in found[CONSUMER]]
 
     async def counts(self, shard):
         (row,) = await self.storage.master("a").run(
@@ -185,7 +195,8 @@ async def test_records_are_stored_changed_and_deleted_by_their_scripts(store):
     await process.read([0])
     here = Position(0, 1, 0, digest=BEGINNING_DIGEST)
     scripts = [parked.put(record(n)) for n in (1, 2, 3, 4)]
-    scripts += [parked.begin(record(1)), parked.release_row(record(2)), parked.delete(record(3))]
+    scripts += [parked.begin(record(1)), parked.release_row(record(2))]
+    scripts += [parked.delete(record(3), Ending.FINISHED)]
     scripts += [parked.begin(record(4)), parked.unmark(record(4, kills=2))]
     await move(store, process, Advance(here, effect=";".join(scripts)))
     found = (await parked.of_shards([0, 1]))[0]
@@ -194,8 +205,22 @@ async def test_records_are_stored_changed_and_deleted_by_their_scripts(store):
     ]  # fmt: skip
     assert {one.error for one in found} == {""}
     assert (await store.records())[2] == record(4, kills=2)
-    await move(store, process, Advance(here, effect=parked.delete_from(0, 2)))
+    await move(store, process, Advance(here, effect=parked.delete_from(0, 2, Ending.SOUGHT)))
     assert [one.added_id for one in await store.records()] == [1]
+
+
+async def test_what_became_of_a_parked_cell_is_kept(store):
+    """Of one that only waited for its next attempt nothing is kept, unless a person ordered something for it."""
+    process, parked = await store.process(), store.parked
+    await process.read([0])
+    here = Position(0, 1, 0, digest=BEGINNING_DIGEST)
+    records = [record(1), record(2), record(3, cause=Cause.WAITING), record(4), record(5, cause=Cause.WAITING)]
+    await move(store, process, Advance(here, effect=";".join(map(parked.put, records))))
+    scripts = [parked.delete(records[0], Ending.FINISHED), parked.delete(records[1], Ending.DISCARDED)]
+    scripts += [parked.delete(records[2], Ending.FINISHED), parked.delete_from(0, 4, Ending.SUPERSEDED)]
+    await move(store, process, Advance(here, effect=";".join(scripts)))
+    assert await store.records() == []
+    assert await store.history() == [(1, "finished"), (2, "discarded"), (4, "superseded")]
 
 
 async def test_a_record_is_replaced_within_its_bounds_and_keeps_a_discard(store):

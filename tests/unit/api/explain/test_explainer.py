@@ -44,7 +44,7 @@ def page(*cells):
 
 
 def home_facts(*cells, head=10, starts=STARTS):
-    return HomeFacts(Location(1, head), starts, page(*cells), {}, {}, {})
+    return HomeFacts(Location(1, head), starts, page(*cells), {}, {}, {}, {})
 
 
 class Servers:
@@ -120,6 +120,7 @@ def standing(*cells, **more):
     given = {
         "checkpoint": CHECKPOINT,
         "records": (),
+        "ended": (),
         "functions": ProgramFunctions({"BASE": ["bill"]}, "v1"),
         "pause": NOT_PAUSED,
         "orders": TriggerOrders(),

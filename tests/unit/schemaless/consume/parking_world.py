@@ -2,6 +2,8 @@
 
 import uuid
 
+import msgspec
+
 from schemaless.cell import CellKey
 from schemaless.codec import encode_body
 from schemaless.consume.trigger_program import TriggerProgram
@@ -43,6 +45,10 @@ class Server(MemoryProgram):
     def order(self, added_id, order):
         """A person orders something for a record."""
         super().order(self.parked[added_id], order)
+
+    def change(self, added_id, **changes):
+        """Changes a record, as a person's order does."""
+        self.parked[SHARD, added_id] = msgspec.structs.replace(self.parked[added_id], **changes)
 
     def causes(self):
         return {record.added_id: record.cause.value for record in self.records()}

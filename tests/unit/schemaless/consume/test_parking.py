@@ -5,6 +5,7 @@ import pytest
 from schemaless import Park, Retry, RetryPolicy, Skip, trigger
 from schemaless.position import position_of
 from schemaless.storage.checkpoint_table import CellCounts
+from schemaless.storage.parked_history_table import Ending
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server
 
 ONCE = RetryPolicy(attempts=1)
@@ -80,6 +81,23 @@ async def test_a_retry_that_fails_again_parks_again_with_the_new_error(is_async)
     assert "KeyError" in server.parked[1].error
     assert (server.parked[1].ordered, len(server.parked[1].attempted_at)) == (None, 2)
     assert server.counts == CellCounts(parked=1, waiting=1)
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_what_became_of_a_parked_cell_is_kept(order, parallel):
+    """Also where the retry asked for another call, so that its record only waited in the end."""
+    server, program = Server(), Program(1, retry=ONCE, parallel=parallel)
+    rows(server, 1, 1)
+    process = Process(server, 1, [program.function])
+    await process.pass_by(2)
+    program.error = Retry(1)
+    server.change(1, job=7)
+    server.order(1, order)
+    await process.pass_by(1)
+    program.poison.clear()
+    await process.pass_by(3)
+    assert server.parked == {}
+    assert list(server.history) == [(1, Ending.DISCARDED if order is Order.DISCARD else Ending.FINISHED)]
 
 
 async def test_a_later_cell_that_fails_in_a_replay_is_parked_in_its_place():
@@ -317,7 +335,7 @@ async def test_a_seek_back_drops_the_records_after_its_target():
     await process.pass_by(2)
     program.poison.clear()
     target = position_of(server.cells[0])
-    await process.delivery.seek(target, "delete_from 0 2")
+    await process.delivery.seek(target, "delete_from 0 2 sought")
     await process.pass_by(2)
     assert (program.called, server.parked) == ([1, 2, 3, 2, 3, 4], {})
     assert (server.counted_from, server.counts) == (1, CellCounts(called=3))
