@@ -165,33 +165,18 @@ class CellCalls:
             made.stop_reason = f"{marked.name} on {cell.key}: {_stored(error.reason)}"
             log.error("a shard stops", program=self.program.name, shard=cell.shard, why=made.stop_reason)
             return False
+        is_outage = not isinstance(error, Park | Retry) and self._breaker.failed(
+            marked.name, cell.row_key, type(error).__name__
+        )
+        if is_outage and self._breaker.stops:
+            made.stop_reason = self._breaker.cause
+            return False
         now_us = self._now_us()
-        policy = marked.retry or self._default_policy
         record = before or self.waiting_head(cell, marked.name, "")
         was = None if before is None and cell.added_id > rows.seen else "waiting" if before is None else counted(before)
         is_next = record.cause is Cause.WAITING and record.function_name == marked.name  # each has attempts of its own
         attempts = record.attempts if is_next else 0
-        cause, delay_s = Cause.WAITING, 0.0
-        if isinstance(error, Retry):
-            delay_s = error.delay_s
-        elif isinstance(error, Park):
-            cause = Cause.VERDICT
-        elif self._breaker.failed(marked.name, cell.row_key, type(error).__name__):
-            delay_s = policy.delay_s(max(1, attempts), random.random)
-            if self._breaker.stops:
-                made.stop_reason = self._breaker.cause
-                return False
-        else:
-            attempts += 1
-            replay = rows.replays.get(cell.added_id)
-            if replay is not None and replay.inherited:  # there may be an outage that this process can't know of yet
-                attempts = min(attempts, policy.attempts - 1)
-            age_s = (now_us - max(cell.created_at, rows.began_at)) / 1e6
-            is_old = marked.max_age_s is not None and age_s > marked.max_age_s
-            if attempts >= policy.attempts or is_old or not policy.retries(error):
-                cause = Cause.ERROR
-            else:
-                delay_s = policy.delay_s(attempts, random.random)
+        cause, attempts, delay_s = self._judge(rows, cell, failed, attempts, is_outage=is_outage)
         record = msgspec.structs.replace(
             record, function_name=marked.name, cause=cause, error=_text(error), attempts=attempts, begun=False,
             attempted_at=[*record.attempted_at, now_us][-parked_table.ATTEMPTS_KEPT :], version=self.program.version,
@@ -205,6 +190,31 @@ class CellCalls:
         else:
             self.park(rows, made, record)
         return True
+
+    def _judge(
+        self, rows: ParkedRows, cell: StoredCell, failed: FailedCall, attempts: int, *, is_outage: bool
+    ) -> tuple[Cause, int, float]:
+        """Returns what becomes of a cell whose call failed after `attempts` others.
+
+        That is the cause of its record, the attempts that count, and the seconds until the next one.
+        """
+        marked, error = failed
+        policy = marked.retry or self._default_policy
+        if isinstance(error, Retry):
+            return Cause.WAITING, attempts, error.delay_s
+        if isinstance(error, Park):
+            return Cause.VERDICT, attempts, 0.0
+        if is_outage:
+            return Cause.WAITING, attempts, policy.delay_s(max(1, attempts), random.random)
+        attempts += 1
+        replay = rows.replays.get(cell.added_id)
+        if replay is not None and replay.inherited:  # there may be an outage that this process can't know of yet
+            attempts = min(attempts, policy.attempts - 1)
+        age_s = (self._now_us() - max(cell.created_at, rows.began_at)) / 1e6
+        is_old = marked.max_age_s is not None and age_s > marked.max_age_s
+        if attempts >= policy.attempts or is_old or not policy.retries(error):
+            return Cause.ERROR, attempts, 0.0
+        return Cause.WAITING, attempts, policy.delay_s(attempts, random.random)
 
 
 def _log_failure(record: ParkedCell, delay_s: float, before: ParkedCell | None) -> None:
