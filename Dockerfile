@@ -6,7 +6,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-de
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /srv/schemaless schemaless \
- && install -d -o schemaless -g schemaless -m 0700 /var/lib/schemaless /var/lib/programs
+ && install -d -o schemaless -g schemaless -m 0700 /var/lib/schemaless /var/lib/admin /var/lib/programs
 COPY --from=packages /opt/venv /opt/venv
 COPY deploy/docker/schemaless deploy/docker/connected deploy/docker/ready /opt/venv/bin/
 COPY . /srv/schemaless

@@ -24,7 +24,7 @@ FLOOR = at_least(0.6)
 
 
 def measure(stack: BenchStack, scale: Scale, *, floors: bool) -> list[Comparison]:
-    raw = make_shards(stack.topology, replace(stack.datastore, name="raw"))
+    raw = make_shards(stack.topology, stack.administrators, replace(stack.datastore, name="raw"))
     trips = TripMaker(seed=3)
     count = round(scale.round_s * CELLS_PER_S_MAX)
 

@@ -146,7 +146,8 @@ class Peer:
         }
 
     def _connector(self) -> dict[str, str]:
-        (master,) = self._stack.masters()
+        (cluster,) = self._stack.administrators.clusters.values()
+        master = cluster.master
         return {
             "name": CONNECTOR,
             "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
@@ -192,8 +193,8 @@ def drain_rate(peer: Peer, cells: int) -> float:
 
 def full_row_images(stack: BenchStack) -> None:
     """Logs full row images, as Debezium demands. An INSERT is logged whole either way."""
-    for master in stack.masters():
-        with plain_tier.connect(master) as connection, connection.cursor() as cursor:
+    for cluster in stack.administrators.clusters.values():
+        with plain_tier.connect(cluster.master) as connection, connection.cursor() as cursor:
             cursor.execute("SET GLOBAL binlog_row_image = FULL")
 
 

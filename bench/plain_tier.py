@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS plain.cell (
     created_at DATETIME(6) NOT NULL,
     UNIQUE KEY cell (row_key, column_name, ref_key)
 ) ENGINE=InnoDB;
-CREATE TABLE IF NOT EXISTS plain.buffered LIKE plain.cell
+CREATE TABLE IF NOT EXISTS plain.buffered LIKE plain.cell;
+GRANT SELECT, INSERT, UPDATE, DELETE ON plain.* TO '%s'@'%%'
 """
 INSERT = "INSERT INTO plain.{} (row_key, column_name, ref_key, body, created_at) VALUES (%s, %s, %s, %s, NOW(6))"
 NEWEST = (

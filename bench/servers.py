@@ -19,6 +19,7 @@ from bench.scale import PARTITIONS, SHARDS
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import StorageUnavailable
 from schemaless.ops.datastores import create_shards
+from schemaless.stack.admin import SERVICE_USER
 from schemaless.stack.local import LocalServer, running_topology
 from schemaless.stack.ports import free_ports
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -33,9 +34,13 @@ READY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class BenchStack:
-    """Running storage clusters with one datastore. `copies`: on how many masters a put is to be durable."""
+    """Running storage clusters with one datastore. `copies`: on how many masters a put is to be durable.
+
+    `administrators` is the topology with an account that may do everything. What is compared with us uses it.
+    """
 
     topology: Topology
+    administrators: Topology
     topology_file: Path
     datastore: Datastore
     folder: Path
@@ -74,18 +79,18 @@ def storage_stack(
     """Durable masters, `minions` for each, one datastore of ours and the tables of the plain tier."""
     with running_topology(folder, clusters, minions) as running:
         wanted = Datastore(DATASTORE, shards, partitions, tuple(clusters))
-        datastore = make_shards(running.topology, wanted)
+        datastore = make_shards(running.topology, running.administrators, wanted)
         if kafka != NO_BROKER:
             ensure_topics(kafka, datastore)
-        stack = BenchStack(running.topology, running.path, datastore, folder, kafka)
-        for master in stack.masters():
-            _make_plain_tables(master)
+        stack = BenchStack(running.topology, running.administrators, running.path, datastore, folder, kafka)
+        for cluster in stack.administrators.clusters.values():
+            _make_plain_tables(cluster.master)
         yield stack
 
 
-def make_shards(topology: Topology, datastore: Datastore) -> Datastore:
+def make_shards(topology: Topology, administrators: Topology, datastore: Datastore) -> Datastore:
     with SyncStorage(topology) as storage:
-        return create_shards(storage, datastore, lambda made, total: None)
+        return create_shards(storage, datastore, administrators=administrators)
 
 
 @contextmanager
@@ -160,6 +165,6 @@ def _status(port: int, path: str) -> int | None:
 def _make_plain_tables(master: Node) -> None:
     connection: pymysql.Connection = plain_tier.connect(master, client_flag=CLIENT.MULTI_STATEMENTS)
     with connection, connection.cursor() as cursor:
-        cursor.execute(plain_tier.CREATE)
+        cursor.execute(plain_tier.CREATE % SERVICE_USER)
         while cursor.nextset():
             pass

@@ -65,6 +65,9 @@ class ContainerSettings(Settings):
     topology: Path  # The path of the topology file, which the services read.
     kafka: str  # Bootstrap servers of Kafka: host:port[,host:port].
     root_password: SecretStr  # The password that the MySQL image gave to root. It is of no use afterwards.
+    # The path of the topology file with the administrators' account, which no service reads.
+    admin_topology: Path
+    admin_password: SecretStr  # The password of the administrators' MySQL account, which creates datastores.
     service_password: SecretStr  # The password of the services' MySQL account, which the operator keeps.
     reader_password: SecretStr  # The password of the MySQL account that may only read.
     replication_password: SecretStr  # The password of the MySQL account that minions replicate with.
@@ -268,6 +271,9 @@ class OperatorSettings(Settings):
     """Where an operator's commands find the servers. The embedded stack's are the default."""
 
     topology: Path | None = None  # The path of the topology file. By default, the embedded stack's.
+    # The path of the topology file with the administrators' MySQL account: `datastore create` grants with it what
+    # services need. By default, the embedded stack's. Without one, their account must have these rights already.
+    admin_topology: Path | None = None
     kafka: str | None = None  # Bootstrap servers of Kafka. By default, the embedded stack's.
 
 

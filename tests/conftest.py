@@ -88,6 +88,13 @@ def storage(topology: Topology) -> Iterator[SyncStorage]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def admin(running: RunningTopology) -> Iterator[SyncStorage]:
+    """The servers with the administrators' account, for what no service may do to them."""
+    with SyncStorage(running.administrators) as opened:
+        yield opened
+
+
 @pytest.fixture
 async def async_storage(topology: Topology):
     async with AsyncStorage(topology) as opened:
@@ -95,7 +102,7 @@ async def async_storage(topology: Topology):
 
 
 @pytest.fixture(scope="session")
-def make_datastore(storage: SyncStorage) -> MakeDatastore:
+def make_datastore(running: RunningTopology, storage: SyncStorage) -> MakeDatastore:
     """Makes a fresh datastore of its own name on the masters, ready, without topics.
 
     make_datastore(shards=4, partitions=2, placement=("a", "b")) -> Datastore
@@ -103,6 +110,6 @@ def make_datastore(storage: SyncStorage) -> MakeDatastore:
 
     def make(shards: int = 4, partitions: int = 2, placement: tuple[str, ...] = ("a", "b")) -> Datastore:
         datastore = Datastore(f"t{uuid.uuid4().hex[:12]}", shards, partitions, placement)
-        return create_shards(storage, datastore, lambda done, total: None)
+        return create_shards(storage, datastore, administrators=running.administrators)
 
     return make

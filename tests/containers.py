@@ -27,7 +27,7 @@ from schemaless.stack.container_files import settings_files
 from schemaless.stack.containers import MYSQL_PORT, READY_TIMEOUT_S, ROOT, ServerContainer, await_kafka, set_up_servers
 from schemaless.stack.local import RunningTopology
 from schemaless.stack.mysql_server import ServerRole, server_roles
-from schemaless.stack.plan import nodes_document, write_private_json
+from schemaless.stack.plan import admin_document, nodes_document, write_private_json
 from schemaless.stack.ports import free_ports
 from schemaless.stack.programs import Flavour
 from schemaless.topology import parse_topology
@@ -133,7 +133,9 @@ def containers_topology(
         }
         document = nodes_document(server.node(accounts) for server in servers)
         write_private_json(folder / "topology.json", document)
-        yield RunningTopology(parse_topology(document), folder / "topology.json", accounts, handles, {})
+        administrators = parse_topology(admin_document(document, accounts))
+        path = folder / "topology.json"
+        yield RunningTopology(parse_topology(document), administrators, path, accounts, handles, {})
 
 
 @contextmanager
@@ -164,7 +166,7 @@ def _mysql(role: ServerRole, port: int, root_password: str, network: Network, fo
 def _until_it_answers(server: ServerContainer, accounts):
     def wait() -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not answers(server.service(accounts)):
+        while not answers(server.administrator(accounts)):
             assert time.monotonic() < deadline, f"{server.role.name} does not answer"
             time.sleep(0.1)
 

@@ -208,6 +208,12 @@ def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: floa
     return [decode_cell(record.value) for record in found if record.kind == b"cell"]
 
 
+LOCAL_WRITE = "SET sql_log_bin = 0 /*!90000 , GLOBAL super_read_only = OFF */"
+"""Lets an administrator's next statements change this server alone. MariaDB skips such a comment."""
+
+REPLICATED_WRITE = "SET sql_log_bin = 1 /*!90000 , GLOBAL super_read_only = @@GLOBAL.read_only */"
+
+
 @contextmanager
 def replication_stopped(minion: SyncNode) -> Iterator[None]:
     """The minion applies nothing meanwhile, and shows what it showed."""

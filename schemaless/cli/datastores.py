@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
-from schemaless.cli.targets import JsonOption, api_command, servers
+from schemaless.cli.targets import JsonOption, Servers, api_command, servers
 from schemaless.client.client import Client
 from schemaless.runtime.extras import Extra, needs
-from schemaless.topology import Datastore, Node, Topology
+from schemaless.topology import Datastore, Node, load_topology
 
 SHARDS = 4096  # for a datastore that may grow over many servers
 
@@ -34,7 +34,7 @@ def create(
 ) -> None:
     """Create a datastore, or finish its creation. Its counts can't be changed later."""
     reached = servers()
-    datastore = create_with_progress(reached.topology, reached.kafka, name, shards, partitions)
+    datastore = create_with_progress(reached, name, shards, partitions)
     print(f"{datastore.name}: {datastore.shards} shards, {datastore.partitions} partitions, topic {datastore.topic}")
 
 
@@ -94,13 +94,20 @@ def list_conflicts(client: Client, as_json: bool) -> None:
     print_table(columns, [[value if isinstance(value, str) else json.dumps(value) for value in row] for row in rows])
 
 
-def create_with_progress(topology: Topology, kafka: str, name: str, shards: int, partitions: int) -> Datastore:
+def create_with_progress(reached: Servers, name: str, shards: int, partitions: int) -> Datastore:
     """Creates a datastore while a progress bar on standard error counts its shards."""
     from schemaless.ops.datastores import create_datastore
 
+    administrators = None if reached.admin_topology_file is None else load_topology(reached.admin_topology_file)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"shards of {name}", total=shards)
         return create_datastore(
-            topology, kafka, name, shards, partitions, lambda made, total: bar.update(task, completed=made)
+            reached.topology,
+            reached.kafka,
+            name,
+            shards,
+            partitions,
+            lambda made, total: bar.update(task, completed=made),
+            administrators=administrators,
         )

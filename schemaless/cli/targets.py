@@ -39,11 +39,15 @@ _API_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The storage servers, and Kafka's bootstrap address. `topology_file` is where the topology was read from."""
+    """The storage servers, and Kafka's bootstrap address. `topology_file` is where the topology was read from.
+
+    `admin_topology_file` has the same servers with an account that may grant, where there is one.
+    """
 
     topology: Topology
     topology_file: Path
     kafka: str
+    admin_topology_file: Path | None = None
 
     def datastore(self, name: str) -> Datastore:
         """Returns the datastore of that name. Raises NotFound."""
@@ -96,15 +100,22 @@ def stack_without_token() -> Path | None:
 def servers() -> Servers:
     """Returns the servers of SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, else of the stack. Raises Misconfigured."""
     given = OperatorSettings()
-    file, kafka = given.topology, given.kafka
-    if file is None or kafka is None:
-        plan = _stack()
-        if plan is None:
-            raise Misconfigured(
-                "no servers are known: set SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, or run `schemaless up`"
-            )
-        file, kafka = file or plan.topology_file, kafka or plan.broker().bootstrap
-    return Servers(load_topology(file), file, kafka)
+    if given.topology is not None and given.kafka is not None:
+        return Servers(load_topology(given.topology), given.topology, given.kafka, given.admin_topology)
+    plan = _stack()
+    if plan is None:
+        raise Misconfigured(
+            "no servers are known: set SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, or run `schemaless up`"
+        )
+    if given.topology is not None:
+        return Servers(load_topology(given.topology), given.topology, plan.broker().bootstrap, given.admin_topology)
+    return servers_of(plan, kafka=given.kafka)
+
+
+def servers_of(plan: StackPlan, *, kafka: str | None = None) -> Servers:
+    """Returns the servers of an embedded stack, with another Kafka if one is given."""
+    file = plan.topology_file
+    return Servers(load_topology(file), file, kafka or plan.broker().bootstrap, plan.admin_topology_file)
 
 
 def _stack() -> StackPlan | None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from schemaless.audit.run import audit
 from schemaless.cli.audit import print_findings
 from schemaless.cli.datastores import create_with_progress
-from schemaless.cli.targets import servers, stack_token
+from schemaless.cli.targets import Servers, servers, servers_of, stack_token
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.client import Client
 from schemaless.client.transport import settings_of
@@ -46,7 +46,6 @@ from schemaless.demo.report import Facts, lines_of, print_lines, print_rates
 from schemaless.errors import Misconfigured, SchemalessError, Unavailable
 from schemaless.stack import embedded, supervision
 from schemaless.stack.plan import home_folder, require_plan
-from schemaless.topology import Topology, load_topology
 
 DATASTORE = "flights"
 SHARDS = 64
@@ -64,8 +63,7 @@ class Site:
     """
 
     hosts: Sequence[str]
-    topology: Topology
-    kafka: str
+    servers: Servers
     calls: Path
     start_programs: Callable[[str], None]
     token: str | None = None
@@ -77,11 +75,9 @@ def embedded_site(settings: StackSettings, say: Say) -> Site:
     """Starts the embedded stack. Raises what `embedded.up` raises."""
     embedded.up(settings, say=say)
     plan = require_plan(home_folder(settings))
-    topology, kafka = load_topology(plan.topology_file), plan.broker().bootstrap
     return Site(
         plan.api_urls(),
-        topology,
-        kafka,
+        servers_of(plan),
         calls_folder(plan.home),
         partial(start_programs, plan),
         stack_token(),
@@ -97,7 +93,7 @@ def running_site(settings: StackSettings, say: Say) -> Site:
     if not hosts:
         raise Misconfigured("no API is known: set SCHEMALESS_HOSTS")
     say(f"on the stack at {', '.join(hosts)}")
-    return Site(hosts, reached.topology, reached.kafka, calls_folder(home_folder(settings)), lambda datastore: None)
+    return Site(hosts, reached, calls_folder(home_folder(settings)), lambda datastore: None)
 
 
 def run_demo(settings: StackSettings, console: Console, open_site: Callable[[StackSettings, Say], Site]) -> bool:
@@ -105,7 +101,7 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
     started = time.monotonic()
     archive = fetch_dataset(settings.cache)
     site = open_site(settings, console.print)
-    datastore = create_with_progress(site.topology, site.kafka, DATASTORE, SHARDS, PARTITIONS)
+    datastore = create_with_progress(site.servers, DATASTORE, SHARDS, PARTITIONS)
     site.start_programs(DATASTORE)
     count = FlightCount()
     flights: Iterable[Flight] = (count.take(parse_flight(row)) for row in read_rows(archive))
@@ -128,9 +124,9 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
         define_index(client, ADDED_INDEX_FILE)  # where a load had been ended before it was made
         wait_for_index(client, ADDED_INDEX_NAME)
         console.print("damaging three entries of the added index")
-        damage = damage_and_repair(site.topology, datastore, ADDED_INDEX_NAME)
+        damage = damage_and_repair(site.servers.topology, datastore, ADDED_INDEX_NAME)
         console.print("auditing")
-        report = audit(site.topology, site.kafka, datastore)
+        report = audit(site.servers.topology, site.servers.kafka, datastore)
         calls = read_calls(site.calls)
         effects = count_effects(client, calls)
         facts = Facts(count, load, after_load, caught_up_s, calls, effects, report, damage, outage, replay)

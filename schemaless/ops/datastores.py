@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from schemaless.errors import Invalid, Misconfigured, NotFound, SchemalessError, StorageUnavailable
+from schemaless.errors import Invalid, Misconfigured, NotFound, RefusedForGood, SchemalessError, StorageUnavailable
 from schemaless.storage import datastore_table, schema, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.failover import Answers, answers_of_all, run_on_all
@@ -36,8 +36,13 @@ def create_datastore(
     shards: int,
     partitions: int,
     progress: Progress | None = None,
+    *,
+    administrators: Topology | None = None,
 ) -> Datastore:
     """Creates a datastore, or finishes its creation. Does nothing if it exists with the same counts.
+
+    `administrators` is the topology with an account that may grant: it gives the account of `topology` the datastore's
+    databases. Without one, that account must have the rights already.
 
     Raises Invalid for a name, Misconfigured for counts that don't fit or that differ from the existing ones,
     StorageUnavailable or BusUnavailable when a server is unreachable. It can be called again after any error.
@@ -46,12 +51,38 @@ def create_datastore(
 
     wanted = Datastore(parse_name(name), shards, partitions, tuple(sorted(topology.clusters)))
     with SyncStorage(topology) as storage:
-        return _create(storage, wanted, progress, lambda datastore: ensure_topics(kafka_bootstrap, datastore))
+        return create_shards(
+            storage,
+            wanted,
+            progress,
+            administrators=administrators,
+            make_topics=lambda datastore: ensure_topics(kafka_bootstrap, datastore),
+        )
 
 
-def create_shards(storage: SyncStorage, wanted: Datastore, progress: Progress | None = None) -> Datastore:
-    """Does the MySQL half of `create_datastore`, for datastores that need no topics."""
-    return _create(storage, wanted, progress, lambda datastore: None)
+def create_shards(
+    storage: SyncStorage,
+    wanted: Datastore,
+    progress: Progress | None = None,
+    *,
+    administrators: Topology | None = None,
+    make_topics: Callable[[Datastore], object] = lambda datastore: None,
+) -> Datastore:
+    """Does the MySQL half of `create_datastore`, and makes topics only where it is told how."""
+    datastore = _register(storage, wanted)
+    if administrators is not None:
+        _grant(storage, administrators, datastore)
+    try:
+        _create_missing_shards(storage, datastore, progress or (lambda made, total: None))
+    except RefusedForGood as error:
+        if administrators is not None:
+            raise
+        who = "the services' account may not create databases, and SCHEMALESS_ADMIN_TOPOLOGY names no other one"
+        raise RefusedForGood(f"{error}: {who}") from error
+    make_topics(datastore)
+    for master in storage.masters:
+        master.run(datastore_table.set_ready, datastore.name)
+    return datastore
 
 
 def parse_name(name: str) -> str:
@@ -149,17 +180,6 @@ def _union(answers: Answers[dict[str, Datastore]]) -> dict[str, Datastore]:
     return {name: datastore for answer in answers.at_least_one() for name, datastore in answer.items()}
 
 
-def _create(
-    storage: SyncStorage, wanted: Datastore, progress: Progress | None, make_topics: Callable[[Datastore], None]
-) -> Datastore:
-    datastore = _register(storage, wanted)
-    _create_missing_shards(storage, datastore, progress or (lambda made, total: None))
-    make_topics(datastore)
-    for master in storage.masters:
-        master.run(datastore_table.set_ready, datastore.name)
-    return datastore
-
-
 def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
     """Writes the catalogue row on every master. Of two creators at once, the first master decides who was first."""
 
@@ -178,6 +198,14 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
             raise Misconfigured(f"datastore {wanted.name} exists with other counts: {written}")
         agreed = written
     return agreed
+
+
+def _grant(storage: SyncStorage, administrators: Topology, datastore: Datastore) -> None:
+    """Gives the account of `storage` the datastore's databases on all clusters: any of them may get shards of it."""
+    with SyncStorage(administrators) as admin:
+        for master in storage.masters:
+            account = master.run(schema.current_account)
+            admin.master(master.node.cluster).run(schema.grant_datastore, datastore, account)
 
 
 def _create_missing_shards(storage: SyncStorage, datastore: Datastore, progress: Progress) -> None:

@@ -1,8 +1,8 @@
 """The storage servers' accounts with their random passwords, and administrators' connections.
 
 The accounts are made while a data folder is initialised, before there is a binary log. No other account that can log in
-is left: every server of a stack knows the same three, and a minion needs nothing but the master's log. Connections are
-the stack's one use of a driver.
+is left: every server of a stack knows the same four, and a minion needs nothing but the master's log. Services can't
+write to a minion, read accounts or touch files (I17). Connections are the stack's one use of a driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from schemaless.errors import StorageUnavailable
 from schemaless.stack.programs import Flavour
+from schemaless.storage.schema import SERVICE_PRIVILEGES
 
+ADMIN_USER = "admin"
 SERVICE_USER = "schemaless"
 READER_USER = "reader"
 REPLICATION_USER = "replication"
@@ -25,13 +27,14 @@ REPLICATION_USER = "replication"
 class Accounts:
     """The passwords of the accounts. They are letters and digits only, so they need no quoting anywhere."""
 
+    admin_password: str = field(repr=False)
     service_password: str = field(repr=False)
     reader_password: str = field(repr=False)
     replication_password: str = field(repr=False)
 
 
 def new_accounts() -> Accounts:
-    return Accounts(secrets.token_hex(16), secrets.token_hex(16), secrets.token_hex(16))
+    return Accounts(*(secrets.token_hex(16) for _ in range(4)))
 
 
 _MONITOR = {
@@ -46,11 +49,18 @@ _NOBODY_ELSE = {
 
 
 def account_statements(flavour: Flavour, accounts: Accounts) -> tuple[str, ...]:
-    """Returns the SQL that leaves exactly our three accounts on a new server. On MySQL it can be repeated."""
+    """Returns the SQL that leaves exactly our four accounts on a new server. On MySQL it can be repeated.
+
+    The services' account gets a datastore's databases when the datastore is created. PROCESS shows it its own idle
+    transactions. As it has neither SUPER nor a right to write in spite of it, `read_only` binds it.
+    """
     return (
         *(_NOBODY_ELSE[flavour] if flavour is Flavour.MARIADB else ()),
+        f"CREATE USER IF NOT EXISTS '{ADMIN_USER}'@'%' IDENTIFIED BY '{accounts.admin_password}'",
+        f"GRANT ALL PRIVILEGES ON *.* TO '{ADMIN_USER}'@'%' WITH GRANT OPTION",
         f"CREATE USER IF NOT EXISTS '{SERVICE_USER}'@'%' IDENTIFIED BY '{accounts.service_password}'",
-        f"GRANT ALL PRIVILEGES ON *.* TO '{SERVICE_USER}'@'%' WITH GRANT OPTION",
+        f"GRANT PROCESS ON *.* TO '{SERVICE_USER}'@'%'",
+        f"GRANT {SERVICE_PRIVILEGES} ON schemaless.* TO '{SERVICE_USER}'@'%'",
         f"CREATE USER IF NOT EXISTS '{READER_USER}'@'%' IDENTIFIED BY '{accounts.reader_password}'",
         f"GRANT SELECT, PROCESS, SHOW DATABASES, {_MONITOR[flavour]} ON *.* TO '{READER_USER}'@'%'",
         f"CREATE USER IF NOT EXISTS '{REPLICATION_USER}'@'%' IDENTIFIED BY '{accounts.replication_password}'",

@@ -18,8 +18,6 @@ HEADING = "# Made by `python -m schemaless.stack.container_files deploy/docker`:
 CONTAINER = """\
 # Other containers connect; nothing is published to other machines.
 bind-address=*
-# Nobody has files to import or export in a container.
-secure-file-priv=NULL
 """
 
 KAFKA = """\

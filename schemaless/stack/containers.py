@@ -18,11 +18,20 @@ from schemaless.config import ContainerSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.ops.tokens import issue_for_services
 from schemaless.stack import kafka_broker, replication
-from schemaless.stack.admin import SERVICE_USER, Accounts, ServerAddress, account_statements, answers, session
+from schemaless.stack.admin import (
+    ADMIN_USER,
+    SERVICE_USER,
+    Accounts,
+    ServerAddress,
+    account_statements,
+    answers,
+    session,
+)
 from schemaless.stack.mysql_server import ServerRole, server_roles
 from schemaless.stack.plan import (
     CLUSTERS,
     MINIONS,
+    admin_document,
     create_default_datastore,
     nodes_document,
     write_private_json,
@@ -43,6 +52,10 @@ CATCH_UP_TIMEOUT_S = 5  # less than a connection waits for an answer
 # from server to server, and a minion that met its master's would stop there.
 FORGET_HISTORY = "RESET BINARY LOGS AND GTIDS"
 
+# Not in the option file: the image's first start makes root's account, and would be refused.
+KEEP_READ_ONLY = "SET PERSIST super_read_only = ON"
+LET_ACCOUNTS_BE_MADE = "SET GLOBAL super_read_only = OFF"
+
 
 @dataclass(frozen=True, slots=True)
 class ServerContainer:
@@ -55,8 +68,8 @@ class ServerContainer:
     def address(self, user: str, password: str) -> ServerAddress:
         return ServerAddress(None, user, password, self.host, self.port)
 
-    def service(self, accounts: Accounts) -> ServerAddress:
-        return self.address(SERVICE_USER, accounts.service_password)
+    def administrator(self, accounts: Accounts) -> ServerAddress:
+        return self.address(ADMIN_USER, accounts.admin_password)
 
     def node(self, accounts: Accounts) -> Node:
         role, password = self.role, accounts.service_password
@@ -67,17 +80,21 @@ def set_up(settings: ContainerSettings) -> None:
     """Raises StorageUnavailable or BusUnavailable when a server is away, Misconfigured when it refuses us."""
     servers = [ServerContainer(role, host=role.name) for role in server_roles(CLUSTERS, MINIONS)]
     accounts = Accounts(
+        admin_password=settings.admin_password.get_secret_value(),
         service_password=settings.service_password.get_secret_value(),
         reader_password=settings.reader_password.get_secret_value(),
         replication_password=settings.replication_password.get_secret_value(),
     )
     set_up_servers(servers, settings.root_password.get_secret_value(), accounts)
-    write_private_json(settings.topology, nodes_document(server.node(accounts) for server in servers))
+    document = nodes_document(server.node(accounts) for server in servers)
+    write_private_json(settings.topology, document)
+    write_private_json(settings.admin_topology, admin_document(document, accounts))
     await_kafka(settings.kafka)
-    create_default_datastore(load_topology(settings.topology), settings.kafka)
+    topology = load_topology(settings.topology)
+    create_default_datastore(topology, settings.kafka, load_topology(settings.admin_topology))
     token_file = settings.topology.with_name(TOKEN_FILE)
     if not token_file.exists():
-        asyncio.run(keep_token(load_topology(settings.topology), token_file))
+        asyncio.run(keep_token(topology, token_file))
     prove_replication(servers, accounts)
 
 
@@ -108,20 +125,25 @@ def prove_replication(servers: Sequence[ServerContainer], accounts: Accounts) ->
 
 
 def _make_accounts(server: ServerContainer, root_password: str, accounts: Accounts) -> None:
-    """Leave exactly our three accounts. Each server makes its own, so none of it goes into the binary log."""
+    """Leave exactly our four accounts. Each server makes its own, so none of it goes into the binary log."""
     administrator = _administrator(server, root_password, accounts)
     with session(administrator) as connected:
         if administrator.user == ROOT and not connected.query("SHOW DATABASES LIKE 'schemaless'"):
             connected.query(FORGET_HISTORY)
         connected.query("SET SESSION sql_log_bin = 0")
+        if server.role.role is Role.MINION:
+            connected.query(LET_ACCOUNTS_BE_MADE)
         for statement in account_statements(Flavour.MYSQL, accounts):
             connected.query(statement)
+    if server.role.role is Role.MINION:
+        with session(server.administrator(accounts)) as connected:  # root is gone
+            connected.query(KEEP_READ_ONLY)
 
 
 def _attach(minion: ServerContainer, accounts: Accounts) -> None:
     """Attached before: only starts it, should somebody have stopped it."""
     master = f"{minion.role.cluster}-master"
-    with session(minion.service(accounts)) as connected:
+    with session(minion.administrator(accounts)) as connected:
         if not replication.is_attached(connected, Flavour.MYSQL):
             replication.name_master(connected, Flavour.MYSQL, master, MYSQL_PORT, accounts)
         replication.start(connected, Flavour.MYSQL, minion.role.name)
@@ -129,12 +151,12 @@ def _attach(minion: ServerContainer, accounts: Accounts) -> None:
 
 def _history(server: ServerContainer, accounts: Accounts) -> str:
     """The transactions that a server has executed, as a GTID set."""
-    with session(server.service(accounts)) as connected:
+    with session(server.administrator(accounts)) as connected:
         return str(connected.query("SELECT @@GLOBAL.gtid_executed AS executed")[0]["executed"])
 
 
 def _follow(minion: ServerContainer, history: str, accounts: Accounts) -> None:
-    with session(minion.service(accounts)) as connected:
+    with session(minion.administrator(accounts)) as connected:
         connected.query(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{history}', {CATCH_UP_TIMEOUT_S})")
         status = replication.status(connected, Flavour.MYSQL)
     if status is None or not status.healthy:
@@ -151,7 +173,7 @@ def await_kafka(bootstrap: str) -> None:
 
 def _administrator(server: ServerContainer, root_password: str, accounts: Accounts) -> ServerAddress:
     """Returns root before the accounts are complete, ours afterwards. Root goes last, so one always works."""
-    candidates = (server.address(ROOT, root_password), server.service(accounts))
+    candidates = (server.address(ROOT, root_password), server.administrator(accounts))
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
         for address in candidates:
@@ -159,7 +181,8 @@ def _administrator(server: ServerContainer, root_password: str, accounts: Accoun
                 return address
         time.sleep(0.5)
     raise Misconfigured(
-        f"{server.role.name} lets neither {ROOT} nor {SERVICE_USER} in: are these the passwords of its first start?"
+        f"{server.role.name} lets neither {ROOT} nor {ADMIN_USER} in: are these the passwords of its first start?"
+        " Volumes of a release without that account have to be made anew"
     )
 
 

@@ -24,6 +24,7 @@ from schemaless.stack.endpoints import refresh_endpoints, remove_endpoints
 from schemaless.stack.local import minions_with_masters
 from schemaless.stack.plan import (
     StackPlan,
+    admin_document,
     create_default_datastore,
     home_folder,
     load_or_make_plan,
@@ -88,7 +89,8 @@ def up(
         cold = not any(process.started for process in processes(home) if process.role is ProcessRole.KAFKA)
         if _start(plan, ["kafka"], "Kafka", say):
             kafka_broker.wait_ready(plan.broker())
-        create_default_datastore(load_topology(plan.topology_file), plan.broker().bootstrap)
+        topology, administrators = map(load_topology, (plan.topology_file, plan.admin_topology_file))
+        create_default_datastore(topology, plan.broker().bootstrap, administrators)
         _start_services(plan, say)
         if cold and settings.warm_up_s:
             _warm_broker(plan, settings.warm_up_s, say)
@@ -157,7 +159,9 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     with ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(lambda server: mysql_server.wait_ready(server, plan.accounts), awaited))
         list(pool.map(lambda pair: attach(pair[0], pair[1], plan.accounts), minions_with_masters(awaited)))
-    write_private_json(plan.topology_file, topology_document(servers, plan.accounts))
+    document = topology_document(servers, plan.accounts)
+    write_private_json(plan.topology_file, document)
+    write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
 
 
 def _start_services(plan: StackPlan, say: Say) -> None:

@@ -17,7 +17,7 @@ from schemaless.stack import kafka_broker, mysql_server
 from schemaless.stack.admin import Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, server_roles
-from schemaless.stack.plan import topology_document, write_private_json
+from schemaless.stack.plan import admin_document, topology_document, write_private_json
 from schemaless.stack.ports import free_ports
 from schemaless.stack.programs import Flavour
 from schemaless.stack.replication import attach
@@ -82,9 +82,13 @@ class LocalServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningTopology:
-    """Running storage servers by node name ("a-master", "a-minion-1", …). `path` is the topology file."""
+    """Running storage servers by node name ("a-master", "a-minion-1", …). `path` is the topology file.
+
+    `administrators` is the same topology with the administrators' account.
+    """
 
     topology: Topology
+    administrators: Topology
     path: Path
     accounts: Accounts
     servers: Mapping[str, LocalServer]
@@ -120,7 +124,8 @@ def running_topology(
         path = folder / "topology.json"
         write_private_json(path, document)
         by_name = {server.name: server for server in described}
-        yield RunningTopology(parse_topology(document), path, accounts, servers, by_name)
+        administrators = parse_topology(admin_document(document, accounts))
+        yield RunningTopology(parse_topology(document), administrators, path, accounts, servers, by_name)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.stack.admin import SERVICE_USER, Accounts, ServerAddress, account_statements, answers
+from schemaless.stack.admin import ADMIN_USER, SERVICE_USER, Accounts, ServerAddress, account_statements, answers
 from schemaless.stack.programs import Flavour, MySQLProgram, find_mysql, find_program
 from schemaless.stack.server_options import render_options
 from schemaless.topology import Node, Role
@@ -67,7 +67,8 @@ class MySQLServer:
         return Node(self.name, self.cluster, self.role, "127.0.0.1", self.port, SERVICE_USER, password, socket)
 
     def address(self, accounts: Accounts) -> ServerAddress:
-        return ServerAddress(str(self.socket), SERVICE_USER, accounts.service_password)
+        """Returns the server as administrators reach it."""
+        return ServerAddress(str(self.socket), ADMIN_USER, accounts.admin_password)
 
 
 def make_template(folder: Path, flavour: Flavour, accounts: Accounts) -> None:
@@ -153,7 +154,7 @@ def _initialise(program: MySQLProgram, data: Path, script: Path) -> None:
             "--initialize-insecure",
             f"--init-file={script}",
             f"--datadir={data}",
-            "--secure-file-priv=",
+            "--secure-file-priv=NULL",
             "--mysqlx=OFF",
             "--innodb-redo-log-capacity=16M",  # grown at the first start, so the copies stay small
         ]

@@ -15,14 +15,14 @@ from typing import Any
 
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
-from schemaless.stack.admin import Accounts, new_accounts
+from schemaless.stack.admin import ADMIN_USER, Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, server_roles, socket_folder
 from schemaless.stack.ports import free_ports, take_usual_ports
 from schemaless.stack.programs import Flavour
 from schemaless.topology import TOPOLOGY_VERSION, Node, Role, Topology
 
-FORMAT = 1
+FORMAT = 2
 CLUSTERS = ("a", "b")
 MINIONS = 2
 API_PROCESSES = 2
@@ -74,6 +74,11 @@ class StackPlan:
     @property
     def topology_file(self) -> Path:
         return self.home / "topology.json"
+
+    @property
+    def admin_topology_file(self) -> Path:
+        """The servers with the administrators' account, for commands that create datastores. No service reads it."""
+        return self.home / "topology.admin.json"
 
     @property
     def token_file(self) -> Path:
@@ -167,6 +172,19 @@ def topology_document(servers: Sequence[MySQLServer], accounts: Accounts) -> dic
     return nodes_document(server.node(accounts) for server in servers)
 
 
+def admin_document(topology: Mapping[str, Any], accounts: Accounts) -> dict[str, Any]:
+    """Returns a topology document with the administrators' account."""
+
+    def entry(node: Mapping[str, Any]) -> dict[str, Any]:
+        return {**node, "user": ADMIN_USER, "password": accounts.admin_password}
+
+    clusters = {
+        name: {"master": entry(cluster["master"]), "minions": [entry(minion) for minion in cluster["minions"]]}
+        for name, cluster in topology["clusters"].items()
+    }
+    return {**topology, "clusters": clusters}
+
+
 def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
     """Returns the topology of some nodes in the format of schemaless/topology.py."""
     clusters: dict[str, Any] = {}
@@ -204,7 +222,7 @@ def write_private_text(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def create_default_datastore(topology: Topology, kafka_bootstrap: str) -> None:
+def create_default_datastore(topology: Topology, kafka_bootstrap: str, administrators: Topology) -> None:
     """Creates the datastore unless it exists, also while a master is unreachable. Raises as `create_datastore` does."""
     from schemaless.ops.datastores import create_datastore, list_datastores
 
@@ -213,4 +231,5 @@ def create_default_datastore(topology: Topology, kafka_bootstrap: str) -> None:
     except SchemalessError:  # the catalogue itself isn't made yet
         exists = False
     if not exists:
-        create_datastore(topology, kafka_bootstrap, DEFAULT_DATASTORE, DEFAULT_SHARDS, DEFAULT_PARTITIONS)
+        counts = (DEFAULT_SHARDS, DEFAULT_PARTITIONS)
+        create_datastore(topology, kafka_bootstrap, DEFAULT_DATASTORE, *counts, administrators=administrators)

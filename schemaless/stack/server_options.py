@@ -64,7 +64,8 @@ MYSQL = """\
 # A master that stopped answering is noticed in seconds, not in a minute.
 replica-net-timeout=10
 mysqlx=OFF
-secure-file-priv=
+# Nobody imports or exports files, whatever rights an account has.
+secure-file-priv=NULL
 gtid-mode=ON
 enforce-gtid-consistency=ON
 log-replica-updates=ON
@@ -89,6 +90,11 @@ sync-binlog=0
 innodb-buffer-pool-size=128M
 """
 
+SUPER_READ_ONLY = """\
+# Binds administrators, too, until they turn it off.
+super-read-only=ON
+"""
+
 _FLAVOURED = {Flavour.MARIADB: MARIADB, Flavour.MYSQL: MYSQL}
 _REDO_LOG = {Role.MASTER: "256M", Role.MINION: "128M"}
 
@@ -109,4 +115,7 @@ def render_options(server: MySQLServer, program: MySQLProgram) -> str:
         own["user"] = "root"  # both refuse to run as root unless told
     lines = "".join(f"{name}={value}\n" for name, value in own.items())
     flavoured = _FLAVOURED[server.flavour].format(cluster_id=server.cluster_id, redo_log=_REDO_LOG[server.role])
-    return f"[mysqld]\n{lines}{COMMON}{flavoured}{MASTER if server.role is Role.MASTER else MINION}"
+    role = MASTER if server.role is Role.MASTER else MINION
+    if server.role is Role.MINION and server.flavour is Flavour.MYSQL:
+        role += SUPER_READ_ONLY
+    return f"[mysqld]\n{lines}{COMMON}{flavoured}{role}"

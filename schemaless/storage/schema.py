@@ -13,6 +13,9 @@ from schemaless.topology import Datastore
 FORMAT_VERSION = 6
 """Of the server's database and of every shard database: a shard is made only where the server's is known."""
 
+SERVICE_PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP"
+"""What the services' account may do in the server's database and in those of each datastore (I17)."""
+
 _SECTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -43,6 +46,19 @@ def create_shard(datastore: Datastore, shard: int) -> Operation[None]:
         "datastore": literal(datastore.name),
         "shard": shard,
     }
+
+
+def grant_datastore(datastore: Datastore, account: str) -> Operation[None]:
+    """Gives an account, as CURRENT_USER() names it, the datastore's databases. Idempotent. Only administrators may."""
+    user, _, host = account.rpartition("@")
+    databases = Name(datastore.name.replace("_", "\\_") + "\\_%")  # an underscore alone stands for any character
+    yield f"GRANT {SERVICE_PRIVILEGES} ON {literal(databases)}.* TO '{user}'@'{host}'"
+
+
+def current_account() -> Operation[str]:
+    """Returns the account that this connection was let in as."""
+    ((account,),) = yield from query("SELECT CURRENT_USER()")
+    return str(account)
 
 
 def _section(name: str) -> Script:

@@ -70,7 +70,9 @@ async def test_a_full_disk_loses_nothing_that_was_acknowledged(disk, tmp_path):
     """While the home's disk is full its cells are buffered elsewhere; once there is room they all stand at home."""
     with running_topology(tmp_path / "mysql", minions=1, flavour=FLAVOUR) as running:
         with SyncStorage(running.topology) as storage:
-            datastore = create_shards(storage, Datastore("full", 4, 2, ("a", "b")), lambda made, total: None)
+            datastore = create_shards(
+                storage, Datastore("full", 4, 2, ("a", "b")), administrators=running.administrators
+            )
         async with AsyncStorage(running.topology) as storage:
             writer = CellWriter(storage, SETTINGS)
             before = await put_many(writer, datastore, 20)

@@ -78,7 +78,7 @@ def new_datastore(make_datastore, kafka):
 
 
 @pytest.fixture
-def stopped_replication(storage):
+def stopped_replication(admin):
     """Cluster a's minion applies nothing until the test ends."""
-    with replication_stopped(storage.minions("a")[0]):
+    with replication_stopped(admin.minions("a")[0]):
         yield

@@ -37,8 +37,8 @@ def own(tmp_path_factory):
     """Two clusters of this module's own, because access never goes off again."""
     with running_topology(tmp_path_factory.mktemp("access"), minions=0, flavour=FLAVOUR) as running:
         with SyncStorage(running.topology) as storage:
-            create_shards(storage, Datastore("trips", 2, 2, ("a", "b")), lambda made, total: None)
-            create_shards(storage, Datastore("other", 2, 2, ("a", "b")), lambda made, total: None)
+            for name in ("trips", "other"):
+                create_shards(storage, Datastore(name, 2, 2, ("a", "b")), administrators=running.administrators)
         yield running
 
 

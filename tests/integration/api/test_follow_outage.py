@@ -20,7 +20,7 @@ def quick(running, api):
 
 
 @pytest.fixture
-def servers(running, storage):
+def servers(running, admin):
     """Whatever a test did to a server, it runs again afterwards."""
     yield running.servers
     for server in running.servers.values():
@@ -28,7 +28,7 @@ def servers(running, storage):
             server.cont()
         else:
             server.start()
-    run_sql(storage.nodes["a-minion-1"], "START REPLICA")
+    run_sql(admin.nodes["a-minion-1"], "START REPLICA")
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_a_stream_goes_on_from_a_minion(quick, datastore, servers, harm):
             assert stream.added_ids(3) == later.added_ids(3) == [51, 52, 53]
 
 
-def test_a_stream_waits_for_a_minion_that_lags(quick, datastore, servers, storage):
+def test_a_stream_waits_for_a_minion_that_lags(quick, datastore, servers, admin):
     """A reader that is further on than the only node left hears heartbeats of where it stands, then the next cell."""
     call = quick.at(datastore)
     put(call, datastore, 5)
     wait_for_minion(call, 5)
-    minion = storage.nodes["a-minion-1"]
+    minion = admin.nodes["a-minion-1"]
     run_sql(minion, "STOP REPLICA SQL_THREAD")
     put(call, datastore, 5)
     with following(call, timeout_s=15) as stream:

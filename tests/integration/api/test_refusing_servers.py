@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.integration.api.api_harness import assert_problem, row_in
+from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -17,7 +18,7 @@ def renamed(node, table):
     """The node lacks the table, and its replicas don't."""
 
     def rename(before, after):
-        yield f"SET sql_log_bin=0; RENAME TABLE {before} TO {after}; SET sql_log_bin=1"
+        yield f"{LOCAL_WRITE}; RENAME TABLE {before} TO {after}; {REPLICATED_WRITE}"
 
     node.run(rename, table, f"{table}_gone")
     try:
@@ -30,11 +31,11 @@ def copies_of(answer):
     return answer.status_code, answer.json().get("copies")
 
 
-def test_a_secondary_without_its_buffer_costs_a_copy_and_never_the_put(api, make_datastore, storage, eventually):
+def test_a_secondary_without_its_buffer_costs_a_copy_and_never_the_put(api, make_datastore, admin, eventually):
     """I5: the healthy home takes every put, and the refusing master stays the home of its own rows."""
     at_a, at_b = api.at(make_datastore(placement=("a",))), api.at(make_datastore(placement=("b",)))
     eventually(lambda: at_a.put(uuid.uuid4(), 1, {"v": 0}), 201)
-    with renamed(storage.master("b"), "schemaless.buffer"):
+    with renamed(admin.master("b"), "schemaless.buffer"):
         assert {copies_of(at_a.put(uuid.uuid4(), 1, {"v": n})) for n in range(10)} == {(201, 1)}
         assert {copies_of(at_b.put(uuid.uuid4(), 1, {"v": n})) for n in range(10)} == {(201, 2)}
         items = [
@@ -52,12 +53,12 @@ def test_a_secondary_without_its_buffer_costs_a_copy_and_never_the_put(api, make
     eventually(two_copies, 201)
 
 
-def test_a_home_without_one_entity_table_buffers_that_shard_alone(api, make_datastore, storage, eventually):
+def test_a_home_without_one_entity_table_buffers_that_shard_alone(api, make_datastore, admin, eventually):
     """I5: the cell is durable on the secondary, so the answer is 202 and no error; other shards are stored."""
     datastore = make_datastore(placement=("a",))
     call = api.at(datastore)
     row = row_in(datastore, 0)
-    with renamed(storage.master("a"), f"{datastore.database(0)}.entity"):
+    with renamed(admin.master("a"), f"{datastore.database(0)}.entity"):
         assert copies_of(call.put(row, 1, {"v": 1})) == (202, 1)
         assert copies_of(call.put(row_in(datastore, 1), 1, {"v": 1})) == (201, 2)
         assert_problem(call.post(f"/cells/{row}/BASE", json={"v": 1}), 503)
@@ -68,10 +69,10 @@ def test_a_home_without_one_entity_table_buffers_that_shard_alone(api, make_data
 
 
 @pytest.mark.parametrize("node", ["a-minion-1", "a-master"])
-def test_one_node_without_its_catalogue_is_nobody_elses_outage(api, shared_datastore, storage, node):
+def test_one_node_without_its_catalogue_is_nobody_elses_outage(api, shared_datastore, admin, node):
     """A process is ready while one server shows the catalogue, and an unknown name stays a 404."""
     call = api.at(shared_datastore)
-    with renamed(storage.nodes[node], "schemaless.format"):
+    with renamed(admin.nodes[node], "schemaless.format"):
         assert api.client.get("/readyz").status_code == 200
         assert_problem(api.client.get(f"/v1/nope_{uuid.uuid4().hex[:8]}/shards"), 404)
         assert call.put(uuid.uuid4(), 1, {"v": 1}).status_code == 201

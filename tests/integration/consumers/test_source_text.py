@@ -24,9 +24,9 @@ SOURCE_TEXT_SHA256 = "65f6cbd3425186b54b9d3bdb3ab71cf179daf0eda833b48143e6fc934c
 
 
 @pytest.fixture
-def mezzanine(storage, kafka):
+def mezzanine(running, storage, kafka):
     """The datastore that the text names."""
-    datastore = create_shards(storage, Datastore("mezzanine", 4, 2, ("a", "b")), lambda done, total: None)
+    datastore = create_shards(storage, Datastore("mezzanine", 4, 2, ("a", "b")), administrators=running.administrators)
     ensure_topics(kafka, datastore)
     return datastore
 

@@ -28,7 +28,7 @@ from schemaless.storage.index_pass_table import merged, of_all
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_table import BEFORE_ALL
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
-from tests.log_harness import replication_stopped, run_sql, until
+from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql, until
 
 pytestmark = pytest.mark.storage
 
@@ -260,26 +260,23 @@ async def test_the_commands_name_and_repair(indexed, command):
     assert command(rows, "verify", "by_owner", "--no-minions", "--rows-per-s", "1000000")[0] == 0
 
 
-async def test_damage_on_a_minion_is_named_and_never_written(indexed, command, storage):
+async def test_damage_on_a_minion_is_named_and_never_written(indexed, command, admin):
     """It is told apart from the masters, with what to do; one that can't be asked is named, too."""
     rows, _ = await filled(indexed, definition())
     define(rows)
     ((shard, row, _), entry), *_ = rows.wanted(rows.index).items()
-    minion = storage.minions(rows.datastore.home(shard))[0]
+    minion = admin.minions(rows.datastore.home(shard))[0]
     await replicated(rows, minion)
     change = f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{row.hex()}'"
     with replication_stopped(minion):
-        rows.sql(shard, "SET sql_log_bin = 0; " + change + "; SET sql_log_bin = 1", minion)
+        rows.sql(shard, f"{LOCAL_WRITE}; {change}; {REPLICATED_WRITE}", minion)
         status, told = command(rows, "repair", "by_owner", "--row", row_key_text(row), "--json")
         assert status == 1
         assert (told["masters"]["stale"], told["minions"]["stale"], told["repaired"]) == (0, 1, 0)
         assert {(fault["node"], fault["kind"]) for fault in told["faults"]} == {(minion.node.name, "stale")}
         assert f"minion {minion.node.name} is never written by a repair" in command(rows, "verify", "by_owner")[1]
-        rows.sql(
-            shard,
-            "SET sql_log_bin = 0; " + change.replace("77", str(entry.values[1])) + "; SET sql_log_bin = 1",
-            minion,
-        )
+        back = change.replace("77", str(entry.values[1]))
+        rows.sql(shard, f"{LOCAL_WRITE}; {back}; {REPLICATED_WRITE}", minion)
     assert command(rows, "verify", "by_owner")[0] == 0
 
 

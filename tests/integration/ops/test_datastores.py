@@ -1,6 +1,7 @@
 """Making datastores: once, again, after a crash, and with counts that don't fit."""
 
 import asyncio
+import functools
 import uuid
 
 import pytest
@@ -22,45 +23,51 @@ def fresh(shards: int, partitions: int = 2, placement: tuple[str, ...] = ("a", "
     return Datastore(f"d{uuid.uuid4().hex[:8]}", shards, partitions, placement)
 
 
+@pytest.fixture
+def create(running, storage):
+    """Makes the shards of a datastore, granted by an administrator."""
+    return functools.partial(create_shards, storage, administrators=running.administrators)
+
+
 def heads_on(storage, cluster, datastore):
     return [head.shard for head in storage.master(cluster).run(shard_head.heads, datastore.name)]
 
 
-def test_shards_are_placed_in_turn_on_the_clusters(storage):
+def test_shards_are_placed_in_turn_on_the_clusters(storage, create):
     """Shard n lives on the (n mod clusters)th cluster, and progress reaches the total."""
     seen = []
-    datastore = create_shards(storage, fresh(6), lambda made, total: seen.append((made, total)))
+    datastore = create(fresh(6), lambda made, total: seen.append((made, total)))
     assert heads_on(storage, "a", datastore) == [0, 2, 4]
     assert heads_on(storage, "b", datastore) == [1, 3, 5]
     assert seen == [(made, 6) for made in range(7)]
 
 
-def test_what_a_crash_left_is_finished(storage, topology):
+def test_what_a_crash_left_is_finished(storage, admin, topology, create):
     """A datastore half made isn't listed; made again it is whole, and what was there is left alone."""
     wanted = fresh(4)
     for cluster in ("a", "b"):
         storage.master(cluster).run(schema.create_server_tables)
     storage.master("a").run(datastore_table.insert, wanted)
-    storage.master("a").run(schema.create_shard, wanted, 0)
+    admin.master("a").run(schema.create_shard, wanted, 0)
     assert wanted.name not in list_datastores(topology)
     seen = []
-    create_shards(storage, wanted, lambda made, total: seen.append(made))
+    create(wanted, lambda made, total: seen.append(made))
     assert seen == [1, 2, 3, 4]
     assert list_datastores(topology)[wanted.name] == wanted
 
 
 @pytest.mark.parametrize(("shards", "partitions"), [(8, 2), (4, 4)])
-def test_other_counts_are_refused(storage, shards, partitions):
+def test_other_counts_are_refused(shards, partitions, create):
     """A datastore never changes its counts."""
-    made = create_shards(storage, fresh(4), silent)
+    made = create(fresh(4), silent)
     with pytest.raises(Misconfigured, match=made.name):
-        create_shards(storage, Datastore(made.name, shards, partitions, ("a", "b")), silent)
+        create(Datastore(made.name, shards, partitions, ("a", "b")), silent)
 
 
-def test_a_later_topology_does_not_move_shards(storage):
+def test_a_later_topology_does_not_move_shards(storage, create):
     """Made again under another placement, a datastore keeps its first one."""
-    made = create_shards(storage, fresh(4, placement=("b",)), silent)
-    again = create_shards(storage, Datastore(made.name, 4, 2, ("a", "b")), silent)
+    made = create(fresh(4, placement=("b",)), silent)
+    again = create(Datastore(made.name, 4, 2, ("a", "b")), silent)
     assert again.placement == ("b",)
     assert heads_on(storage, "a", made) == []
 
@@ -93,9 +100,9 @@ async def test_those_who_ask_for_missing_names_at_once_share_a_look(async_storag
     assert ticks - 100 <= 2, "a tick for each caller, and one for each look"
 
 
-def test_a_format_that_is_not_known_is_refused(storage, topology):
+def test_a_format_that_is_not_known_is_refused(storage, topology, create):
     """A later program's databases are left alone, by everything that asks for its datastores."""
-    create_shards(storage, fresh(2), silent)
+    create(fresh(2), silent)
     master = storage.master("a")
     master.run(query, "UPDATE schemaless.format SET version = 99")
     try:

@@ -135,6 +135,13 @@ def test_reader_may_read_everything_and_write_nothing(settings: StackSettings) -
         query(node, "DELETE FROM schemaless.datastore")
 
 
+def test_a_folder_of_before_there_were_administrators_is_refused(tmp_path: Path) -> None:
+    """Its servers have one account that may do everything, and no other one can be made with what it knows."""
+    (tmp_path / "stack.json").write_text('{"format": 1}')
+    with pytest.raises(UnknownFormat, match="this program knows version 2"):
+        start(StackSettings(home=tmp_path))
+
+
 def test_killed_process_comes_back_under_a_new_pid(settings: StackSettings) -> None:
     """A service and a server: supervised alike."""
     for name in ("tailer-0", "a-minion-1"):
@@ -227,7 +234,9 @@ def test_a_program_that_can_not_start_is_tried_again_with_growing_pauses(setting
 
 def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
     plan = require_plan(settings.home)
-    create_datastore(load_topology(plan.topology_file), plan.broker().bootstrap, "flights", shards=2, partitions=2)
+    topology, administrators = map(load_topology, (plan.topology_file, plan.admin_topology_file))
+    bootstrap = plan.broker().bootstrap
+    create_datastore(topology, bootstrap, "flights", shards=2, partitions=2, administrators=administrators)
     told = {"shards": 2, "topic": "schemaless.flights.cells", "partitions": 2}
     assert eventually(lambda: endpoints(settings)["datastores"].get("flights") == told)
 

@@ -57,14 +57,16 @@ def has_shard_0(node, datastore):
     return lambda: bool(node.run(query, heads))
 
 
-async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(running, kafka, new_datastore, storage, tailing):
+async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(
+    running, kafka, new_datastore, storage, admin, tailing
+):
     """Replication stops on the minion: what it lacks is only late, and read from the master once the minion is known
     to lag; replication goes on, and the log too, without a repeat.
     """
     datastore = new_datastore(shards=2, partitions=1)
     put(storage, datastore, cells_of_shard_0(datastore, 3))
     await until(shows(storage.minions("a")[0], datastore, 3))
-    with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
+    with capture_logs() as told, replication_stopped(admin.minions("a")[0]):
         tailing(datastore, read_from=Role.MINION, lag_max_s=LAG_MAX_S)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
         put_at = time.monotonic()
@@ -97,12 +99,12 @@ async def test_a_node_that_hangs_is_left(running, kafka, new_datastore, async_st
 
 
 @pytest.mark.faults
-async def test_a_master_dies_while_its_minion_lags(running, kafka, new_datastore, storage, tailing):
+async def test_a_master_dies_while_its_minion_lags(running, kafka, new_datastore, storage, admin, tailing):
     """The minion shows less than was published: it is not a hole, and nothing is said or published twice."""
     datastore = new_datastore(shards=2, partitions=1)
     master = running.servers["a-master"]
     with capture_logs() as told:
-        with replication_stopped(storage.minions("a")[0]):
+        with replication_stopped(admin.minions("a")[0]):
             tailing(datastore)
             put(storage, datastore, cells_of_shard_0(datastore, 5))
             await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
@@ -146,19 +148,19 @@ async def test_cells_newer_than_the_head_that_was_seen_are_taken_along(
 
 
 async def test_a_head_of_the_master_with_cells_of_a_minion_is_no_hole(
-    running, kafka, new_datastore, storage, async_storage
+    running, kafka, new_datastore, storage, admin, async_storage
 ):
     """The head was the master's, the cells are asked of a minion that lags: the shard waits, without a word."""
     datastore = new_datastore(shards=1, partitions=1)
     reader = ClusterReader(async_storage, "a", tail_from=Role.MINION)
     async with open_tail(running, kafka, datastore, reader) as tail:
-        await publish_from_a_minion_that_lags(tail, datastore, storage)
+        await publish_from_a_minion_that_lags(tail, datastore, storage, admin)
     await asyncio.to_thread(assert_clean, running, kafka, datastore, 5)
 
 
-async def publish_from_a_minion_that_lags(tail, datastore, storage):
+async def publish_from_a_minion_that_lags(tail, datastore, storage, admin):
     await until(has_shard_0(storage.minions("a")[0], datastore))
-    with capture_logs() as told, replication_stopped(storage.minions("a")[0]):
+    with capture_logs() as told, replication_stopped(admin.minions("a")[0]):
         put(storage, datastore, cells_of_shard_0(datastore, 5))
         tail.heads_moved({0: Location(1, 5)})
         assert [await tail.step() for _ in range(2)] == [0, 0]

@@ -46,14 +46,14 @@ async def test_every_cell_is_published_once_and_in_order(running, kafka, new_dat
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
 
 
-async def test_a_new_datastore_is_tailed_without_a_restart(kafka, storage, new_datastore, tailing):
+async def test_a_new_datastore_is_tailed_without_a_restart(running, kafka, storage, new_datastore, tailing):
     """A tailer that already works finds it in the catalogue, makes its topics and publishes its first cell."""
     known = new_datastore(shards=2, partitions=1)
     datastore = Datastore(f"t{uuid.uuid4().hex[:8]}", 2, 1, ("a", "b"))
     tailing(known, datastores=(known.name, datastore.name))
     put(storage, known, [new_cell(known)])
     await asyncio.to_thread(wait_for_cells, kafka, known, 1)
-    create_shards(storage, datastore, lambda made, total: None)
+    create_shards(storage, datastore, administrators=running.administrators)
     put(storage, datastore, [new_cell(datastore)])
     await asyncio.to_thread(wait_for_cells, kafka, datastore, 1)
 
