@@ -1,8 +1,9 @@
 """ShardCursor: what comes next in a shard, and whether it really is next (I9, I13, I16).
 
-Everything that follows a log drives one cursor for each shard: delivery to indexes and triggers, and the subscribers'
-kit. A cursor does no I/O and has no clock. Its driver brings records of the topic, pages of the log, heads, and the
-results of the handler, and acts by the cursor's state:
+Who follows a log and its topic drives one cursor for each shard: delivery to indexes and triggers, and the subscribers'
+kit. Who reads only the log takes the proof of a page from here: the tailer (`verify_page`) and the client's tail
+(`verify_next`). A cursor does no I/O and has no clock. Its driver brings records of the topic, pages of the log, heads,
+and the results of the handler, and acts by the cursor's state:
 
     LOCATING     read the stored position, and give it to `begin`
     BEHIND       read a page of the log after `at`
@@ -17,8 +18,9 @@ present generation. Anything else makes the shard fall behind, and the log is re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -74,13 +76,37 @@ class ProvenPage(msgspec.Struct, frozen=True, gc=False):
     digest: int | None = None
 
 
+class PlacedCell(Protocol):
+    """A stored cell, as far as its place goes."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def added_id(self) -> int: ...
+
+
+def verify_next(at: Location, cells: Iterable[PlacedCell], *, are_all: bool = True) -> Location:
+    """Returns the location of the last of these cells of a log after `at`. Raises Corrupt where one isn't the next.
+
+    Without `are_all` cells between them are left out, for example those of other columns.
+    """
+    generation, added_id = at.generation, at.added_id
+    for cell in cells:
+        if cell.generation < generation or cell.added_id <= added_id or (are_all and cell.added_id != added_id + 1):
+            follows = f"{cell.generation}:{cell.added_id} follows {generation}:{added_id}"
+            if cell.generation < generation:
+                why = "generations only grow"
+            else:
+                why = "cells come again" if cell.added_id <= added_id else "the cells between are missing"
+            raise Corrupt(f"the log is not dense: {follows}, and {why}")
+        generation, added_id = cell.generation, cell.added_id
+    return Location(generation, added_id)
+
+
 def verify_page(at: Position, page: ProvenPage) -> None:
     """Raises Corrupt where the cells of a page aren't the next ones after a position, or the head promises one."""
-    generation = at.generation
-    for expected, cell in enumerate(page.cells, at.added_id + 1):
-        if cell.added_id != expected or cell.generation < generation:
-            raise Corrupt(f"the log is not dense: {cell.location} follows {Location(generation, expected - 1)}")
-        generation = cell.generation
+    verify_next(at.location, page.cells)
     if not page.cells and page.head.added_id > at.added_id:
         raise Corrupt(f"the head is {page.head}, but no cell follows {at.location}")
 

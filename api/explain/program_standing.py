@@ -164,7 +164,7 @@ class ProgramStanding(msgspec.Struct, frozen=True):
         if not self.workers:
             yield "nobody runs the program"
         for row in self.workers:
-            for waiting in (*row.report.unconfirmed, *row.report.refused):
+            for waiting in (*row.report.unconfirmed, *row.report.refused, *row.report.failing_shards):
                 if waiting.shard == self.shard:
                     yield f"its worker doesn't go on: {waiting.reason}"
             if row.report.tripped is not None:

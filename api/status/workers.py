@@ -60,6 +60,8 @@ def worker_view(row: WorkerRow) -> dict[str, Any]:
         "unconfirmed": [_waiting_view(shard) for shard in report.unconfirmed],
         "refused_count": report.refused_count,
         "refused": [_waiting_view(shard) for shard in report.refused],
+        "failing_shards_count": report.failing_shards_count,
+        "failing_shards": [_waiting_view(shard) for shard in report.failing_shards],
         "parallel": report.parallel,
         "failing_count": report.failing_count,
         "failing": [
@@ -76,6 +78,7 @@ def workers_in_all(rows: Sequence[WorkerRow]) -> Mapping[str, Any]:
         "worker_count": len(rows),
         "unconfirmed_count": sum(row.report.unconfirmed_count for row in rows),
         "refused_count": sum(row.report.refused_count for row in rows),
+        "failing_shards_count": sum(row.report.failing_shards_count for row in rows),
         "failing_count": sum(row.report.failing_count for row in rows),
         "oldest_call_s": max((age for row in rows if (age := _age_s(row)) is not None), default=None),
     }

@@ -99,7 +99,7 @@ def list_all(client: Client, as_json: bool) -> None:
             each["lag"],
             len(each["stopped"]),
             each["worker_count"],
-            each["unconfirmed_count"] + each["refused_count"],
+            each["unconfirmed_count"] + each["refused_count"] + each["failing_shards_count"],
             each["failing_count"],
             each["oldest_call_s"],
         )
@@ -162,10 +162,10 @@ def _print_worker(worker: dict[str, Any]) -> None:
     print(f"worker {place}: {worker['partitions']} partitions, {worker['transport']}, version {worker['version']}")
     if many := [f"{most} of {name}" for name, most in worker["parallel"].items() if most > 1]:
         print(f"calls at once in a shard: {', '.join(many)}")
-    for state in ("unconfirmed", "refused"):
-        for shard in worker[state]:
+    for kind, state in {"unconfirmed": "unconfirmed", "refused": "refused", "failing_shards": "failing"}.items():
+        for shard in worker[kind]:
             print(f"shard {shard['shard']} is {state}: {shard['reason']}")
-        if (more := worker[f"{state}_count"] - len(worker[state])) > 0:
+        if (more := worker[f"{kind}_count"] - len(worker[kind])) > 0:
             print(f"and {more} more are {state}")
     for cell in worker["failing"]:
         tried = f"attempt {cell['attempt']} of {cell['attempts']} failed, the next one is at {cell['again_at']}"

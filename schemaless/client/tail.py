@@ -1,5 +1,5 @@
 """LogTail: the logs of some shards as one endless run of cells. Keeps I3 on the reader's side: it proves that no cell
-is missing and none comes twice.
+is missing and none comes twice, by the rule of schemaless/shard_cursor.py.
 
 It uses long polls and not streams. One request waits for all shards. A request that failed is sent to the next host at
 the same positions like any other, and no connection has to be watched for silence.
@@ -19,6 +19,7 @@ from schemaless.client.requests import LogLocation, ReadFrom, encode, location_m
 from schemaless.errors import Corrupt, Invalid, LocationGone, SchemalessError
 from schemaless.location import Location, is_lag
 from schemaless.position import Position, parse_position
+from schemaless.shard_cursor import verify_next
 
 SHARDS_MAX = 4096
 LAGGING_PAUSE_S = 0.5
@@ -131,25 +132,25 @@ class LogTail:
 
 def check_dense(shard: int, start: LogLocation, page: LogPage, *, some: bool) -> None:
     """Raises Corrupt unless the page continues where the last one ended. `some`: the page has only some columns."""
-    added_ids = [cell.added_id for cell in page.cells]
-    if isinstance(start, Location | Position):
-        last = start.added_id
-    elif start is None or isinstance(start, int):
-        last = start or 0
-    elif isinstance(start, str) and start != "end":
-        last = parse_position(start)[1]
-    else:  # a time, or the end: the first page says where it begins
-        last = added_ids[0] - 1 if added_ids else page.next.added_id
-    for added_id in added_ids:
-        if added_id <= last:
-            raise Corrupt(f"cell {added_id} came after cell {last}: a repeated cell")
-        if not some and added_id != last + 1:
-            raise Corrupt(f"cell {added_id} came after cell {last}: the cells between them are missing")
-        last = added_id
-    if page.next.added_id < last or (not some and page.next.added_id != last):
-        raise Corrupt(f"the log continues after added_id {page.next.added_id}, but its last cell was {last}")
     if any(cell.shard != shard for cell in page.cells):
         raise Corrupt("a cell of another shard came")
+    last = verify_next(_location(start, page), page.cells, are_all=not some)
+    ends_at = page.location
+    if ends_at < last or (not some and ends_at.added_id != last.added_id):
+        raise Corrupt(f"the log continues after {ends_at}, but its last cell was {last}")
+
+
+def _location(start: LogLocation, page: LogPage) -> Location:
+    """Returns the location after which a page was asked for. Generation 0 is any."""
+    if isinstance(start, Location | Position):
+        return Location(start.generation, start.added_id)
+    if start is None or isinstance(start, int):
+        return Location(0, start or 0)
+    if isinstance(start, str) and start != "end":
+        generation, added_id, _ = parse_position(start)
+        return Location(generation or 0, added_id)
+    first = page.cells[0].added_id - 1 if page.cells else page.next.added_id  # a time, or the end: the page says where
+    return Location(0, first)
 
 
 def _starts(shards: Shards, location: LogLocation) -> dict[int, LogLocation]:

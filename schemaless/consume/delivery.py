@@ -245,6 +245,10 @@ class Delivery:
         """Returns the shards that are stopped, refused or unconfirmed, as `state` says."""
         return [work.cursor for work in self._halted if work.cursor.state is state]
 
+    def failing(self) -> list[tuple[int, str]]:
+        """Returns the shards that fail again and again, each with the last error."""
+        return [(work.shard, work.error) for work in self._active if work.is_failing]
+
     def unconfirmed(self) -> list[int]:
         """Returns the shards whose checkpoint another process moved, until the group has confirmed them."""
         return [cursor.at.shard for cursor in self.halted(CursorState.UNCONFIRMED)]
@@ -291,12 +295,13 @@ class Delivery:
             await self._guarded(behind, self._reading.read(behind))
             self._start_calls(self._clock())
             return 0.0
-        return self._next_due_in_s(now)
+        return max(0.001, min([IDLE_S, *(work.next_due_at(now) - now for work in self._active)]))
 
     def _settle(self) -> None:
         """Takes the shards at rest out of the passes."""
         for work in [work for work in self._active if work.at_rest]:
             self._active.discard(work)
+            work.failures = 0
             if work.cursor.state is not CursorState.LIVE:
                 self._halted.add(work)
 
@@ -310,9 +315,6 @@ class Delivery:
         await self._record(list(self._active))
         if cells := sum([work.unrecorded.finished for work in self._active]):
             log.warning("finished cells may come again", consumer=self._checkpoints.consumer, cells=cells)
-
-    def _next_due_in_s(self, now: float) -> float:
-        return max(0.001, min([IDLE_S, *(work.next_due_at(now) - now for work in self._active)]))
 
     # Calls
 
@@ -431,14 +433,16 @@ class Delivery:
             await action
         except Exception as error:
             self.counts.failures += 1
+            known = isinstance(error, SchemalessError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
             failures = max(work.failures for work in works) + 1
             pause_s = min(_FAILED_PAUSE_MAX_S, _FAILED_PAUSE_S * 2 ** min(failures, 10))
             for work in works:
-                work.fail(failures, self._clock() + pause_s)
+                work.fail(failures, self._clock() + pause_s, why)
                 if anew and work.cursor.state is not CursorState.UNCONFIRMED:
                     work.begin_anew()
             consumer = self._checkpoints.consumer
-            if isinstance(error, SchemalessError):
-                log.warning("delivery waits", consumer=consumer, why=str(error), again_in_s=pause_s)
+            if known:
+                log.warning("delivery waits", consumer=consumer, why=why, again_in_s=pause_s)
             else:
                 log.error("delivery failed", consumer=consumer, again_in_s=pause_s, exc_info=error)

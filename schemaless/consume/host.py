@@ -239,6 +239,11 @@ class ConsumerHost:
             for (name, _), running in self._running.items()
             for cursor in running.delivery.halted(CursorState.UNCONFIRMED)
         ]
+        failing = [
+            WaitingShard(name, shard, error)
+            for (name, _), running in self._running.items()
+            for shard, error in running.delivery.failing()
+        ]
         refused = [
             WaitingShard(name, cursor.at.shard, cursor.reason or "")
             for (name, _), running in self._running.items()
@@ -255,6 +260,8 @@ class ConsumerHost:
             unconfirmed_count=len(unconfirmed),
             refused=tuple(refused[:WAITING_MAX]),
             refused_count=len(refused),
+            failing_shards=tuple(failing[:WAITING_MAX]),
+            failing_shards_count=len(failing),
             oldest_call=oldest_call,
             tripped=tripped,
             parallel=dict(parallel or {}),

@@ -20,6 +20,8 @@ from schemaless.storage.shard_head import Head
 log = structlog.get_logger()
 
 PAGE_CELLS_MIN = 32
+FAILURES_SHOWN = 5
+"""After so many failures one after the other, which take seconds, people see the shard and its last error."""
 READING = (CursorState.LOCATING, CursorState.BEHIND)
 """States in which delivery has something to read."""
 HANDING_OVER = (CursorState.BEHIND, CursorState.LIVE, CursorState.REFUSED)
@@ -28,6 +30,7 @@ HANDING_OVER = (CursorState.BEHIND, CursorState.LIVE, CursorState.REFUSED)
 SCRIPT_CHARACTERS_MAX = 1 << 20
 """Of the scripts of a shard that wait to be stored. Those of one call more may come on top."""
 
+_ERROR_CHARACTERS_MAX = 500
 _CAREFUL_CALLS = 16
 _QUEUE_CELLS_MAX = 1000  # what the topic brings beyond that is read from the log later
 _QUEUE_BYTES_MAX = 1 << 20
@@ -118,11 +121,12 @@ class ShardWork:
 
     `busy`: a call works on it. `page_cells` bounds a page and a call, and is halved by a failure. It then grows only
     after `careful` more calls. What is `unrecorded` is stored at `record_at`, and a shard that `must_record` waits for
-    that. At `due_at` the handler wants a call although nothing new came. `reported` is the last refusal in the log.
+    that. At `due_at` the handler wants a call although nothing new came. `reported` is the last refusal in the log, and
+    `error` that of the last of its `failures`, which came one after the other.
     """
 
     __slots__ = (
-        "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "failures",
+        "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "error", "failures",
         "is_paused",
         "must_record", "page_cells", "queued", "record_at", "reported", "served_at", "unrecorded", "wait_until",
     )  # fmt: skip
@@ -136,6 +140,7 @@ class ShardWork:
         self.busy = False
         self.assignment = Assignment.OURS
         self.failures = 0
+        self.error = ""
         self.page_cells = PAGE_CELLS_MIN
         self.careful = 0
         self.served_at = self.wait_until = 0.0
@@ -218,10 +223,15 @@ class ShardWork:
         self._drop_all()
         self.cursor.lose()
 
-    def fail(self, failures: int, wait_until: float) -> None:
+    @property
+    def is_failing(self) -> bool:
+        """Whether it fails although it was tried again in ever smaller pages."""
+        return self.failures >= FAILURES_SHOWN and not self.at_rest
+
+    def fail(self, failures: int, wait_until: float, error: str) -> None:
         """Makes the shard go on later, from the log and in smaller pages."""
         self.drop()
-        self.failures, self.wait_until = failures, wait_until
+        self.failures, self.wait_until, self.error = failures, wait_until, error[:_ERROR_CHARACTERS_MAX]
         self.page_cells, self.careful = max(1, self.page_cells // 2), _CAREFUL_CALLS
         if self.cursor.state not in (CursorState.UNCONFIRMED, CursorState.STOPPED):
             self.cursor.give_back()

@@ -61,7 +61,8 @@ class FailingCell(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, gc=False):
-    """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log.
+    """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log, and
+    `failing_shards` are tried again and again.
 
     `tripped`: why its breaker is open. `parallel`: by function, how many calls are made at once in a shard. `origin` is
     that of its program. Of many shards and failing cells only some are named, and the counts have all. A field that
@@ -78,6 +79,8 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     unconfirmed_count: int = 0
     refused: tuple[WaitingShard, ...] = ()
     refused_count: int = 0
+    failing_shards: tuple[WaitingShard, ...] = ()
+    failing_shards_count: int = 0
     oldest_call: OldestCall | None = None
     tripped: str | None = None
     parallel: dict[str, int] = {}

@@ -29,6 +29,7 @@ def test_a_call_grows_older_after_it_was_reported():
         "worker_count": 2,
         "unconfirmed_count": 7,
         "refused_count": 2,
+        "failing_shards_count": 0,
         "failing_count": 0,
         "oldest_call_s": 45.0,
     }

@@ -134,11 +134,11 @@ STARTS = [5, "5", "1:5", Location(1, 5)]
     [
         (page(0, 6, 8), "missing"),
         (page(0, 7), "missing"),
-        (page(0, 6, 6), "repeated"),
-        (page(0, 5, 6), "repeated"),
+        (page(0, 6, 6), "again"),
+        (page(0, 5, 6), "again"),
         (page(0, 7, 6), "missing"),
-        (page(0, 6, to=7), "last cell was 6"),
-        (page(0, to=4), "last cell was 5"),
+        (page(0, 6, to=7), "last cell was .:6"),
+        (page(0, to=4), "last cell was .:5"),
         (page(1, 6), "another shard"),
     ],
 )
@@ -148,10 +148,18 @@ def test_a_log_that_is_not_dense_is_corrupt(start: Any, shown: dict[str, Any], w
         take_sync(Api({0: shown}), 1, 0, start)
 
 
+@pytest.mark.parametrize("columns", [(), ("BASE",)])
+@pytest.mark.parametrize("start", [Location(2, 5), "2:5", Position(0, 2, 5)])
+def test_a_cell_of_an_earlier_generation_is_never_next(start: Any, columns: Any):
+    """I9, I13: by its number it would be, from a host that shows the history before a promotion."""
+    with pytest.raises(Corrupt, match="generations only grow"):
+        take_sync(Api({0: page(0, 6)}), 1, 0, start, columns=columns)
+
+
 @pytest.mark.parametrize("start", [None, 0])
 def test_the_beginning_is_dense_too(start: Any):
     """From nothing the first cell is the first."""
-    with pytest.raises(Corrupt, match="cell 2 came after cell 0"):
+    with pytest.raises(Corrupt, match="1:2 follows 0:0"):
         take_sync(Api({0: page(0, 2)}), 1, 0, start)
 
 

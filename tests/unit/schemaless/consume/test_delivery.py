@@ -424,6 +424,48 @@ async def test_what_fails_comes_again_in_smaller_pages_down_to_one_cell(world):
     assert world.handler.seen[0] == list(range(1, 61))
 
 
+async def test_a_shard_that_fails_with_a_single_cell_says_why_and_not_any_longer_when_it_goes_on(world):
+    """L12c: an index that can't write, or a body that can't be read. Others continue, and nothing else tells people."""
+    handle = world.handler.handle
+    broken = {0}
+
+    async def fail(runs):
+        if any(run.shard in broken for run in runs):
+            raise ValueError(f"cell {runs[0].cells[0].added_id} can't be read, {len(runs[0].cells)} at once")
+        return await handle(runs)
+
+    world.handler.handle = fail
+    world.log.grow(0, 40)
+    await world.bring(*cells(0, 40, 40))
+    await world.until(world.delivery.failing, passes=20_000)
+    only_one = [(0, "ValueError: cell 1 can't be read, 1 at once")]
+    await world.until(lambda: world.delivery.failing() == only_one, passes=20_000)
+    world.log.grow(2, 1)
+    await world.bring(*cells(2, 1, 1))
+    await world.until(lambda: world.finished(2) == 1)
+    broken.clear()
+    await world.until(lambda: world.finished(0) == 40, passes=20_000)
+    await world.settle()
+    assert world.delivery.failing() == []
+
+
+async def test_a_shard_whose_server_was_away_and_that_has_nothing_to_do_fails_no_longer(world):
+    """Its failures are forgotten: the next one is the first again."""
+    world.log.grow(0, 1)
+    await world.bring(*cells(0, 1, 1))
+    await world.until(lambda: world.finished(0) == 1)
+    world.log.grow(0, 2)
+    world.log.unreachable = True
+    await world.bring(*cells(0, 3, 3))
+    await world.until(world.delivery.failing, passes=20_000)
+    assert world.delivery.failing() == [(0, "the home is unreachable")]
+    world.log.unreachable = False
+    world.log.grow(0, 3)
+    await world.until(lambda: world.finished(0) == 3, passes=20_000)
+    await world.settle()
+    assert (world.delivery.failing(), world.delivery._shards[0].failures) == ([], 0)
+
+
 async def test_a_slow_shard_costs_no_memory_and_catches_up_from_the_log(world):
     world.handler.gates[0] = asyncio.Event()
     world.log.grow(0, 2000)

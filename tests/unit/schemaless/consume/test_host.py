@@ -16,6 +16,7 @@ from schemaless.record import Record
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_head import Head, Movement
+from schemaless.storage.worker_table import WaitingShard
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 2, ("a", "b"))  # shards 0 and 2 are partition 0, with their homes a; 1 and 3 the others
@@ -209,9 +210,10 @@ async def test_a_lost_shard_begins_anew_when_the_group_has_confirmed_its_partiti
 
 
 async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
-    """Of one that lost its checkpoint, and of one whose log contradicts what is known."""
+    """Of one that lost its checkpoint, of one whose log contradicts what is known, and of one that fails."""
     consumer = await added(host, "trigger:p")
     await host.assigned([0, 1])
+    host._running["trigger:p", "a"].delivery.failing = lambda: [(2, "a-master doesn't answer")]
     consumer.lost = {0}
     masters.heads.update({0: 1, 1: 1})
     host.take(0, [record(0, 1)])
@@ -227,7 +229,8 @@ async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
     assert [(each.shard, each.reason) for each in report.refused] == [
         (1, "the topic has cells up to 1:2, but the log ends at 1:1")
     ]
-    assert (report.is_member, report.partitions) == (True, 2)
+    assert report.failing_shards == (WaitingShard("trigger:p", 2, "a-master doesn't answer"),)
+    assert (report.is_member, report.partitions, report.failing_shards_count) == (True, 2, 1)
 
 
 async def test_a_shard_that_stopped_or_waits_for_its_checkpoint_is_not_at_work(host, masters):
