@@ -1,6 +1,6 @@
 # Every command of the README. A bare Debian machine is enough: each target installs what it misses.
 .DEFAULT_GOAL := help
-.PHONY: help venv servers servers-mysql servers-debezium up down demo test test-mysql check pictures bench faults lock
+.PHONY: help venv servers generators servers-mysql servers-debezium up down demo test test-mysql check pictures bench faults lock
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -22,6 +22,9 @@ servers: ## MariaDB, Java and Kafka, where missing
 
 servers-mysql:
 	@deploy/install-servers mysql
+
+generators:
+	@deploy/install-generators
 
 servers-debezium:
 	@deploy/install-servers debezium
@@ -54,7 +57,7 @@ pictures: ## let Mermaid itself parse the pictures of the pages: needs node and 
 bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench
 
-faults: venv servers ## the long run that kills and stops processes
+faults: venv servers generators ## the long run that kills and stops processes
 	SCHEMALESS_FAULTS_LONG=1 $(BIN)/pytest -m faults --timeout 3600
 
 lock: ## requirements.lock anew from pyproject.toml

@@ -18,10 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.docs_page import add_docs
 from api.http.asgi import UNEXPECTED, Dispatcher, WatchedSend, answered_at_stop, send_no_route
 from api.http.response import METHOD_NOT_ALLOWED, ProblemKind, Response, document_response, problem, problem_response
 from api.http.route import Router
+from api.openapi.docs_page import add_docs
+from api.openapi.document import DESCRIPTION, document_of
 from api.routes import ROUTES
 from api.state import ApiState, opened_state
 from schemaless.config import ApiSettings
@@ -44,9 +45,11 @@ def create_app(settings: ApiSettings) -> SchemalessApp:
 
     app = SchemalessApp(
         topology,
-        requests_max=settings.requests_max,
+        settings,
         title="Schemaless",
         summary="Append-only cells on sharded MySQL, and their log",
+        description=DESCRIPTION,
+        servers=[{"url": "/"}],
         version="1",
         docs_url=None,
         redoc_url=None,
@@ -63,11 +66,12 @@ class SchemalessApp(FastAPI):
 
     api_state: ApiState
 
-    def __init__(self, topology: Topology, *, requests_max: int, **options: Any) -> None:
+    def __init__(self, topology: Topology, settings: ApiSettings, **options: Any) -> None:
         super().__init__(**options)
         self.topology = topology
         self._router = Router(ROUTES)
-        self._requests_max = requests_max
+        self._requests_max = settings.requests_max
+        self._public_paths = settings.public_paths
         self._dispatcher = self._dispatcher_before(super().__call__)
         self._not_http = self.router.default
         self.router.default = self._no_route
@@ -97,9 +101,12 @@ class SchemalessApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Returns the document of our routes and of the user's."""
         document = super().openapi()
-        for route in ROUTES:
-            operations = document["paths"].setdefault(route.path, {})
-            operations.setdefault(route.method.lower(), route.openapi())
+        own = document_of(ROUTES, public_paths=self._public_paths)
+        for path, operations in own["paths"].items():
+            document["paths"][path] = {**operations, **document["paths"].get(path, {})}
+        components = document.setdefault("components", {})
+        for kind, named in own["components"].items():
+            components[kind] = {**named, **components.get(kind, {})}
         return document
 
     def stop_following(self) -> None:

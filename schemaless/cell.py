@@ -25,7 +25,7 @@ ColumnName = NewType("ColumnName", str)
 RefKey = NewType("RefKey", int)
 
 REF_KEY_MAX = INT64_MAX
-_COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _REF_KEY = re.compile(r"[0-9]{1,19}")
 _CAUSE = re.compile(r"[!-?A-~]{1,250}@[0-9]{1,9}:[0-9]{1,10}:[0-9]{1,19}")  # no space and no second @
@@ -117,7 +117,7 @@ def row_key_of(value: uuid.UUID | str) -> RowKey:
 
 def parse_column_name(text: str, field: str = "column_name") -> ColumnName:
     """Parses a column name. Raises Invalid, which names `field`."""
-    if not isinstance(text, str) or not _COLUMN_NAME.fullmatch(text):
+    if not isinstance(text, str) or not COLUMN_NAME.fullmatch(text):
         raise Invalid(field, "must match [A-Za-z_][A-Za-z0-9_.-]{0,63}")
     return ColumnName(text)
 

@@ -21,22 +21,29 @@ LIMIT_MAX = 1000
 WAIT_DEFAULT_S = 5.0
 WAIT_MAX_S = 30.0
 COLUMNS_MAX = 100
+TEXT: Mapping[str, Any] = {"type": "string"}
+FLAG: Mapping[str, Any] = {"type": "boolean", "default": False}
 
 
 class Parameter(msgspec.Struct, Generic[T], frozen=True, eq=False):
-    """`parse` takes the text and the name. It raises Invalid."""
+    """`parse` takes the text and the name. It raises Invalid. `schema` tells others what it takes."""
 
     name: str
     parse: Callable[[str, str], T]
     default: T
     description: str
+    schema: Mapping[str, Any] = msgspec.field(default_factory=lambda: TEXT)
 
     def of(self, query: Mapping[str, str]) -> T:
         text = query.get(self.name)
         return self.default if text is None else self.parse(text, self.name)
 
     def openapi(self, place: str = "query") -> dict[str, Any]:
-        return {"name": self.name, "in": place, "description": self.description, "schema": {"type": "string"}}
+        return {"name": self.name, "in": place, "description": self.description, "schema": self.schema}
+
+
+def integer_schema(least: int, most: int, **more: Any) -> dict[str, Any]:
+    return {"type": "integer", "minimum": least, "maximum": most, **more}
 
 
 def parse_query(raw: bytes, known: Iterable[Parameter[Any]]) -> dict[str, str]:
@@ -133,9 +140,23 @@ READ_FROM: Parameter[Role | None] = Parameter(
     parse_role,
     None,
     "master or minion. Without it: the master, or a minion when the master can't be reached.",
+    {"type": "string", "enum": [str(role) for role in Role]},
 )
-LIMIT: Parameter[int] = Parameter("limit", parse_limit, LIMIT_DEFAULT, f"1 to {LIMIT_MAX}, default {LIMIT_DEFAULT}.")
+LIMIT: Parameter[int] = Parameter(
+    "limit",
+    parse_limit,
+    LIMIT_DEFAULT,
+    f"1 to {LIMIT_MAX}, default {LIMIT_DEFAULT}.",
+    integer_schema(1, LIMIT_MAX, default=LIMIT_DEFAULT),
+)
 COLUMNS: Parameter[tuple[ColumnName, ...]] = Parameter("columns", parse_columns, (), "Column names with commas.")
-FROM: Parameter[int] = Parameter("from", parse_ref_key, 0, "Lowest ref_key, included.")
-TO: Parameter[int] = Parameter("to", parse_ref_key, REF_KEY_MAX, "Highest ref_key, included.")
-DESCENDING: Parameter[bool] = Parameter("order", parse_order, False, "asc or desc, by ref_key; default asc.")
+REF_KEY = integer_schema(0, REF_KEY_MAX, format="int64")
+FROM: Parameter[int] = Parameter("from", parse_ref_key, 0, "Lowest ref_key, included.", REF_KEY)
+TO: Parameter[int] = Parameter("to", parse_ref_key, REF_KEY_MAX, "Highest ref_key, included.", REF_KEY)
+DESCENDING: Parameter[bool] = Parameter(
+    "order",
+    parse_order,
+    False,
+    "asc or desc, by ref_key; default asc.",
+    {"type": "string", "enum": ["asc", "desc"], "default": "asc"},
+)

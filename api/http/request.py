@@ -82,6 +82,11 @@ class Request:
         return headers.get(name, b"")
 
     @property
+    def root_path(self) -> str:
+        """The prefix under which the app is mounted."""
+        return str(self._scope.get("root_path", ""))
+
+    @property
     def raw_query(self) -> bytes:
         return bytes(self._scope["query_string"])
 

@@ -5,45 +5,23 @@ Every call of the contract is a `Route`. FastAPI's router sees none of them: it 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from http import HTTPStatus
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from api.http.content import JSON, MSGPACK, NDJSON
 from api.http.parameters import Parameter
 from api.http.request import Handler
 from schemaless.access import Scope
-
-_PROBLEM_MEMBERS = {
-    "type": "string",
-    "title": "string",
-    "status": "integer",
-    "detail": "string",
-    "retryable": "boolean",
-}
-_PROBLEM = {
-    "description": "A problem (RFC 9457)",
-    "content": {
-        "application/problem+json": {
-            "schema": {
-                "type": "object",
-                "required": list(_PROBLEM_MEMBERS),
-                "properties": {name: {"type": kind} for name, kind in _PROBLEM_MEMBERS.items()},
-            }
-        }
-    },
-}
 
 
 class Route(msgspec.Struct, frozen=True):
     """One call: method, path, handler, the scope that a caller's token needs (I17), and its documentation.
 
-    `payload` is a JSON schema of what the call takes. `batch` says that it takes NDJSON too. `answers` lists the
-    statuses that are no problem documents. `media` lists the types of a response that may have others than JSON's.
+    `payload` is the shape of what the call takes, `optional` where it may be left out. `answers` has the shape of each
+    status that is no problem, None where there is no JSON. `text` has examples of other answers, by media type.
+    `problems` lists the statuses that the call has beside those of all calls.
     """
 
     method: str
@@ -51,45 +29,21 @@ class Route(msgspec.Struct, frozen=True):
     handler: Handler
     scope: Scope
     parameters: tuple[Parameter[Any], ...] = ()
-    payload: dict[str, Any] | None = None
-    batch: bool = False
-    answers: tuple[int, ...] = (200,)
+    payload: Any = None
+    optional: bool = False
+    answers: Mapping[int, Any] = {}
     headers: tuple[Parameter[Any], ...] = ()
-    media: tuple[str, ...] = ()
+    text: Mapping[str, str] = {}
+    problems: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        """The handler's name. It is the route's label in the metrics, too."""
+        """The handler's name. It is the route's label in the metrics, and its name in generated clients."""
         return getattr(self.handler, "__name__", self.path)
 
-    def openapi(self) -> dict[str, Any]:
-        """Returns the route's operation object."""
-        named = re.sub(r"\W", "_", self.name + self.path)
-        path_parameters = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for _, name in _parameters(self.path)
-        ]
-        operation: dict[str, Any] = {
-            "tags": [next(part for part in self.path.split("/") if part not in ("", "v1", "{datastore}"))],
-            "summary": (self.handler.__doc__ or self.name).strip(),
-            "operationId": f"{named}_{self.method.lower()}",
-            "parameters": [
-                *path_parameters,
-                *(parameter.openapi() for parameter in self.parameters),
-                *(header.openapi("header") for header in self.headers),
-            ],
-            "responses": {str(status): {"description": HTTPStatus(status).phrase} for status in self.answers},
-        }
-        for response in operation["responses"].values() if self.media else ():
-            response["content"] = {media_type: {"schema": {}} for media_type in self.media}
-        operation["responses"]["default"] = _PROBLEM
-        operation["security"] = [{"token": []}]
-        operation["x-schemaless-scope"] = str(self.scope)
-        if self.payload is not None:
-            media = (JSON, MSGPACK, NDJSON) if self.batch else (JSON, MSGPACK)
-            content = {form.media_type: {"schema": self.payload} for form in media}
-            operation["requestBody"] = {"required": True, "content": content}
-        return operation
+    @property
+    def path_parameters(self) -> tuple[str, ...]:
+        return tuple(name for _, name in _parameters(self.path))
 
 
 class RouteMatch(msgspec.Struct, frozen=True, gc=False):

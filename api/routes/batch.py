@@ -18,8 +18,9 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.http.steps import Steps
+from api.openapi.cell_views import BatchGetRequest, BatchGetView, BatchPutRequest, BatchPutView
 from api.read.multi_get import WantedCell, read_many
-from api.routes.cells import cause_of
+from api.routes.cells import CAUSE, cause_of
 from api.write.response import item_view
 from schemaless.access import Scope
 from schemaless.cell import Cell, CellKey, RefKey, parse_column_name, parse_ref_key, parse_row_key
@@ -201,23 +202,17 @@ def _ref_key(item: _PutItem | _GetItem) -> RefKey:
     return parse_ref_key(item.ref_key)
 
 
-def _list_of(member: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a payload that is one list."""
-    items = {"type": "array", "minItems": 1, "maxItems": ITEMS_MAX, "items": item}
-    return {"type": "object", "required": [member], "properties": {member: items}}
-
-
-_KEY = {
-    "row_key": {"type": "string", "format": "uuid"},
-    "column_name": {"type": "string"},
-    "ref_key": {"type": "integer", "format": "int64"},
-}
-_KEYS = _list_of("keys", {"type": "object", "required": ["row_key", "column_name"], "properties": _KEY})
-_CELLS = _list_of(
-    "cells", {"type": "object", "required": [*_KEY, "body"], "properties": {**_KEY, "body": {"type": "object"}}}
-)
-
 ROUTES = (
-    Route("POST", "/batch/put", batch_put, Scope.WRITE, payload=_CELLS, batch=True),
-    Route("POST", "/batch/get", batch_get, Scope.READ, (READ_FROM,), payload=_KEYS, batch=True),
+    Route(
+        "POST",
+        "/batch/put",
+        batch_put,
+        Scope.WRITE,
+        payload=BatchPutRequest,
+        answers={200: BatchPutView},
+        headers=(CAUSE,),
+    ),
+    Route(
+        "POST", "/batch/get", batch_get, Scope.READ, (READ_FROM,), payload=BatchGetRequest, answers={200: BatchGetView}
+    ),
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from api.http.cell_json import all_views, views_within
-from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO
+from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO, Parameter
 from api.http.request import Request
 from api.http.response import Header, Response, ok_response
 from api.http.route import Route
+from api.openapi.cell_views import CellBody, CellView, PutView, RowView, VersionsView
 from api.read.reader import Served, said_by
 from api.write.response import put_answer
 from schemaless.access import Scope
@@ -166,15 +167,68 @@ def _cell_answer(request: Request, cell: StoredCell, served: Served, caching: He
     return ok_response(request.response_format(), cell_view(cell), *headers)
 
 
-_BODY = {"type": "object", "description": "The cell's body: any JSON object."}
+CAUSE: Parameter[str] = Parameter(
+    "Schemaless-Cause", parse_cause, "", "WRITER@SHARD:GENERATION:ADDED_ID: who wrote the cell, and for which one."
+)
+_IDEMPOTENCY_KEY: Parameter[str] = Parameter(
+    "Idempotency-Key",
+    lambda text, field: text,
+    "",
+    "With it the same POST may be sent again.",
+    {"type": "string", "maxLength": IDEMPOTENCY_KEY_CHARACTERS_MAX},
+)
+_IF_NONE_MATCH: Parameter[str] = Parameter(
+    "If-None-Match", lambda text, field: text, "", "An ETag that the caller has: 304 if it is still the one."
+)
+_CELL = {200: CellView, 304: None}
 
 ROUTES = (
-    Route("PUT", "/cells/{row_key}/{column}/{ref_key}", put_cell, Scope.WRITE, payload=_BODY, answers=(201, 200, 202)),
-    Route("POST", "/cells/{row_key}/{column}", post_version, Scope.WRITE, payload=_BODY, answers=(201, 200)),
-    Route("GET", "/cells/{row_key}", get_row, Scope.READ, (READ_FROM,)),
-    Route("GET", "/cells/{row_key}/{column}", get_latest, Scope.READ, (READ_FROM,), answers=(200, 304)),
     Route(
-        "GET", "/cells/{row_key}/{column}/versions", get_versions, Scope.READ, (FROM, TO, DESCENDING, LIMIT, READ_FROM)
+        "PUT",
+        "/cells/{row_key}/{column}/{ref_key}",
+        put_cell,
+        Scope.WRITE,
+        payload=CellBody,
+        answers={201: PutView, 200: PutView, 202: PutView},
+        headers=(CAUSE,),
+        problems=(409,),
     ),
-    Route("GET", "/cells/{row_key}/{column}/{ref_key}", get_cell, Scope.READ, (READ_FROM,), answers=(200, 304)),
+    Route(
+        "POST",
+        "/cells/{row_key}/{column}",
+        post_version,
+        Scope.WRITE,
+        payload=CellBody,
+        answers={201: PutView, 200: PutView},
+        headers=(_IDEMPOTENCY_KEY, CAUSE),
+        problems=(409,),
+    ),
+    Route("GET", "/cells/{row_key}", get_row, Scope.READ, (READ_FROM,), answers={200: RowView}, problems=(413,)),
+    Route(
+        "GET",
+        "/cells/{row_key}/{column}",
+        get_latest,
+        Scope.READ,
+        (READ_FROM,),
+        answers=_CELL,
+        headers=(_IF_NONE_MATCH,),
+    ),
+    Route(
+        "GET",
+        "/cells/{row_key}/{column}/versions",
+        get_versions,
+        Scope.READ,
+        (FROM, TO, DESCENDING, LIMIT, READ_FROM),
+        answers={200: VersionsView},
+        problems=(413,),
+    ),
+    Route(
+        "GET",
+        "/cells/{row_key}/{column}/{ref_key}",
+        get_cell,
+        Scope.READ,
+        (READ_FROM,),
+        answers=_CELL,
+        headers=(_IF_NONE_MATCH,),
+    ),
 )

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import msgspec
 
 from api.http.cell_json import views_within
-from api.http.parameters import READ_FROM, Parameter, parse_int
+from api.http.parameters import READ_FROM, Parameter, integer_schema, parse_int
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.cell_views import ConflictsView
 from api.read.reader import Reader, served_together
 from schemaless.access import Scope
 from schemaless.cell import created_at_text, row_key_text
@@ -27,7 +28,11 @@ from schemaless.topology import Role
 
 LIMIT_MAX = 100  # two bodies each
 LIMIT: Parameter[int] = Parameter(
-    "limit", lambda text, field: parse_int(text, field, 1, LIMIT_MAX), LIMIT_MAX, f"1 to {LIMIT_MAX}, the default."
+    "limit",
+    lambda text, field: parse_int(text, field, 1, LIMIT_MAX),
+    LIMIT_MAX,
+    f"1 to {LIMIT_MAX}, the default.",
+    integer_schema(1, LIMIT_MAX, default=LIMIT_MAX),
 )
 
 
@@ -125,4 +130,6 @@ def _view(conflict: CellConflict) -> dict[str, Any]:
 
 CURSOR: Parameter[dict[str, int]] = Parameter("cursor", _parse_cursor, {}, "Of the page before: where this one begins.")
 
-ROUTES = (Route("GET", "/conflicts", list_conflicts, Scope.READ, (LIMIT, CURSOR, READ_FROM)),)
+ROUTES = (
+    Route("GET", "/conflicts", list_conflicts, Scope.READ, (LIMIT, CURSOR, READ_FROM), answers={200: ConflictsView}),
+)

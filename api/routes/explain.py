@@ -7,6 +7,7 @@ from api.http.parameters import LIMIT, READ_FROM, Parameter
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.program_views import ExplanationView
 from api.routes.status import NEVER_KEPT
 from schemaless.access import Scope
 from schemaless.cell import RowKey, parse_row_key
@@ -41,4 +42,14 @@ LOCATION: Parameter[ShardLocation] = Parameter(
     "Instead of row_key: the location of one of its cells.",
 )
 
-ROUTES = (Route("GET", "/explain", explain_row, Scope.READ, (ROW_KEY, LOCATION, LIMIT, READ_FROM)),)
+ROUTES = (
+    Route(
+        "GET",
+        "/explain",
+        explain_row,
+        Scope.READ,
+        (ROW_KEY, LOCATION, LIMIT, READ_FROM),
+        answers={200: ExplanationView},
+        problems=(409,),
+    ),
+)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import msgspec
 
 from api.http.content import decode
-from api.http.parameters import Parameter, parse_int
+from api.http.parameters import Parameter, integer_schema, parse_int
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.index.checks import order_check
+from api.openapi.index_views import CheckOrderedView
 from api.routes.jobs import waits_for_indexer
 from api.routes.status import NEVER_KEPT
 from schemaless.access import Scope
@@ -27,13 +30,17 @@ ROWS_PER_S_MAX = 1_000_000
 _PAYLOAD_BYTES_MAX = 64 << 10
 
 
-class _Check(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
+class IndexCheckRequest(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
+    """What is compared: all, some shards, the rows between two row keys, or up to 100 rows."""
+
     shards: list[int] | None = None
     row_keys: list[str] | None = None
     first: str | None = None
     last: str | None = None
     minions: bool = True
     rows_per_s: int | None = None
+
+    example: ClassVar[Any] = {"shards": [12], "minions": False}
 
     def requests(self, datastore: Datastore, *, repairs: bool) -> dict[int, CheckRequest]:
         """Returns what is asked of each shard. Raises Invalid."""
@@ -90,7 +97,11 @@ async def _ordered(request: Request, *, repairs: bool) -> Response:
     datastore = await request.datastore()
     number = _VERSION.of(request.query(_VERSION))
     payload = await request.payload(_PAYLOAD_BYTES_MAX)
-    asked = decode(payload, request.request_format().decoder(_Check), "check") if payload else _Check()
+    asked = (
+        decode(payload, request.request_format().decoder(IndexCheckRequest), "check")
+        if payload
+        else IndexCheckRequest()
+    )
     requests = asked.requests(datastore, repairs=repairs)
     definition = await complete_definition(request.state.storage, datastore, request.path["name"], number)
     who = (request.token or anybody()).name
@@ -108,20 +119,19 @@ _VERSION: Parameter[int | None] = Parameter(
     lambda text, field: parse_int(text, field, 1, NUMBER_MAX),
     None,
     "The number of a version that is complete. Without it: the version that answers.",
+    integer_schema(1, NUMBER_MAX),
 )
-_CHECK = {
-    "type": "object",
-    "properties": {
-        "shards": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "row_keys": {"type": "array", "items": {"type": "string", "format": "uuid"}, "maxItems": ROW_KEYS_MAX},
-        "from": {"type": "string", "format": "uuid"},
-        "to": {"type": "string", "format": "uuid"},
-        "minions": {"type": "boolean"},
-        "rows_per_s": {"type": "integer", "minimum": 0},
-    },
-}
-
-ROUTES = (
-    Route("POST", "/indexes/{name}/verify", verify_index, Scope.ADMIN, (_VERSION,), payload=_CHECK, answers=(202,)),
-    Route("POST", "/indexes/{name}/repair", repair_index, Scope.ADMIN, (_VERSION,), payload=_CHECK, answers=(202,)),
+ROUTES = tuple(
+    Route(
+        "POST",
+        f"/indexes/{{name}}/{word}",
+        handler,
+        Scope.ADMIN,
+        (_VERSION,),
+        payload=IndexCheckRequest,
+        optional=True,
+        answers={202: CheckOrderedView},
+        problems=(409,),
+    )
+    for word, handler in (("verify", verify_index), ("repair", repair_index))
 )

@@ -9,7 +9,7 @@ import msgspec
 
 from api.http.cell_json import all_views
 from api.http.content import Format
-from api.http.parameters import READ_FROM, Parameter, parse_pairs
+from api.http.parameters import FLAG, LIMIT, READ_FROM, TEXT, WAIT_MAX_S, Parameter, parse_pairs
 from api.http.request import Request
 from api.http.response import Response, document_response, ok_response, problem_of
 from api.http.route import Route
@@ -17,6 +17,7 @@ from api.index.cursor import cursor_version
 from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
 from api.index.search import entry_view, merged, places_by_cluster
 from api.index.verification import current_entries
+from api.openapi.index_views import EntriesView
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
 from api.routes.indexes import progress_view
@@ -189,22 +190,36 @@ class _Answer:
         return shown
 
 
-def _option(name: str, description: str) -> Parameter[str]:
+def _option(name: str, description: str, schema: Mapping[str, Any] = TEXT) -> Parameter[str]:
     """Documents an option, which api/index/query.py parses by the index's definition."""
-    return Parameter(name, lambda text, field: text, "", description)
+    return Parameter(name, lambda text, field: text, "", description, schema)
 
 
 _OPTIONS = (
     _option("order", "The keyed field that entries are ordered by; default: the second one."),
-    _option("desc", "true: from the highest down."),
-    _option("limit", "1 to 1000, default 100."),
+    _option("desc", "true: from the highest down.", FLAG),
+    LIMIT,
     _option("cursor", "Of the page before: where this one begins."),
     _option("fields", "Names of fields with commas; default: all."),
     _option("include", "Columns with commas whose newest cells each entry brings."),
-    _option("verify", "true: only entries that the newest cells of their rows make; `dropped` counts the others."),
-    _option("explain", "true: also the SQL, the rows that were read, and the time."),
+    _option(
+        "verify", "true: only entries that the newest cells of their rows make; `dropped` counts the others.", FLAG
+    ),
+    _option("explain", "true: also the SQL, the rows that were read, and the time.", FLAG),
     _option("after", "A put's location: the answer includes it, or is a 503. A superseded one is a 409."),
-    _option("wait", "Seconds that `after` may take, default 5."),
+    _option(
+        "wait", "Seconds that `after` may take, default 5.", {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S}
+    ),
 )
 
-ROUTES = (Route("GET", "/indexes/{name}/entries", get_entries, Scope.READ, (READ_FROM, *_OPTIONS)),)
+ROUTES = (
+    Route(
+        "GET",
+        "/indexes/{name}/entries",
+        get_entries,
+        Scope.READ,
+        (READ_FROM, *_OPTIONS),
+        answers={200: EntriesView},
+        problems=(409, 413),
+    ),
+)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from api.http.content import decode
-from api.http.parameters import LIMIT, Parameter, parse_flag, parse_int
+from api.http.parameters import FLAG, LIMIT, Parameter, integer_schema, parse_flag, parse_int
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
@@ -23,6 +23,7 @@ from api.index.problems import (
     problems_page,
     read_cursor,
 )
+from api.openapi.index_views import Definition, IndexesView, IndexView, MisfitsView
 from api.routes.status import NEVER_KEPT
 from api.status.consumers import in_all, read_consumer
 from schemaless.access import Scope, parse_lifetime
@@ -62,15 +63,28 @@ _VERSION: Parameter[int | None] = Parameter(
     lambda text, field: parse_int(text, field, 1, NUMBER_MAX),
     None,
     "The number of a version. Without it: the change, or else the version that answers.",
+    integer_schema(1, NUMBER_MAX),
 )
 _DROPPED: Parameter[int | None] = Parameter(
-    "version", _VERSION.parse, None, "Drops this version only: a change that is given up, or one that is kept."
+    "version",
+    _VERSION.parse,
+    None,
+    "Drops this version only: a change that is given up, or one that is kept.",
+    integer_schema(1, NUMBER_MAX),
 )
 _CHANGE: Parameter[bool] = Parameter(
-    "change", parse_flag, False, "true: an index with another definition gets a new version, beside the present one."
+    "change",
+    parse_flag,
+    False,
+    "true: an index with another definition gets a new version, beside the present one.",
+    FLAG,
 )
 _HOLD: Parameter[bool] = Parameter(
-    "hold", parse_flag, False, "true: the new version waits for `switch`. By default it answers once it is complete."
+    "hold",
+    parse_flag,
+    False,
+    "true: the new version waits for `switch`. By default it answers once it is complete.",
+    FLAG,
 )
 _KEEP: Parameter[int | None] = Parameter(
     "keep", _parse_keep, None, "How long the version before is kept after the switch, such as 30m, 12h or 0s."
@@ -144,14 +158,18 @@ async def resume_one(request: Request) -> Response:
     return await _ordered(request, resume_index)
 
 
-class _NewThrottle(msgspec.Struct, forbid_unknown_fields=True):
-    cells_per_s: int | None
+class ThrottleRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """How many cells a second an indexer process delivers to the index. 0 and null: no bound."""
+
+    cells_per_s: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": CELLS_PER_S_MAX})] | None
+
+    example: ClassVar[Any] = {"cells_per_s": 500}
 
 
 async def throttle_one(request: Request) -> Response:
     """Bounds how many cells a second each indexer process delivers to an index. 0 and null: no bound."""
     document = decode(
-        await request.payload(_ORDER_BYTES_MAX), request.request_format().decoder(_NewThrottle), "throttle"
+        await request.payload(_ORDER_BYTES_MAX), request.request_format().decoder(ThrottleRequest), "throttle"
     )
     cells_per_s = document.cells_per_s or None
     if cells_per_s is not None and not 0 < cells_per_s <= CELLS_PER_S_MAX:
@@ -184,10 +202,14 @@ async def get_problems(request: Request) -> Response:
     return ok_response(request.response_format(), document, NEVER_KEPT)
 
 
-class _Switch(msgspec.Struct, forbid_unknown_fields=True):
+class SwitchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Which version shall answer: the newest, the one before with `back`, or `version`."""
+
     version: int | None = None
     back: bool = False
     keep: str | None = None
+
+    example: ClassVar[Any] = {"version": 2, "keep": "12h"}
 
 
 async def switch_one(request: Request) -> Response:
@@ -197,7 +219,7 @@ async def switch_one(request: Request) -> Response:
     """
     datastore, name = await request.datastore(), request.path["name"]
     request.query()
-    wanted = decode(await request.payload(_ORDER_BYTES_MAX), request.request_format().decoder(_Switch), "switch")
+    wanted = decode(await request.payload(_ORDER_BYTES_MAX), request.request_format().decoder(SwitchRequest), "switch")
     if wanted.back and wanted.version is not None:
         raise Invalid("back", "give back or version, not both")
     keep_s = None if wanted.keep is None else _parse_keep(wanted.keep, "keep")
@@ -329,38 +351,45 @@ async def progress_view(request: Request, datastore: Datastore, index: DefinedIn
 CURSOR: Parameter[str | None] = Parameter(
     "cursor", lambda text, field: text, None, "Of the page before: where this one begins."
 )
-_DEFINITION = {"type": "object", "required": ["shard_field", "fields"], "description": "An index definition."}
-_THROTTLE = {
-    "type": "object",
-    "required": ["cells_per_s"],
-    "properties": {"cells_per_s": {"type": ["integer", "null"], "minimum": 0, "maximum": CELLS_PER_S_MAX}},
-}
-
-_SWITCH = {
-    "type": "object",
-    "properties": {
-        "version": {"type": ["integer", "null"], "minimum": 1},
-        "back": {"type": "boolean"},
-        "keep": {"type": ["string", "null"]},
-    },
-}
+_ONE = {200: IndexView}
 
 ROUTES = (
-    Route("GET", "/indexes", get_indexes, Scope.READ),
-    Route("GET", "/indexes/{name}", get_index, Scope.READ),
+    Route("GET", "/indexes", get_indexes, Scope.READ, answers={200: IndexesView}),
+    Route("GET", "/indexes/{name}", get_index, Scope.READ, answers=_ONE),
     Route(
         "PUT",
         "/indexes/{name}",
         put_index,
         Scope.ADMIN,
         (_CHANGE, _HOLD, _KEEP),
-        payload=_DEFINITION,
-        answers=(201, 200),
+        payload=Definition,
+        answers={201: IndexView, 200: IndexView},
+        problems=(409,),
     ),
-    Route("DELETE", "/indexes/{name}", delete_index, Scope.ADMIN, (_DROPPED,), answers=(202,)),
-    Route("POST", "/indexes/{name}/pause", pause_one, Scope.ADMIN, (_VERSION,)),
-    Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN, (_VERSION,)),
-    Route("POST", "/indexes/{name}/throttle", throttle_one, Scope.ADMIN, (_VERSION,), payload=_THROTTLE),
-    Route("GET", "/indexes/{name}/problems", get_problems, Scope.READ, (_VERSION, LIMIT, CURSOR)),
-    Route("POST", "/indexes/{name}/switch", switch_one, Scope.ADMIN, payload=_SWITCH),
+    Route(
+        "DELETE", "/indexes/{name}", delete_index, Scope.ADMIN, (_DROPPED,), answers={202: IndexView}, problems=(409,)
+    ),
+    Route("POST", "/indexes/{name}/pause", pause_one, Scope.ADMIN, (_VERSION,), answers=_ONE, problems=(409,)),
+    Route("POST", "/indexes/{name}/resume", resume_one, Scope.ADMIN, (_VERSION,), answers=_ONE, problems=(409,)),
+    Route(
+        "POST",
+        "/indexes/{name}/throttle",
+        throttle_one,
+        Scope.ADMIN,
+        (_VERSION,),
+        payload=ThrottleRequest,
+        answers=_ONE,
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/indexes/{name}/problems",
+        get_problems,
+        Scope.READ,
+        (_VERSION, LIMIT, CURSOR),
+        answers={200: MisfitsView},
+    ),
+    Route(
+        "POST", "/indexes/{name}/switch", switch_one, Scope.ADMIN, payload=SwitchRequest, answers=_ONE, problems=(409,)
+    ),
 )

@@ -8,6 +8,7 @@ from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
 from api.index.checks import check_view
+from api.openapi.program_views import JobView
 from api.routes.parked import waits_for
 from api.routes.status import NEVER_KEPT
 from api.status.workers import read_workers
@@ -77,4 +78,4 @@ async def waits_for_indexer(request: Request, datastore: Datastore) -> str | Non
     return "no indexer runs: start one"
 
 
-ROUTES = (Route("GET", "/jobs/{job}", get_job, Scope.READ),)
+ROUTES = (Route("GET", "/jobs/{job}", get_job, Scope.READ, answers={200: JobView}),)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from api.follow.log_events import EventStream
 from api.follow.log_pages import BEGINNING, AfterLocation, End, PageRequest, ShardPages, Since, Start
-from api.http.content import EVENTS, JSON, MSGPACK, Format, decode, follow_format
+from api.http.content import EVENTS, Format, decode, follow_format
 from api.http.parameters import (
     COLUMNS,
+    FLAG,
     LIMIT,
     LIMIT_MAX,
     READ_FROM,
@@ -26,6 +27,7 @@ from api.http.parameters import (
 from api.http.request import Request
 from api.http.response import Response, ok_response, problem_of, stream_response
 from api.http.route import Route
+from api.openapi.cell_views import LogPageView, ShardPagesView, ShardsView
 from api.read.reader import served_together
 from schemaless.access import Scope
 from schemaless.cell import parse_time
@@ -59,12 +61,14 @@ FOLLOW: Parameter[bool] = Parameter(
     parse_flag,
     False,
     f"true with Accept: {EVENTS}: a stream of events, without end. With another Accept: as `wait`.",
+    FLAG,
 )
 WAIT: Parameter[float | None] = Parameter(
     "wait",
     parse_wait,
     None,
     f"Seconds to wait for the first cell, 0 to {WAIT_MAX_S:.0f}; {WAIT_DEFAULT_S:.0f} with `follow`, else 0.",
+    {"type": "number", "minimum": 0, "maximum": WAIT_MAX_S},
 )
 LAST_EVENT_ID: Parameter[None] = Parameter(
     "Last-Event-ID", lambda text, field: None, None, "Where a stream of events continues. It overrides `after`."
@@ -148,7 +152,9 @@ async def post_shards_cells(request: Request) -> Response:
     """Pages of several shards at once, each after its own location. `wait` waits for the first cell."""
     datastore = await request.datastore()
     read_from = READ_FROM.of(request.query(READ_FROM))
-    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(_Locations), "locations")
+    asked = decode(
+        await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(LocationsRequest), "locations"
+    )
     shards, problems = _shards_of(datastore, asked)
     if not 1 <= asked.limit <= LIMIT_MAX:
         raise Invalid("limit", f"must be an integer from 1 to {LIMIT_MAX}")
@@ -166,14 +172,18 @@ async def post_shards_cells(request: Request) -> Response:
     return ok_response(form, answer, *pages.served.headers)
 
 
-class _Locations(msgspec.Struct, forbid_unknown_fields=True):
+class LocationsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Where to read from, by shard: a location as in `after`, or {"since": TIME}."""
+
     locations: dict[str, Any]
-    limit: int = 100
-    columns: tuple[str, ...] = ()
-    wait: Any = 0
+    limit: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1, "maximum": LIMIT_MAX})] = 100
+    columns: list[str] = []
+    wait: Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number", "minimum": 0, "maximum": WAIT_MAX_S})] = 0
+
+    example: ClassVar[Any] = {"locations": {"0": 1000, "7": "1:1000", "9": "end"}, "limit": 100}
 
 
-def _shards_of(datastore: Datastore, asked: _Locations) -> tuple[dict[str, int], dict[str, Any]]:
+def _shards_of(datastore: Datastore, asked: LocationsRequest) -> tuple[dict[str, int], dict[str, Any]]:
     """Returns shards by the names that they are given, and problems by the names that are no shard's."""
     if not asked.locations:
         raise Invalid("locations", "needs at least one shard")
@@ -200,25 +210,25 @@ def _parse_start(start: Any, field: str) -> Start:
     return _after(start, field)
 
 
-_LOCATIONS = JSON.parse(
-    b"""{"type": "object", "required": ["locations"], "properties": {
-    "locations": {"type": "object", "additionalProperties": {},
-    "example": {"0": 1000, "7": "1:1000", "8": "1:1000:5f0c2a9d4be61378", "9": "end"}},
-    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
-    "columns": {"type": "array", "items": {"type": "string"}},
-    "wait": {"type": "number", "minimum": 0, "maximum": 30}}}"""
-)
-
 ROUTES = (
-    Route("GET", "/shards", list_shards, Scope.READ, (READ_FROM,)),
+    Route("GET", "/shards", list_shards, Scope.READ, (READ_FROM,), answers={200: ShardsView}),
     Route(
         "GET",
         "/shards/{shard}/cells",
         get_shard_cells,
         Scope.READ,
         PAGE_PARAMETERS,
+        answers={200: LogPageView},
         headers=(LAST_EVENT_ID,),
-        media=(JSON.media_type, MSGPACK.media_type, EVENTS),
+        problems=(409,),
     ),
-    Route("POST", "/shards/cells", post_shards_cells, Scope.READ, (READ_FROM,), payload=_LOCATIONS),
+    Route(
+        "POST",
+        "/shards/cells",
+        post_shards_cells,
+        Scope.READ,
+        (READ_FROM,),
+        payload=LocationsRequest,
+        answers={200: ShardPagesView},
+    ),
 )

@@ -8,9 +8,23 @@ from api.http.content import JSON
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.service_views import AliveView, EntranceView, ReadyView
 from api.routes.status import NEVER_KEPT
 from schemaless.access import Scope
 from schemaless.errors import NotBuilt
+
+
+async def get_entrance(request: Request) -> Response:
+    """Points the way: the documentation, the calls, and what operators ask."""
+    at = request.root_path
+    document = {
+        "service": "schemaless",
+        "docs": f"{at}/docs",
+        "openapi": f"{at}/openapi.json",
+        "calls": f"{at}/v1/{{datastore}}",
+        **{name: f"{at}/{name}" for name in ("healthz", "readyz", "metrics")},
+    }
+    return ok_response(JSON, document)
 
 
 async def healthz(request: Request) -> Response:
@@ -38,9 +52,12 @@ async def dashboard(request: Request) -> Response:
     raise NotBuilt("the dashboard; /v1/DATASTORE/status has what it will show")
 
 
+_METRICS_EXAMPLE = 'schemaless_api_requests_total{route="put_cell",status="201"} 7.0\n'
+
 ROUTES = (
-    Route("GET", "/healthz", healthz, Scope.READ),
-    Route("GET", "/readyz", readyz, Scope.READ),
-    Route("GET", "/metrics", metrics, Scope.READ),
-    Route("GET", "/ui", dashboard, Scope.READ),
+    Route("GET", "/", get_entrance, Scope.READ, answers={200: EntranceView}),
+    Route("GET", "/healthz", healthz, Scope.READ, answers={200: AliveView}),
+    Route("GET", "/readyz", readyz, Scope.READ, answers={200: ReadyView}),
+    Route("GET", "/metrics", metrics, Scope.READ, answers={200: None}, text={"text/plain": _METRICS_EXAMPLE}),
+    Route("GET", "/ui", dashboard, Scope.READ, problems=(501,)),
 )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from api.http.cell_json import views_within
 from api.http.content import decode
-from api.http.parameters import LIMIT, READ_FROM, Parameter, parse_flag
+from api.http.parameters import FLAG, LIMIT, READ_FROM, Parameter, parse_flag
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.program_views import OrderedView, ParkedPageView
 from api.read.reader import served_together
 from api.routes.status import NEVER_KEPT
 from api.routes.triggers import PAYLOAD_BYTES_MAX, REASON_CHARACTERS_MAX
@@ -35,7 +36,9 @@ _TEXTS = ("trigger", "column", "row_key", "cause", "since")
 _CAUSES = (*(cause.value for cause in Cause), BEHIND)
 
 
-class _Filter(msgspec.Struct, forbid_unknown_fields=True):
+class ParkedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """Which parked cells: those that have everything that is given."""
+
     trigger: str | None = None
     column: str | None = None
     row_key: str | None = None
@@ -57,12 +60,16 @@ class _Filter(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
-class _Order(msgspec.Struct, forbid_unknown_fields=True):
-    filter: _Filter | None = None
+class ParkedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An order for the cells of `filter`, or of `ids`. `rate` is in cells a second. A discard needs a reason."""
+
+    filter: ParkedChoice | None = None
     ids: list[str] | None = None
     dry_run: bool = False
     rate: float | None = None
     reason: str | None = None
+
+    example: ClassVar[Any] = {"filter": {"cause": "error"}, "rate": 10, "dry_run": True}
 
 
 async def list_parked(request: Request) -> Response:
@@ -73,7 +80,7 @@ async def list_parked(request: Request) -> Response:
     query = request.query(*_PARAMETERS)
     limit, after, cause = LIMIT.of(query), CURSOR.of(query), query.get("cause")
     filters: dict[str, Any] = {name: query[name] for name in _TEXTS if name in query}
-    wanted = _Filter(**filters, doubt=DOUBT.of(query)).parsed()
+    wanted = ParkedChoice(**filters, doubt=DOUBT.of(query)).parsed()
     control = TriggerControl(request.state.storage, datastore, request.path["program"])
     pages = ParkedPages(request.state.reader, datastore, control.consumer, READ_FROM.of(query))
     await request.read.reserve(PAGE_BYTES_MAX)
@@ -106,14 +113,14 @@ async def discard_parked(request: Request) -> Response:
 async def _ordered(request: Request, order: Order) -> Response:
     datastore = await request.datastore()
     request.query()
-    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(_Order), "order")
+    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(ParkedRequest), "order")
     _verify(asked, order)
     control = TriggerControl(request.state.storage, datastore, request.path["program"])
     orders = ParkedOrders(request.state.storage, datastore, control, (request.token or anybody()).name)
     if asked.ids is not None:
         done = await orders.by_ids(order, asked.ids, asked.rate, asked.reason, dry_run=asked.dry_run)
     else:
-        wanted = (asked.filter or _Filter()).parsed()
+        wanted = (asked.filter or ParkedChoice()).parsed()
         done = await orders.by_filter(order, wanted, asked.rate, asked.reason, dry_run=asked.dry_run)
     document = {
         "matched": done.matched,
@@ -126,7 +133,7 @@ async def _ordered(request: Request, order: Order) -> Response:
     return ok_response(request.response_format(), document, NEVER_KEPT)
 
 
-def _verify(asked: _Order, order: Order) -> None:
+def _verify(asked: ParkedRequest, order: Order) -> None:
     if (asked.filter is None) == (asked.ids is None):
         raise Invalid("order", "needs a filter, which may be empty, or ids, and not both")
     if asked.ids is not None and not 1 <= len(asked.ids) <= IDS_MAX:
@@ -189,26 +196,31 @@ def _text(text: str, field: str) -> str:
 TRIGGER: Parameter[str] = Parameter("trigger", _parse_trigger, "", "The function that failed.")
 COLUMN: Parameter[str] = Parameter("column", _text, "", "The column of the parked cell.")
 ROW_KEY: Parameter[str] = Parameter("row_key", _text, "", "The row.")
-CAUSE: Parameter[str] = Parameter("cause", _parse_cause, "", ", ".join(_CAUSES) + ".")
+CAUSE: Parameter[str] = Parameter(
+    "cause", _parse_cause, "", ", ".join(_CAUSES) + ".", {"type": "string", "enum": [*_CAUSES]}
+)
 SINCE: Parameter[str] = Parameter("since", _text, "", "Parked at that time or later, RFC 3339.")
 CURSOR: Parameter[ParkedCursor] = Parameter(
     "cursor", _parse_cursor, BEFORE_ALL, "Of the page before: where this one begins."
 )
-DOUBT: Parameter[bool] = Parameter("doubt", parse_flag, False, "Only effects that may have happened or not.")
+DOUBT: Parameter[bool] = Parameter("doubt", parse_flag, False, "Only effects that may have happened or not.", FLAG)
 _PARAMETERS = (TRIGGER, COLUMN, ROW_KEY, CAUSE, SINCE, DOUBT, LIMIT, CURSOR, READ_FROM)
-_ORDER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "filter": {"type": "object", "description": "trigger, column, row_key, cause, since and doubt, each optional"},
-        "ids": {"type": "array", "items": {"type": "string"}, "description": "SHARD:GENERATION:ADDED_ID:TRIGGER"},
-        "dry_run": {"type": "boolean"},
-        "rate": {"type": "number", "description": "cells a second"},
-        "reason": {"type": "string"},
-    },
-}
-
 ROUTES = (
-    Route("GET", "/triggers/{program}/parked", list_parked, Scope.READ, _PARAMETERS),
-    Route("POST", "/triggers/{program}/parked/retry", retry_parked, Scope.ADMIN, payload=_ORDER),
-    Route("POST", "/triggers/{program}/parked/discard", discard_parked, Scope.ADMIN, payload=_ORDER),
+    Route("GET", "/triggers/{program}/parked", list_parked, Scope.READ, _PARAMETERS, answers={200: ParkedPageView}),
+    Route(
+        "POST",
+        "/triggers/{program}/parked/retry",
+        retry_parked,
+        Scope.ADMIN,
+        payload=ParkedRequest,
+        answers={200: OrderedView},
+    ),
+    Route(
+        "POST",
+        "/triggers/{program}/parked/discard",
+        discard_parked,
+        Scope.ADMIN,
+        payload=ParkedRequest,
+        answers={200: OrderedView},
+    ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.service_views import StatusView, TopologyView
 from api.status.consumers import ConsumerStatus, read_consumers
 from api.status.servers import NodeReport, NodeStatus, Status, read_status
 from api.status.workers import read_workers, worker_view
@@ -137,4 +138,7 @@ def _server_view(node: Node) -> dict[str, Any]:
     return {"name": node.name, "role": Role(node.role), "host": node.host, "port": node.port}
 
 
-ROUTES = (Route("GET", "/status", get_status, Scope.READ), Route("GET", "/topology", get_topology, Scope.READ))
+ROUTES = (
+    Route("GET", "/status", get_status, Scope.READ, answers={200: StatusView}),
+    Route("GET", "/topology", get_topology, Scope.READ, answers={200: TopologyView}),
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, ClassVar
+
 import msgspec
 
 from api.http.content import decode
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.service_views import IssuedView, RevokedView, TokensView
 from api.routes.status import NEVER_KEPT
 from schemaless.access import LIFETIME_DEFAULT, Scope, now_us
 from schemaless.ops.tokens import anybody, create_token, known_tokens, revoke_token
@@ -15,17 +18,21 @@ from schemaless.ops.tokens import anybody, create_token, known_tokens, revoke_to
 PAYLOAD_BYTES_MAX = 16 << 10
 
 
-class _NewToken(msgspec.Struct, forbid_unknown_fields=True):
+class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A token to issue: read, write or admin, for this datastore unless `datastores` names others."""
+
     name: str
-    scope: str
+    scope: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [str(scope) for scope in Scope]})]
     expires: str = LIFETIME_DEFAULT
-    datastores: tuple[str, ...] = ()
+    datastores: list[str] = []
+
+    example: ClassVar[Any] = {"name": "loader", "scope": "write", "expires": "90d"}
 
 
 async def post_token(request: Request) -> Response:
     """A new token for this datastore, or for `datastores`. The answer shows it once: only its digest is stored."""
     request.query()
-    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(_NewToken), "token")
+    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(TokenRequest), "token")
     state = request.state
     issued = await create_token(
         state.storage,
@@ -58,19 +65,8 @@ async def delete_token(request: Request) -> Response:
     return ok_response(request.response_format(), {"name": name, "unreached": unreached}, NEVER_KEPT)
 
 
-_TOKEN = {
-    "type": "object",
-    "required": ["name", "scope"],
-    "properties": {
-        "name": {"type": "string"},
-        "scope": {"type": "string", "enum": [str(scope) for scope in Scope]},
-        "expires": {"type": "string", "default": LIFETIME_DEFAULT},
-        "datastores": {"type": "array", "items": {"type": "string"}},
-    },
-}
-
 ROUTES = (
-    Route("POST", "/tokens", post_token, Scope.ADMIN, payload=_TOKEN, answers=(201,)),
-    Route("GET", "/tokens", get_tokens, Scope.ADMIN),
-    Route("DELETE", "/tokens/{name}", delete_token, Scope.ADMIN),
+    Route("POST", "/tokens", post_token, Scope.ADMIN, payload=TokenRequest, answers={201: IssuedView}, problems=(409,)),
+    Route("GET", "/tokens", get_tokens, Scope.ADMIN, answers={200: TokensView}),
+    Route("DELETE", "/tokens/{name}", delete_token, Scope.ADMIN, answers={200: RevokedView}),
 )

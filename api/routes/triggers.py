@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -12,6 +12,14 @@ from api.http.content import decode
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
+from api.openapi.program_views import (
+    PausedView,
+    ProgramDetailsView,
+    ProgramsView,
+    RemovedView,
+    ResumedView,
+    SoughtView,
+)
 from api.routes.status import NEVER_KEPT, consumer_view
 from api.status.consumers import ConsumerShard, in_all, read_consumer, read_consumers, require_known
 from api.status.workers import read_workers, worker_view, workers_in_all
@@ -25,17 +33,23 @@ PAYLOAD_BYTES_MAX = 256 << 10
 REASON_CHARACTERS_MAX = 300
 
 
-class _Control(msgspec.Struct, forbid_unknown_fields=True):
-    """The payload of pause and resume. Without `shards` it is about the whole program."""
+class HaltRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What is paused or resumed: some shards, or without `shards` the whole program."""
 
     shards: list[int] = []
     reason: str | None = None
 
+    example: ClassVar[Any] = {"shards": [12], "reason": "the card processor is away"}
 
-class _Seek(msgspec.Struct, forbid_unknown_fields=True):
+
+class SeekRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`to` is beginning, end, an RFC 3339 time, SHARD:GENERATION:ADDED_ID, or several of those."""
+
     to: str | list[str]
     shards: list[int] = []
     dry_run: bool = False
+
+    example: ClassVar[Any] = {"to": "2026-01-31T08:00:00Z", "dry_run": True}
 
 
 async def list_triggers(request: Request) -> Response:
@@ -103,7 +117,7 @@ async def resume_trigger(request: Request) -> Response:
 async def seek_trigger(request: Request) -> Response:
     """Orders that checkpoints go to a location. Says by shard how many cells come again or are passed over."""
     control = await _control(request)
-    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(_Seek), "seek")
+    asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(SeekRequest), "seek")
     to = [asked.to] if isinstance(asked.to, str) else asked.to
     if not to:
         raise Invalid("to", "must be beginning, end, a time or a location")
@@ -139,11 +153,11 @@ async def _control(request: Request) -> TriggerControl:
     return TriggerControl(request.state.storage, datastore, request.path["program"])
 
 
-async def _controlled(request: Request) -> tuple[TriggerControl, _Control]:
+async def _controlled(request: Request) -> tuple[TriggerControl, HaltRequest]:
     """Returns the program and the payload, which may be left out."""
     control = await _control(request)
     payload = await request.payload(PAYLOAD_BYTES_MAX)
-    asked = decode(payload, request.request_format().decoder(_Control), "order") if payload else _Control()
+    asked = decode(payload, request.request_format().decoder(HaltRequest), "order") if payload else HaltRequest()
     return control, asked
 
 
@@ -185,25 +199,29 @@ def _step_view(step: SeekStep) -> dict[str, Any]:
     }
 
 
-_CONTROL: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"shards": {"type": "array", "items": {"type": "integer"}}, "reason": {"type": "string"}},
-}
-_SEEK: Mapping[str, Any] = {
-    "type": "object",
-    "required": ["to"],
-    "properties": {
-        "to": {"description": "beginning, end, an RFC 3339 time, SHARD:GENERATION:ADDED_ID, or several of those"},
-        "shards": {"type": "array", "items": {"type": "integer"}},
-        "dry_run": {"type": "boolean"},
-    },
-}
-
 ROUTES: Sequence[Route] = (
-    Route("GET", "/triggers", list_triggers, Scope.READ),
-    Route("GET", "/triggers/{program}", get_trigger, Scope.READ),
-    Route("DELETE", "/triggers/{program}", delete_trigger, Scope.ADMIN),
-    Route("POST", "/triggers/{program}/pause", pause_trigger, Scope.ADMIN, payload=dict(_CONTROL)),
-    Route("POST", "/triggers/{program}/resume", resume_trigger, Scope.ADMIN, payload=dict(_CONTROL)),
-    Route("POST", "/triggers/{program}/seek", seek_trigger, Scope.ADMIN, payload=dict(_SEEK)),
+    Route("GET", "/triggers", list_triggers, Scope.READ, answers={200: ProgramsView}),
+    Route("GET", "/triggers/{program}", get_trigger, Scope.READ, answers={200: ProgramDetailsView}),
+    Route("DELETE", "/triggers/{program}", delete_trigger, Scope.ADMIN, answers={200: RemovedView}, problems=(409,)),
+    Route(
+        "POST",
+        "/triggers/{program}/pause",
+        pause_trigger,
+        Scope.ADMIN,
+        payload=HaltRequest,
+        optional=True,
+        answers={200: PausedView},
+    ),
+    Route(
+        "POST",
+        "/triggers/{program}/resume",
+        resume_trigger,
+        Scope.ADMIN,
+        payload=HaltRequest,
+        optional=True,
+        answers={200: ResumedView},
+    ),
+    Route(
+        "POST", "/triggers/{program}/seek", seek_trigger, Scope.ADMIN, payload=SeekRequest, answers={200: SoughtView}
+    ),
 )

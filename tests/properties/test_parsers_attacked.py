@@ -80,8 +80,8 @@ CELL = {
     "body": {"a": [1, None]},
 }
 ORDERS: dict[type, Any] = {
-    parked._Order: {"filter": {"cause": "error", "since": "2013-01-01T10:00:00Z"}, "rate": 10, "dry_run": True},
-    triggers._Seek: {"to": ["7:1:1000"], "shards": [7], "dry_run": True},
+    parked.ParkedRequest: {"filter": {"cause": "error", "since": "2013-01-01T10:00:00Z"}, "rate": 10, "dry_run": True},
+    triggers.SeekRequest: {"to": ["7:1:1000"], "shards": [7], "dry_run": True},
 }
 TOPOLOGY = {
     "version": 1,

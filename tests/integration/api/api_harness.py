@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import msgspec
 
+from api.http.route import Router
+from api.openapi.cell_views import ProblemView
+from api.openapi.document import problem_statuses
+from api.routes import ROUTES
 from schemaless.config import ApiSettings
 from schemaless.sharding import shard_of
 from schemaless.stack.ports import free_ports
@@ -65,12 +70,38 @@ def api_process(topology: Path, **settings: object) -> Iterator[ApiProcess]:
     env = os.environ | environment_of(ApiSettings, named)
     process = subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=20, event_hooks={"response": [conforms]}
+        ) as client:
             wait_ready(client, process)
             yield ApiProcess(client, process, port)
     finally:
         process.terminate()
         process.wait(20)
+
+
+_ROUTER = Router(ROUTES)
+_ROUTES = {route.name: route for route in ROUTES}
+
+
+def conforms(answer: httpx.Response) -> None:
+    """Raises AssertionError for an answer that the OpenAPI document doesn't have: its status, or its shape."""
+    found = _ROUTER.find(answer.request.method, answer.request.url.path)
+    media = answer.headers.get("content-type", "")
+    if found is None or answer.request.method == "HEAD" or media.startswith("text/"):
+        return
+    route = _ROUTES[found[0].name]
+    shape = route.answers.get(answer.status_code)
+    if answer.status_code >= 400:
+        assert answer.status_code in problem_statuses(route), f"{route.name}: {answer.status_code} is undocumented"
+        shape = ProblemView
+    else:
+        assert answer.status_code in route.answers, f"{route.name}: {answer.status_code} is undocumented"
+    if shape is not None and media in ("application/json", "application/problem+json"):
+        try:
+            msgspec.json.decode(answer.read(), type=shape)
+        except msgspec.ValidationError as error:
+            raise AssertionError(f"{route.name} answers another shape than it documents: {error}") from error
 
 
 def wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:

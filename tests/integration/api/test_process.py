@@ -50,30 +50,31 @@ def test_metrics_count_requests_and_cells(api, call):
 
 
 def test_every_call_is_documented(api):
-    """OpenAPI names each path with its parameters, and the payloads of those that take raw bytes."""
-    assert api.client.get("/docs").status_code == 200
+    """OpenAPI names each path with its parameters, its payload and its answers."""
     document = api.client.get("/openapi.json").json()
     put = document["paths"]["/v1/{datastore}/cells/{row_key}/{column}/{ref_key}"]["put"]
-    assert {parameter["name"] for parameter in put["parameters"]} == {"datastore", "row_key", "column", "ref_key"}
-    assert put["requestBody"]["content"].keys() == {"application/json", "application/msgpack"}
-    assert {"200", "201", "202", "default"} <= put["responses"].keys()
+    in_path = {parameter["name"] for parameter in put["parameters"] if parameter["in"] == "path"}
+    assert in_path == {"datastore", "row_key", "column", "ref_key"}
+    assert {"200", "201", "202", "409", "503"} <= put["responses"].keys()
     page = document["paths"]["/v1/{datastore}/shards/{shard}/cells"]["get"]
     named = {(parameter["name"], parameter["in"]) for parameter in page["parameters"]}
     query = {"after", "since", "limit", "columns", "follow", "wait", "read_from"}
     assert {*((name, "query") for name in query), ("Last-Event-ID", "header")} <= named
-    assert page["responses"]["200"]["content"].keys() == {
-        "application/json",
-        "application/msgpack",
-        "text/event-stream",
-    }
-    many = document["paths"]["/v1/{datastore}/shards/cells"]["post"]["requestBody"]["content"]["application/json"]
-    assert many["schema"]["properties"].keys() == {"locations", "limit", "columns", "wait"}
-    batch = document["paths"]["/v1/{datastore}/batch/put"]["post"]
-    assert "application/x-ndjson" in batch["requestBody"]["content"]
+    assert page["responses"]["200"]["content"].keys() == {"application/json"}
+    many = document["components"]["schemas"]["LocationsRequest"]
+    assert many["properties"].keys() == {"locations", "limit", "columns", "wait"}
+
+
+def test_the_entrance_points_the_way(api):
+    """What it names is there."""
+    shown = api.client.get("/").json()
+    assert shown["calls"] == "/v1/{datastore}"
+    for name in ("docs", "openapi", "healthz", "readyz", "metrics"):
+        assert api.client.get(shown[name]).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v2/x/shards", "/v1/DS/nope", "/v1/DS/cells", "/v1/DS/shards/", "/v1/DS/cells//B/1"]
+    "path", ["/v1", "/v2/x/shards", "/v1/DS/nope", "/v1/DS/cells", "/v1/DS/shards/", "/v1/DS/cells//B/1"]
 )
 def test_an_unknown_path_is_a_404(api, shared_datastore, path):
     """With a problem document, as everything that fails."""

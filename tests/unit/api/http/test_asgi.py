@@ -159,7 +159,7 @@ async def test_the_app_may_be_mounted_in_another_one(app):
     problem(await ask(outer, "GET", "/store/v1/trips/nowhere"), 404, "no-such-path")
     problem(await ask(outer, "DELETE", f"/store{CELL}"), 405, "method-not-allowed")
     document = (await ask(outer, "GET", "/store/openapi.json")).json()
-    assert document["servers"] == [{"url": "/store"}]
+    assert document["servers"][0] == {"url": "/store"}
 
 
 @pytest.mark.parametrize("middleware", [False, True], ids=["alone", "behind middleware"])
@@ -209,7 +209,7 @@ async def test_an_error_handler_of_the_user_is_called_for_the_user_s_routes(app)
     assert (await ask(app, "GET", "/divide")).text == "never by zero"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/x/shards", "/v1/trips/nope", "/v1/trips/cells", "/v1/trips/shards/"])
+@pytest.mark.parametrize("path", ["/v1", "/v2/x/shards", "/v1/trips/nope", "/v1/trips/cells", "/v1/trips/shards/"])
 async def test_a_path_that_nobody_serves_is_a_404(app, path):
     """With its problem document, for HEAD without it."""
     problem(await ask(app, "GET", path), 404, "no-such-path")
@@ -336,4 +336,5 @@ async def test_the_documentation_lists_the_route_table_and_the_user_s_routes(app
     identities = [operation["operationId"] for methods in paths.values() for operation in methods.values()]
     assert len(set(identities)) == len(identities)
     put = paths["/v1/{datastore}/cells/{row_key}/{column}/{ref_key}"]["put"]
-    assert [parameter["name"] for parameter in put["parameters"]] == ["datastore", "row_key", "column", "ref_key"]
+    in_path = [parameter["name"] for parameter in put["parameters"] if parameter["in"] == "path"]
+    assert in_path == ["datastore", "row_key", "column", "ref_key"]

@@ -1,0 +1,186 @@
+"""The OpenAPI document of the route table: operations, the shapes that they name, and their problems.
+
+It shows JSON only. Twins in MessagePack and NDJSON, and the stream of a log's events, would double the types in
+generated clients. So descriptions say that they exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from api.http.content import JSON
+from api.http.parameters import READ_FROM, REF_KEY, TEXT
+from api.http.response import HEAD_TOO_LARGE_KIND, KINDS, METHOD_NOT_ALLOWED, ProblemKind, problem
+from api.http.route import Route
+from api.openapi.cell_views import ProblemView
+from schemaless.cell import COLUMN_NAME
+
+DESCRIPTION = """\
+An append-only store of immutable JSON cells on sharded MySQL, and the log of every shard.
+
+Requests and answers may also be MessagePack (`application/msgpack`), those of batches also NDJSON
+(`application/x-ndjson`, one item a line), by Content-Type and Accept. Every answer that is no success is a problem
+document (RFC 9457)."""
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_REF = "#/components/schemas/{name}"
+_ALWAYS = (401, 403, 421, 422, 429, 431, 500, 503)
+_WITH_PAYLOAD = (400, 413, 415)
+_PATH_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "datastore": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,31}$", "example": "mezzanine"},
+    "row_key": {"type": "string", "format": "uuid"},
+    "column": {"type": "string", "pattern": f"^{COLUMN_NAME.pattern}$", "example": "BASE"},
+    "ref_key": REF_KEY,
+    "shard": {"type": "integer", "minimum": 0},
+    "job": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
+}
+_ON_READS = {
+    "Schemaless-Served-By": "master or minion: the role of the server that was read.",
+    "Schemaless-Cluster": "The cluster that was read.",
+    "Schemaless-Lag": "How many seconds the server may be behind.",
+}
+
+
+def document_of(routes: Sequence[Route], *, public_paths: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns `paths` and `components`. Requests of public paths need no token."""
+    shapes = [*_shapes(routes), ProblemView]
+    schemas, components = msgspec.json.schema_components(shapes, ref_template=_REF)
+    schema_of = {id(shape): schema for shape, schema in zip(shapes, schemas, strict=True)}
+    public = frozenset(public_paths)
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        operation = _operation(route, schema_of)
+        if route.path not in public:
+            operation["security"] = [{"token": []}]
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    for component in components.values():
+        _allow_more(component)
+        _name_open_objects(component)
+    for schema in schemas:
+        _name_open_objects(schema)
+    return {
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "responses": _problem_responses(schema_of[id(ProblemView)]),
+            "headers": {name: _text_header(description) for name, description in _ON_READS.items()},
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of `schemaless token create`, or a JWT of the issuer that is configured."
+                    " Until the first token exists, the API serves loopback without one.",
+                }
+            },
+        },
+    }
+
+
+def _shapes(routes: Iterable[Route]) -> list[Any]:
+    """Returns every shape once. Those of equal dictionaries with other notes are two."""
+    found = {}
+    for route in routes:
+        for shape in (route.payload, *route.answers.values()):
+            if shape is not None:
+                found[id(shape)] = shape
+    return list(found.values())
+
+
+def _operation(route: Route, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    text = (route.handler.__doc__ or route.name).strip()
+    operation: dict[str, Any] = {
+        "tags": [_tag(route.path)],
+        "summary": text.partition(". ")[0].partition(".\n")[0].rstrip("."),
+        "description": " ".join(text.split()),
+        "operationId": route.name,
+        "parameters": [
+            *(
+                {"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS.get(name, TEXT)}
+                for name in route.path_parameters
+            ),
+            *(parameter.openapi() for parameter in route.parameters),
+            *(header.openapi("header") for header in route.headers),
+        ],
+        "x-schemaless-scope": str(route.scope),
+    }
+    if route.payload is not None:
+        operation["requestBody"] = {"required": not route.optional, "content": _json(route.payload, schema_of)}
+    responses: dict[str, Any] = {}
+    for status, shape in route.answers.items():
+        response: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+        content = {} if shape is None else _json(shape, schema_of)
+        if status == 200:
+            content |= {name: {"schema": {"type": "string"}, "example": shown} for name, shown in route.text.items()}
+        if content:
+            response["content"] = content
+        if READ_FROM in route.parameters:
+            response["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in _ON_READS}
+        responses[str(status)] = response
+    for status in problem_statuses(route):
+        responses[str(status)] = {"$ref": f"#/components/responses/{_problem_name(status)}"}
+    return {**operation, "responses": responses}
+
+
+def _tag(path: str) -> str:
+    return next((part for part in path.split("/") if part not in ("", "v1", "{datastore}")), "service")
+
+
+def _json(shape: Any, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    media: dict[str, Any] = {"schema": schema_of[id(shape)]}
+    example = getattr(shape, "example", None)
+    return {JSON.media_type: media if example is None else {**media, "example": example}}
+
+
+def _allow_more(schema: dict[str, Any]) -> None:
+    """Answers may get members, so a client must take those that it doesn't know. Payloads have no others."""
+    if schema.get("title", "").endswith("View"):
+        schema.pop("additionalProperties", None)
+
+
+def _name_open_objects(schema: Any) -> None:
+    """Says of objects without members of their own that they may have any. Some generators take them for empty."""
+    if isinstance(schema, list):
+        for each in schema:
+            _name_open_objects(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "object" and "properties" not in schema:
+            schema.setdefault("additionalProperties", True)
+        for name, each in schema.items():
+            if name not in ("example", "examples", "default"):
+                _name_open_objects(each)
+
+
+def problem_statuses(route: Route) -> list[int]:
+    missing = (404,) if route.path_parameters else ()
+    payload = () if route.payload is None else _WITH_PAYLOAD
+    return sorted({*_ALWAYS, *missing, *payload, *route.problems})
+
+
+def _problem_name(status: int) -> str:
+    return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
+
+
+def _problem_responses(schema: Any) -> dict[str, Any]:
+    """Returns the responses of all kinds of problems by their status' name, with an example of each kind."""
+    by_status: dict[int, list[ProblemKind]] = {}
+    for kind in (*KINDS.values(), METHOD_NOT_ALLOWED, HEAD_TOO_LARGE_KIND):
+        by_status.setdefault(kind.status, []).append(kind)
+    return {
+        _problem_name(status): {
+            "description": "; ".join(kind.title for kind in kinds),
+            "content": {
+                PROBLEM_MEDIA_TYPE: {
+                    "schema": schema,
+                    "examples": {kind.name: {"value": problem(kind, kind.title)} for kind in kinds},
+                }
+            },
+        }
+        for status, kinds in sorted(by_status.items())
+    }
+
+
+def _text_header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
