@@ -1,6 +1,7 @@
 """The index cleaner over the demo's flights: the CPU of one pass, its own and the masters', as a share of five minutes.
 
-The pass runs at full speed, because its CPU doesn't depend on how long it takes.
+The pass runs at full speed, because its CPU doesn't depend on how long it takes. Then an indexer follows the log with
+another index, in turns with the cleaner at its default, which compares the first one meanwhile, and without it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from bench.cpu import cpu_by_kind, own_children
-from bench.figures import Figure, Values, at_most
+from bench.figures import Comparison, Figure, Values, at_most
 from bench.filling import fill_ours
+from bench.indexing import make_tables, our_rate
 from bench.scale import Scale
 from bench.servers import BenchStack
 from indexer.index_cleaner import IndexCleaner
@@ -25,9 +27,10 @@ from schemaless.index.transition import index_writes
 from schemaless.position import Position
 from schemaless.runtime.batching import chunks
 from schemaless.sharding import shard_of
-from schemaless.storage import checkpoint_table, index_table, shard_log
+from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_log import LogRange
 
@@ -49,7 +52,7 @@ DEFINITION = {
 }
 
 
-def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
+def measure(stack: BenchStack, scale: Scale) -> list[Figure | Comparison]:
     definition = parse_definition(DEFINITION)
     _fill(stack, scale.flights_cleaned)
     _index(stack, definition)
@@ -63,7 +66,25 @@ def measure(stack: BenchStack, scale: Scale) -> list[Figure]:
     return [
         Figure(f"{what}: CPU with the servers' share", "% of a core", Values(tuple(shares)), at_most(5)),
         Figure(f"a pass over {scale.flights_cleaned:,} flights at full speed", "s", Values(tuple(seconds))),
+        _beside_another(stack, definition, scale),
     ]
+
+
+def _beside_another(stack: BenchStack, compared: IndexDefinition, scale: Scale) -> Comparison:
+    rates: dict[str, list[float]] = {"with": [], "without": []}
+    name, cells = stack.datastore.name, 2 * scale.flights_cleaned
+    with SyncStorage(stack.topology, timeout_s=60) as storage:
+        for cluster in stack.datastore.clusters:
+            active = defined(compared, IndexStage.ACTIVE)
+            storage.master(cluster).run(index_definition_table.bring_to, name, active)
+        for number in range(scale.drains):
+            kinds = [("with", {}), ("without", {"SCHEMALESS_INDEXER_CLEANER_ROWS_PER_S": "0"})]
+            for kind, env in kinds if number % 2 else reversed(kinds):
+                followed = parse_definition({**DEFINITION, "name": f"{kind}_{number}"})
+                make_tables(storage, stack, followed)
+                rates[kind].append(our_rate(storage, stack, [followed], cells, env))
+    ours, theirs = (Values(tuple(rates[kind])) for kind in ("with", "without"))
+    return Comparison("cells that another index takes, beside the cleaner and without it", "cells/s", ours, theirs)
 
 
 def _fill(stack: BenchStack, count: int) -> None:
@@ -84,8 +105,7 @@ def _index(stack: BenchStack, definition: IndexDefinition) -> None:
     """Writes what an indexer would have written."""
     datastore = stack.datastore
     with SyncStorage(stack.topology, timeout_s=60) as storage:
-        for shard in range(datastore.shards):
-            storage.master(datastore.home(shard)).run(index_table.create, datastore, shard, definition)
+        make_tables(storage, stack, definition)
         for shard in range(datastore.shards):
             wanted = [LogRange(shard, 0, 1_000_000)]
             (cells,) = storage.master(datastore.home(shard)).run(shard_log.read, datastore, wanted, 1 << 30)

@@ -1,8 +1,8 @@
 """The index cleaner compares the indexes of a process with their cells, for ever and slowly, and repairs them (I11).
 
-Of the shards that the group assigned to this process, it takes the one that was compared longest ago: its rows, and its
-entries. So several processes share the work, and each goes on where it was after a restart. A row in MySQL says what
-became of each shard.
+The row keys are divided into ranges. It takes the range that was compared longest ago, of those with the numbers of the
+shards that the group assigned to this process. So several processes share the work, and each goes on where it was after
+a restart. A row in MySQL says what became of each range.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemaless.index.check import RowRate
 from schemaless.index.comparison import EntryFault, FaultCounts
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, sweep
+from schemaless.index.sweep import ranges_of, sweep_range
 from schemaless.index.versions import VersionKey
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_pass_table
@@ -30,13 +30,13 @@ from schemaless.topology import Datastore
 log = structlog.get_logger()
 
 PASS_PERIOD_S = 60.0
-"""A shard isn't compared again sooner. So an index that is small costs little."""
+"""A range isn't compared again sooner. So an index that is small costs little."""
 
-PAGE_ROWS_MIN = 50
-"""What a page counts at least for the rate: its round trips cost as much."""
+ROWS_A_SHARD = 5
+"""For the rate, a span counts at least so many rows for each shard: two statements there cost as much."""
 
 BUSY_FACTOR = 10
-"""How much slower it is while the indexes take cells. A page of it costs as much as some calls do."""
+"""How much slower it is while the indexes take cells. A span of it costs as much as some calls do."""
 
 _LOOK_PAUSE_S = 1.0
 _AGAIN_AFTER_S = 10.0
@@ -44,7 +44,8 @@ _LOGGED_MAX = 10
 
 
 class IndexCleaner:
-    """Belongs to one datastore of one process. `owned` returns its shards. `rows_per_s` bounds what it compares.
+    """Belongs to one datastore of one process. `owned` returns its shards. `rows_per_s` bounds what it compares: rows
+    with their entries.
 
     While `is_busy` returns true, the bound is a tenth of that.
     """
@@ -85,38 +86,38 @@ class IndexCleaner:
             await asyncio.sleep(wait_s)
 
     async def step(self) -> float:
-        """Compares the shard that is due first, if it is time. Returns after how many seconds to look again."""
+        """Compares the range that is due first, if it is time. Returns after how many seconds to look again."""
         try:
             await self._look()
         except SchemalessError as error:
             log.warning("the index cleaner waits", datastore=self._datastore.name, why=str(error))
             return _AGAIN_AFTER_S
         owned = set(self._owned())
-        due = [(at, key, shard) for key, shards in self._due.items() for shard, at in shards.items() if shard in owned]
+        due = [(at, key, number) for key, known in self._due.items() for number, at in known.items() if number in owned]
         if not due:
             return _LOOK_PAUSE_S
-        at, key, shard = min(due)
+        at, key, number = min(due)
         if (wait_s := at - self._clock()) > 0:
             return min(wait_s, _LOOK_PAUSE_S)
         inspector = self._inspectors[key]
         try:
-            await self._compare(inspector, shard)
+            await self._compare(inspector, number)
         except SchemalessError as error:  # a server is away, or the index is being dropped
             log.warning(
-                "a shard of an index isn't compared",
+                "a range of an index isn't compared",
                 datastore=self._datastore.name,
                 index=inspector.definition.name,
-                shard=shard,
+                range=number,
                 why=str(error),
             )
-            self._put_off(key, shard, _AGAIN_AFTER_S)
+            self._put_off(key, number, _AGAIN_AFTER_S)
         else:
-            self._put_off(key, shard, self._pass_period_s)
+            self._put_off(key, number, self._pass_period_s)
         return 0.0
 
     async def _look(self) -> None:
-        """Reads when the shards were compared of which this process doesn't know it."""
-        owned = set(self._owned())
+        """Reads when the ranges were compared of which this process doesn't know it."""
+        owned = set(self._owned()) & set(range(ranges_of(self._datastore)))
         for key, inspector in self._inspectors.items():
             known = self._due.get(key, {})
             if owned <= known.keys():
@@ -126,33 +127,33 @@ class IndexCleaner:
                 self._storage.master(cluster).run(index_pass_table.ages, version)
                 for cluster in self._datastore.clusters
             )
-            ages = {shard: age_s for answer in answers for shard, age_s in answer.items()}
+            ages = {number: age_s for answer in answers for number, age_s in answer.items()}
             now = self._clock()
-            never = now - 1e9  # a shard that was never compared comes first
+            never = now - 1e9  # a range that was never compared comes first
             self._due[key] = {
-                shard: now + self._pass_period_s - ages[shard] if shard in ages else never for shard in owned
+                number: now + self._pass_period_s - ages[number] if number in ages else never for number in owned
             }
 
-    async def _compare(self, inspector: IndexInspector, shard: int) -> None:
+    async def _compare(self, inspector: IndexInspector, number: int) -> None:
         definition = inspector.definition
         masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
         counts = FaultCounts()
-        async for page in sweep(inspector, masters, SweepSelection([shard], [shard])):
+        async for page in sweep_range(inspector, masters, number):
             faults = [fault for found in page.faults.values() for fault in found]
             self._tell(definition, faults[: max(0, _LOGGED_MAX - counts.faults)])
             counts.take(page.rows, page.entries, page.unsettled, faults)
             if faults:
                 counts.repaired += await inspector.repair(faults)
-            compared = max(page.rows + page.entries, PAGE_ROWS_MIN)
+            compared = max(page.rows, page.entries, ROWS_A_SHARD * self._datastore.shards)
             await asyncio.sleep(self._rate.wait_s(compared * BUSY_FACTOR if self._is_busy() else compared))
-        home = self._storage.master(self._datastore.home(shard))
-        await home.run(index_pass_table.note, self._version(definition), shard, counts)
+        home = self._storage.master(self._datastore.home(number))
+        await home.run(index_pass_table.note, self._version(definition), number, counts)
         if counts.faults:
             log.warning(
                 "an index differed from its cells",
                 datastore=self._datastore.name,
                 index=definition.name,
-                shard=shard,
+                range=number,
                 missing=counts.missing,
                 stale=counts.stale,
                 ghost=counts.ghost,
@@ -171,9 +172,9 @@ class IndexCleaner:
                 element=fault.place.element,
             )
 
-    def _put_off(self, key: VersionKey, shard: int, seconds: float) -> None:
+    def _put_off(self, key: VersionKey, number: int, seconds: float) -> None:
         if key in self._due:
-            self._due[key][shard] = self._clock() + seconds
+            self._due[key][number] = self._clock() + seconds
 
     def _version(self, definition: IndexDefinition) -> IndexVersion:
         return IndexVersion(self._datastore.name, definition.name, definition.number)

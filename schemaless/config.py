@@ -216,8 +216,8 @@ class IndexerSettings(FollowerSettings):
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_INDEXER_")
 
     datastores: Names = ()  # The datastores to index, separated by commas. By default, all of the catalogue.
-    # Rows and entries that the index cleaner compares a second, a tenth of it while cells come in. 0 turns it off.
-    cleaner_rows_per_s: int = Field(default=700, ge=0)
+    # Rows that the index cleaner compares with their entries a second, a tenth while cells come in. 0 turns it off.
+    cleaner_rows_per_s: int = Field(default=1200, ge=0)
     # A build waits while a minion is so many cells behind what the build has written. 0 means that it never waits.
     build_lag_cells_max: int = Field(default=100_000, ge=0)
     build_commit_max_s: float = Field(default=1.0, gt=0)  # A build rests while 1 of 100 of its commits takes longer.

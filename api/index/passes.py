@@ -9,6 +9,7 @@ import msgspec
 
 from schemaless.cell import created_at_text
 from schemaless.errors import SchemalessError
+from schemaless.index.sweep import ranges_of
 from schemaless.runtime.pace import sample_forever
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -35,11 +36,11 @@ async def read_passes(storage: AsyncStorage, datastore: Datastore, timeout_s: fl
 
 
 def pass_view(datastore: Datastore, found: IndexPass | None) -> dict[str, Any]:
-    """Shows the last comparison of each shard in sums. `compared_since` is null until all were compared."""
+    """Shows the last comparison of each range in sums. `compared_since` is null until all were compared."""
     last = found or NO_PASS
     return {
-        "shards": last.shards,
-        "compared_since": created_at_text(last.compared_since) if last.shards >= datastore.shards else None,
+        "ranges": last.ranges,
+        "compared_since": created_at_text(last.compared_since) if last.ranges >= ranges_of(datastore) else None,
         **msgspec.structs.asdict(last.last),
         "total": {kind: getattr(last.total, kind) for kind in ("missing", "stale", "ghost", "repaired")},
     }

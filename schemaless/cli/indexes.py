@@ -262,7 +262,7 @@ def _print_hints(document: dict[str, Any], indent: str) -> None:
 def _cleaner_line(cleaner: dict[str, Any]) -> str:
     """Returns what the index cleaner found, in one line."""
     if cleaner["compared_since"] is None:
-        return f"compared with its cells: {cleaner['shards']} shards so far"
+        return f"compared with its cells: {cleaner['ranges']} ranges of row keys so far"
     found = ", ".join(f"{cleaner['total'][kind]} {kind}" for kind in ("missing", "stale", "ghost", "repaired"))
     compared = f"{cleaner['rows']} rows and {cleaner['entries']} entries"
     return f"compared with its cells since {cleaner['compared_since']}: {compared}, in all {found}"

@@ -25,6 +25,17 @@ FIRST_ROW = RowKey(b"")
 LAST_ROW = RowKey(b"\xff" * 16)
 
 
+def row_before(row_key: RowKey) -> RowKey:
+    """Returns the greatest row key below this one, and FIRST_ROW below the first."""
+    number = int.from_bytes(row_key, "big")
+    return RowKey((number - 1).to_bytes(16, "big")) if number else FIRST_ROW
+
+
+def row_after(row_key: RowKey) -> RowKey:
+    """Returns the lowest row key above this one."""
+    return RowKey((int.from_bytes(row_key, "big") + 1 if row_key else 0).to_bytes(16, "big"))
+
+
 class EntryFaultKind(StrEnum):
     MISSING = "missing"  # the cells make an entry that isn't there
     STALE = "stale"  # an entry of a row that has others, or that has other values

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ from schemaless.index.comparison import (
     misplaced,
     missing_or_stale,
     repairs,
+    row_after,
     rows_of,
 )
 from schemaless.index.definition import IndexDefinition
@@ -32,7 +33,7 @@ from schemaless.index.entry import IndexEntry
 from schemaless.location import Location, kept_until
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
-from schemaless.storage import checkpoint_table, entity_table, index_inspection, index_table, shard_head
+from schemaless.storage import checkpoint_table, entity_table, entity_walk, index_inspection, index_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.topology import Datastore
@@ -46,6 +47,11 @@ Its rows are spread over all shards. Fewer cost more each, because most of a sta
 _PAGE_ENTRIES = 4000
 """After how many entries a page of rows ends. Those of arrays have at most 3 KiB each."""
 
+_SPAN_ENTRY_BYTES_MAX = 32 << 20
+_SPAN_ENTRIES_MIN = 32
+_ENTRY_BYTES = 64  # of row key, element and what a driver adds to them
+
+_SHARDS_AT_ONCE = 256
 _ROWS_AT_ONCE = 250
 _LOOKS_MAX = 3
 _LOOK_AGAIN_S = 0.1
@@ -78,6 +84,16 @@ class InspectedEntries(msgspec.Struct):
     last: EntryKey | None
 
 
+class InspectedSpan(msgspec.Struct):
+    """Rows of a span of row keys, up to `last`, with all their entries. `faults` is by node."""
+
+    rows: int
+    entries: int
+    faults: dict[str, list[EntryFault]]
+    unsettled: int
+    last: RowKey
+
+
 class IndexInspector:
     """Compares a version of an index with the cells. The index must have been complete once."""
 
@@ -87,7 +103,7 @@ class IndexInspector:
         self.datastore = datastore
         self.definition = definition
         self._storage = storage
-        self._page_rows = page_rows
+        self.page_rows = page_rows
         self._known: dict[str, tuple[float, Reached]] = {}
 
     async def rows(
@@ -100,10 +116,10 @@ class IndexInspector:
         reached = await self._reached(nodes, shard)
         columns, until = self.definition.columns, _lowest(reached[shard])
         found = await self._home(shard).run(
-            entity_table.row_keys, self.datastore, shard, columns, until, after, self._page_rows
+            entity_table.row_keys, self.datastore, shard, columns, until, after, self.page_rows
         )
         row_keys: Sequence[RowKey] = [row_key for row_key in found if row_key <= last]
-        is_last = len(found) < self._page_rows or len(row_keys) < len(found)
+        is_last = len(found) < self.page_rows or len(row_keys) < len(found)
         page = InspectedRows(0, {node.node.name: [] for node in nodes}, 0, None)
         for look in range(_LOOKS_MAX):
             if look:
@@ -127,33 +143,12 @@ class IndexInspector:
         """
         reached = await self._reached_lately(node)
         found = await node.run(
-            index_inspection.live_page, self.datastore, self.definition, shard, after, last, self._page_rows
+            index_inspection.live_page, self.datastore, self.definition, shard, after, last, self.page_rows
         )
         page = InspectedEntries(len(found), [], 0, None)
-        if len(found) == self._page_rows:
+        if len(found) == self.page_rows:
             _, row_key, element = max(found)
             page.last = row_key, element
-        await self._judge(page, node, [shard], reached, found)
-        return page
-
-    async def entries_of(self, node: AsyncNode, shards: Sequence[int], row_key: RowKey) -> InspectedEntries:
-        """Compares the entries that a node has of one row in some index shards. Raises what `entries` does."""
-        reached = await self._reached_lately(node)
-        wanted = {shard: [row_key] for shard in shards}
-        found = await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
-        page = InspectedEntries(len(found), [], 0, None)
-        await self._judge(page, node, shards, reached, found)
-        return page
-
-    async def _judge(
-        self,
-        page: InspectedEntries,
-        node: AsyncNode,
-        shards: Sequence[int],
-        reached: Reached,
-        found: Mapping[EntryPlace, IndexEntry],
-    ) -> None:
-        """Adds the faults of entries to a page. Rows that it can't judge are read again, a few times."""
         for _ in range(_LOOKS_MAX):
             again = await self._compare_entries(page, reached, found)
             page.unsettled = len(again)
@@ -161,8 +156,124 @@ class IndexInspector:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
             reached = await self._reached([node])
-            wanted = dict.fromkeys(shards, again)
-            found = await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
+            found = await node.run(index_inspection.of_rows, self.datastore, self.definition, {shard: again})
+        return page
+
+    async def span(self, nodes: Sequence[AsyncNode], after: RowKey, last: RowKey) -> InspectedSpan:
+        """Compares the rows above `after`, up to `last`, with all their entries, in both directions at once.
+
+        Each cell and each entry is read once, in the order of row keys. There is one node of each cluster. Raises
+        StorageUnavailable, and NotReady for a node without a checkpoint.
+        """
+        reached = await self._reached(nodes)  # just now: what cells came after looks different, and is looked at again
+        columns = self.definition.columns
+        shards = self.datastore.by_home(range(self.datastore.shards), lambda shard: shard)
+        columns_max = max(len(columns) + 1, 3 * self.page_rows * len(columns) // (2 * self.datastore.shards))
+        cells = await all_or_first_error(
+            self._storage.master(cluster).run(
+                entity_walk.span,
+                self.datastore,
+                {shard: _lowest(reached[shard]) for shard in here},
+                columns,
+                after,
+                last,
+                columns_max,
+            )
+            for cluster, here in shards.items()
+        )
+        last = min(last, *(part.last for part in cells))
+        limit = _SPAN_ENTRY_BYTES_MAX // (self.datastore.shards * (_ENTRY_BYTES + self.definition.entry_bytes_max))
+        entries = await all_or_first_error(
+            node.run(
+                index_inspection.live_in_span,
+                self.datastore,
+                self.definition,
+                shards[node.node.cluster],
+                (after, last),
+                max(_SPAN_ENTRIES_MIN, limit),
+            )
+            for node in nodes
+        )
+        last = min(last, *(until for _, until in entries))
+        if last == after:  # one row has more entries of one shard than that
+            row_key = row_after(after)
+            return msgspec.structs.replace(await self.of_rows(nodes, [row_key]), last=row_key)
+        rows: dict[RowKey, list[StoredCell]] = {}
+        for cell in (cell for part in cells for cell in part.cells if cell.row_key <= last):
+            rows.setdefault(cell.row_key, []).append(cell)
+        expected: dict[EntryPlace, IndexEntry] = {}
+        for some in chunks(list(rows), count_max=_ROWS_AT_ONCE):
+            expected |= self._entries_of({row_key: rows[row_key] for row_key in some})
+            await asyncio.sleep(0)  # others of this process have their turn
+        found = [{place: entry for place, entry in here.items() if place.row_key <= last} for here, _ in entries]
+        page = InspectedSpan(len(rows), sum(map(len, found)), {node.node.name: [] for node in nodes}, 0, last)
+        unsettled = await self._judge(page, nodes, expected, found, reached)
+        if unsettled:
+            again = await self._look_again(page, nodes, unsettled)
+            page.unsettled = len(again)
+        return page
+
+    async def of_rows(self, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]) -> InspectedSpan:
+        """Compares some rows with all their entries, in both directions. Raises what `span` does."""
+        page = InspectedSpan(0, 0, {node.node.name: [] for node in nodes}, 0, LAST_ROW)
+        page.unsettled = len(await self._look_again(page, nodes, row_keys, is_first=True))
+        return page
+
+    async def _look_again(
+        self, page: InspectedSpan, nodes: Sequence[AsyncNode], row_keys: Iterable[RowKey], *, is_first: bool = False
+    ) -> Collection[RowKey]:
+        """Compares rows that were not judged, some times. Returns those that weren't judged then either."""
+        left: Collection[RowKey] = list(row_keys)
+        for look in range(0 if is_first else 1, _LOOKS_MAX):
+            if look:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            reached = await self._reached(nodes)
+            by_shard: dict[int, list[RowKey]] = {}
+            for row_key in left:
+                by_shard.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
+            expected: dict[EntryPlace, IndexEntry] = {}
+            async for some, made in self._expected(by_shard, reached):
+                expected |= made
+                if not look:
+                    page.rows += len(some)
+            shards = self.datastore.by_home(range(self.datastore.shards), lambda shard: shard)
+            found = []
+            for node in nodes:
+                here: dict[EntryPlace, IndexEntry] = {}
+                for some_shards in chunks(shards[node.node.cluster], count_max=_SHARDS_AT_ONCE):
+                    wanted = {shard: list(left) for shard in some_shards}
+                    here |= await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
+                found.append(here)
+            if not look:
+                page.entries += sum(map(len, found))
+            left = await self._judge(page, nodes, expected, found, reached)
+            if not left:
+                break
+        return left
+
+    async def _judge(
+        self,
+        page: InspectedSpan,
+        nodes: Sequence[AsyncNode],
+        expected: Mapping[EntryPlace, IndexEntry],
+        found: Sequence[Mapping[EntryPlace, IndexEntry]],
+        reached: Reached,
+    ) -> Collection[RowKey]:
+        """Adds the faults of whole rows to a page, by what each node has of them. Returns rows that it can't judge."""
+        faults = {
+            node.node.name: [
+                *missing_or_stale({place: expected[place] for place in expected if self._is_on(node, place)}, here),
+                *misplaced(expected, here),
+            ]
+            for node, here in zip(nodes, found, strict=True)
+        }
+        suspects: dict[int, list[RowKey]] = {}
+        for row_key in rows_of([fault for of_node in faults.values() for fault in of_node]):
+            suspects.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
+        unsettled = await self._unsettled(suspects, reached)
+        for name, of_node in faults.items():
+            page.faults[name] += [fault for fault in of_node if fault.place.row_key not in unsettled]
+        return sorted(unsettled)
 
     async def repair(self, faults: Iterable[EntryFault]) -> int:
         """Brings the places of faults to what the cells say, on masters. Returns how many it wrote.
@@ -267,13 +378,16 @@ class IndexInspector:
                     for row_key in row_keys[: len(row_keys) - len(page.unread.get(shard, ()))]
                 ]
                 for some in chunks(read, count_max=_ROWS_AT_ONCE):
-                    bodies = {
-                        row_key: {cell.column_name: decode_body(cell.body) for cell in cells.get(row_key, ())}
-                        for row_key in some
-                    }
-                    yield some, expected_entries(self.definition, self.datastore.shards, bodies)
+                    yield some, self._entries_of({row_key: cells.get(row_key, ()) for row_key in some})
                     await asyncio.sleep(0)  # others of this process have their turn
                 unread = dict(page.unread)
+
+    def _entries_of(self, rows: Mapping[RowKey, Sequence[StoredCell]]) -> dict[EntryPlace, IndexEntry]:
+        """Returns the entries that the newest cells of rows make."""
+        bodies = {
+            row_key: {cell.column_name: decode_body(cell.body) for cell in cells} for row_key, cells in rows.items()
+        }
+        return expected_entries(self.definition, self.datastore.shards, bodies)
 
     async def _unsettled(self, suspects: Rows, reached: Reached) -> set[RowKey]:
         """Returns the suspects that can't be judged: they got cells since, or what was reached is superseded.

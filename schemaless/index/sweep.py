@@ -11,16 +11,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from schemaless.cell import RowKey
-from schemaless.index.comparison import FIRST_ROW, LAST_ROW, EntryFault
-from schemaless.index.inspection import IndexInspector
-from schemaless.runtime.batching import chunks
+from schemaless.index.comparison import FIRST_ROW, LAST_ROW, EntryFault, row_before
+from schemaless.index.inspection import IndexInspector, InspectedSpan
 from schemaless.sharding import shard_of
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.topology import Datastore
 
 _ELEMENT_MAX = 2**16 - 1
-_SHARDS_AT_ONCE = 256
+_RANGES_MAX = 64
 
 
 class SweepSelection(msgspec.Struct, frozen=True):
@@ -60,7 +59,11 @@ async def sweep(
 ) -> AsyncIterator[SweptPage]:
     """Compares the entries that some nodes have, one node of each cluster. Raises StorageUnavailable and NotReady."""
     datastore = inspector.datastore
-    before = _before(selection.first)
+    if selection.first == selection.last:
+        row = await inspector.of_rows(nodes, [selection.first])
+        yield SweptPage(row.rows, row.entries, row.faults, row.unsettled, steps=selection.steps)
+        return
+    before = row_before(selection.first)
     for shard in selection.of_rows:
         after: RowKey | None = before
         while after is not None:
@@ -68,13 +71,6 @@ async def sweep(
             after = rows.last
             yield SweptPage(rows.rows, 0, rows.faults, rows.unsettled, steps=int(after is None))
     by_cluster = {node.node.cluster: node for node in nodes}
-    if selection.first == selection.last:
-        for cluster, here in datastore.by_home(selection.of_entries, lambda shard: shard).items():
-            for some in chunks(here, count_max=_SHARDS_AT_ONCE):
-                found = await inspector.entries_of(by_cluster[cluster], some, selection.first)
-                faults = {by_cluster[cluster].node.name: found.faults}
-                yield SweptPage(0, found.entries, faults, found.unsettled, steps=len(some))
-        return
     for shard in selection.of_entries:
         node = by_cluster[datastore.home(shard)]
         beyond: EntryKey | None = BEFORE_ALL if before == FIRST_ROW else (before, _ELEMENT_MAX)
@@ -85,7 +81,33 @@ async def sweep(
             yield SweptPage(0, entries.entries, faults, entries.unsettled, steps=int(beyond is None))
 
 
-def _before(row_key: RowKey) -> RowKey:
-    """Returns the greatest row key below this one, and one without bytes below the first."""
-    number = int.from_bytes(row_key, "big")
-    return RowKey((number - 1).to_bytes(16, "big")) if number else FIRST_ROW
+def ranges_of(datastore: Datastore) -> int:
+    """Returns how many ranges of row keys the index cleaner has. They are equally wide."""
+    return min(_RANGES_MAX, datastore.shards)
+
+
+async def sweep_range(
+    inspector: IndexInspector, nodes: Sequence[AsyncNode], number: int
+) -> AsyncIterator[InspectedSpan]:
+    """Compares one range of row keys, span after span. Raises StorageUnavailable and NotReady.
+
+    A span is as wide as the one before was in the end, so few reads are cut off. It becomes wider where rows are few.
+    """
+    ranges = ranges_of(inspector.datastore)
+    after = row_before(_row_key((number << 128) // ranges))
+    last = LAST_ROW if number == ranges - 1 else row_before(_row_key((number + 1 << 128) // ranges))
+    wide = _number(last) - _number(after)
+    while after < last:
+        end = _row_key(min(_number(last), _number(after) + wide))
+        page = await inspector.span(nodes, after, end)
+        wide = max(1, _number(page.last) - _number(after)) * (1 if page.rows > inspector.page_rows // 2 else 2)
+        after = page.last
+        yield page
+
+
+def _number(row_key: RowKey) -> int:
+    return int.from_bytes(row_key, "big")
+
+
+def _row_key(number: int) -> RowKey:
+    return RowKey(number.to_bytes(16, "big"))

@@ -1,4 +1,6 @@
-"""The walk over a shard by row: the newest cells of each row up to a fixed added_id, and how many keys it met.
+"""Walks over rows in the order of their keys: over one shard, or over a span of row keys in many shards.
+
+The walk over a shard has the newest cells of each row up to a fixed added_id, and how many keys it met.
 
 The log is dense (I3). So the keys with an added_id up to H number exactly H, and their count proves that a walk met
 all of them.
@@ -23,6 +25,7 @@ BYTES_MAX = 4 << 20
 """The most bytes of stored bodies in a page, beyond the first row."""
 
 _VERSIONS, _ADDED_ID, _BODY, _LENGTH = 2, 5, 6, 7
+_SPAN_ADDED_ID, _SPAN_BODY, _SPAN_LENGTH = 4, 5, 6
 
 
 class WalkedRow(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +77,80 @@ def walk(
     unread = [row[_ADDED_ID] for _, rows in taken for row in rows if row[_LENGTH] is not None and row[_BODY] is None]
     large = yield from entity_table.bodies(datastore, [(shard, added_id) for added_id in unread])
     return WalkPage([_walked(shard, row_key, rows, large) for row_key, rows in taken], more)
+
+
+class SpanPage(msgspec.Struct, frozen=True):
+    """The newest cells of the rows of a span of row keys, up to `last`: the span's end, or where a bound was met."""
+
+    cells: Sequence[StoredCell]
+    last: RowKey
+
+
+def span(
+    datastore: Datastore,
+    untils: Mapping[int, int],
+    columns: Collection[ColumnName],
+    after: RowKey,
+    last: RowKey,
+    columns_max: int,
+    bytes_max: int = BYTES_MAX,
+) -> Operation[SpanPage]:
+    """Returns the rows of shards of one cluster above `after`, up to `last`, as their logs make them up to `untils`.
+
+    It returns whole rows, as many as fit its bounds, but at least one if there is one. `columns_max` bounds the columns
+    of rows that it reads of a shard, and is above the number of `columns`. A row without any of these isn't there.
+    """
+    share = max(1, bytes_max // (columns_max * len(untils)))
+    results = yield ";".join(
+        _newest_in_span(datastore, shard, columns, until, (after, last), columns_max, share)
+        for shard, until in untils.items()
+    )
+    rows = [(row, shard) for shard, result in zip(untils, results, strict=True) for row in result.rows]
+    for result in results:
+        if len(result.rows) == columns_max:  # its last row may have more columns
+            met = [row[0] for row in result.rows]
+            last = min(last, max(row_key for row_key in met if row_key < met[-1]))
+    rows = sorted((entry for entry in rows if entry[0][0] <= last), key=lambda entry: entry[0][0])
+    left, taken = bytes_max, len(rows)
+    for number, (row, _) in enumerate(rows):
+        left -= row[_SPAN_LENGTH]
+        if left < 0 and row[0] != rows[0][0][0]:
+            taken = next(n for n in range(number, -1, -1) if rows[n - 1][0][0] != row[0])
+            last = rows[taken - 1][0][0]
+            break
+    rows = rows[:taken]
+    unread = [(shard, row[_SPAN_ADDED_ID]) for row, shard in rows if row[_SPAN_BODY] is None]
+    large = yield from entity_table.bodies(datastore, unread)
+    cells = [
+        StoredCell(row_key, column, ref_key, shard, generation, added_id, 0, body or large[shard, added_id])
+        for (row_key, column, ref_key, generation, added_id, body, _), shard in rows
+    ]
+    return SpanPage(cells, last)
+
+
+def _newest_in_span(
+    datastore: Datastore,
+    shard: int,
+    columns: Collection[ColumnName],
+    until: int,
+    span: tuple[RowKey, RowKey],
+    columns_max: int,
+    share: int,
+) -> Script:
+    """Selects the newest versions of a shard's rows, with bodies up to `share` bytes, and the length of each."""
+    table = sql("%s.entity", Name(datastore.database(shard)))
+    groups = (
+        f"SELECT row_key, column_name, MAX(ref_key) AS ref_key FROM {table} FORCE INDEX (cell)"
+        + sql(" WHERE row_key > %s AND row_key <= %s AND added_id <= %s", *span, until)
+        + f" AND column_name IN ({commas([sql('%s', name.encode()) for name in sorted(columns)])})"
+        + f" GROUP BY row_key, column_name ORDER BY row_key, column_name LIMIT {columns_max}"
+    )
+    return (
+        "SELECT row_key, column_name, ref_key, newest.generation, newest.added_id,"
+        f" IF(LENGTH(newest.body) <= {share}, newest.body, NULL), LENGTH(newest.body)"
+        f" FROM ({groups}) AS met STRAIGHT_JOIN {table} AS newest USING (row_key, column_name, ref_key)"
+        " ORDER BY row_key, column_name"
+    )
 
 
 def _newest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from schemaless.cell import RowKey
-from schemaless.index.comparison import EntryPlace
+from schemaless.index.comparison import EntryPlace, row_before
 from schemaless.index.definition import Field, IndexDefinition
 from schemaless.index.entry import IndexEntry
 from schemaless.index.values import FieldType, Value
@@ -30,6 +30,33 @@ def live_page(
         + f" LIMIT {limit}"
     )
     return _entries(definition, shard, rows)
+
+
+def live_in_span(
+    datastore: Datastore,
+    definition: IndexDefinition,
+    shards: Sequence[int],
+    span: tuple[RowKey, RowKey],
+    limit: int,
+) -> Operation[tuple[Entries, RowKey]]:
+    """Returns the entries of shards of one cluster whose rows are above the first row key, up to the second.
+
+    And up to which row key that is. Each shard gives `limit` entries at most, so it ends before a row that has as many.
+    """
+    after, last = span
+    results = yield ";".join(
+        f"SELECT {_columns(definition)} FROM {index_table.table(datastore, shard, definition)}"
+        + sql(" WHERE live = 1 AND row_key > %s AND row_key <= %s ORDER BY row_key, element", after, last)
+        + f" LIMIT {limit}"
+        for shard in shards
+    )
+    for result in results:
+        if len(result.rows) == limit:
+            last = min(last, row_before(result.rows[-1][0]))
+    found: Entries = {}
+    for shard, result in zip(shards, results, strict=True):
+        found |= _entries(definition, shard, [row for row in result.rows if row[0] <= last])
+    return found, last
 
 
 def of_rows(

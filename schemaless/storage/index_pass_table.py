@@ -1,4 +1,4 @@
-"""index_pass: what the last comparison of each shard of an index with its cells came to, and all of them together."""
+"""index_pass: what the last comparison of each range of an index with its cells came to, and all of them together."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TOTALS = ("missing", "stale", "ghost", "repaired")
 
 
 class IndexPass(msgspec.Struct, frozen=True):
-    """The comparisons of some shards. `last` sums the last one of each shard, and `total` all of them.
+    """The comparisons of some ranges. `last` sums the last one of each range, and `total` all of them.
 
-    `shards` were compared at least once. The one that waits longest was at `compared_since`, in microseconds since the
+    `ranges` were compared at least once. The one that waits longest was at `compared_since`, in microseconds since the
     epoch.
     """
 
-    shards: int
+    ranges: int
     compared_since: int
     last: FaultCounts
     total: FaultCounts
@@ -31,27 +31,27 @@ class IndexPass(msgspec.Struct, frozen=True):
 NO_PASS = IndexPass(0, 0, FaultCounts(), FaultCounts())
 
 
-def note(version: IndexVersion, shard: int, counts: FaultCounts) -> Operation[None]:
-    """Stores what a comparison of one shard came to. Repeated after a lost answer, its totals may count twice."""
+def note(version: IndexVersion, number: int, counts: FaultCounts) -> Operation[None]:
+    """Stores what a comparison of one range came to. Repeated after a lost answer, its totals may count twice."""
     columns = [*_COUNTED, *(f"{name}_total" for name in _TOTALS)]
     values = [counts.rows, *(getattr(counts, name) for name in (*_COUNTED[1:], *_TOTALS))]
     update = [f"{name} = VALUES({name})" for name in ("compared_at", *_COUNTED)]
     update += [f"{name}_total = {name}_total + VALUES({name}_total)" for name in _TOTALS]
     yield (
-        f"INSERT INTO {_TABLE} (datastore, name, number, shard, compared_at, {commas(columns)}) VALUES "
-        + sql("(%s, %s, %s, %s, UTC_TIMESTAMP(6),", version.datastore, version.name, version.number, shard)
+        f"INSERT INTO {_TABLE} (datastore, name, number, range_number, compared_at, {commas(columns)}) VALUES "
+        + sql("(%s, %s, %s, %s, UTC_TIMESTAMP(6),", version.datastore, version.name, version.number, number)
         + commas([str(value) for value in values])
         + f") ON DUPLICATE KEY UPDATE {commas(update)}"
     )
 
 
 def ages(version: IndexVersion) -> Operation[dict[int, float]]:
-    """Returns by shard how many seconds ago it was compared, of the shards that live on this server."""
+    """Returns by number how many seconds ago a range was compared, of those that are noted on this server."""
     rows = yield from query(
-        f"SELECT shard, TIMESTAMPDIFF(MICROSECOND, compared_at, UTC_TIMESTAMP(6)) / 1000000 FROM {_TABLE}"
+        f"SELECT range_number, TIMESTAMPDIFF(MICROSECOND, compared_at, UTC_TIMESTAMP(6)) / 1000000 FROM {_TABLE}"
         + _where(version)
     )
-    return {shard: float(age_s) for shard, age_s in rows}
+    return {number: float(age_s) for number, age_s in rows}
 
 
 def of_datastore(datastore: str) -> Operation[dict[IndexVersion, IndexPass]]:
@@ -79,16 +79,16 @@ def _sums(where: Script) -> Operation[dict[IndexVersion, IndexPass]]:
 
 
 def _pass(row: Row) -> IndexPass:
-    shards, since, *counts = row
+    ranges, since, *counts = row
     numbers = [int(count) for count in counts]
     last = FaultCounts(**dict(zip(("rows", *_COUNTED[1:]), numbers, strict=False)))
-    return IndexPass(shards, since, last, FaultCounts(**dict(zip(_TOTALS, numbers[len(_COUNTED) :], strict=True))))
+    return IndexPass(ranges, since, last, FaultCounts(**dict(zip(_TOTALS, numbers[len(_COUNTED) :], strict=True))))
 
 
 def merged(one: IndexPass, other: IndexPass) -> IndexPass:
-    """Returns what two servers know together: each has shards of its own."""
+    """Returns what two servers know together: each has ranges of its own."""
     return IndexPass(
-        one.shards + other.shards,
+        one.ranges + other.ranges,
         min(one.compared_since, other.compared_since),
         one.last + other.last,
         one.total + other.total,

@@ -301,13 +301,13 @@ CREATE TABLE IF NOT EXISTS schemaless.index_problem (
     KEY counted (datastore, name, number, misfits)
 ) ENGINE=InnoDB;
 
--- What the last comparison of an index with its cells came to, one row for each shard, on the shard's home. The totals are
--- of all comparisons by indexers.
+-- What the last comparison of an index with its cells came to, one row for each range of row keys, on the home of the shard
+-- with the range's number. The totals are of all comparisons by the index cleaner.
 CREATE TABLE IF NOT EXISTS schemaless.index_pass (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     number INT UNSIGNED NOT NULL,
-    shard INT UNSIGNED NOT NULL,
+    range_number INT UNSIGNED NOT NULL,
     compared_at DATETIME(6) NOT NULL,
     cell_rows BIGINT UNSIGNED NOT NULL,
     entries BIGINT UNSIGNED NOT NULL,
@@ -320,7 +320,7 @@ CREATE TABLE IF NOT EXISTS schemaless.index_pass (
     stale_total BIGINT UNSIGNED NOT NULL,
     ghost_total BIGINT UNSIGNED NOT NULL,
     repaired_total BIGINT UNSIGNED NOT NULL,
-    PRIMARY KEY (datastore, name, number, shard)
+    PRIMARY KEY (datastore, name, number, range_number)
 ) ENGINE=InnoDB;
 
 -- The parts of a job that compares an index with its cells, one for each shard, on the shard's home. The indexer that has

@@ -547,7 +547,7 @@ async def test_bad_input_of_problems(call, by_hand):
 
 
 async def test_an_index_shows_what_its_cleaner_found(call, by_hand, storage, datastore):
-    """Null until every shard was compared; the totals are in the metrics, too, and all goes with the index."""
+    """Null until every range was compared; the totals are in the metrics, too, and all goes with the index."""
     make(call)
     await by_hand.index_all()
     version = IndexVersion(datastore.name, NAME, 1)
@@ -562,7 +562,7 @@ async def test_an_index_shows_what_its_cleaner_found(call, by_hand, storage, dat
     found = call.get(f"/indexes/{NAME}").json()["cleaner"]
     assert found["compared_since"] is not None
     shards = datastore.shards
-    assert (found["shards"], found["rows"], found["entries"], found["missing"]) == (shards, 3 * shards, 4 * shards, 0)
+    assert (found["ranges"], found["rows"], found["entries"], found["missing"]) == (shards, 3 * shards, 4 * shards, 0)
     assert found["total"] == {"missing": 2, "stale": 0, "ghost": shards, "repaired": 2}
     async with AsyncStorage(by_hand.topology) as opened:
         samples, metrics = PassSamples(opened, timeout_s=5), Metrics()

@@ -17,9 +17,10 @@ from schemaless.cell import RowKey, row_key_text
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Invalid, NotReady
+from schemaless.index import inspection
 from schemaless.index.comparison import EntryFaultKind, EntryPlace
 from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, one_row, sweep
+from schemaless.index.sweep import SweepSelection, one_row, ranges_of, sweep, sweep_range
 from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_definition_table, index_table
@@ -91,6 +92,20 @@ class Indexed(Rows):
                 after = page.last
         return faults
 
+    async def inspect_ranges(self):
+        """All faults, as the cleaner finds them: both directions at once, one range of row keys after the other."""
+        faults, rows = [], 0
+        for number in range(ranges_of(self.datastore)):
+            async for page in sweep_range(self.inspector, await self.masters(), number):
+                assert page.unsettled == 0
+                faults += [fault for found in page.faults.values() for fault in found]
+                rows += page.rows
+        logs = [
+            self.master(shard).run(entity_table.read_after, self.datastore, shard, 0, 1000) for shard in range(SHARDS)
+        ]
+        assert rows == len({cell.row_key for cells in logs for cell in cells})
+        return faults
+
 
 @pytest.fixture
 def indexed(storage, async_storage, make_datastore):
@@ -118,9 +133,33 @@ async def filled(indexed, index):
 async def test_an_index_that_follows_its_cells_has_no_faults(indexed, index):
     """Moves, versions, arrays and tombstones are no faults, and an index that is behind has none either."""
     rows, row_keys = await filled(indexed, index)
-    assert await rows.inspect() == []
+    assert await rows.inspect() == await rows.inspect_ranges() == []
     rows.put(rows.cell(row_keys[0], "BASE", 3, {"owner": "someone else", "number": 3, "tags": []}))
-    assert await rows.inspect() == []
+    assert await rows.inspect() == await rows.inspect_ranges() == []
+
+
+@pytest.mark.parametrize("bound", ["entries", "bytes", "columns"])
+async def test_a_span_keeps_its_bounds(indexed, monkeypatch, bound):
+    """Rows with more entries or larger bodies than a span may have are compared alone, and no row is left out."""
+    rows, row_keys = await filled(indexed, elements())
+    first, last = bytes(16), b"\xff" * 16
+    tags = [{"name": "same", "weight": n} for n in range(40)]
+    for row in (first, row_keys[3], last):
+        rows.put(rows.cell(row, "BASE", 7, {"tags": tags, "text": "".join(map(str, range(2000)))}))
+    await rows.follow()
+    if bound == "entries":
+        monkeypatch.setattr(inspection, "_SPAN_ENTRY_BYTES_MAX", 1)
+    elif bound == "bytes":
+        monkeypatch.setattr(inspection.entity_walk.span, "__defaults__", (100,))
+    else:
+        rows.inspector.page_rows = 1
+    assert await rows.inspect_ranges() == []
+    damaged = {place[:2] for place in rows.wanted(rows.index) if place[1] in (first, last) and place[2] == 39}
+    for shard, row in damaged:
+        rows.sql(shard, f"DELETE FROM {{table}} WHERE row_key = x'{row.hex()}' AND element = 39")
+    found = await rows.inspect_ranges()
+    assert {fault.place[:2] for fault in found} == damaged != set()
+    assert {fault.kind for fault in found} == {MISSING}
 
 
 async def test_every_kind_of_damage_is_named_and_repaired(indexed, storage):
@@ -154,9 +193,11 @@ async def test_every_kind_of_damage_is_named_and_repaired(indexed, storage):
     await rows.follow()
     plant(GHOST, insert + f"VALUES (x'{without.hex()}', 0, 5, 5, 1, 'z')", (1, without, 0))
 
+    by_ranges = await rows.inspect_ranges()
     faults = await rows.inspect()
-    assert {fault.place: fault.kind for fault in faults} == planted
-    assert len(faults) == len(planted)
+    for found in (faults, by_ranges):
+        assert {fault.place: fault.kind for fault in found} == planted
+        assert len(found) == len(planted)
     assert await rows.inspector.repair(faults) == len(planted)
     assert rows.found(rows.index) == wanted
     assert await rows.inspect() == []
@@ -315,7 +356,7 @@ async def test_only_a_complete_index_is_checked(indexed, command):
 
 
 async def test_the_cleaner_repairs_and_notes_what_it_found(indexed, async_storage):
-    """It compares each shard once in a period, of those that it owns, and goes on where another one was."""
+    """It compares each range once in a period, of those that it owns, and goes on where another one was."""
     rows, _ = await filled(indexed, definition())
     wanted = rows.wanted(rows.index)
     (shard, row, _), *_ = sorted(wanted)
@@ -339,11 +380,11 @@ async def test_the_cleaner_repairs_and_notes_what_it_found(indexed, async_storag
 
     assert await clean([0, 1]) == 2
     first = await noted()
-    assert (first.shards, first.last.ghost) == (2, 1)
+    assert first.ranges == 2
     assert await clean(range(SHARDS)) == 2  # the others: those two were compared a moment ago
     found = await noted()
     assert rows.found(rows.index) == wanted
-    assert (found.shards, found.last.rows, found.total.missing, found.total.ghost, found.total.repaired) == (
+    assert (found.ranges, found.last.rows, found.total.missing, found.total.ghost, found.total.repaired) == (
         SHARDS, 80, 1, 1, 2,
     )  # fmt: skip
     assert first.compared_since == found.compared_since
@@ -357,5 +398,5 @@ async def test_a_cleaner_waits_for_an_index_that_it_cannot_read(indexed, async_s
     cleaner.watch([rows.index])
     with capture_logs() as logs:
         assert [await cleaner.step() for _ in range(SHARDS)] == [0] * SHARDS
-    assert "a shard of an index isn't compared" in {entry["event"] for entry in logs}
+    assert "a range of an index isn't compared" in {entry["event"] for entry in logs}
     assert await cleaner.step() > 0

@@ -7,7 +7,8 @@ import pytest
 
 from indexer import index_cleaner
 from indexer.index_cleaner import BUSY_FACTOR, IndexCleaner
-from schemaless.index.sweep import SweptPage
+from schemaless.cell import RowKey
+from schemaless.index.inspection import InspectedSpan
 from schemaless.topology import Datastore
 
 ROWS = 500
@@ -43,10 +44,10 @@ class Inspector:
 async def test_a_page_counts_more_while_cells_come_in(monkeypatch: pytest.MonkeyPatch, busy: bool, counted: int):
     """So the rate is a tenth, and never nothing."""
 
-    async def pages(*arguments: Any) -> AsyncIterator[SweptPage]:
-        yield SweptPage(ROWS, 0, {}, 0, steps=1)
+    async def pages(*arguments: Any) -> AsyncIterator[InspectedSpan]:
+        yield InspectedSpan(ROWS, ROWS, {}, 0, RowKey(b""))
 
-    monkeypatch.setattr(index_cleaner, "sweep", pages)
+    monkeypatch.setattr(index_cleaner, "sweep_range", pages)
     datastore = Datastore("trips", 4, 4, ("a",))
     cleaner = IndexCleaner(Storage(), datastore, lambda: [0], 700, is_busy=lambda: busy)  # type: ignore[arg-type]
     cleaner._rate = rate = Rate()  # type: ignore[assignment]
