@@ -251,8 +251,15 @@ class _Nodes(Collector):
         labels = ["cluster", "node", "role"]
         up = GaugeMetricFamily("schemaless_api_node_up", "Whether a MySQL server answered last time.", labels=labels)
         lag = GaugeMetricFamily("schemaless_api_node_lag_seconds", "How far it is behind its master.", labels=labels)
+        faults = GaugeMetricFamily(
+            "schemaless_api_node_setting_faults",
+            "Settings of a MySQL server that break a promise.",
+            labels=[*labels, "setting"],
+        )
         for node in self._storage.nodes.values():
             named = [node.node.cluster, node.node.name, node.node.role.value]
             up.add_metric(named, 1.0 if self._breaker.answers(node) else 0.0)
             lag.add_metric(named, self._lag.lag_s(node))
-        return (up, lag)
+            for fault in node.settings.faults:
+                faults.add_metric([*named, fault.name], 1.0)
+        return (up, lag, faults)

@@ -75,6 +75,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         shares=shares_of(settings.connections_max),
         connect_timeout_s=settings.connect_timeout_s,
         timeout_s=settings.statement_timeout_s,
+        lossy_masters=settings.lossy_masters,
     ) as storage:
         read_breaker = ReadBreaker()
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)

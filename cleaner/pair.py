@@ -14,7 +14,7 @@ from schemaless.config import CleanerSettings
 from schemaless.errors import HeadsLocked, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import buffer_table, entity_table
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.buffer_table import Buffered
 from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import Args, Operation
@@ -56,6 +56,10 @@ class ClusterPair:
 
     async def run(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
         return await node.run(operation, *args, timeout_s=self._timeout_s)
+
+    async def write(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
+        """Does the same for what must be durable. Raises NotDurable for a master that may lose it."""
+        return await node.run(operation, *args, timeout_s=self._timeout_s, traffic=Traffic.WRITE)
 
     async def digests(self, node: AsyncNode, rows: Sequence[Buffered]) -> tuple[Digests, Errors]:
         """Returns by buffer_id the digest of each cell as `node` shows it, None for one that isn't there, and the

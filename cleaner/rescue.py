@@ -186,7 +186,7 @@ class Rescue:
         if cells:
             believed = max(time.time() * 1e6, await self._pair.run(self._pair.secondary, shard_head.clock))
             latest = int(believed + shard_head.CLOCK_AHEAD_MAX_S * 1e6)
-            await self._pair.run(self._pair.master, entity_table.put_cells, datastore, cells, latest)
+            await self._pair.write(self._pair.master, entity_table.put_cells, datastore, cells, latest)
 
     async def _note_errors(self, rows: Sequence[Buffered], errors: Errors) -> None:
         if errors:

@@ -84,6 +84,8 @@ class ServiceSettings(Settings):
     connect_timeout_s: float = shared("SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S", 1.0)
     # Time for one statement. The default is enough for a batch of 16 MiB.
     statement_timeout_s: float = shared("SCHEMALESS_MYSQL_STATEMENT_TIMEOUT_S", 10.0)
+    # Whether masters are written to whose settings may lose what they acknowledged, when their machine crashes.
+    lossy_masters: bool = shared("SCHEMALESS_MYSQL_LOSSY_MASTERS", False)
     # Connections of a process to each MySQL server, at least 3. The API divides them between writes, reads and probes.
     connections_max: Annotated[int, Field(ge=3)] = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
 

@@ -24,6 +24,7 @@ SchemalessError
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
 │   │       ├── TableMissing  it has no such table or database
 │   │       ├── RefusedForGood  it would refuse the same statement again: the statement doesn't fit its tables or rights
+│   │       ├── NotDurable  a master's settings may lose what it acknowledges
 │   │       ├── HeadsLocked  another transaction holds the heads of some shards
 │   │       └── ClockAhead  its clock is ahead of ours and of the other masters'
 │   ├── Overloaded          this process has too much to do: that says nothing about a server
@@ -174,6 +175,12 @@ class RefusedForGood(NodeRefuses):
     """A MySQL server refuses a statement for a reason that doesn't pass by itself."""
 
     hint = "look at the statement and the rights that the message names: sent again unchanged it fails again"
+
+
+class NotDurable(NodeRefuses):
+    """A master is not written to, because a crash of its machine may lose what it acknowledged (I5)."""
+
+    hint = "correct the settings that the message names, or set SCHEMALESS_MYSQL_LOSSY_MASTERS"
 
 
 class HeadsLocked(NodeRefuses):

@@ -110,6 +110,7 @@ class NodeView(View, frozen=True):
     why: str | None
     heads_sum: int | None
     lag_s: float | None
+    setting_faults: list[str]
 
 
 class ClusterView(View, frozen=True):

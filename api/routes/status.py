@@ -126,6 +126,7 @@ def _node_view(request: Request, status: NodeStatus) -> dict[str, Any]:
         "why": status.why or None,
         "heads_sum": status.report.heads_sum if status.report else None,
         "lag_s": round(request.state.lag.lag_s(status.node), 3) if reachable else None,
+        "setting_faults": [str(fault) for fault in status.node.settings.faults],
     }
 
 

@@ -115,6 +115,7 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
         connections_max=settings.connections_max,
         connect_timeout_s=settings.connect_timeout_s,
         timeout_s=settings.statement_timeout_s,
+        lossy_masters=settings.lossy_masters,
     )
     async with AsyncExitStack() as opened:
         if settings.log_level.lower() == "debug":

@@ -18,6 +18,7 @@ from schemaless.errors import Overloaded, SchemalessError, StorageUnavailable
 from schemaless.runtime.loop_lag import LiveTimeout, LoopLag
 from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
 from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
+from schemaless.storage.server_settings import ServerSettings
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, connecting_failed
 from schemaless.topology import Node, Topology
@@ -58,7 +59,8 @@ class _Lane:
 class AsyncNode:
     """One MySQL server, reached through at most `connections_max` connections. Lives on one event loop.
 
-    With `shares` each kind of traffic has connections of its own, else all kinds share them.
+    With `shares` each kind of traffic has connections of its own, else all kinds share them. `settings` says what the
+    server's own settings promise. A master that breaks them takes no write.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class AsyncNode:
         connect_timeout_s: float = 1.0,
         timeout_s: float = 10.0,
         loop_lag: LoopLag | None = None,
+        settings: ServerSettings | None = None,
     ) -> None:
         self.node = node
+        self.settings = settings or ServerSettings(node)
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._loop_lag = LoopLag() if loop_lag is None else loop_lag
@@ -93,9 +97,9 @@ class AsyncNode:
         It is run again from its start after the errors of `again_on`. An operation that isn't idempotent gives
         `again_on=(Busy,)`: after Busy MySQL has rolled back, after a lost connection the outcome is unknown.
 
-        Raises StorageUnavailable (also when the time is over: the outcome is then unknown), Busy, or what the operation
-        raises. Raises Overloaded when no connection was free in that time, or when the event loop was too late to see
-        an answer: neither says anything about the server.
+        Raises StorageUnavailable (also when the time is over: the outcome is unknown then), Busy, NotDurable for a put
+        to a master whose settings may lose it, or what the operation raises. Raises Overloaded when no connection was
+        free in that time, or when the event loop was too late to see an answer: neither says anything about the server.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         lane = self._lanes[traffic]
@@ -107,13 +111,13 @@ class AsyncNode:
         try:
             async with timeout:
                 try:
-                    return await self._attempt(lane, operation, args)  # the usual case pays nothing for the retries
+                    return await self._attempt(traffic, operation, args)  # the usual case pays nothing for the retries
                 except again_on as error:
                     if not runs_again(error, again_on):
                         raise
                 async for attempt in retries(again_on, limit_s):
                     with attempt:
-                        return await self._attempt(lane, operation, args)
+                        return await self._attempt(traffic, operation, args)
         except TimeoutError as error:
             if timeout.server_had_its_time:
                 raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
@@ -135,9 +139,14 @@ class AsyncNode:
             why = f"{self.node.name}: no connection for {traffic} was free for {limit_s} s"
             raise Overloaded(why) from error
 
-    async def _attempt(self, lane: _Lane, operation: Callable[[*Args], Operation[T]], args: tuple[*Args]) -> T:
+    async def _attempt(self, traffic: Traffic, operation: Callable[[*Args], Operation[T]], args: tuple[*Args]) -> T:
+        lane = self._lanes[traffic]
         connection = lane.pool.take() or await self._connect()
         try:
+            if self.settings.due():
+                await _drive(connection, on_node(self.settings.ask(), self.node.name))
+            if traffic is Traffic.WRITE and self.settings.faults:
+                self.settings.require_durable()
             value = await _drive(connection, on_node(operation(*args), self.node.name))
         except ConnectionClosed as error:
             lane.pool.give_after(connection, error)
@@ -171,6 +180,8 @@ class AsyncNode:
 class AsyncStorage(Storage[AsyncNode]):
     """All nodes of a topology, by name. Each has at most `connections_max` connections, in `shares` if these are given.
 
+    `lossy_masters` allows writes to masters whose settings may lose them.
+
     While it is open it measures how late the event loop is, so that no time-out takes a late loop for a dead server.
     """
 
@@ -182,6 +193,7 @@ class AsyncStorage(Storage[AsyncNode]):
         shares: Shares | None = None,
         connect_timeout_s: float = 1.0,
         timeout_s: float = 10.0,
+        lossy_masters: bool = False,
     ) -> None:
         self.loop_lag = LoopLag()
         self._ticking: asyncio.Task[None] | None = None
@@ -194,6 +206,7 @@ class AsyncStorage(Storage[AsyncNode]):
                 connect_timeout_s=connect_timeout_s,
                 timeout_s=timeout_s,
                 loop_lag=self.loop_lag,
+                settings=ServerSettings(node, lossy_allowed=lossy_masters),
             ),
         )
 

@@ -10,6 +10,7 @@ from schemaless.codec import encode_body
 from schemaless.config import CleanerSettings
 from schemaless.errors import Misconfigured, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
+from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.buffer_table import Buffered
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.shard_head import Movement, ServerHistory
@@ -43,7 +44,7 @@ class Server:
         self.slow = frozenset()  # keys for which the time never suffices
         self.server_id = 1
 
-    async def run(self, operation, *args, timeout_s):
+    async def run(self, operation, *args, timeout_s, traffic=Traffic.READ):
         if self.error is not None:
             self.asked.append(operation.__name__)
             raise self.error
@@ -87,7 +88,7 @@ class Secondary:
         self.rows[number] = (Buffered(number, "trips", 0, key, number, size_bytes, digest), body(value))
         return key
 
-    async def run(self, operation, *args, timeout_s):
+    async def run(self, operation, *args, timeout_s, traffic=Traffic.READ):
         if operation is shard_head.clock:
             return 0
         if operation is buffer_table.newest_id:
