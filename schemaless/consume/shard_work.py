@@ -119,16 +119,17 @@ class Unrecorded:
 class ShardWork:
     """One shard: its cursor, and the cells that were handed over and that no call has begun yet.
 
-    `busy`: a call works on it. `page_cells` bounds a page and a call, and is halved by a failure. It then grows only
-    after `careful` more calls. What is `unrecorded` is stored at `record_at`, and a shard that `must_record` waits for
-    that. At `due_at` the handler wants a call although nothing new came. `reported` is the last refusal in the log, and
-    `error` that of the last of its `failures`, which came one after the other.
+    `busy`: a call works on it. The last call that was given cells was given those up to `begun`. `page_cells` bounds a
+    page and a call, and is halved by a failure. It then grows only after `careful` more calls. What is `unrecorded` is
+    stored at `record_at`, and a shard that `must_record` waits for that. At `due_at` the handler wants a call although
+    nothing new came. `reported` is the last refusal in the log, and `error` that of the last of its `failures`, which
+    came one after the other.
     """
 
     __slots__ = (
-        "assignment", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "error", "failures",
-        "is_paused",
-        "must_record", "page_cells", "queued", "record_at", "reported", "served_at", "unrecorded", "wait_until",
+        "assignment", "begun", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "error",
+        "failures", "is_paused", "must_record", "page_cells", "queued", "record_at", "reported", "served_at",
+        "unrecorded", "wait_until",
     )  # fmt: skip
 
     def __init__(self, shard: int, counts: CursorCounts, queued: QueuedBytes) -> None:
@@ -138,6 +139,7 @@ class ShardWork:
         self.cells: deque[StoredCell] = deque()
         self.cells_bytes = 0
         self.busy = False
+        self.begun = self.cursor.at
         self.assignment = Assignment.OURS
         self.failures = 0
         self.error = ""
@@ -251,6 +253,8 @@ class ShardWork:
             count_max = self.caution.cells_of_call(self.cells, foreign.calls, count_max)
         cells = [self.cells.popleft() for _ in range(min(count_max, len(self.cells)))]
         self._count(-sum([len(cell.body) for cell in cells]))
+        if cells:
+            self.begun = position_of(cells[-1])
         return cells
 
     def drop(self) -> None:
@@ -262,10 +266,13 @@ class ShardWork:
         self.queued.total += change
 
     def leave_to_the_log(self) -> None:
-        """Forgets what waits: the log has it, too. So a slow consumer costs no memory."""
-        first = self.cells[0]
+        """Forgets what waits: the log has it, too. So a slow consumer costs no memory.
+
+        The position before it has a digest, which proves that the log is still the same (I16).
+        """
+        before, done = self.cells[0].added_id - 1, self.cursor.done
         self.drop()
-        self.cursor.rewind(Position(self.shard, first.generation, first.added_id - 1))
+        self.cursor.rewind(done if done.added_id == before else self.begun)
 
     def report(self, consumer: str, refusal: str | None) -> None:
         """Logs why the shard waits, each reason once."""

@@ -803,6 +803,30 @@ async def test_another_history_is_refused_and_nothing_of_it_is_called(world):
     assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("in_flight", [1, 0])
+async def test_what_a_queue_left_to_the_log_comes_from_the_same_history(world, in_flight):
+    """I16: a shard is slow or paused while its master is restored and grows again, with other cells under the numbers.
+
+    The position to read on from is the cell in flight, or else the checkpoint. Either has a digest.
+    """
+    world.log.grow(0, 2000)
+    await world.bring(*cells(0, 1, 3))
+    world.handler.gates[0] = asyncio.Event()
+    if in_flight:
+        await world.bring(*cells(0, 4, 4))
+    else:
+        world.delivery.pause(lambda shard: True)
+    world.delivery.take(0, cells(0, 4 + in_flight, 2000))
+    assert world.delivery.cursors()[0].at.added_id == 3 + in_flight
+    world.log.table = MemoryEntityTable(Datastore("d", max(SHARDS) + 1, 1, ("a",)), clock_us=lambda: 1_000_000)
+    world.log.grow(0, 2001)
+    world.delivery.pause(lambda shard: False)
+    await world.settle()
+    world.handler.gates[0].set()
+    await world.until(lambda: world.delivery.cursors()[0].state is CursorState.REFUSED)
+    assert world.handler.seen[0] == list(range(1, 4 + in_flight))
+
+
 async def test_records_that_the_log_does_not_have_cost_no_read_until_the_next_look(world):
     world.log.grow(0, 2)
     await world.bring(*cells(0, 1, 2), *cells(0, 4, 5))
