@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from schemaless.consume.ports import Advance, CheckpointStore, Handler, Log, ShardCheckpoint
-from schemaless.errors import Fenced, LocationGone
+from schemaless.errors import Fenced, LocationGone, StorageUnavailable
 from schemaless.position import Position
 
 log = structlog.get_logger()
@@ -33,6 +33,13 @@ class History:
             if answer.generation <= position.generation:
                 raise answer
             await self.take_back(answer, checkpoint.position)
+
+    async def identified(self, position: Position) -> Position:
+        """Returns a position of the present history with the digest of its cell (I16). Raises StorageUnavailable."""
+        answer = (await self._log.read({position.shard: position}, 0)).get(position.shard)
+        if answer is None or isinstance(answer, LocationGone) or answer.digest is None:
+            raise StorageUnavailable(f"the cell at {position.location} of shard {position.shard} can't be read now")
+        return Position(position.shard, position.generation, position.added_id, digest=answer.digest)
 
     async def take_back(self, gone: LocationGone, to: Position) -> None:
         """Undoes what cells caused that a generation superseded, and moves their shard's checkpoint back.

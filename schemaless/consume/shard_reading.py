@@ -108,6 +108,7 @@ class ShardReading:
         back = cursor.at
         work.caution.forget()
         cursor.forget()  # where this fails, the shard begins anew with its checkpoint, and comes here again
+        back = await self._history.identified(back)
         try:
             await self._history.take_back(gone, back)
         except Fenced:

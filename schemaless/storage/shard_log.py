@@ -85,8 +85,11 @@ def follow(
     rows = {number: found for (number, _), found in zip(proven, kept, strict=True)}
     bodies = yield from _large_bodies(datastore, rows)
     for number, result in proven:
-        if rows[number] or not result.rows:
+        if rows[number]:
             answers[number] = ProvenPage(_cells(number, rows[number], bodies.get(number, {})), heads[number])
+        elif not result.rows:
+            first = firsts[number]
+            answers[number] = ProvenPage((), heads[number], BEGINNING_DIGEST if first is None else _digest(first))
     return answers
 
 

@@ -214,7 +214,8 @@ class MemoryHomeLog:
             verify_position(position, found, starts, head.location)
         except LocationGone as gone:
             return gone
-        return ProvenPage(table.read_after(position.shard, at, limit), Location(head.generation, head.added_id))
+        page = table.read_after(position.shard, at, limit)
+        return ProvenPage(page, Location(head.generation, head.added_id), None if page else found)
 
 
 class MemoryParkedStore:

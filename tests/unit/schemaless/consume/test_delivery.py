@@ -66,7 +66,8 @@ class MemoryLog:
             verify_position(position, found, starts, head.location)
         except LocationGone as gone:
             return gone
-        return ProvenPage(self.table.read_after(position.shard, at, limit), head.location)
+        page = self.table.read_after(position.shard, at, limit)
+        return ProvenPage(page, head.location, None if page else found)
 
 
 class CheckpointTable:
@@ -708,6 +709,16 @@ async def test_a_superseded_position_goes_back_to_the_new_generation(world):
     assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 5, 6, 7]
     assert world.handler.superseded == [(0, 5, 2)]
     assert world.table.rows[0][1].location == Location(2, 7)
+
+
+async def test_a_checkpoint_that_goes_back_has_the_digest_of_the_cell_that_it_goes_back_to(world):
+    """I16: also where no cell follows that would bring one. Else it would be taken by its number after a restore."""
+    world.log.grow(0, 6)
+    await world.bring(*cells(0, 1, 6))
+    world.log.table.open_generation(0, 5)
+    await world.look_twice()
+    assert world.handler.superseded == [(0, 5, 2)]
+    assert world.table.rows[0][1] == position_of(cells(0, 4, 4)[0])
 
 
 async def test_nothing_goes_on_until_what_was_superseded_is_taken_back(world):
