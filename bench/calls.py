@@ -41,20 +41,20 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison | Figure]:
     history, live, agent = [], [], []
     with service(stack, "tailer", ["tailer"]):
         for number in range(scale.drains):
-            _publish(stack, backlog(cells, stack.datastore.shards, seed=10 + 2 * number))
-            with _worker(stack, f"history{number}", start="beginning") as finished:
-                history.append(_rate(finished, stack.cells()))
-            with _worker(stack, f"live{number}", start="end") as finished:
+            publish(stack, backlog(cells, stack.datastore.shards, seed=10 + 2 * number))
+            with running_program(stack, f"history{number}", start="beginning") as (finished, _):
+                history.append(rate_of(finished, stack.cells()))
+            with running_program(stack, f"live{number}", start="end") as (finished, _):
                 time.sleep(5.0)
                 before = finished()
                 fill_ours(stack, backlog(cells, stack.datastore.shards, seed=11 + 2 * number))
-                live.append(_rate(finished, before + cells, after=before))
+                live.append(rate_of(finished, before + cells, after=before))
             agent.append(_agent_rate(stack, stack.cells()))
-        with _worker(stack, "slow", start="end") as finished:
+        with running_program(stack, "slow", start="end") as (finished, _):
             time.sleep(5.0)
             before = finished()
             fill_ours(stack, _slow(SLOW_CELLS, stack.datastore.shards))
-            slow = _rate(finished, before + SLOW_CELLS, after=before)
+            slow = rate_of(finished, before + SLOW_CELLS, after=before)
     return [
         Comparison("no-op calls, live", "calls/s", Values(tuple(live)), Values(tuple(agent)), at_least(3)),
         Figure("no-op calls, history", "calls/s", Values(tuple(history)), at_least(70_000)),
@@ -74,7 +74,7 @@ def _slow(count: int, shards: int) -> Iterator[ShardCell]:
         yield msgspec.structs.replace(cell, key=key)
 
 
-def _publish(stack: BenchStack, cells: Iterator[ShardCell]) -> None:
+def publish(stack: BenchStack, cells: Iterator[ShardCell]) -> None:
     """Writes cells, and returns when the tailer has published all."""
     fill_ours(stack, cells)
     datastore = stack.datastore
@@ -83,12 +83,18 @@ def _publish(stack: BenchStack, cells: Iterator[ShardCell]) -> None:
 
 
 @contextmanager
-def _worker(stack: BenchStack, program: str, *, start: str) -> Iterator[Callable[[], int]]:
-    """Runs the program under a name of its own. Yields a function that returns how many cells are finished."""
+def running_program(
+    stack: BenchStack, program: str, *, start: str, source: str = "noop_trigger.py", **settings: str
+) -> Iterator[tuple[Callable[[], int], LocalServer]]:
+    """Runs a file of this folder under a name of its own.
+
+    Yields a function that returns how many cells are finished, and the worker.
+    """
     module = stack.folder / f"{program}.py"
-    module.write_text(Path(__file__).with_name("noop_trigger.py").read_text())
+    module.write_text(Path(__file__).with_name(source).read_text())
     arguments = ["consumers", program, "--datastore", stack.datastore.name, "--from", start]
-    with SyncStorage(stack.topology) as storage, service(stack, program, arguments, {"PYTHONPATH": str(stack.folder)}):
+    environment = {"PYTHONPATH": str(stack.folder), **settings}
+    with SyncStorage(stack.topology) as storage, service(stack, program, arguments, environment) as worker:
 
         def finished() -> int:
             found = [
@@ -99,10 +105,10 @@ def _worker(stack: BenchStack, program: str, *, start: str) -> Iterator[Callable
             ]
             return stack.cells() - sum(row.lag for row in found) if sum(row.shards for row in found) else 0
 
-        yield finished
+        yield finished, worker
 
 
-def _rate(finished: Callable[[], int], until: int, after: int = 0) -> float:
+def rate_of(finished: Callable[[], int], until: int, after: int = 0) -> float:
     """Returns cells a second, from the first that are finished after `after` to the last. Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT_S
     first: Sample | None = None

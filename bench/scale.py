@@ -25,6 +25,7 @@ class Scale:
     idle_s: float
     awakenings: int
     cells_called: int
+    cells_parked: int
     cells_indexed: int
     cost_cells_few: int
     cost_cells_many: int
@@ -44,6 +45,7 @@ QUICK = Scale(
     idle_s=10.0,
     awakenings=5,
     cells_called=60_000,
+    cells_parked=20_000,
     cells_indexed=50_000,
     cost_cells_few=20_000,
     cost_cells_many=100_000,
@@ -62,6 +64,7 @@ FULL = Scale(
     idle_s=30.0,
     awakenings=15,
     cells_called=300_000,
+    cells_parked=100_000,
     cells_indexed=300_000,
     cost_cells_few=100_000,
     cost_cells_many=5_000_000,

@@ -19,6 +19,7 @@ from bench import (
     puts,
     reads,
     restart,
+    waiting,
     whole_stack,
 )
 from bench.figures import Figure
@@ -158,6 +159,17 @@ def trigger_calls(folder: Path, scale: Scale, _beside: Path | None) -> list[Sect
     return [Section("Calls of triggers", notes, rows)]
 
 
+def waiting_rows(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
+        found = waiting.measure(stack, scale)
+    notes = (
+        f"One worker process, with SCHEMALESS_CONSUMERS_PARALLEL={waiting.PARALLEL} for slow calls. Parked cells in "
+        "turns: beside the program that has them, one of the same code without. The outage: every call fails for "
+        f"{waiting.OUTAGE_S:.0f} s after the trip, at {waiting.FED_PER_S} new rows a second."
+    )
+    return [Section("Rows that wait", notes, found)]
+
+
 def index_maintenance(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
         rows = indexing.measure(stack, scale)
@@ -202,6 +214,7 @@ SUITES: Mapping[str, Suite] = {
     "idle": idle_tailer,
     "restart": restarted_indexer,
     "calls": trigger_calls,
+    "waiting": waiting_rows,
     "indexing": index_maintenance,
     "cleaning": index_cleaning,
     "cell-cost": cost_of_a_cell,

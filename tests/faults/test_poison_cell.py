@@ -1,6 +1,7 @@
-"""A cell whose call kills its process, or never returns: it is parked, and everything else goes on (I10, I12, I14).
+"""A cell whose call ends its process, blocks it, takes its memory or never returns: it is parked, and others go on.
 
-Real workers, which are started again as their supervisor would. Some are killed from outside meanwhile.
+That holds I10, I12 and I14. Real workers, which are started again as their supervisor would. Some are killed from
+outside meanwhile.
 """
 
 import os
@@ -17,28 +18,65 @@ from schemaless.storage.parked_table import Cause
 from tests.consumer_harness import heads, reached, running_consumer, write_program
 from tests.log_harness import new_cell, put, running_tailers
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
 
 SHARDS, POISONED, BEFORE = 4, 1, 20
 KILLS_MAX = 2
-ENDS = [("kill", TransportKind.FAUST)]
+ENDS = [("kill", TransportKind.FAUST, Cause.KILLED)]
 if os.environ.get("SCHEMALESS_FAULTS_LONG"):
-    ENDS.append(("hang", TransportKind.PLAIN))
+    ENDS += [
+        ("hang", TransportKind.PLAIN, Cause.HUNG),
+        ("exit", TransportKind.PLAIN, Cause.KILLED),
+        ("block", TransportKind.FAUST, Cause.KILLED),
+        ("block", TransportKind.PLAIN, Cause.KILLED),
+        ("leak", TransportKind.FAUST, Cause.ERROR),
+        ("raise", TransportKind.PLAIN, Cause.ERROR),
+    ]
 PROGRAM = """
-import os, pathlib, signal, time
-from schemaless import trigger
+import asyncio, os, pathlib, resource, signal, sys, time
+from schemaless import RetryPolicy, trigger
 
 HERE = pathlib.Path(__file__).parent
 CALLS = os.open(HERE / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+class Odd(BaseException):
+    pass
 
-@trigger(column="BASE")
-def call(cell):
+def end(how):
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        sys.exit(3)
+    if how == "raise":
+        raise Odd
+    if how == "leak":
+        fill_memory()
+    time.sleep(3600)
+
+def fill_memory():
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), hard))
+    try:
+        held = [bytearray(1 << 26) for _ in range(100)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+def work(cell):
     os.write(CALLS, f"{cell.location}\\n".encode())
-    time.sleep(0.01)
     if cell.body.get("ends") and not (HERE / "repaired").exists():
-        if cell.body["ends"] == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(3600)
+        end(cell.body["ends"])
+
+@trigger(column="BASE", retry=RetryPolicy(attempts=2, delay=0.1))
+"""
+SYNC = """
+def call(cell):
+    time.sleep(0.01)
+    work(cell)
+"""
+ASYNC = """
+async def call(cell):
+    await asyncio.sleep(0.01)
+    work(cell)
 """
 
 
@@ -54,16 +92,18 @@ def called(folder):
     return (folder / "calls").read_text().count("\n") if (folder / "calls").exists() else 0
 
 
-@pytest.mark.parametrize(("ends", "transport"), ENDS)
+@pytest.mark.parametrize("case", ENDS, ids=lambda case: f"{case[0]} {case[1].value}")
 def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
-    running, kafka, storage, make_datastore, tmp_path, ends, transport
+    running, kafka, storage, make_datastore, tmp_path, case
 ):
+    ends, transport, cause = case
     datastore = make_datastore(shards=SHARDS, partitions=2)
     ensure_topics(kafka, datastore)
     consumer = f"trigger:poison_{ends}"
-    program = ["consumers", write_program(tmp_path, f"poison_{ends}", PROGRAM), "--datastore", datastore.name]
+    text = PROGRAM + (ASYNC if ends == "block" else SYNC)
+    program = ["consumers", write_program(tmp_path, f"poison_{ends}", text), "--datastore", datastore.name]
     settings = {"topology": running.path, "kafka": kafka, "transport": transport.value, "session_timeout_s": 1.5}
-    settings |= {"kills_max": KILLS_MAX, "call_limit_s": 2.0}
+    settings |= {"kills_max": KILLS_MAX, "call_limit_s": 2.0, "hang_limit_s": 6.0}
 
     def put_cells(count, **body):
         for shard in range(SHARDS):
@@ -71,7 +111,7 @@ def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
 
     put_cells(BEFORE)
     with running_tailers(1, running.path, kafka, datastore), running_consumer(program, settings) as worker:
-        deadline = time.monotonic() + 90.0
+        deadline = time.monotonic() + 180.0
         ended = 0
 
         def until(holds):
@@ -97,9 +137,9 @@ def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
         until(lambda: len(rows(storage, datastore, consumer)) == SHARDS)
         until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
         (record,) = parked()
-        assert (record.added_id, record.cause) == (BEFORE + 1, Cause({"kill": "killed", "hang": "hung"}[ends]))
-        assert record.kills == KILLS_MAX
-        assert ended <= KILLS_MAX + 1
+        assert (record.added_id, record.cause) == (BEFORE + 1, cause)
+        assert record.kills == (0 if cause is Cause.ERROR else KILLS_MAX)
+        assert ended <= (0 if cause is Cause.ERROR else KILLS_MAX + 1)
         assert {(row.state, row.kills) for row in rows(storage, datastore, consumer).values()} == {(State.RUNNING, 0)}
         (tmp_path / "repaired").touch()
         marked = "UPDATE schemaless.parked SET ordered = 'retry', due_at = UTC_TIMESTAMP(6)"

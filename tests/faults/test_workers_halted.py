@@ -53,7 +53,7 @@ def work(cell):
     if cell.body["is_poison"] and not (HERE / "repaired").exists():
         raise ValueError("poison")
 
-@trigger(column="BASE", retry=RetryPolicy(attempts=3, delay=0.4, backoff=1), max_age=1800)
+@trigger(column="BASE", retry=RetryPolicy(attempts=int(os.environ["ATTEMPTS"]), delay=0.4, backoff=1), max_age=1800)
 """
 FUNCTIONS = (
     """
@@ -131,9 +131,10 @@ class Play:
         arguments = [program, "--datastore", self.datastore.name]
         ordinary = ["consumers", *arguments]
         halting = ["tests.faults.halting_worker", step, sign, str(folder / "armed"), *arguments] if step else ordinary
+        # With few rows, an outage is seen only after some time: shards and workers don't begin together.
+        environment = {"SCENE_DIR": str(folder), "ATTEMPTS": "12" if sign == "outage" else "3"}
         workers = [
-            stack.enter_context(running_consumer(command, settings, {"SCENE_DIR": str(folder)}))
-            for command in (halting, ordinary)
+            stack.enter_context(running_consumer(command, settings, environment)) for command in (halting, ordinary)
         ]
         checker = TriggerChecker(self.storage, self.datastore, name, "BASE", self.client, folder / "calls")
         self.scenes.append(Scene(sign, step, in_replay, name, folder, checker, *workers))
@@ -263,4 +264,5 @@ def test_every_promise_holds_wherever_a_worker_ends(running, kafka, storage, mak
         play.check(parked=3 * POISON_ROWS)
         play.replay(3 * POISON_ROWS)
         play.check(parked=0)
-        assert {worker.stop() for scene in play.scenes for worker in (scene.halting, scene.other)} == {0}
+        stopped = {worker.stop() for scene in play.scenes for worker in (scene.halting, scene.other)}
+        assert stopped <= {0, -signal.SIGTERM}  # one that was started a moment ago may not listen to SIGTERM yet
