@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,7 @@ from api.triggers.samples import TriggerSamples
 from schemaless.cell import PutStatus
 from schemaless.index.comparison import EntryFaultKind
 from schemaless.runtime.loop_lag import LoopLag
+from schemaless.runtime.service_metrics import ServiceMetrics
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.translation import refusals
 
@@ -30,7 +31,8 @@ class Metrics:
     """Keeps the children by label values: Prometheus' own look-up costs more than counting."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self._process = ServiceMetrics("api")
+        self.registry = self._process.registry
         self._requests = Counter(
             "schemaless_api_requests", "Requests answered.", ["route", "status"], registry=self.registry
         )
@@ -41,6 +43,14 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._stages = Histogram(
+            "schemaless_api_put_stage_seconds",
+            "Parts of a put: the second copy into a buffer, and the cell at home.",
+            ["datastore", "stage"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._stage_children: dict[tuple[str, str], Histogram] = {}
         self._request_children: dict[tuple[str, int], Counter] = {}
         self._second_children: dict[str, Histogram] = {}
 
@@ -55,6 +65,13 @@ class Metrics:
         counter.inc()
         histogram.observe(seconds)
 
+    def put_stage(self, datastore: str, stage: str, seconds: float) -> None:
+        """Counts one part of a put. A batch counts once for each home."""
+        child = self._stage_children.get((datastore, stage))
+        if child is None:
+            child = self._stage_children[datastore, stage] = self._stages.labels(datastore, stage)
+        child.observe(seconds)
+
     def watch(
         self,
         storage: AsyncStorage,
@@ -63,6 +80,7 @@ class Metrics:
         puts: PutCounts,
         held_shards: Callable[[], int],
     ) -> None:
+        self._process.watch_storage(storage)
         self.registry.register(_Nodes(storage, breaker, lag))
         self.registry.register(_PutCollector(puts))
         self.registry.register(_RefusalCollector(refusals.counts))
@@ -250,7 +268,11 @@ class _Nodes(Collector):
     def collect(self) -> Iterable[Metric]:
         labels = ["cluster", "node", "role"]
         up = GaugeMetricFamily("schemaless_api_node_up", "Whether a MySQL server answered last time.", labels=labels)
-        lag = GaugeMetricFamily("schemaless_api_node_lag_seconds", "How far it is behind its master.", labels=labels)
+        lag = GaugeMetricFamily(
+            "schemaless_api_node_lag_seconds",
+            "How far it is behind its master. Absent while it doesn't answer.",
+            labels=labels,
+        )
         faults = GaugeMetricFamily(
             "schemaless_api_node_setting_faults",
             "Settings of a MySQL server that break a promise.",
@@ -258,8 +280,10 @@ class _Nodes(Collector):
         )
         for node in self._storage.nodes.values():
             named = [node.node.cluster, node.node.name, node.node.role.value]
-            up.add_metric(named, 1.0 if self._breaker.answers(node) else 0.0)
-            lag.add_metric(named, self._lag.lag_s(node))
+            answers = self._breaker.answers(node)
+            up.add_metric(named, float(answers))
+            if answers:
+                lag.add_metric(named, self._lag.lag_s(node))
             for fault in node.settings.faults:
                 faults.add_metric([*named, fault.name], 1.0)
         return (up, lag, faults)

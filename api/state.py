@@ -80,8 +80,8 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         read_breaker = ReadBreaker()
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
-        writer = CellWriter(storage, settings, latest=lag.latest_created_at)
         metrics, tokens, catalogue = Metrics(), KnownTokens(storage), Catalogue(storage)
+        writer = CellWriter(storage, settings, latest=lag.latest_created_at, observe=metrics.put_stage)
         timeout_s = settings.status_timeout_s
         metrics.watch_backlogs(backlogs := Backlogs(storage, timeout_s=timeout_s, age_max_s=settings.backlog_age_max_s))
         metrics.watch_problems(problem_samples := ProblemSamples(storage, timeout_s=timeout_s))

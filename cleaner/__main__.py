@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from cleaner.metrics import CleanerMetrics
 from cleaner.service import Cleaner
 from schemaless.config import CleanerSettings
-from schemaless.runtime.lifecycle import run_service
+from schemaless.runtime.lifecycle import ServiceParts, run_service
+
+
+async def serve(parts: ServiceParts[CleanerSettings]) -> None:
+    await Cleaner(parts.storage, parts.settings, CleanerMetrics(parts.metrics.registry)).run(parts.stop)
 
 
 def main() -> None:
-    run_service("cleaner", CleanerSettings, lambda settings, storage, stop: Cleaner(storage, settings).run(stop))
+    run_service("cleaner", CleanerSettings, serve)
 
 
 if __name__ == "__main__":

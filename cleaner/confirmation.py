@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from cleaner.cursor import BufferCursor, Horizon, PageSize
-from cleaner.pair import ClusterPair, Digests, Errors, Swept
+from cleaner.pair import ClusterPair, Digests, Errors, PassName, Swept
 from schemaless.config import CleanerSettings
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import buffer_table
@@ -46,6 +46,10 @@ class Confirmation:
         self._fresh_from_newest = True
         self._oldest = BufferCursor(PageSize(*size))
         self._beyond = BufferCursor(PageSize(*size))
+
+    @property
+    def name(self) -> PassName:
+        return self._pair.pass_name("confirmation")
 
     async def step(self) -> Swept:
         """Makes one pass over the rows that are old enough. Raises StorageUnavailable if the secondary is unreachable.

@@ -25,6 +25,10 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
+PassName = tuple[str, str, str]
+"""The secondary, the home, and confirmation or rescue."""
+
+
 class Swept(msgspec.Struct, frozen=True):
     """What one pass did. `refused`: cells that the home didn't take, although it answers."""
 
@@ -53,6 +57,10 @@ class ClusterPair:
         self.minions = storage.minions(home)
         self.catalogue = catalogue
         self._timeout_s = settings.node_timeout_s
+
+    def pass_name(self, kind: str) -> PassName:
+        """Returns the name of a pass over these rows, for metrics and logs."""
+        return self.secondary.node.cluster, self.home, kind
 
     async def run(self, node: AsyncNode, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
         return await node.run(operation, *args, timeout_s=self._timeout_s)

@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from cleaner.cursor import ALL_SIZES, BufferCursor, Horizon, PageSize
-from cleaner.pair import ClusterPair, Errors, Swept, by_datastore, in_parts
+from cleaner.pair import ClusterPair, Errors, PassName, Swept, by_datastore, in_parts
 from schemaless.config import CleanerSettings
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.runtime.batching import all_or_first_error, chunks
@@ -89,6 +89,10 @@ class Rescue:
         self._walks = (small, large)
         self._turns = deque([self._fresh, small.cursor, large.cursor])
         self._history: ServerHistory | None = None
+
+    @property
+    def name(self) -> PassName:
+        return self._pair.pass_name("rescue")
 
     async def step(self) -> Swept:
         """Makes one pass over the rows that are old enough. Raises StorageUnavailable if the secondary is unreachable.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 
 from cleaner.confirmation import Confirmation
+from cleaner.metrics import CleanerMetrics
 from cleaner.pair import ClusterPair, Swept
 from cleaner.rescue import Rescue
 from schemaless.config import CleanerSettings
@@ -27,7 +29,8 @@ _TIDY_ROWS_MAX = 1000
 class Cleaner:
     """Sweeps all pairs of clusters. Pairs don't wait for one another, and neither do a pair's two passes."""
 
-    def __init__(self, storage: AsyncStorage, settings: CleanerSettings) -> None:
+    def __init__(self, storage: AsyncStorage, settings: CleanerSettings, metrics: CleanerMetrics | None = None) -> None:
+        self._metrics = metrics or CleanerMetrics()
         catalogue = Catalogue(storage)
         clusters = sorted(storage.topology.clusters)
         pairs = [
@@ -44,7 +47,7 @@ class Cleaner:
         """Makes one complete pass over the buffers of all secondaries that can be reached: confirms, then rescues."""
 
         async def both(confirmation: Confirmation, rescue: Rescue) -> Swept:
-            return await _swept(confirmation) + await _swept(rescue)
+            return await self._swept(confirmation) + await self._swept(rescue)
 
         return sum(await asyncio.gather(*(both(*passes) for passes in self._passes)), Swept())
 
@@ -73,7 +76,7 @@ class Cleaner:
     async def _keep_swept(self, one: Confirmation | Rescue, stop: asyncio.Event) -> None:
         shortest_s = pause_s = self._settings.pass_pause_s
         while not stop.is_set():
-            swept = await _swept(one)
+            swept = await self._swept(one)
             pause_s = shortest_s if swept.changed else min(pause_s * 2, shortest_s * _PAUSE_GROWTH_MAX)
             await pause(stop, pause_s)
 
@@ -82,10 +85,13 @@ class Cleaner:
             deleted = await self.tidy()
             await pause(stop, self._settings.pass_pause_s if deleted else _TIDY_PAUSE_S)
 
-
-async def _swept(one: Confirmation | Rescue) -> Swept:
-    try:
-        return await one.step()
-    except SchemalessError as error:  # of one pass of one pair: the others go on
-        log.warning("a buffer can't be swept now", error=str(error))
-        return Swept()
+    async def _swept(self, one: Confirmation | Rescue) -> Swept:
+        began = time.monotonic()
+        try:
+            swept = await one.step()
+        except SchemalessError as error:  # of one pass of one pair: the others go on
+            self._metrics.failed(one.name, type(error).__name__)
+            log.warning("a buffer can't be swept now", secondary=one.name[0], home=one.name[1], why=str(error))
+            return Swept()
+        self._metrics.swept(one.name, swept, time.monotonic() - began)
+        return swept

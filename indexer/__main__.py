@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from indexer.service import IndexerService
 from schemaless.config import IndexerSettings
+from schemaless.consume.metrics import ConsumerMetrics
 from schemaless.runtime.lifecycle import cancelled_at, run_service
 
 
@@ -11,7 +12,10 @@ def main() -> None:
     run_service(
         "indexer",
         IndexerSettings,
-        lambda settings, storage, stop: cancelled_at(stop, IndexerService(settings, storage).run()),
+        lambda parts: cancelled_at(
+            parts.stop,
+            IndexerService(parts.settings, parts.storage, ConsumerMetrics(parts.metrics.registry)).run(),
+        ),
     )
 
 

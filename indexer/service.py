@@ -27,6 +27,7 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import IndexerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.metrics import ConsumerMetrics
 from schemaless.consume.worker import Worker
 from schemaless.errors import RefusedForGood, SchemalessError
 from schemaless.index.catalogue import IndexWatch, bring_up, fail_index
@@ -46,7 +47,10 @@ _LOOK_PAUSE_S = 0.5
 class IndexerService:
     """Runs a DatastoreIndexer for every datastore of the catalogue, or for those that the settings name."""
 
-    def __init__(self, settings: IndexerSettings, storage: AsyncStorage) -> None:
+    def __init__(
+        self, settings: IndexerSettings, storage: AsyncStorage, metrics: ConsumerMetrics | None = None
+    ) -> None:
+        self._metrics = metrics
         self._settings = settings
         self._storage = storage
         self._catalogue = Catalogue(storage)
@@ -64,19 +68,28 @@ class IndexerService:
                 for name, datastore in found.items():
                     if name not in known and (not named or name in named):
                         known.add(name)
-                        tasks.create_task(DatastoreIndexer(self._settings, self._storage, datastore).run())
+                        indexer = DatastoreIndexer(self._settings, self._storage, datastore, self._metrics)
+                        tasks.create_task(indexer.run())
                 await asyncio.sleep(_LOOK_PAUSE_S)
 
 
 class DatastoreIndexer:
     """Keeps all indexes of one datastore current, in one host of consumers."""
 
-    def __init__(self, settings: IndexerSettings, storage: AsyncStorage, datastore: Datastore) -> None:
+    def __init__(
+        self,
+        settings: IndexerSettings,
+        storage: AsyncStorage,
+        datastore: Datastore,
+        metrics: ConsumerMetrics | None = None,
+    ) -> None:
         self._settings = settings
         self._storage = storage
         self._datastore = datastore
         self._watch = IndexWatch(storage, datastore)
         self._host = ConsumerHost(storage, datastore, settings)
+        if metrics is not None:
+            metrics.watch(datastore, self._host)
         self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
         self._host.join(self._transport)
         self._worker = Worker(storage, datastore, INDEXER)

@@ -52,7 +52,8 @@ class StackSettings(Settings):
     cache: Path = Path("~/.cache/schemaless")  # Where downloaded server programs are kept, for all checkouts of a user.
     # The kind of server of a new stack. It is mariadb by default, because Debian packages it.
     mysql_flavour: Literal["mariadb", "mysql"] | None = None
-    first_port: int | None = None  # The first of ten ports of a new stack. By default, free ports are picked and kept.
+    # The first of fourteen ports of a new stack. By default, free ports are picked and kept.
+    first_port: int | None = None
     # Whether a new stack takes 8000, 8001 and 9092 where they are free and no other stack of this user has them.
     usual_ports: bool = True
     # The longest that `up` warms a broker which it has just started. 0 leaves the broker cold, as tests do.
@@ -88,6 +89,17 @@ class ServiceSettings(Settings):
     lossy_masters: bool = shared("SCHEMALESS_MYSQL_LOSSY_MASTERS", False)
     # Connections of a process to each MySQL server, at least 3. The API divides them between writes, reads and probes.
     connections_max: Annotated[int, Field(ge=3)] = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
+
+
+class MeasuredSettings(ServiceSettings):
+    """Settings of the services beside the API, which serve their metrics on a port of their own."""
+
+    # The port at which this process serves /metrics. By default it serves none, and 0 takes any free port.
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    # The address at which services beside the API serve /metrics, loopback by default.
+    metrics_host: str = shared("SCHEMALESS_METRICS_HOST", "127.0.0.1")
+    # A file with the token that scrapers send, which only its owner can read. Outside loopback it is required.
+    metrics_token_file: Path | None = shared("SCHEMALESS_METRICS_TOKEN_FILE", None)
 
 
 class ApiSettings(ServiceSettings):
@@ -150,7 +162,7 @@ class ApiSettings(ServiceSettings):
     index_keep_s: int = Field(default=3600, ge=600)
 
 
-class CleanerSettings(ServiceSettings):
+class CleanerSettings(MeasuredSettings):
     """The buffer cleaners."""
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CLEANER_")
@@ -165,7 +177,7 @@ class CleanerSettings(ServiceSettings):
     batch_bytes_max: int = Field(default=16 << 20, ge=1)
 
 
-class TailerSettings(ServiceSettings):
+class TailerSettings(MeasuredSettings):
     """The tailers."""
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_TAILER_")
@@ -202,7 +214,7 @@ class BreakerMode(StrEnum):
     OFF = "off"  # nothing: cells are parked after their attempts
 
 
-class FollowerSettings(ServiceSettings):
+class FollowerSettings(MeasuredSettings):
     """What indexers and trigger programs have in common."""
 
     # faust, or plain: a loop around confluent-kafka. All members of a group need the same.
@@ -254,7 +266,6 @@ class ProbeSettings(ConsumerSettings):
 
     period_s: float = 10.0  # How often a cell is written. Each stays for ever, which makes 8,640 a day.
     stage_timeout_s: float = 30.0  # A stage that takes longer counts as missed.
-    metrics_port: int | None = None  # Port for metrics on loopback. By default there are only log lines.
 
 
 class ClientSettings(Settings):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 
 from schemaless.config import TailerSettings
-from schemaless.runtime.lifecycle import run_service
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.runtime.lifecycle import ServiceParts, run_service
+from tailer.metrics import TailerMetrics
 from tailer.service import TailerService
 
 FINISH_TIMEOUT_S = 25.0
 """Opening a log against a slow broker takes up to 20 s. The supervisors wait for longer than this."""
 
 
-async def serve(settings: TailerSettings, storage: AsyncStorage, stop: asyncio.Event) -> None:
-    service = TailerService(settings, storage)
+async def serve(parts: ServiceParts[TailerSettings]) -> None:
+    metrics = TailerMetrics(parts.metrics.registry)
+    service = TailerService(parts.settings, parts.storage, metrics)
+    metrics.watch(service)
 
     async def stop_service() -> None:
-        await stop.wait()
+        await parts.stop.wait()
         service.stop()
 
     async with asyncio.TaskGroup() as tasks:

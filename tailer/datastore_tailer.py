@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -32,13 +32,18 @@ MISCONFIGURED_RETRY_S = 10.0  # an operator has to act first
 
 class DatastoreTailer:
     def __init__(self, datastore: Datastore, context: TailerContext) -> None:
-        self._datastore = datastore
+        self.datastore = self._datastore = datastore
         self._context = context
         self._stopping = asyncio.Event()
         self._leave: LeaveReason | None = None
         self._owned: dict[OwnedPartition, asyncio.Task[None]] = {}
         # The group's callbacks wait for tails to stop: they must not take a thread that a tail needs for that.
         self._group_thread = ThreadPoolExecutor(1, thread_name_prefix=f"group-{datastore.name}")
+
+    @property
+    def partitions(self) -> Collection[OwnedPartition]:
+        """The partitions that the group assigned to this process."""
+        return self._owned.keys()
 
     def stop(self) -> None:
         """Lets `run` return after the transactions in flight."""
@@ -101,6 +106,7 @@ class DatastoreTailer:
                 self._leave = self._leave or noticed
             if self._leave is not None:
                 log.warning("joining the group anew", datastore=self._datastore.name, why=self._leave.value)
+                self._context.metrics.joined_anew(self._datastore.name, self._leave.name.lower())
         finally:
             await self._release([owned.partition for owned in self._owned])
             await in_thread(self._group_thread, member.close)

@@ -33,6 +33,10 @@ class ClusterHeads:
         self._moved = moved
         self._seen: dict[str, _Seen] = {}
 
+    @property
+    def cluster(self) -> str:
+        return self._reader.cluster
+
     def heads(self, name: str) -> Mapping[int, Location]:
         """Returns the heads of a datastore as last seen, by shard."""
         seen = self._seen.get(name)

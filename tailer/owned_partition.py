@@ -13,6 +13,7 @@ from schemaless.location import Location
 from schemaless.runtime.lifecycle import pause
 from schemaless.topology import Datastore
 from tailer.partition_tail import RETRY_S, PartitionTail, TailerContext, in_thread
+from tailer.shard_queue import ShardQueue
 
 log = structlog.get_logger()
 
@@ -26,6 +27,10 @@ class OwnedPartition:
         self._context = context
         self._stopping = asyncio.Event()
         self._tail: PartitionTail | None = None
+
+    @property
+    def shards(self) -> ShardQueue | None:
+        return None if self._tail is None else self._tail.shards
 
     @property
     def tailed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
 import structlog
@@ -19,7 +19,7 @@ from schemaless.bus.published_progress import Progress
 from schemaless.bus.topic_settings import BODY_BYTES_MAX
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
-from schemaless.errors import Corrupt, LocationGone, Misconfigured, StorageUnavailable
+from schemaless.errors import Corrupt, LocationGone, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.location import Location, next_start
 from schemaless.runtime.events import Event, emit
 from schemaless.runtime.lifecycle import pause
@@ -29,7 +29,8 @@ from schemaless.storage import shard_head, shard_log
 from schemaless.storage.shard_log import Following
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
-from tailer.shard_progress import ShardProgress, TailState
+from tailer.metrics import TailerMetrics
+from tailer.shard_progress import HoldCause, ShardProgress, TailState
 from tailer.shard_queue import ShardQueue, fair_shares
 from tailer.transaction_slots import TransactionSlots
 
@@ -59,6 +60,7 @@ class TailerContext:
     """Bounds how many tails hold a batch at once."""
     publishing: Executor
     opening: Executor
+    metrics: TailerMetrics = field(default_factory=TailerMetrics)
 
 
 async def in_thread(threads: Executor, call: Callable[[*Args], T], *args: *Args) -> T:
@@ -75,14 +77,14 @@ class PartitionTail:
         self._log = partition_log
         self._context = context
         self._cells_max = context.settings.transaction_cells_max
-        self._shards = ShardQueue(datastore, progress)
+        self.shards = ShardQueue(datastore, progress)
         self._stopping = asyncio.Event()
         self._pace = Pace(usual_min_s=USUAL_MIN_S, pause_min_s=0.0, pause_max_s=context.settings.pause_max_s)
         self._left_of_round = 0
 
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
         """Takes note of heads of this partition's shards."""
-        self._shards.heads_moved(heads)
+        self.shards.heads_moved(heads)
 
     async def run(self) -> None:
         """Publishes until `stop`. While the datastore is paused, it publishes nothing.
@@ -90,9 +92,9 @@ class PartitionTail:
         Raises BusUnavailable, Fenced or Misconfigured when the log has to be opened anew.
         """
         while not self._stopping.is_set():
-            if self._shards.idle or self._context.paused(self._datastore.name):
-                self._shards.news.clear()
-                await self._shards.news.wait()
+            if self.shards.idle or self._context.paused(self._datastore.name):
+                self.shards.news.clear()
+                await self.shards.news.wait()
                 continue
             async with self._context.slots.taken():
                 await self.step()
@@ -101,11 +103,11 @@ class PartitionTail:
     def stop(self) -> None:
         """Lets `run` return after the transaction in flight."""
         self._stopping.set()
-        self._shards.news.set()
+        self.shards.news.set()
 
     def look_again(self) -> None:
         """Lets `run` see whether the datastore is paused."""
-        self._shards.news.set()
+        self.shards.news.set()
 
     async def step(self) -> int:
         """Publishes the next cells of some shards of one cluster in one transaction. Returns how many.
@@ -113,14 +115,15 @@ class PartitionTail:
         Where the cluster can't be read, its shards back off, and those of other clusters go on. Raises BusUnavailable,
         Fenced, or Misconfigured.
         """
-        with self._shards.taken(TailState.DOUBTFUL) as doubtful:
+        with self.shards.taken(TailState.DOUBTFUL) as doubtful:
             if doubtful:
                 await self._judge(doubtful)
         if self._left_of_round <= 0:
-            self._left_of_round = self._shards.behind
+            self._left_of_round = self.shards.behind
         cells: list[StoredCell] = []
-        with self._shards.taken(TailState.BEHIND) as behind:
+        with self.shards.taken(TailState.BEHIND) as behind:
             self._left_of_round = self._left_of_round - len(behind) if behind else 0
+            began = asyncio.get_running_loop().time()
             try:
                 if behind:
                     cells = await self._read(behind)
@@ -129,13 +132,26 @@ class PartitionTail:
                     raise
                 self._set_aside(behind, error)
             if cells:
-                began = asyncio.get_running_loop().time()
-                published = await in_thread(self._context.publishing, self._log.publish, cells)
-                self._pace.took(asyncio.get_running_loop().time() - began)
-                for number, position in published.items():
-                    self._shards[number].published_up_to(position)
+                await self._publish(cells, read_s=asyncio.get_running_loop().time() - began)
         emit(Event.PASS_FINISHED, datastore=self._datastore.name, cells=len(cells))
         return len(cells)
+
+    async def _publish(self, cells: Sequence[StoredCell], *, read_s: float) -> None:
+        """Publishes cells that took `read_s` to read, and notes how far their shards are published."""
+        began, name = asyncio.get_running_loop().time(), self._datastore.name
+        try:
+            published = await in_thread(self._context.publishing, self._log.publish, cells)
+        except SchemalessError as error:
+            self._context.metrics.failed(name, type(error).__name__)
+            raise
+        took_s = asyncio.get_running_loop().time() - began
+        self._pace.took(took_s)
+        created_at = {cell.shard: cell.created_at for cell in cells}  # of the last one of each shard
+        for number, position in published.items():
+            self.shards[number].published_up_to(position, created_at[number])
+        in_kafka = self._log.stages_s
+        stages = {"read": read_s, "wait": max(0.0, took_s - sum(in_kafka.values())), **in_kafka}
+        self._context.metrics.published(name, len(cells), sum([len(cell.body) for cell in cells]), stages)
 
     def _pause_s(self) -> float:
         """Returns how long to wait after a pass, in seconds.
@@ -143,7 +159,7 @@ class PartitionTail:
         Under load it lets cells gather. It doesn't while a shard waits for its turn in this round, or when the cells of
         a whole transaction wait.
         """
-        if self._left_of_round > 0 or self._shards.cells_waiting >= self._cells_max:
+        if self._left_of_round > 0 or self.shards.cells_waiting >= self._cells_max:
             return self._log.settling_s
         return max(self._log.settling_s, self._pace.pause_s)
 
@@ -159,7 +175,7 @@ class PartitionTail:
         )
         for shard in shards:
             if shard.state is TailState.WORKING:
-                self._shards.back_off(shard, RETRY_S)
+                self.shards.back_off(shard, RETRY_S, HoldCause.UNREACHABLE)
 
     async def _judge(self, doubtful: Sequence[ShardProgress]) -> None:
         """Asks the master whether it holds what was published. Else only a lagging minion showed less (I16).
@@ -179,7 +195,7 @@ class PartitionTail:
             elif answer.generation > shard.published.generation:
                 shard.head = max(shard.head, Location(answer.generation, answer.head))
             else:
-                self._shards.refuse(shard, str(answer), CORRUPT_RETRY_S)
+                self.shards.refuse(shard, str(answer), CORRUPT_RETRY_S)
 
     async def _read(self, shards: Sequence[ShardProgress]) -> list[StoredCell]:
         """Reads the next cells of the shards, and proves that they are the next ones, of the history in the topic."""
@@ -233,12 +249,13 @@ class PartitionTail:
             if page.cells or page.head.generation > generation:
                 await self._cross_generation(shard)
             elif shard.waiting:  # the head was another server's, and a minion lags behind it
-                self._shards.back_off(shard, NOT_THERE_YET_S)
+                self.shards.back_off(shard, NOT_THERE_YET_S)
         for n, cell in enumerate(cells):
             if len(cell.body) > BODY_BYTES_MAX:
                 if n == 0:
                     what = f"cell {cell.location}, {cell.key}, has {len(cell.body)} stored bytes"
-                    self._report(shard, f"{what} and fits no record of Kafka: at most {BODY_BYTES_MAX} do")
+                    why = f"{what} and fits no record of Kafka: at most {BODY_BYTES_MAX} do"
+                    self._report(shard, why, HoldCause.TOO_LARGE)
                 return cells[:n]
         return cells
 
@@ -248,7 +265,7 @@ class PartitionTail:
         head, starts = await reader.run(shard_head.history, self._datastore.name, shard.shard)
         start = next_start(published.location, starts)
         if start is None and head.generation <= published.generation:  # a minion lags
-            self._shards.back_off(shard, NOT_THERE_YET_S)
+            self.shards.back_off(shard, NOT_THERE_YET_S)
             return
         if start is None or start.starts_at > published.added_id + 1:
             self._report(shard, f"MySQL doesn't say where generation {head.generation} begins")
@@ -263,18 +280,18 @@ class PartitionTail:
 
     async def _judge_reading(self, doubtful: Mapping[int, LocationGone]) -> None:
         """Asks the master about shards of which a node doesn't have what was published."""
-        await self._judge([self._shards[number] for number in doubtful])
+        await self._judge([self.shards[number] for number in doubtful])
         for number, gone in doubtful.items():
-            shard = self._shards[number]
+            shard = self.shards[number]
             if shard.state is not TailState.WORKING:
                 continue
             lags = gone.head < shard.published.added_id or gone.generation < shard.published.generation
             if lags or not shard.held:
-                self._shards.back_off(shard, NOT_THERE_YET_S)
+                self.shards.back_off(shard, NOT_THERE_YET_S)
             else:
                 self._report(shard, f"a minion has another history than its master: {gone}")
 
-    def _report(self, shard: ShardProgress, error: str) -> None:
+    def _report(self, shard: ShardProgress, error: str, cause: HoldCause = HoldCause.CORRUPT) -> None:
         log.error(
             "shard is not tailed",
             datastore=self._datastore.name,
@@ -282,7 +299,7 @@ class PartitionTail:
             error=error,
             retry_s=CORRUPT_RETRY_S,
         )
-        self._shards.back_off(shard, CORRUPT_RETRY_S)
+        self.shards.back_off(shard, CORRUPT_RETRY_S, cause)
 
     def _reader(self, shard: int) -> ClusterReader:
         return self._context.readers[self._datastore.home(shard)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -21,6 +21,7 @@ from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
 from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import ClusterHeads
+from tailer.metrics import TailerMetrics
 from tailer.partition_tail import TailerContext
 from tailer.transaction_slots import TransactionSlots
 
@@ -35,7 +36,7 @@ OPENINGS_MAX = 8  # at once: each one mostly waits for the broker, with clients 
 
 
 class TailerService:
-    def __init__(self, settings: TailerSettings, storage: AsyncStorage) -> None:
+    def __init__(self, settings: TailerSettings, storage: AsyncStorage, metrics: TailerMetrics | None = None) -> None:
         clusters = storage.topology.clusters
         readers = {
             name: ClusterReader(storage, name, tail_from=settings.read_from, lag_max_s=settings.lag_max_s)
@@ -48,18 +49,36 @@ class TailerService:
         self._catalogue = Catalogue(storage)
         self._watches = [ClusterHeads(reader, self._heads_moved) for reader in readers.values()]
         self._datastores: dict[str, DatastoreTailer] = {}
+        self._readable = set[str]()
         self._stopping = asyncio.Event()
         self._context = TailerContext(
             settings=settings,
             readers=readers,
             heads=self._heads,
-            paused=lambda name: self._commands.get(name, NO_COMMAND).paused,
+            paused=self.is_paused,
             slots=TransactionSlots(settings.transactions_max),
             publishing=ThreadPoolExecutor(
                 TransactionSlots.threads_max(settings.transactions_max), thread_name_prefix="publish"
             ),
+            metrics=metrics or TailerMetrics(),
             opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
         )
+
+    @property
+    def datastores(self) -> Collection[DatastoreTailer]:
+        return self._datastores.values()
+
+    @property
+    def clusters(self) -> Set[str]:
+        return self._storage.topology.clusters.keys()
+
+    @property
+    def unreadable_clusters(self) -> Set[str]:
+        """The clusters whose heads couldn't be read at the last poll."""
+        return self.clusters - self._readable
+
+    def is_paused(self, datastore: str) -> bool:
+        return self._commands.get(datastore, NO_COMMAND).paused
 
     def stop(self) -> None:
         """Lets `run` return after the transactions in flight."""
@@ -120,11 +139,13 @@ class TailerService:
             try:
                 if await watch.step():
                     news_at = time.monotonic()
+                self._readable.add(watch.cluster)
                 unreachable = False
             except SchemalessError as error:
                 if not unreachable:
-                    log.warning("heads can't be read", why=str(error))
+                    log.warning("heads can't be read", cluster=watch.cluster, why=str(error))
                 unreachable = True
+                self._readable.discard(watch.cluster)
                 await pause(self._stopping, UNREACHABLE_RETRY_S)
             busy = time.monotonic() - news_at < BUSY_S
             period_s = settings.poll_s if busy else settings.idle_poll_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from schemaless.location import Location
 from schemaless.position import Position
@@ -45,6 +45,16 @@ PREDECESSORS = {
 """The states from which each state may be entered."""
 
 
+class HoldCause(StrEnum):
+    """Why a shard isn't published."""
+
+    UNREACHABLE = "cluster_unreachable"
+    CORRUPT = "not_dense"  # or whatever else the log shows that can't be
+    TOO_LARGE = "cell_too_large"
+    OTHER_HISTORY = "other_history"
+    PROGRESS_LOST = "progress_lost"
+
+
 @dataclass(slots=True)
 class ShardProgress:
     """What was published of a shard, and what MySQL has."""
@@ -56,6 +66,11 @@ class ShardProgress:
     held: bool = False
     """The master was asked since the last transaction, and holds what was published."""
     state: TailState = TailState.CAUGHT_UP
+    cause: HoldCause | None = None
+    """Why it isn't published, until it is."""
+    waiting_since: float | None = None
+    """Since when its oldest unpublished cell has waited, in seconds since the epoch. It is the time at which the head
+    moved, or that of the last cell published before it, which is the later one of what is known."""
 
     def due(self) -> TailState:
         """Returns the state in which a shard waits that nobody works at."""
@@ -71,11 +86,24 @@ class ShardProgress:
             raise AssertionError(f"shard {self.shard} can't become {state.value}: it is {self.state.value}")
         self.state = state
 
-    def published_up_to(self, position: Position) -> None:
-        """Notes what a transaction has published."""
+    def saw_head(self, head: Location, now: float) -> None:
+        """Takes note of the head, as some node shows it now."""
+        self.head = head
+        if not self.waiting:
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = now
+
+    def published_up_to(self, position: Position, created_at: int | None = None) -> None:
+        """Notes what a transaction has published, and when its last cell was created, in microseconds."""
         self.held = False  # the master was asked about less
+        self.cause = None
         self.published = position
         self.head = max(self.head, position.location)
+        if not self.waiting:
+            self.waiting_since = None
+        elif created_at is not None:
+            self.waiting_since = created_at / 1e6
 
     @property
     def waiting(self) -> int:

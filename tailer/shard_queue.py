@@ -7,6 +7,8 @@ acts.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,7 +18,7 @@ from schemaless.bus.published_progress import Progress, beginning
 from schemaless.errors import Misconfigured
 from schemaless.location import Location
 from schemaless.topology import Datastore
-from tailer.shard_progress import ShardProgress, TailState
+from tailer.shard_progress import HoldCause, ShardProgress, TailState
 
 log = structlog.get_logger()
 
@@ -66,14 +68,36 @@ class ShardQueue:
         """The number of cells in the shards that wait for a pass."""
         return sum(shard.waiting for shard in self._queues[TailState.BEHIND].values())
 
+    def states(self) -> Mapping[TailState, int]:
+        """Returns how many shards are in each state."""
+        return {state: len(shards) for state, shards in self._queues.items()}
+
+    def causes(self) -> Counter[HoldCause]:
+        """Returns how many shards aren't published for each cause."""
+        return Counter(shard.cause for shard in self._late() if shard.cause is not None)
+
+    def lag_cells(self) -> int:
+        """Returns how many cells wait to be published."""
+        return sum(shard.waiting for shard in self._late())
+
+    def waiting_since(self) -> float | None:
+        """Returns since when the oldest unpublished cell waits, in seconds since the epoch. None if there is none."""
+        return min((s.waiting_since for s in self._late() if s.waiting_since is not None), default=None)
+
+    def _late(self) -> Iterator[ShardProgress]:
+        for state, shards in self._queues.items():
+            if state is not TailState.CAUGHT_UP:
+                yield from shards.values()
+
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
         """Takes note of the heads of shards of this partition."""
+        now = time.time()
         for number, head in heads.items():
             shard = self._shards.get(number)
             if shard is None:
-                self._begin(number, head)
+                self._begin(number, head, now)
                 continue
-            shard.head = head
+            shard.saw_head(head, now)
             if shard.state is TailState.REFUSED and head.generation <= shard.published.generation:
                 continue  # what was written in the places of lost cells is another history
             if shard.state not in _AT_WORK:
@@ -98,8 +122,9 @@ class ShardQueue:
                 if shard.state is TailState.WORKING:
                     self._move(shard, shard.due())
 
-    def back_off(self, shard: ShardProgress, retry_s: float) -> None:
-        """Lets a shard wait for `retry_s` before it is asked again."""
+    def back_off(self, shard: ShardProgress, retry_s: float, cause: HoldCause | None = None) -> None:
+        """Lets a shard wait for `retry_s` before it is asked again. Without a cause it only waits for a minion."""
+        shard.cause = cause or shard.cause
         self._move(shard, TailState.BACKING_OFF)
         asyncio.get_running_loop().call_later(retry_s, lambda: self._move(shard, shard.due()))
 
@@ -108,6 +133,7 @@ class ShardQueue:
 
         A new generation ends the refusal at once.
         """
+        shard.cause = HoldCause.OTHER_HISTORY
         self._move(shard, TailState.REFUSED)
         asyncio.get_running_loop().call_later(retry_s, self._doubt_again, shard)
         log.error(
@@ -124,14 +150,17 @@ class ShardQueue:
         if shard.state is TailState.REFUSED:
             self._move(shard, TailState.DOUBTFUL)
 
-    def _begin(self, number: int, head: Location) -> None:
+    def _begin(self, number: int, head: Location, now: float) -> None:
         try:
             published = self._progress.position(number, head.added_id)
         except Misconfigured as error:
             log.error("shard is not tailed", datastore=self._datastore.name, shard=number, error=str(error))
-            shard = ShardProgress(number, beginning(number), head, state=TailState.PROGRESS_LOST)
+            shard = ShardProgress(
+                number, beginning(number), head, state=TailState.PROGRESS_LOST, cause=HoldCause.PROGRESS_LOST
+            )
         else:
             shard = ShardProgress(number, published, head)
+            shard.saw_head(head, now)
             shard.state = shard.due()
             if shard.state is TailState.CAUGHT_UP and published.added_id:  # a restored master may show the same number
                 shard.state = TailState.BEHIND

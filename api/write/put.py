@@ -65,9 +65,13 @@ class CellWriter:
         settings: ApiSettings,
         clock: Callable[[], float] = time.monotonic,
         latest: Callable[[str], int | None] = lambda cluster: None,
+        observe: Callable[[str, str, float], None] = lambda datastore, stage, seconds: None,
     ) -> None:
+        """`observe` is called with the time of each stage of a put: buffer and home."""
         self.counts: Counter[tuple[PutStatus, int]] = Counter()
         """Counts puts by (status, copies) since the process started."""
+        self._observe = observe
+        self._clock = clock
         self._storage = storage
         self._settings = settings
         self._timeout_s = settings.write_timeout_s
@@ -166,7 +170,10 @@ class CellWriter:
         puts = [
             PendingPut(BufferRow(cell.key, cell.body, shard, home, claim, cause=cell.cause)) for cell, shard in cells
         ]
+        began = self._clock()
         await self._secondaries.buffer(datastore, home, puts)
+        buffered_at = self._clock()
+        self._observe(datastore.name, "buffer", buffered_at - began)
         min_copies = self._settings.min_copies
         if min_copies > 1:
             for put in puts:
@@ -175,6 +182,7 @@ class CellWriter:
         to_store = [put for put in puts if put.error is None and put.buffered is not BufferState.CONFLICT]
         if to_store:
             await self._store_at_home(datastore, home, to_store)
+            self._observe(datastore.name, "home", self._clock() - buffered_at)
         disputed = [put for put in puts if put.buffered is BufferState.CONFLICT]
         if disputed:
             await self._read_at_home(datastore, home, disputed)

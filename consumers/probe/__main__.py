@@ -25,8 +25,11 @@ def main() -> None:
     run_service(
         "probe",
         ProbeSettings,
-        lambda settings, storage, stop: cancelled_at(
-            stop, ProbeService(settings, storage).run(arguments.datastore, triggered=arguments.trigger)
+        lambda parts: cancelled_at(
+            parts.stop,
+            ProbeService(parts.settings, parts.storage, parts.metrics.registry).run(
+                arguments.datastore, triggered=arguments.trigger
+            ),
         ),
         given=given,
     )

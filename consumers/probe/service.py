@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from consumers.probe.probe import COLUMN, Latencies, Probe, ProbeCalls
 from schemaless.bus.reader import ArrivalWatch
@@ -29,10 +29,10 @@ PROGRAM = "schemaless_probe"
 class ProbeService:
     """Probes one datastore in each period."""
 
-    def __init__(self, settings: ProbeSettings, storage: AsyncStorage) -> None:
+    def __init__(self, settings: ProbeSettings, storage: AsyncStorage, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._storage = storage
-        self._metrics = ProbeMetrics(settings.metrics_port)
+        self._metrics = ProbeMetrics(registry)
 
     async def run(self, name: str, *, triggered: bool) -> None:
         """Probes until it is cancelled. The trigger may miss the first cells, because it joins its group meanwhile."""
@@ -65,18 +65,15 @@ class ProbeService:
 
 
 class ProbeMetrics:
-    """Shows `schemaless_probe_seconds{datastore, stage}` of the last cell, on a port if any, and counts misses."""
+    """Shows `schemaless_probe_seconds{datastore, stage}` of the last cell, and counts misses."""
 
-    def __init__(self, port: int | None) -> None:
-        registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Gauge(
             "schemaless_probe_seconds", "From put to stage.", ["datastore", "stage"], registry=registry
         )
         self._missed = Counter(
             "schemaless_probe_missed", "Not seen in time.", ["datastore", "stage"], registry=registry
         )
-        if port is not None:
-            start_http_server(port, addr="127.0.0.1", registry=registry)
 
     def seen(self, datastore: str, latencies: Latencies) -> None:
         for stage, seconds in latencies.items():

@@ -108,6 +108,8 @@ class PartitionLog:
         self, bootstrap: str, datastore: Datastore, partition: int, *, transaction_timeout_s: float = 5.0
     ) -> None:
         self.state = LogState.NEW
+        self.stages_s: dict[str, float] = {}
+        """How long the parts of the last transaction took: produce, flush and commit."""
         self._bootstrap = bootstrap
         self._datastore = datastore
         self._partition = partition
@@ -294,14 +296,17 @@ class PartitionLog:
             with translated(f"publishing to {self._name}"):
                 self._producer.begin_transaction()
                 emit(Event.TRANSACTION_BEGUN, log=self._name)
+                began = time.monotonic()
                 try:
                     yield
                 finally:  # also before an abort: Kafka refuses to end what has not begun there yet, and that is fatal
+                    produced_at = time.monotonic()
                     self._flush()
         except BaseException as error:
             self._abort(error)
             raise
         emit(Event.COMMITTING, log=self._name)
+        flushed_at = time.monotonic()
         try:
             self._producer.commit_transaction(self._timeout_s)
         except KafkaException as error:
@@ -311,7 +316,13 @@ class PartitionLog:
             else:
                 self._enter(LogState.FENCED if isinstance(failure, Fenced) else LogState.UNKNOWN)
             raise failure from error
-        self._settled_at = time.monotonic() + _SETTLING_S
+        committed_at = time.monotonic()
+        self._settled_at = committed_at + _SETTLING_S
+        self.stages_s = {
+            "produce": produced_at - began,
+            "flush": flushed_at - produced_at,
+            "commit": committed_at - flushed_at,
+        }
         emit(Event.COMMITTED, log=self._name)
 
     def _flush(self) -> None:

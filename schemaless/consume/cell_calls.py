@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -59,6 +60,8 @@ class CellCalls:
         self._breaker = breaker
         self._clock = clock
         self._now_us = now_us
+        self.attempts: Counter[tuple[str, str]] = Counter()
+        """Calls by function and outcome. Passes in threads share it, so a count may be missed now and then."""
         self._default_policy = RetryPolicy(
             settings.attempts_max,
             settings.retry_delay_s,
@@ -137,6 +140,7 @@ class CellCalls:
             else:
                 error = yield Call(marked, cell, self._context.of_attempt(attempt), place)
             attempt = 1
+            self.attempts[marked.name, _outcome_of(error)] += 1
             if error is None:
                 became = "called"
                 self._breaker.succeeded(marked.name, cell.row_key, is_probe=made.is_probe)
@@ -226,6 +230,12 @@ def _log_failure(record: ParkedCell, delay_s: float, before: ParkedCell | None) 
         "a call failed", trigger=record.function_name, cell=key, attempt=record.attempts, why=why,
         again_in_s=round(delay_s, 3), **({"exception": record.error.rstrip()} if is_new else {}),
     )  # fmt: skip
+
+
+def _outcome_of(error: Exception | None) -> str:
+    if error is None:
+        return "succeeded"
+    return type(error).__name__.lower() if isinstance(error, Skip | Retry | Park | Stop) else "failed"
 
 
 def _text(error: Exception) -> str:

@@ -34,15 +34,11 @@ from schemaless.storage.shard_head import Head
 
 log = structlog.get_logger()
 
-IDLE_S = 1.0
-"""How long a delivery waits at most until it looks again whether something is due."""
-
+IDLE_S = 1.0  # how long a delivery waits at most until it looks again whether something is due
 _SHARDS_PER_READ = 32
 _READ_AHEAD_BYTES_MAX = 64 << 20  # of bodies that wait in a process. One read more may come on top
 _CALLS_MAX = 4  # of a handler that takes shards together
-_FAILED_PAUSE_S = 0.1
-_FAILED_PAUSE_MAX_S = 5.0
-_LEAVING = (Assignment.RELEASED, Assignment.RETURNING)
+_FAILED_PAUSE_S, _FAILED_PAUSE_MAX_S = 0.1, 5.0
 
 
 class Delivery:
@@ -72,8 +68,7 @@ class Delivery:
             handler, checkpoints, home_log, self._record, self._lose, batch_cells_max=batch_cells_max, clock=clock
         )
         self._may_call = may_call
-        shared = shared or SharedWork()
-        self._queued = shared.queued
+        self._shared = shared = shared or SharedWork()
         self._careful = CarefulCalls(handler, checkpoints, self._recorder, shared.marked_calls, may_call)
         self._clock = clock
         self._shards: dict[int, ShardWork] = {}
@@ -97,7 +92,7 @@ class Delivery:
         for shard in shards:
             work = self._shards.get(shard)
             if work is None:
-                work = self._shards[shard] = ShardWork(shard, self.counts, self._queued)
+                work = self._shards[shard] = ShardWork(shard, self.counts, self._shared.queued)
             elif work.assignment is not Assignment.OURS and not (work.assignment is Assignment.SUSPENDED and kept):
                 if work.busy:
                     work.assignment = Assignment.RETURNING
@@ -205,9 +200,9 @@ class Delivery:
         Where a call of the shard is in flight, or something isn't recorded yet, nothing happens: ask again later.
         """
         work = self._shards.get(to.shard)
-        if work is None or work.busy or work.assignment is not Assignment.OURS or not self._may_call():
+        if work is None or work.busy or work.assignment is not Assignment.OURS:
             return
-        if work.cursor.state not in HANDING_OVER:
+        if work.cursor.state not in HANDING_OVER or not self._may_call():
             return
         work.busy = True
         await self._guarded([work], self._seek(work, to, script))
@@ -240,6 +235,10 @@ class Delivery:
     def cursors(self) -> dict[int, ShardCursor]:
         """Returns how far each shard is, and what it waits for."""
         return {shard: work.cursor for shard, work in self._shards.items()}
+
+    def late(self) -> list[ShardWork]:
+        """Returns the shards in which something waits or that are halted. The others have finished all they know."""
+        return [*self._active, *(self._halted - self._active)]
 
     def halted(self, state: CursorState) -> list[ShardCursor]:
         """Returns the shards that are stopped, refused or unconfirmed, as `state` says."""
@@ -284,7 +283,7 @@ class Delivery:
         if unlocated:
             await self._guarded(unlocated, self._reading.locate(unlocated, self._heads))
             return 0.0
-        may_read = self._queued.total < _READ_AHEAD_BYTES_MAX and self._may_call()
+        may_read = self._shared.queued.total < _READ_AHEAD_BYTES_MAX and self._may_call()
         behind = [work for work in self._active if work.wants_page(now)] if may_read else []
         if behind:
             behind.sort(key=lambda work: work.served_at)
@@ -343,7 +342,7 @@ class Delivery:
             left -= len(cells)
             after = Location(cells[0].generation, cells[0].added_id - 1) if cells else work.cursor.done.location
             runs.append(Run(work.shard, after, cells, is_careful))
-            work.busy = True
+            work.busy, work.called_us = True, cells[0].created_at if cells else None
             chosen.append(work)
         call = asyncio.create_task(self._call(chosen, runs))
         self._calls.add(call)
@@ -354,13 +353,13 @@ class Delivery:
             async with self._careful.turn(works):
                 await self._guarded(works, self._advance(works, runs), anew=self._handler.foreign_code is not None)
         finally:
-            await self._record([work for work in works if work.assignment in _LEAVING])
+            await self._record([work for work in works if work.assignment.is_leaving])
             for work in works:
                 self._free(work)
 
     def _free(self, work: ShardWork) -> None:
         """Notes that nothing works on a shard any longer, and what the group said of it meanwhile."""
-        work.busy = False
+        work.busy, work.called_us = False, None
         self._active.add(work)
         if work.assignment is Assignment.RELEASED:
             self._remove(work)
@@ -371,7 +370,9 @@ class Delivery:
 
     async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         """Makes the effect first. Then the checkpoints move, at once or a little later (I10)."""
+        began = self._clock()
         effect = await self._careful.handle(works, runs)
+        called_at = self._shared.observe_call(self._checkpoints.consumer, works, began, self._clock())
         if effect is None:
             return self._lose(works)
         outcomes = list(zip(works, runs, effect.outcomes, strict=True))
@@ -389,6 +390,7 @@ class Delivery:
             if outcome.finished or outcome.stop_reason is not None
         }
         lost = await self._checkpoints.move(moves, effect.scripts) if moves else frozenset()
+        self._shared.observe(self._checkpoints.consumer, "commit", self._clock() - called_at)
         if lost:
             self._lose(work for work in works if work.shard in lost)
             if effect.scripts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -22,13 +22,14 @@ from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog, ShardHeads
 from schemaless.consume.ports import CheckpointStore, Handler, HungCall, Script
-from schemaless.consume.shard_work import HANDING_OVER, SharedWork
+from schemaless.consume.shard_work import HANDING_OVER, SharedWork, StageObserver
 from schemaless.consume.worker import Worker
 from schemaless.errors import BusUnavailable
 from schemaless.position import Position
 from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
 from schemaless.shard_cursor import CursorState
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.shard_head import Head
 from schemaless.storage.worker_table import WAITING_MAX, OldestCall, WaitingShard, WorkerReport
 from schemaless.topology import Datastore
 
@@ -96,6 +97,34 @@ class ConsumerHost:
     @property
     def consumers(self) -> Collection[str]:
         return {name for name, _ in self._running}
+
+    @property
+    def heads(self) -> Mapping[int, Head]:
+        """The heads of the datastore's shards, as seen last."""
+        return self._heads.known
+
+    @property
+    def partitions(self) -> Collection[int]:
+        """The partitions that the group assigned to this process."""
+        return self._partitions
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group can't have given the partitions away."""
+        return self._may_call()
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._shared.queued.total
+
+    def deliveries(self) -> Iterator[tuple[str, Delivery]]:
+        """Yields every delivery with the name of its consumer."""
+        for (name, _), running in self._running.items():
+            yield name, running.delivery
+
+    def observe(self, observer: StageObserver) -> None:
+        """Calls the observer with the parts of every call."""
+        self._shared.observe = observer
 
     def join(self, group: ConsumerGroup) -> None:
         """Calls nothing from now on while this process may have lost its partitions without being told."""

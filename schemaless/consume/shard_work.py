@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
 
@@ -44,6 +45,11 @@ class Assignment(Enum):
     RELEASED = "released"  # somebody else's: its last call still runs
     RETURNING = "returning"  # ours again: it begins anew when its last call has ended
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its last call still runs, and nothing of it stays afterwards."""
+        return self in (Assignment.RELEASED, Assignment.RETURNING)
+
 
 class DeliveryCounts(CursorCounts):
     """Counts since the start. `delivered` cells were finished."""
@@ -61,12 +67,26 @@ class QueuedBytes:
         self.total = 0
 
 
+StageObserver = Callable[[str, str, float], None]
+"""Called with a consumer, a stage of a call (wait, call, commit) and its seconds."""
+
+
 class SharedWork:
     """What all deliveries of a process share."""
 
     def __init__(self) -> None:
         self.queued = QueuedBytes()
         self.marked_calls = MarkedCalls()
+        self.observe: StageObserver = lambda consumer, stage, seconds: None
+
+    def observe_call(self, consumer: str, works: Sequence[ShardWork], began: float, ended: float) -> float:
+        """Says how long a call took, and how old its oldest cell was when it began. Returns when it ended."""
+        call_s = ended - began
+        oldest_us = min([work.called_us for work in works if work.called_us is not None], default=None)
+        if oldest_us is not None:
+            self.observe(consumer, "wait", max(0.0, time.time() - oldest_us / 1e6 - call_s))
+            self.observe(consumer, "call", call_s)
+        return ended
 
 
 class Unrecorded:
@@ -123,12 +143,12 @@ class ShardWork:
     page and a call, and is halved by a failure. It then grows only after `careful` more calls. What is `unrecorded` is
     stored at `record_at`, and a shard that `must_record` waits for that. At `due_at` the handler wants a call although
     nothing new came. `reported` is the last refusal in the log, and `error` that of the last of its `failures`, which
-    came one after the other.
+    came one after the other. `called_us` is when the first cell of the call in flight was created.
     """
 
     __slots__ = (
-        "assignment", "begun", "busy", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at", "error",
-        "failures", "is_paused", "must_record", "page_cells", "queued", "record_at", "reported", "served_at",
+        "assignment", "begun", "busy", "called_us", "careful", "caution", "cells", "cells_bytes", "cursor", "due_at",
+        "error", "failures", "is_paused", "must_record", "page_cells", "queued", "record_at", "reported", "served_at",
         "unrecorded", "wait_until",
     )  # fmt: skip
 
@@ -138,6 +158,7 @@ class ShardWork:
         self.caution = ShardCaution()
         self.cells: deque[StoredCell] = deque()
         self.cells_bytes = 0
+        self.called_us: int | None = None
         self.busy = False
         self.begun = self.cursor.at
         self.assignment = Assignment.OURS
@@ -155,6 +176,11 @@ class ShardWork:
     @property
     def shard(self) -> int:
         return self.cursor.at.shard
+
+    @property
+    def oldest_us(self) -> int | None:
+        """When the oldest cell that was handed over and isn't finished was created. None if there is none."""
+        return self.called_us or (self.cells[0].created_at if self.cells else None)
 
     @property
     def at_rest(self) -> bool:

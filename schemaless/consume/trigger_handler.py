@@ -170,6 +170,11 @@ class TriggerHandler:
         return self._calls.oldest()
 
     @property
+    def attempts(self) -> Mapping[tuple[str, str], int]:
+        """Calls by function and outcome since the start."""
+        return self._cell_calls.attempts
+
+    @property
     def tripped(self) -> str | None:
         """Why its breaker is open, or None."""
         return self._breaker.cause

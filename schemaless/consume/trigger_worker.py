@@ -21,6 +21,7 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
 from schemaless.consume.identity import claim_name
+from schemaless.consume.metrics import ConsumerMetrics
 from schemaless.consume.orders import Orders
 from schemaless.consume.parked_copies import ParkedCopies
 from schemaless.consume.parked_store import MySQLParkedStore, ParkedStore
@@ -54,6 +55,7 @@ async def run_program(
     start_at: Start,
     *,
     take_over: bool = False,
+    metrics: ConsumerMetrics | None = None,
 ) -> None:
     """Runs a program until it is cancelled, or until a part fails: the process then ends and is started again."""
     datastore = await _begin(storage, program, datastore_name, start_at, take_over=take_over)
@@ -62,6 +64,8 @@ async def run_program(
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
     parked = MySQLParkedStore(storage, datastore, program.consumer)
     handler = TriggerHandler(program, datastore, settings, parked)
+    if metrics is not None:
+        metrics.watch(datastore, host, handler)
     orders = Orders(storage, datastore, program.consumer)
     await host.add(Consumer(handler, checkpoints))
     transport = transport_of(settings, trigger_group(datastore.name, program.name), datastore.topic, host)
@@ -179,9 +183,17 @@ def main() -> None:
     run_service(
         program.consumer,
         ConsumerSettings,
-        lambda settings, storage, stop: cancelled_at(
-            stop,
-            run_program(settings, storage, program, arguments.datastore, start_at, take_over=arguments.take_over),
+        lambda parts: cancelled_at(
+            parts.stop,
+            run_program(
+                parts.settings,
+                parts.storage,
+                program,
+                arguments.datastore,
+                start_at,
+                take_over=arguments.take_over,
+                metrics=ConsumerMetrics(parts.metrics.registry),
+            ),
         ),
     )
 

@@ -14,24 +14,37 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
 
 import structlog
 import uvloop  # a fifth less work for each cell
 
-from schemaless.config import FollowerSettings, ServiceSettings, read_settings
+from schemaless.config import FollowerSettings, MeasuredSettings, read_settings
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.runtime.events import log_event, observing
+from schemaless.runtime.service_metrics import ServiceMetrics
 from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
 log = structlog.get_logger()
 
-S = TypeVar("S", bound=ServiceSettings)
+S = TypeVar("S", bound=MeasuredSettings)
 
-Serve = Callable[[S, AsyncStorage, asyncio.Event], Awaitable[None]]
-"""Works until the event is set, then finishes and returns."""
+
+@dataclass(frozen=True, slots=True)
+class ServiceParts(Generic[S]):
+    """What every service process has."""
+
+    settings: S
+    storage: AsyncStorage
+    metrics: ServiceMetrics
+    stop: asyncio.Event
+
+
+Serve = Callable[[ServiceParts[S]], Awaitable[None]]
+"""Works until the stop is set, then finishes and returns."""
 
 FINISH_TIMEOUT_S = 10.0
 
@@ -123,7 +136,10 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
         if isinstance(settings, FollowerSettings):
             await opened.enter_async_context(Watchdog(settings.hang_limit_s))
         await opened.enter_async_context(storage)
-        work = asyncio.ensure_future(serve(settings, storage, stop))
+        metrics = ServiceMetrics(name)
+        metrics.watch_storage(storage)
+        await opened.enter_async_context(metrics.served(settings))
+        work = asyncio.ensure_future(serve(ServiceParts(settings, storage, metrics, stop)))
         asked = asyncio.ensure_future(stop.wait())
         await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()

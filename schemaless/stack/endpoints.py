@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,12 +51,19 @@ def refresh_endpoints(home: Path) -> dict[str, Any]:
             "clusters": _clusters(plan, running),
             "datastores": datastores,
             "processes": [
-                {"name": process.name, "role": process.role, "pid": process.pid, "log": str(process.log)}
+                {
+                    "name": process.name,
+                    "role": process.role,
+                    "pid": process.pid,
+                    "log": str(process.log),
+                    "metrics": process.metrics_port and f"http://127.0.0.1:{process.metrics_port}/metrics",
+                }
                 for process in running.values()
             ],
         }
         if document != written:
             write_private_json(plan.endpoints_file, document)
+            write_private_json(plan.scrape_targets_file, _scrape_targets(running.values()))
         return document
 
 
@@ -64,6 +71,19 @@ def remove_endpoints(plan: StackPlan) -> None:
     """Removes the file of a stack that is down, whose pids are no longer true."""
     with _locked(plan):
         plan.endpoints_file.unlink(missing_ok=True)
+        plan.scrape_targets_file.unlink(missing_ok=True)
+
+
+def _scrape_targets(running: Iterable[ProcessStatus]) -> list[dict[str, Any]]:
+    """Returns the processes that serve metrics, in the form of Prometheus' file_sd_configs."""
+    return [
+        {
+            "targets": [f"127.0.0.1:{process.metrics_port}"],
+            "labels": {"job": f"schemaless-{process.role}", "process": process.name},
+        }
+        for process in running
+        if process.metrics_port is not None
+    ]
 
 
 def _clusters(plan: StackPlan, running: Mapping[str, ProcessStatus]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ FORMAT = 2
 CLUSTERS = ("a", "b")
 MINIONS = 2
 API_PROCESSES = 2
+SERVICES = ("tailer-0", "indexer-0", "consumers-0", "cleaner-0")
+"""The processes beside the API that every stack has."""
 DEFAULT_DATASTORE = "mezzanine"
 DEFAULT_SHARDS = 64  # the production default, 4096, takes minutes to create
 DEFAULT_PARTITIONS = 8
@@ -37,7 +39,10 @@ class UnknownFormat(Misconfigured):
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """One stack. `ports` are by server name, "kafka", "kafka-controller" and "api-N". `home` is absolute."""
+    """One stack. `home` is absolute.
+
+    `ports` are by server name, "kafka", "kafka-controller", "api-N", and "NAME-metrics" of the other services.
+    """
 
     home: Path
     flavour: Flavour
@@ -90,6 +95,11 @@ class StackPlan:
         return self.home / "endpoints.json"
 
     @property
+    def scrape_targets_file(self) -> Path:
+        """The processes that serve metrics, as Prometheus' file_sd_configs reads them."""
+        return self.home / "scrape-targets.json"
+
+    @property
     def programs_folder(self) -> Path:
         return self.home / "programs"
 
@@ -107,6 +117,12 @@ class StackPlan:
 
     def api_urls(self) -> list[str]:
         return [f"http://127.0.0.1:{self.ports[name]}" for name in api_names()]
+
+
+def port_names() -> list[str]:
+    """Returns the names of all ports of a stack."""
+    servers = [role.name for role in server_roles(CLUSTERS, MINIONS)]
+    return [*servers, "kafka", "kafka-controller", *api_names(), *(f"{name}-metrics" for name in SERVICES)]
 
 
 def api_names() -> list[str]:
@@ -146,8 +162,7 @@ def load_or_make_plan(settings: StackSettings) -> StackPlan:
     home = home_folder(settings)
     plan = load_plan(home)
     if plan is None:
-        servers = [role.name for role in server_roles(CLUSTERS, MINIONS)]
-        names = [*servers, "kafka", "kafka-controller", *api_names()]
+        names = port_names()
         first = settings.first_port
         picked = free_ports(len(names)) if first is None else range(first, first + len(names))
         ports = dict(zip(names, picked, strict=True))
@@ -155,16 +170,24 @@ def load_or_make_plan(settings: StackSettings) -> StackPlan:
             ports |= take_usual_ports(settings.cache.expanduser() / "usual-ports", home)
         flavour = Flavour(settings.mysql_flavour or Flavour.MARIADB)
         plan = StackPlan(home, flavour, ports, new_accounts())
-        document = {
-            "format": FORMAT,
-            "flavour": plan.flavour,
-            "ports": dict(plan.ports),
-            "accounts": asdict(plan.accounts),
-        }
-        write_private_json(home / "stack.json", document)
+        _keep(plan)
+    elif lacking := [name for name in port_names() if name not in plan.ports]:  # a stack from before they had one
+        more = dict(zip(lacking, free_ports(len(lacking)), strict=True))
+        plan = replace(plan, ports={**plan.ports, **more})
+        _keep(plan)
     if settings.mysql_flavour and plan.flavour != settings.mysql_flavour:
         raise Misconfigured(f"the data in {home} is {plan.flavour}'s; SCHEMALESS_MYSQL_FLAVOUR asks for another")
     return plan
+
+
+def _keep(plan: StackPlan) -> None:
+    document = {
+        "format": FORMAT,
+        "flavour": plan.flavour,
+        "ports": dict(plan.ports),
+        "accounts": asdict(plan.accounts),
+    }
+    write_private_json(plan.home / "stack.json", document)
 
 
 def topology_document(servers: Sequence[MySQLServer], accounts: Accounts) -> dict[str, Any]:

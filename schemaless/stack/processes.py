@@ -18,6 +18,7 @@ from pathlib import Path
 from schemaless.config import RENAMED
 from schemaless.errors import Misconfigured
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, api_names, write_private_json
+from schemaless.stack.ports import free_ports, is_free
 
 RESTARTS_MAX = 10**9  # a supervisor must not give up at night
 STARTED_AFTER_S = 1  # a server that ends sooner is started again, a second later each time
@@ -151,13 +152,30 @@ def service_programs(plan: StackPlan) -> list[SupervisedProgram]:
         for name in api_names()
     ]
     consume = ["consumers", DEFAULT_CONSUMER, "--datastore", DEFAULT_DATASTORE]
-    return [
-        *apis,
+    services = [
         _python("tailer-0", ProcessRole.TAILER, ["tailer"], shared, stop_timeout_s=TAILER_STOP_TIMEOUT_S),
         _python("indexer-0", ProcessRole.INDEXER, ["indexer"], shared),
         _python("consumers-0", ProcessRole.CONSUMERS, consume, {**shared, "CENSUS_DIR": str(plan.home / "census")}),
         _python("cleaner-0", ProcessRole.CLEANER, ["cleaner"], shared),
     ]
+    return [*apis, *(with_metrics_port(service, plan.ports[f"{service.name}-metrics"]) for service in services)]
+
+
+def with_metrics_port(program: SupervisedProgram, port: int) -> SupervisedProgram:
+    """Returns a program that serves its metrics at a port of loopback."""
+    return replace(program, env={**program.env, _metrics_variable(program.role): str(port)})
+
+
+def metrics_port(program: SupervisedProgram) -> int | None:
+    """Returns the port at which a process serves its metrics, which is the API's own port, or None for a server."""
+    port = program.env.get(
+        "SCHEMALESS_API_PORT" if program.role is ProcessRole.API else _metrics_variable(program.role)
+    )
+    return None if port is None else int(port)
+
+
+def _metrics_variable(role: ProcessRole) -> str:
+    return f"SCHEMALESS_{role.value.upper()}_METRICS_PORT"
 
 
 def service_environment(plan: StackPlan) -> dict[str, str]:
@@ -182,4 +200,6 @@ def _python(
 def with_present_settings(program: SupervisedProgram, plan: StackPlan) -> SupervisedProgram:
     """Returns a stored program with the settings that services have now, and none under an old name."""
     env = {name: value for name, value in program.env.items() if name not in RENAMED}
-    return replace(program, env={**env, **service_environment(plan)})
+    program = replace(program, env={**env, **service_environment(plan)})
+    port = metrics_port(program)
+    return program if port is not None and is_free(port) else with_metrics_port(program, *free_ports(1))

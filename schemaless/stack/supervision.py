@@ -21,13 +21,16 @@ from xmlrpc.client import Fault, ServerProxy
 
 from schemaless.errors import Misconfigured, NotFound, Unavailable
 from schemaless.stack.plan import StackPlan, require_plan
+from schemaless.stack.ports import free_ports
 from schemaless.stack.processes import (
     ProcessRole,
     SupervisedProgram,
     ending_with_supervisor,
     forget_program,
     load_programs,
+    metrics_port,
     save_program,
+    with_metrics_port,
 )
 
 SUPERVISOR_TIMEOUT_S = 30.0
@@ -73,6 +76,7 @@ class ProcessStatus:
     pid: int | None
     uptime_s: int
     log: Path
+    metrics_port: int | None
     started: bool  # ever, by this supervisor
 
     @property
@@ -99,6 +103,7 @@ def processes(home: Path) -> list[ProcessStatus]:
             pid=info["pid"] or None,
             uptime_s=max(0, info["now"] - info["start"]) if state in ALIVE else 0,
             log=plan.log(program.name),
+            metrics_port=metrics_port(program),
             started=info["start"] > 0,
         )
         found.append(status)
@@ -172,7 +177,7 @@ def add_program(home: Path, name: str, role: ProcessRole, argv: Sequence[str], e
     plan = require_plan(home)
     if name in load_programs(plan.programs_folder):
         raise Misconfigured(f"a process {name!r} is supervised already")
-    program = SupervisedProgram(name, role, argv, str(Path.cwd()), env)
+    program = with_metrics_port(SupervisedProgram(name, role, argv, str(Path.cwd()), env), *free_ports(1))
     save_program(plan.programs_folder, program, log=plan.log(name))
     _call(plan, "reloadConfig")
     _call(plan, "addProcessGroup", name)

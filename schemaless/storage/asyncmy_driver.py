@@ -7,6 +7,7 @@ stood still, never count against a server.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import TracebackType
@@ -56,6 +57,18 @@ class _Lane:
         self.slots = asyncio.BoundedSemaphore(connections_max)
 
 
+class NodeCounts:
+    """What one server was asked for since the start: operations, how long they took in all, and what failed."""
+
+    __slots__ = ("errors", "operations", "seconds")
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self.seconds = 0.0
+        self.errors: Counter[str] = Counter()
+        """By the name of the error's class."""
+
+
 class AsyncNode:
     """One MySQL server, reached through at most `connections_max` connections. Lives on one event loop.
 
@@ -76,6 +89,7 @@ class AsyncNode:
     ) -> None:
         self.node = node
         self.settings = settings or ServerSettings(node)
+        self.counts = NodeCounts()
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._loop_lag = LoopLag() if loop_lag is None else loop_lag
@@ -108,22 +122,27 @@ class AsyncNode:
         else:
             await lane.slots.acquire()
         timeout = LiveTimeout(limit_s, self._loop_lag)
+        began = self._loop_lag.clock()
         try:
             async with timeout:
                 try:
                     return await self._attempt(traffic, operation, args)  # the usual case pays nothing for the retries
                 except again_on as error:
+                    self.counts.errors[type(error).__name__] += 1
                     if not runs_again(error, again_on):
                         raise
                 async for attempt in retries(again_on, limit_s):
                     with attempt:
                         return await self._attempt(traffic, operation, args)
         except TimeoutError as error:
+            self.counts.errors["TimeoutError"] += 1
             if timeout.server_had_its_time:
                 raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
             raise Overloaded(f"{self.node.name}: this process was too late to see an answer") from error
         finally:
             lane.slots.release()
+            self.counts.operations += 1
+            self.counts.seconds += self._loop_lag.clock() - began
         raise AssertionError("stamina returns or raises")
 
     async def close(self) -> None:

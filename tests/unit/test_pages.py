@@ -11,6 +11,8 @@ PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").g
 NAMED_CALL = re.compile(r"\b(GET|PUT|POST|DELETE) (/[^\s`?'\"]*)")
 OF_FASTAPI = ("/docs", "/openapi.json")
 METRIC = re.compile(r"\bschemaless_[a-z]+_[a-z_]+\b(?=[`{])")
+CODE_METRIC = re.compile(r'"(schemaless_(?:api|build|cleaner|consumer|probe|service|tailer)_[a-z_]+)"')
+SERVICES = ("schemaless", "api", "cleaner", "tailer", "consumers", "indexer")
 TABLE = re.compile(r"`schemaless\.([a-z]+(?:_[a-z]+)*)`")
 NO_TABLES = {"decode_record", "probe", "testing", "pytest_plugin"}  # a function of the package, and a column
 
@@ -52,12 +54,20 @@ def shows(line: str, route: Route) -> bool:
 
 def test_every_metric_that_a_page_names_is_one_of_the_code() -> None:
     """Counters are shown with `_total`."""
-    code = " ".join(
-        path.read_text() for name in ("api", "consumers", "schemaless") for path in (ROOT / name).rglob("*.py")
-    )
     named = {metric for page in PAGES for metric in METRIC.findall(page.read_text())}
     assert len(named) > 5
-    assert [metric for metric in sorted(named) if f'"{metric.removesuffix("_total")}"' not in code] == []
+    assert {metric.removesuffix("_total") for metric in named} - metrics_of_the_code() == set()
+
+
+def test_every_metric_is_on_the_page_of_metrics() -> None:
+    shown = {metric.removesuffix("_total") for metric in METRIC.findall((ROOT / "docs" / "metrics.md").read_text())}
+    assert metrics_of_the_code() - shown == set()
+
+
+def metrics_of_the_code() -> set[str]:
+    """The names of all metrics that some service serves, without `_total`."""
+    code = " ".join(path.read_text() for name in SERVICES for path in (ROOT / name).rglob("*.py"))
+    return set(CODE_METRIC.findall(code))
 
 
 def test_every_table_that_a_page_names_is_in_the_schema() -> None:

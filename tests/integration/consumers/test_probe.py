@@ -20,7 +20,9 @@ STAGES = ["acknowledged", "logged", "published", "indexed", "triggered"]
 def measured(port: int) -> dict[str, float]:
     """By stage, as Prometheus would read it."""
     try:
-        return {stage: float(value) for _, stage, value in _LINE.findall(httpx.get(f"http://127.0.0.1:{port}").text)}
+        return {
+            stage: float(value) for _, stage, value in _LINE.findall(httpx.get(f"http://127.0.0.1:{port}/metrics").text)
+        }
     except httpx.TransportError:
         return {}
 

@@ -39,7 +39,13 @@ pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
 def sleeping_services(plan: StackPlan) -> list[SupervisedProgram]:
     return [
-        SupervisedProgram("tailer-0", ProcessRole.TAILER, [sys.executable, "-c", "import time; time.sleep(9999)"], "/")
+        SupervisedProgram(
+            "tailer-0",
+            ProcessRole.TAILER,
+            [sys.executable, "-c", "import time; time.sleep(9999)"],
+            "/",
+            {"SCHEMALESS_TAILER_METRICS_PORT": str(plan.ports["tailer-0-metrics"])},
+        )
     ]
 
 
@@ -123,6 +129,10 @@ def test_endpoints_tell_where_everything_is(settings: StackSettings) -> None:
     assert [len(cluster["minions"]) for cluster in found["clusters"].values()] == [2, 2]
     assert found["datastores"]["mezzanine"] == {"shards": 64, "topic": "schemaless.mezzanine.cells", "partitions": 8}
     assert {entry["role"] for entry in found["processes"]} == {"mysql", "kafka", "tailer"}
+    targets = json.loads((settings.home / "scrape-targets.json").read_bytes())
+    measured = {entry["name"]: entry["metrics"] for entry in found["processes"] if entry["metrics"]}
+    assert [target["labels"] for target in targets] == [{"job": "schemaless-tailer", "process": "tailer-0"}]
+    assert measured == {"tailer-0": f"http://{targets[0]['targets'][0]}/metrics"}
     for entry in found["processes"]:
         os.kill(entry["pid"], 0)
         assert Path(entry["log"]).exists()

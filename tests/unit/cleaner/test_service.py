@@ -26,6 +26,7 @@ class Sweep:
     """Passes until `passes_max`, then asks the cleaner to stop. Each pass raises its error."""
 
     def __init__(self, stop, passes_max, error=None):
+        self.name = ("a", "b", "rescue")
         self.passes = 0
         self._stop = stop
         self._passes_max = passes_max

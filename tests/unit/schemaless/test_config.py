@@ -12,6 +12,7 @@ from schemaless.config import (
     CleanerSettings,
     ConsumerSettings,
     IndexerSettings,
+    MeasuredSettings,
     ProbeSettings,
     ServiceSettings,
     Settings,
@@ -47,9 +48,9 @@ def test_a_setting_names_the_service_that_reads_it(kind: type[Settings], environ
     """Two services share a variable only where all services do."""
     for field in kind.model_fields:
         variable = variable_of(kind, field)
-        shared = field in ServiceSettings.model_fields
+        shared = field in ServiceSettings.model_fields or field in ("metrics_host", "metrics_token_file")
         assert variable.startswith("SCHEMALESS_" if shared else f"SCHEMALESS_{SERVICES[kind]}_")
-        assert shared == (variable == variable_of(ServiceSettings, field))
+        assert shared == (variable == variable_of(MeasuredSettings, field))
 
 
 @pytest.mark.parametrize("old", RENAMED)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,6 +15,7 @@ from schemaless.position import Position, cell_digest
 from schemaless.storage import shard_head, shard_log
 from schemaless.topology import Datastore
 from tailer import partition_tail
+from tailer.metrics import TailerMetrics
 from tailer.partition_tail import PartitionTail
 from tailer.shard_progress import TailState
 from tests.shard_histories import Log, log_of, position
@@ -52,6 +54,8 @@ class Servers:
 class Topic:
     """What was published, in order, and the progress that the last transaction recorded."""
 
+    stages_s: ClassVar[dict[str, float]] = {}
+
     def __init__(self, published=None):
         self.records = []
         self.progress = published or beginning(0)
@@ -87,7 +91,7 @@ def tail_of(servers, topic):
     settings = SimpleNamespace(
         transaction_cells_max=10, transaction_bytes_max=1000, statement_timeout_s=1.0, pause_max_s=0.0
     )
-    context = SimpleNamespace(settings=settings, readers={"a": servers}, publishing=AtOnce())
+    context = SimpleNamespace(settings=settings, readers={"a": servers}, publishing=AtOnce(), metrics=TailerMetrics())
     tail = PartitionTail(DATASTORE, topic, Progress({0: topic.progress}, {}, set()), context)
     tail.heads_moved({0: (servers.shown or servers.log).head})
     return tail
@@ -96,8 +100,8 @@ def tail_of(servers, topic):
 async def drain(tail):
     """Steps until nothing is due. Returns the shard."""
     for _ in range(20):
-        if tail._shards.idle:
-            return tail._shards[0]
+        if tail.shards.idle:
+            return tail.shards[0]
         await tail.step()
     raise AssertionError("no end")
 
@@ -183,7 +187,7 @@ async def test_a_minion_that_lags_is_no_other_history():
         with capture_logs() as logged:
             await tail.step()
             await tail.step()
-        assert tail._shards[0].state is TailState.BACKING_OFF
+        assert tail.shards[0].state is TailState.BACKING_OFF
         assert (topic.records, logged) == ([], [])
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -27,6 +28,7 @@ class FakeLog:
 
     state = LogState.OPEN
     settling_s = 0.0
+    stages_s: ClassVar[dict[str, float]] = {}
 
     def __init__(self):
         self.published = []

@@ -640,12 +640,12 @@ async def test_nothing_is_read_ahead_while_nothing_may_be_called_or_too_much_wai
     await world.settle()
     assert world.log.reads == 0
     world.is_member = True
-    world.delivery._queued.total = 1 << 30  # of other consumers of this process
+    world.delivery._shared.queued.total = 1 << 30  # of other consumers of this process
     await world.settle()
     assert world.log.reads == 0
-    world.delivery._queued.total = 0
+    world.delivery._shared.queued.total = 0
     await world.until(lambda: world.finished(0) == 500)
-    assert world.delivery._queued.total == 0
+    assert world.delivery._shared.queued.total == 0
 
 
 async def test_a_supersession_waits_until_the_checkpoint_before_it_is_stored():

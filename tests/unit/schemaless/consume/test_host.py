@@ -4,10 +4,12 @@ import asyncio
 import types
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
 from schemaless.consume.host import Consumer, ConsumerHost
+from schemaless.consume.metrics import ConsumerMetrics
 from schemaless.consume.ports import Effect, Outcome, ShardCheckpoint, StatelessHandler
 from schemaless.errors import BusUnavailable, StorageUnavailable
 from schemaless.location import Location
@@ -250,3 +252,39 @@ async def test_a_shard_that_stopped_or_waits_for_its_checkpoint_is_not_at_work(h
         if sorted(host.at_work("trigger:p")) == [0, 1, 3]:
             break
     assert sorted(host.at_work("trigger:p")) == [0, 1, 3]
+
+
+async def test_what_a_host_shows_of_its_consumers(host, masters):
+    """Finished cells, the lag where it is known, the parts of calls, and a shard that lost its checkpoint."""
+    registry = CollectorRegistry()
+    metrics = ConsumerMetrics(registry)
+    metrics.watch(DATASTORE, host)
+    named = {"datastore": "d", "consumer": "index:one"}
+
+    def shown(name, **labels):
+        return registry.get_sample_value(f"schemaless_consumer_{name}", named | labels)
+
+    consumer = await added(host, "index:one")
+    masters.heads.update({0: 2})
+    await host.assigned([0])
+    assert shown("lag_cells", partition="0") is None  # no checkpoint is read yet
+    assert shown("lag_cells", partition="1") is None  # another process has it
+    await consumer.until_seen((0, 1), (0, 2))
+    await settled(lambda: shown("cells_total") == 2)
+    assert (shown("lag_cells", partition="0"), shown("lag_seconds", partition="0")) == (0, 0)
+    assert shown("shards", state="live") == 2
+    assert [shown("stage_seconds_count", stage=stage) for stage in ("wait", "call", "commit")] == [1, 1, 1]
+    consumer.lost.add(0)
+    masters.heads.update({0: 3})
+    host.take(0, [record(0, 3)])
+    await consumer.until_seen((0, 3))
+    await host.step()
+    await settled(lambda: shown("shards", state="unconfirmed") == 1)
+    assert shown("lag_cells", partition="0") == 1
+    assert 0 <= shown("lag_seconds", partition="0") < 3600
+
+
+async def settled(holds):
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 (nobody says when a checkpoint has moved)
+            await asyncio.sleep(0)

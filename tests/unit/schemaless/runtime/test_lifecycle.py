@@ -15,7 +15,8 @@ from schemaless.config import FollowerSettings
 from schemaless.errors import Misconfigured
 from schemaless.runtime.lifecycle import cancelled_at, pause, run_service
 
-async def serve(settings, storage, stop):
+async def serve(parts):
+    stop = parts.stop
     print("ready", flush=True)
     {work}
     print("closed", flush=True)

@@ -31,12 +31,24 @@ def test_plan_is_kept(tmp_path: Path) -> None:
     made = load_or_make_plan(settings(tmp_path))
     assert load_or_make_plan(settings(tmp_path)) == made
     assert stat.S_IMODE((tmp_path / "stack.json").stat().st_mode) == 0o600
-    assert len(set(made.ports.values())) == len(made.ports) == 10
+    assert len(set(made.ports.values())) == len(made.ports) == 14
 
 
 def test_told_ports_are_taken(tmp_path: Path) -> None:
     made = load_or_make_plan(settings(tmp_path, first_port=31000))
-    assert sorted(made.ports.values()) == list(range(31000, 31010))
+    assert sorted(made.ports.values()) == list(range(31000, 31014))
+
+
+def test_a_stack_from_before_a_port_was_needed_gets_one(tmp_path: Path) -> None:
+    """Its other ports stay."""
+    made = load_or_make_plan(settings(tmp_path))
+    kept = {name: port for name, port in made.ports.items() if not name.endswith("-metrics")}
+    document = json.loads((tmp_path / "stack.json").read_bytes())
+    write_private_json(tmp_path / "stack.json", {**document, "ports": kept})
+    again = load_or_make_plan(settings(tmp_path))
+    assert again.ports.keys() == made.ports.keys()
+    assert kept.items() <= again.ports.items()
+    assert load_plan(tmp_path) == again
 
 
 def test_other_flavour_than_the_data_is_refused(tmp_path: Path) -> None:
@@ -133,6 +145,7 @@ def test_stored_program_gets_the_settings_of_today(tmp_path: Path) -> None:
     plan = load_or_make_plan(settings(tmp_path))
     stored = SupervisedProgram("x-0", ProcessRole.CONSUMERS, ["python"], "/", {"SCHEMALESS_HOST": "::", "OWN": "1"})
     env = processes.with_present_settings(stored, plan).env
+    assert env.pop("SCHEMALESS_CONSUMERS_METRICS_PORT").isdigit()  # one that is free now
     assert env == processes.service_environment(plan) | {"OWN": "1"}
 
 
