@@ -35,6 +35,7 @@ _PATH_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "column": {"type": "string", "pattern": f"^{COLUMN_NAME.pattern}$", "example": "BASE"},
     "ref_key": REF_KEY,
     "shard": {"type": "integer", "minimum": 0},
+    "program": {"type": "string", "pattern": "^[!-.0-~]{1,120}$", "example": "billing"},
     "job": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
 }
 _ON_READS = {

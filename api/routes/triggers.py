@@ -27,7 +27,7 @@ from api.triggers.control import SeekStep, TriggerControl
 from api.triggers.summary import ProgramSummary, counts_view, is_program, program_view, read_summaries
 from schemaless.access import Scope
 from schemaless.errors import Invalid, NotFound
-from schemaless.names import trigger_consumer
+from schemaless.ops.trigger_removal import consumer_of_program
 
 PAYLOAD_BYTES_MAX = 256 << 10
 REASON_CHARACTERS_MAX = 300
@@ -78,7 +78,7 @@ async def get_trigger(request: Request) -> Response:
     datastore = await request.datastore()
     request.query()
     program = request.path["program"]
-    state, consumer, timeout_s = request.state, trigger_consumer(program), request.state.settings.status_timeout_s
+    state, consumer, timeout_s = request.state, consumer_of_program(program), request.state.settings.status_timeout_s
     (shards, unanswered), workers, summaries = await asyncio.gather(
         read_consumer(state.storage, datastore, consumer, timeout_s),
         read_workers(state.storage, datastore, timeout_s),

@@ -11,8 +11,13 @@ import msgspec
 from schemaless.consume.start_at import StartAfter, parse_start, start_positions
 from schemaless.errors import Invalid, Misconfigured, NotFound, StorageUnavailable
 from schemaless.location import Location, kept_until
-from schemaless.names import trigger_consumer
-from schemaless.ops.trigger_removal import TriggerRemoval, read_removal, removal_of, require_no_workers
+from schemaless.ops.trigger_removal import (
+    TriggerRemoval,
+    consumer_of_program,
+    read_removal,
+    removal_of,
+    require_no_workers,
+)
 from schemaless.position import Position
 from schemaless.storage import checkpoint_table, shard_head, trigger_order_table, trigger_program_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -49,7 +54,7 @@ class TriggerControl:
     """The orders of people for one program of a datastore."""
 
     def __init__(self, storage: AsyncStorage, datastore: Datastore, program: str) -> None:
-        self.consumer = trigger_consumer(program)
+        self.consumer = consumer_of_program(program)
         self._storage = storage
         self._datastore = datastore
         self._program = program

@@ -6,6 +6,7 @@ never ran.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -18,6 +19,18 @@ from schemaless.storage.operation import Operation
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.worker_table import SEEN_WITHIN_S, WorkerRow
 from schemaless.topology import Datastore
+
+_PROGRAM = re.compile(r"[!-~]{1,120}")
+
+
+def consumer_of_program(program: str) -> str:
+    """Returns the consumer of a program that somebody names. Raises NotFound for what no program can be called.
+
+    Consumers are ASCII in the tables. A server refuses to compare other text with them, as if it were out of order.
+    """
+    if not _PROGRAM.fullmatch(program):
+        raise NotFound(f"no trigger program can be called {program[:100]!r}")
+    return trigger_consumer(program)
 
 
 class TriggerRemoval(msgspec.Struct, frozen=True):
@@ -69,7 +82,7 @@ def removal_of(datastore: Datastore, program: str, parts: Sequence[RemovalPart])
 
 def plan_removal(storage: SyncStorage, datastore: Datastore, program: str) -> TriggerRemoval:
     """Returns what would be removed. Raises NotFound for a program that never ran, StorageUnavailable."""
-    consumer = trigger_consumer(program)
+    consumer = consumer_of_program(program)
     parts = [storage.master(cluster).run(read_removal, datastore.name, consumer) for cluster in datastore.clusters]
     return removal_of(datastore, program, parts)
 

@@ -96,6 +96,14 @@ def test_an_unknown_program_is_missing(stage):
     assert_problem(stage.call("DELETE", f"/triggers/{PROGRAM}"), 404)
 
 
+@pytest.mark.parametrize("name", ["é", "a b", "x" * 121], ids=["not ASCII", "a space", "too long"])
+def test_a_name_that_no_program_can_have_is_unknown(stage, name):
+    """It doesn't reach a server, which refuses to compare it, and would count as out of order."""
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/parked")):
+        assert "can be called" in assert_problem(stage.call(method, f"/triggers/{name}{path}"), 404)["detail"]
+    assert_problem(stage.call.post(f"/triggers/{name}/seek", json={"to": "end"}), 404)
+
+
 def test_a_retry_is_ordered_by_filter_and_spread_by_its_rate(stage, one_row):
     """A dry run orders nothing. All clusters together keep to the rate, and the job counts what is left to do."""
     for _ in range(3):
