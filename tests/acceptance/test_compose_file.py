@@ -15,7 +15,7 @@ from schemaless.stack.admin import new_accounts
 from schemaless.stack.container_files import settings_files
 from schemaless.stack.containers import TOKEN_FILE
 from schemaless.stack.mysql_server import server_roles
-from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names
+from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names, port_names
 from schemaless.stack.processes import service_programs
 from schemaless.stack.programs import Flavour
 from schemaless.topology import Role
@@ -74,7 +74,7 @@ def test_masters_are_durable_and_minions_commit_in_order():
 
 def test_the_services_are_those_of_the_embedded_stack(tmp_path: Path):
     """Every program that `schemaless up` runs has its container, with the same command line."""
-    ports = dict.fromkeys([*ROLES, "kafka", "kafka-controller", *api_names()], 1)
+    ports = dict.fromkeys(port_names(), 1)
     plan = StackPlan(tmp_path, Flavour.MYSQL, ports, new_accounts())
     embedded = sorted(list(program.argv)[1:] for program in service_programs(plan))
     composed = [SERVICES[name]["command"] for name in STACK]
@@ -110,9 +110,9 @@ def test_nothing_starts_before_what_it_needs():
 
 
 def test_ports_are_published_on_loopback_only():
-    """Only the API is published, and to this machine only."""
+    """Only the API and what shows metrics are published, and to this machine only."""
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published.keys() == set(api_names())
+    assert published.keys() == {*api_names(), "prometheus", "grafana"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
