@@ -13,8 +13,8 @@ from typing import Any
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from schemaless.bus.client import client_settings, translated
-from schemaless.bus.reader import Span, record_of
-from schemaless.errors import NotFound, SchemalessError
+from schemaless.bus.reader import Span, partitions_of, record_of
+from schemaless.errors import SchemalessError
 from schemaless.record import Record
 
 _BATCH = 500
@@ -77,11 +77,7 @@ class GroupReader:
 
     def partitions(self) -> range:
         """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
-        with translated(f"asking for topic {self._topic}"):
-            found = self._consumer.list_topics(self._topic, _TIMEOUT_S).topics[self._topic]
-        if found.error is not None or not found.partitions:
-            raise NotFound(f"there is no topic {self._topic}")
-        return range(len(found.partitions))
+        return partitions_of(self._consumer, self._topic, _TIMEOUT_S)
 
     def join(self, partitions: Sequence[int]) -> None:
         """Joins the group or, without one, reads exactly these partitions."""

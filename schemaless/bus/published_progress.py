@@ -1,4 +1,4 @@
-"""How far each shard of a partition has been published (I7): the records of the progress topic.
+"""How far each shard of a partition has been published (I7): the records of the progress topic, and who publishes.
 
 Every shard has a record from the first time that its partition is opened, so a missing record means that progress was
 lost. Then the shard's last record in the cells topic is its progress. If that is gone, too, an operator has to seek.
@@ -11,11 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 import msgspec
+from confluent_kafka.admin import AdminClient
 
+from schemaless.bus.client import client_settings, translated
 from schemaless.bus.reader import PartitionReader, Span
+from schemaless.bus.topics import topic_ids
 from schemaless.cell import StoredCell
 from schemaless.errors import Corrupt, Misconfigured
-from schemaless.location import BEGINNING
+from schemaless.location import BEGINNING, Location
+from schemaless.names import tailer_group
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest
 from schemaless.record import Announcement, DecodedRecord, Seek, decoded
 from schemaless.topology import Datastore
@@ -146,6 +150,54 @@ def published_beyond(
     ):
         found.update({position.shard: position for position in _positions(map(decoded, records))})
     return {shard: at for shard, at in found.items() if at.location > progress.positions.get(shard, at).location}
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A process that tails a partition: the client id that it chose, and its address."""
+
+    client: str
+    host: str
+
+
+class PublishStatus(msgspec.Struct, frozen=True):
+    positions: Mapping[int, Position]
+    """How far each shard was published, by shard."""
+    emptied: frozenset[int]
+    """Partitions of a topic that was made anew after cells were published to them."""
+    owners: Mapping[int, Owner]
+    """The process that tails a partition, by partition."""
+
+    @property
+    def locations(self) -> dict[int, Location]:
+        return {shard: position.location for shard, position in self.positions.items()}
+
+
+def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> PublishStatus:
+    """Reads the status, which is empty while the topics don't exist. Raises BusUnavailable."""
+    admin = AdminClient(client_settings(bootstrap))
+    with translated("asking Kafka for its topics"):
+        topics = admin.list_topics(timeout=timeout_s).topics
+    group = tailer_group(datastore.name)
+    asked = admin.describe_consumer_groups([group], request_timeout=timeout_s)
+    with translated("asking Kafka for the group of the tailers"):
+        members = asked[group].result().members
+    owners = {
+        assigned.partition: Owner(member.client_id, member.host)
+        for member in members
+        for assigned in member.assignment.topic_partitions
+    }
+    if not {datastore.topic, datastore.progress_topic} <= topics.keys():
+        return PublishStatus({}, frozenset(), owners)
+    (topic_id,) = topic_ids(admin, [datastore.topic], timeout_s=timeout_s)
+    positions: dict[int, Position] = {}
+    emptied: set[int] = set()
+    with PartitionReader(bootstrap, timeout_s=timeout_s) as reader:
+        for partition in range(datastore.partitions):
+            progress = committed_progress(reader, datastore, partition, topic_id)
+            positions.update(progress.positions)
+            if progress.elsewhere:
+                emptied.add(partition)
+    return PublishStatus(positions, frozenset(emptied), owners)
 
 
 def _from_cells(

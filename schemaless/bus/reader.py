@@ -1,22 +1,28 @@
-"""Reads a partition without a group: between two offsets, or until one record arrives. Memory is bounded."""
+"""Reads without a group: a partition between two offsets or until one record arrives, or several partitions for ever.
+
+It checks nothing but that the topic can be read. Memory is bounded by the client's queue.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemaless.bus.client import NOT_KNOWN_YET, client_settings, translate, translated
-from schemaless.errors import BusUnavailable
+from schemaless.errors import BusUnavailable, NotFound
 from schemaless.record import Record
 
 _BATCH = 1000
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
 _ARRIVAL_POLL_S = 0.1  # poll() returns a record as soon as there is one
+_QUEUE_KBYTES = 16 << 10
+_STREAM_BATCH = 500
+_STREAM_POLL_S = 0.05
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -98,6 +104,89 @@ class PartitionReader:
             time.sleep(_POLL_S)
 
 
+class TopicStream:
+    """Reads the committed records of several partitions of a topic from given offsets. One thread at a time."""
+
+    def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 10.0) -> None:
+        self._topic = topic
+        self._timeout_s = timeout_s
+        # The caller notices the hole that retention made while it read, and reads what is left.
+        self._consumer = _consumer(
+            bootstrap, "read_committed", {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 100}
+        )
+
+    def partitions(self) -> range:
+        """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
+        return partitions_of(self._consumer, self._topic, self._timeout_s)
+
+    def span(self, partition: int) -> Span:
+        """Returns what can be read now, up to the last stable offset."""
+        with translated(f"asking for the offsets of {self._topic} [{partition}]"):
+            return Span(
+                *self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=self._timeout_s)
+            )
+
+    def offsets_at(self, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
+        """Returns the offset of each partition's first record whose timestamp isn't earlier, where there is one."""
+        asked = [TopicPartition(self._topic, partition, timestamp_ms) for partition in partitions]
+        with translated(f"asking for offsets of {self._topic} by time"):
+            found = self._consumer.offsets_for_times(asked, timeout=self._timeout_s)
+        return {place.partition: place.offset for place in found if place.offset >= 0}
+
+    def follow(self, starts: Mapping[int, int]) -> Iterator[list[Record]]:
+        """Yields records in the order of each partition for ever, and empty lists while there are none."""
+        self._assign(starts)
+        while True:
+            yield [record_of(message) for message in self._consume() if message.error() is None]
+
+    def read(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[list[Record]]:
+        """Yields the records up to `ends` (offsets not included), in the order of each partition.
+
+        Raises BusUnavailable when none arrives for `timeout_s`.
+        """
+        left = {partition: end for partition, end in ends.items() if starts[partition] < end}
+        if left:
+            self._assign({partition: starts[partition] for partition in left})
+        deadline = time.monotonic() + self._timeout_s
+        while left:
+            messages = self._consume()
+            found = [message for message in messages if message.error() is None]
+            yield [record_of(message) for message in found if offset_of(message) < ends[partition_of(message)]]
+            for message in messages:
+                # The end of a partition is reported with the offset behind its last record or marker.
+                reached = offset_of(message) + (message.error() is None)
+                if reached >= left.get(partition_of(message), reached + 1):
+                    del left[partition_of(message)]
+            if messages:
+                deadline = time.monotonic() + self._timeout_s
+            elif time.monotonic() > deadline:
+                raise BusUnavailable(f"{self._topic} can't be read to its end: nothing arrived for {self._timeout_s} s")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def __enter__(self) -> TopicStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _assign(self, starts: Mapping[int, int]) -> None:
+        with translated(f"reading {self._topic}"):
+            self._consumer.assign([TopicPartition(self._topic, *place) for place in starts.items()])
+
+    def _consume(self) -> list[Message]:
+        with translated(f"reading {self._topic}"):
+            messages = self._consumer.consume(_STREAM_BATCH, _STREAM_POLL_S)
+        for message in messages:
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise translate(error, f"reading {message.topic()} [{message.partition()}]")
+        return messages
+
+
 class ArrivalWatch:
     """Waits for one record that is about to be written. One thread at a time: `begin`, then `wait`."""
 
@@ -148,7 +237,16 @@ class ArrivalWatch:
         self.close()
 
 
-def _consumer(bootstrap: str, isolation_level: str) -> Consumer:
+def partitions_of(consumer: Consumer, topic: str, timeout_s: float) -> range:
+    """Returns the partitions of a topic. Raises NotFound when it doesn't exist, BusUnavailable."""
+    with translated(f"asking for topic {topic}"):
+        found = consumer.list_topics(topic, timeout_s).topics[topic]
+    if found.error is not None or not found.partitions:
+        raise NotFound(f"there is no topic {topic}")
+    return range(len(found.partitions))
+
+
+def _consumer(bootstrap: str, isolation_level: str, others: Mapping[str, Any] | None = None) -> Consumer:
     return Consumer(
         {
             **client_settings(bootstrap),
@@ -158,7 +256,8 @@ def _consumer(bootstrap: str, isolation_level: str) -> Consumer:
             "isolation.level": isolation_level,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,  # the end of the partition is reported after an empty fetch
-            "queued.max.messages.kbytes": 16 << 10,
+            "queued.max.messages.kbytes": _QUEUE_KBYTES,
+            **(others or {}),
         }
     )
 

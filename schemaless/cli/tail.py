@@ -56,7 +56,7 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
     kafka: KafkaOption = "",
 ) -> None:
     """Read the topic of a datastore and verify that it is dense. Exit status 1: a hole, a repeat or disorder."""
-    from schemaless.bus.topic_stream import TopicStream
+    from schemaless.bus.reader import TopicStream
 
     since = 0 if start in (BEGINNING, END) else parse_time(start, "from")
     wanted = parse_filter(shard or (), column or (), row or (), since)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from schemaless.bus.publish_status import read_publish_status
+from schemaless.bus.published_progress import read_publish_status
 from schemaless.errors import Invalid, LocationGone, Misconfigured
 from schemaless.location import BEGINNING, GenerationStart, Location, generation_at, next_start, verify_location
 from schemaless.ops.tailer_status import SHARDS_PER_QUERY, lost_positions

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from schemaless.bus.publish_status import Owner, PublishStatus, read_publish_status
+from schemaless.bus.published_progress import Owner, PublishStatus, read_publish_status
 from schemaless.errors import LocationGone, StorageUnavailable
 from schemaless.location import BEGINNING, Location
 from schemaless.ops.tailer_control import read_commands

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError
 
-from schemaless.bus import topic_stream
-from schemaless.bus.topic_stream import TopicStream
+from schemaless.bus import reader
+from schemaless.bus.reader import TopicStream
 from schemaless.errors import BusUnavailable
 
 
@@ -32,7 +32,7 @@ def stream(monkeypatch):
         consumer = SimpleNamespace(assigned=[])
         consumer.assign = lambda places: consumer.assigned.extend((each.partition, each.offset) for each in places)
         consumer.consume = lambda count, timeout_s: waiting.pop(0) if waiting else []
-        monkeypatch.setattr(topic_stream, "Consumer", lambda settings: consumer)
+        monkeypatch.setattr(reader, "Consumer", lambda settings: consumer)
         return consumer, TopicStream("127.0.0.1:9", "cells", timeout_s=-1.0)
 
     return make
