@@ -308,7 +308,7 @@ def read_settings(kind: type[S], given: Mapping[str, Any] | None = None) -> S:
 def program_version() -> str:
     """Returns the version of this program."""
     try:
-        return version("schemaless")
+        return version("schemaless-store")
     except PackageNotFoundError:  # run from a folder that nobody installed
         return "unknown"
 

@@ -11,6 +11,9 @@ from typing import ParamSpec, TypeVar
 
 from schemaless.errors import MissingExtra
 
+DISTRIBUTION = "schemaless-store"
+"""Its name for pip, as pyproject.toml has it."""
+
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
@@ -38,7 +41,7 @@ def require(user: str, *extras: Extra) -> None:
     if not all(extra.is_installed() for extra in extras):
         titles = " and ".join(extra.title for extra in extras)
         names = ",".join(extra.extra for extra in extras)
-        raise MissingExtra(f"{user} needs {titles}: pip install 'schemaless[{names}]'")
+        raise MissingExtra(f"{user} needs {titles}: pip install '{DISTRIBUTION}[{names}]'")
 
 
 def needs(command: str, *extras: Extra) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:

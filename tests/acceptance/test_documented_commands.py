@@ -1,4 +1,8 @@
-"""The commands and the example of the README, and the commands of the docs, as they stand there, on the whole stack."""
+"""What README and docs show to be pasted does what it is shown for, in page order, on a stack of `schemaless up`.
+
+Commands run in a shell, and blocks of Python in one namespace for each page. Pages that a reader takes one after the
+other share their state. The others run beside them. What isn't run is listed with the reason.
+"""
 
 import asyncio
 import json
@@ -16,6 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,137 +31,214 @@ from schemaless.config import StackSettings
 from schemaless.demo.flights import Flight
 from schemaless.demo.loader import LoadCount, Loader
 from schemaless.stack import embedded, supervision
+from tests.acceptance.pages import PAGES, ROOT, Step, steps_of
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"^(?: {4})?(?:\.venv/bin/)?schemaless (?P<arguments>[a-z].*)$", re.MULTILINE)
+TOGETHER = [["README.md", "client.md", "triggers.md", "parked.md"], ["demo.md", "indexes.md"]]
+LAST_PAGE = "security.md"  # once a token exists, every request needs one
+NOT_RUN = {
+    r"\.venv/bin/python -m bench": "measures for an hour",
+    r"kcat ": "not installed everywhere: tests/integration/bus reads the same bytes with a plain consumer",
+    r"curl http://127\.0\.0\.1:8000/readyz": "of containers: tests/acceptance/test_compose_file.py",
+}
+FOLLOWS = {
+    r"schemaless triggers run examples/ride.py": "billed 12.5",
+    r"schemaless triggers run": "",
+    r"schemaless log .*--follow": "",
+    r"schemaless tail (?!.*--no-follow)": "",
+    r"python -m consumers\.probe": "acknowledged_ms",
+}
+"""What follows the log until Ctrl-C, and what it has printed before the reader goes on."""
+
 TRIP = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 FLIGHT = {"tailnum": "N14228", "time_hour": "2013-01-01T05:00:00Z", "carrier": "UA", "flight": 1545}
-OFFSETS = {"3:1000": "3:0"}  # of a topic as short as a test's
-FIRST = (
-    "index create", "index wait", "index switch", "index drop flights_by_tailnum --version", "index verify",
-    "index repair", "put",
-)  # fmt: skip
-LAST = (
-    "tail", "triggers status", "triggers pause", "triggers seek", "triggers resume", "parked list", "parked retry",
-    "parked discard", "triggers remove",
-)  # fmt: skip
-AT_ONCE = 3  # of those that need no order: a command is mostly the start of its interpreter
-PROGRAM_TIMEOUT_S = 30.0
+ASSUMED: dict[str, Any] = {
+    "stored_positions": {},
+    "charge": lambda trip, key: None,
+    "find_charge": lambda key: None,
+    "send_mail": lambda trip: None,
+}
+"""What blocks of Python use and their pages don't make."""
 
-pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
+OUTSIDE = {"testing-triggers.md": "tests of pytest: tests/unit/examples/test_billing.py has them"}
+PROGRAM_TIMEOUT_S = 60.0
+AT_ONCE = 3
 
-
-def documented() -> list[list[str]]:
-    """Arguments of each command once, in the order of the pages.
-
-    Those of access have a stack of their own (tests/integration/api/test_access.py): here every other one would need a
-    token.
-    """
-    pages = [page for page in PAGES if page.name != "security.md"]
-    found = [match["arguments"] for page in pages for match in COMMAND.finditer(page.read_text())]
-    commands = dict.fromkeys(text.partition("#")[0].strip() for text in found)
-    return [[OFFSETS.get(word, word) for word in shlex.split(text)] for text in commands]
+pytestmark = [pytest.mark.storage, pytest.mark.timeout(480)]
 
 
-def follows(arguments: list[str]) -> bool:
-    return (
-        arguments[:2] == ["triggers", "run"]
-        or "--follow" in arguments
-        or (arguments[0] == "tail" and "--no-follow" not in arguments)
-    )
+class Reader:
+    """Somebody who pastes pages, one step after the other, and ends what follows the log with Ctrl-C at the end."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], addresses: dict[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._addresses = addresses
+        self._following: list[tuple[Step, subprocess.Popen[bytes], Path]] = []
+        self._printed = ""
+
+    def paste(self, pages: list[list[Step]]) -> None:
+        try:
+            for steps in pages:
+                values = {"__name__": "page", **ASSUMED}
+                values["store"] = partial(_stop_subscriber, values)
+                for step in steps:
+                    if step.kind == "shell":
+                        self._command(step)
+                    elif step.kind == "python" and step.page not in OUTSIDE:
+                        exec(compile(step.text, f"{step.page}:{step.line}", "exec"), values)
+                for client in [value for value in values.values() if isinstance(value, Client)]:
+                    client.close()
+            self._interrupt()
+        finally:
+            for _, process, _ in self._following:
+                process.kill()
+                process.wait()
+
+    def _command(self, step: Step) -> None:
+        text = self._filled(step.text)
+        follows = [shown for words, shown in FOLLOWS.items() if re.match(words, text)]
+        if any(re.match(words, text) for words in NOT_RUN):
+            return
+        if follows:
+            return self._follow(step, text, follows[0])
+        deadline = time.monotonic() + PROGRAM_TIMEOUT_S
+        while True:
+            done = subprocess.run(
+                ["bash", "-c", text], cwd=self._folder, env=self._environment, capture_output=True, text=True,
+                timeout=90, check=False,
+            )  # fmt: skip
+            self._printed = done.stdout
+            is_early = "no trigger program" in done.stderr and time.monotonic() < deadline
+            if not is_early:  # the program that was started a moment ago is known once it has its partitions
+                break
+        assert done.returncode == 0, (str(step), done.stdout, done.stderr)
+
+    def _follow(self, step: Step, text: str, shown: str) -> None:
+        output = self._folder / f"{step.page}-{step.line}.out"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {text}"], cwd=self._folder, env=self._environment, stdout=file, stderr=file
+            )
+        self._following.append((step, process, output))
+        deadline = time.monotonic() + PROGRAM_TIMEOUT_S
+        while shown not in output.read_text():
+            assert process.poll() is None, (str(step), output.read_text())
+            assert time.monotonic() < deadline, (str(step), output.read_text())
+            time.sleep(0.1)
+
+    def _interrupt(self) -> None:
+        for step, process, output in self._following:
+            if process.poll() is None or "--limit" not in step.text:
+                assert process.poll() is None, (str(step), output.read_text())
+                process.send_signal(signal.SIGINT)
+        for step, process, output in self._following:
+            assert process.wait(30) == 0, (str(step), output.read_text())
+
+    def _filled(self, text: str) -> str:
+        """Puts in what differs from stack to stack: addresses, and a job that the command before printed."""
+        for usual, ours in self._addresses.items():
+            text = text.replace(usual, ours)
+        if (job := re.search(r"\b[0-9a-f]{16}\b", self._printed)) is not None:
+            text = re.sub(r"(?<=index job )[0-9a-f]{16}\b", job[0], text)
+        if "$SCHEMALESS_TOKEN" in text:
+            text = text.replace("$SCHEMALESS_TOKEN", stack_token() or "")
+        text = re.sub(r"^curl ", "curl --silent --show-error --fail-with-body ", text)
+        return text.replace("--offset 3:1000", "--offset 3:0")  # of a topic as short as a test's
+
+
+def _stop_subscriber(values: dict[str, Any], _position: object) -> None:
+    values["subscriber"].stop()
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A stack with all its services, in a folder with what the pages say is there."""
+    """A stack with all its services, the datastore of the demo, and the files that the pages name."""
     folder = tmp_path_factory.mktemp("documented")
     settings = StackSettings(home=folder / "home", warm_up_s=0)
     try:
         embedded.up(settings)
         shutil.copytree(ROOT / "examples", folder / "examples")
-        shutil.copy(ROOT / "examples" / "flights_by_tailnum.yaml", folder / "by_tail.yaml")
-        changed = re.search(r"# by_tail_distance.yaml\n(.*?)```", (ROOT / "docs" / "indexes.md").read_text(), re.DOTALL)
-        (folder / "by_tail_distance.yaml").write_text(changed[1])
+        shutil.copytree(ROOT / "deploy", folder / "deploy")
+        for page in PAGES:
+            for step in steps_of(page):
+                if step.kind == "yaml" and (name := re.match(r"# (\w+\.yaml)\n", step.text)):
+                    (folder / name[1]).write_text(step.text)
         run(folder, ["datastore", "create", "flights", "--shards", "64", "--partitions", "8"])
+        run(folder, ["index", "create", "by_tail.yaml", "--datastore", "flights"])
+        run(folder, ["index", "wait", "flights_by_tailnum", "--datastore", "flights"])
         with Client(hosts(folder), datastore="flights") as client:
             client.put_cell(TRIP, "BASE", 1, FLIGHT)
-        with Client(hosts(folder), datastore="mezzanine") as client:
-            client.put_cell(TRIP, "BASE", 1, {"driver": "d-17"})
         yield folder
     finally:
         embedded.down(settings)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def endpoints(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "home" / "endpoints.json").read_bytes())
+
+
 def hosts(folder: Path) -> list[str]:
-    return json.loads((folder / "home" / "endpoints.json").read_bytes())["api"]
+    return endpoints(folder)["api"]
 
 
-def begin(folder: Path, arguments: list[str]) -> subprocess.Popen[str]:
-    env = {**os.environ, "SCHEMALESS_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "SCHEMALESS_WARM_UP_S": "0"}
-    argv = [sys.executable, "-m", "schemaless", *arguments]
-    return subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def environment(folder: Path) -> dict[str, str]:
+    """That of a shell in which the README's `. .venv/bin/activate` was done."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SCHEMALESS_")}
+    mine = {"SCHEMALESS_HOME": str(folder / "home"), "SCHEMALESS_WARM_UP_S": "0", "PYTHONPATH": str(ROOT)}
+    return {**kept, **mine, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def reader(folder: Path, **more: str) -> Reader:
+    addresses = {
+        "localhost:8000": hosts(folder)[0].removeprefix("http://"),
+        "127.0.0.1:9092": endpoints(folder)["kafka"],
+    }
+    return Reader(folder, environment(folder) | more, addresses)
 
 
 def run(folder: Path, arguments: list[str]) -> None:
-    process = begin(folder, arguments)
-    output = process.communicate(timeout=60)
-    assert process.returncode == 0, (arguments, output)
+    done = subprocess.run(
+        [sys.executable, "-m", "schemaless", *arguments], cwd=folder, env=environment(folder), capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
 
 
-def await_program(folder: Path, status: list[str]) -> None:
-    """Until the program that was started beside the other commands is known."""
-    deadline = time.monotonic() + PROGRAM_TIMEOUT_S
-    while True:
-        asked = begin(folder, status)
-        output = asked.communicate(timeout=60)
-        if asked.returncode == 0:
-            return
-        assert time.monotonic() < deadline, output
+def test_what_the_pages_show_runs_as_pasted_in_their_order(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STYLE: a command ends with 0, what follows the log does so at Ctrl-C, and a block of Python raises nothing."""
+    monkeypatch.setenv("SCHEMALESS_HOME", str(home / "home"))
+    by_page = {page.name: steps_of(page) for page in PAGES if page.name != LAST_PAGE}
+    assert sum(map(len, by_page.values())) > 60
+    grouped = {name for group in TOGETHER for name in group}
+    groups = [*TOGETHER, [name for name in by_page if name not in grouped]]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        pasted = [pool.submit(reader(home).paste, [by_page[name] for name in group]) for group in groups]
+    assert [error for each in pasted if (error := each.exception()) is not None] == []
 
 
-def test_every_documented_command_does_what_it_is_shown_for(home: Path, request: pytest.FixtureRequest) -> None:
-    """STYLE: what a page shows runs, and ends with 0; what follows the log ends with 0 when it is interrupted."""
-    commands = documented()
-    assert len(commands) > 25, commands
-    following = [(arguments, begin(home, arguments)) for arguments in commands if follows(arguments)]
-    request.addfinalizer(lambda: [process.kill() for _, process in following])
-    once = [arguments for arguments in commands if not follows(arguments)]
-    first, last = ([found for found in once if " ".join(found).startswith(words)] for words in (FIRST, LAST))
-    for arguments in first:
-        run(home, arguments)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(partial(run, home), [found for found in once if found not in first + last]))
-    await_program(home, next(found for found in last if found[:2] == ["triggers", "status"]))
-    for arguments in last:
-        run(home, arguments)
-    for arguments, process in following:
-        if process.poll() is None or "--limit" not in arguments:
-            assert process.poll() is None, (arguments, process.communicate())
-            process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=30)
-        assert process.returncode == 0, (arguments, output)
+def test_the_readme_shows_its_example_to_the_letter() -> None:
+    """The file that its commands run."""
+    (block,) = [step for step in steps_of(ROOT / "README.md") if step.kind == "python"]
+    title, _, shown = block.text.partition("\n")
+    assert (ROOT / title.removeprefix("# ")).read_text().endswith(shown)
 
 
-def test_the_readme_example_runs(home: Path) -> None:
-    """The first thing that people copy."""
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert '".schemaless/endpoints.json"' in example
-    code = example.replace(".schemaless/", f"{home}/home/").replace(TRIP, TRIP.replace("5b1d", "6c2e"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+def test_every_step_that_is_not_run_has_a_reason() -> None:
+    """A pattern that matches nothing any more is dropped."""
+    texts = [step.text for page in PAGES for step in steps_of(page) if step.kind == "shell"]
+    assert [words for words in NOT_RUN if not any(re.match(words, text) for text in texts)] == []
 
 
 def test_commands_loader_and_programs_work_once_a_token_exists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I17: the stack keeps a token of its own. It comes last, because access never goes off again."""
     api = hosts(home)[0]
-    run(home, ["token", "create", "ada", "--datastore", "*", "--scope", "admin"])
+    monkeypatch.setenv("SCHEMALESS_HOME", str(home / "home"))
+    reader(home).paste([steps_of(ROOT / "docs" / LAST_PAGE)])
     deadline = time.monotonic() + 10
     while httpx.get(f"{api}/v1/mezzanine/shards").status_code != 401:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    monkeypatch.setenv("SCHEMALESS_HOME", str(home / "home"))
     assert stat.S_IMODE((home / "home" / "token").stat().st_mode) == 0o600
 
     async def load() -> LoadCount:

@@ -27,9 +27,9 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch)
     monkeypatch.setattr(Extra, "is_installed", lambda extra: False)
     with pytest.raises(MissingExtra) as raised:
         needs("tail", Extra.KAFKA)(lambda: None)()
-    assert str(raised.value) == "`schemaless tail` needs Kafka: pip install 'schemaless[kafka]'"
+    assert str(raised.value) == "`schemaless tail` needs Kafka: pip install 'schemaless-store[kafka]'"
     assert raised.value.hint == ""
-    with pytest.raises(ImportError, match=r"needs Kafka and MySQL: pip install 'schemaless\[kafka,mysql\]'"):
+    with pytest.raises(ImportError, match=r"needs Kafka and MySQL: pip install 'schemaless-store\[kafka,mysql\]'"):
         require("`schemaless audit`", Extra.KAFKA, Extra.MYSQL)
     with pytest.raises(ImportError, match=r"schemaless.Subscriber needs Kafka"):
         _ = schemaless.Subscriber
