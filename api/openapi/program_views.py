@@ -67,10 +67,14 @@ class WorkerView(View, frozen=True):
     seen_s: float
     is_member: bool
     partitions: Count
+    assigned: list[int]
+    rate: float
     unconfirmed_count: Count
     unconfirmed: list[WaitingShardView]
     refused_count: Count
     refused: list[WaitingShardView]
+    failing_shards_count: Count
+    failing_shards: list[WaitingShardView]
     failing_count: Count
     failing: list[FailingCellView]
     parallel: dict[str, int]
@@ -100,6 +104,7 @@ class ProgramView(View, frozen=True):
     lag: int
     stopped: list[ShardReasonView]
     tripped_workers: Count
+    rate: float
     lag_seconds: float
     parked: Count
     oldest_parked_at: TimeText | None
@@ -110,6 +115,7 @@ class ProgramView(View, frozen=True):
     worker_count: Count
     unconfirmed_count: Count
     refused_count: Count
+    failing_shards_count: Count
     failing_count: Count
     oldest_call_s: float | None
 
@@ -120,6 +126,7 @@ class ProgramView(View, frozen=True):
         "lag": 3,
         "stopped": [],
         "tripped_workers": 0,
+        "rate": 12.5,
         "lag_seconds": 0.2,
         "parked": 1,
         "oldest_parked_at": _AT,
@@ -130,6 +137,7 @@ class ProgramView(View, frozen=True):
         "worker_count": 2,
         "unconfirmed_count": 0,
         "refused_count": 0,
+        "failing_shards_count": 0,
         "failing_count": 0,
         "oldest_call_s": None,
     }

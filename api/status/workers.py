@@ -56,6 +56,8 @@ def worker_view(row: WorkerRow) -> dict[str, Any]:
         "seen_s": round(row.age_s, 1),
         "is_member": report.is_member,
         "partitions": report.partitions,
+        "assigned": list(report.assigned),
+        "rate": report.rate,
         "unconfirmed_count": report.unconfirmed_count,
         "unconfirmed": [_waiting_view(shard) for shard in report.unconfirmed],
         "refused_count": report.refused_count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -92,8 +92,8 @@ def _part(datastore: Datastore) -> Operation[_ClusterPart]:
     return _ClusterPart(progress, parked, orders, oldest)
 
 
-def program_view(view: Mapping[str, Any], summary: ProgramSummary, workers: Iterable[WorkerRow]) -> dict[str, Any]:
-    """Adds what people ask of a program to the view of its consumer: state and reason, counts, parked cells."""
+def program_view(view: Mapping[str, Any], summary: ProgramSummary, workers: Sequence[WorkerRow]) -> dict[str, Any]:
+    """Adds what people ask of a program to the view of its consumer: state and reason, rate, counts, parked cells."""
     state, reason = view["state"], view["reason"]
     tripped = [row.report.tripped for row in workers if row.report.tripped is not None]
     if summary.pause.paused:
@@ -105,6 +105,7 @@ def program_view(view: Mapping[str, Any], summary: ProgramSummary, workers: Iter
         "state": state,
         "reason": reason,
         "tripped_workers": len(tripped),
+        "rate": round(sum(row.report.rate for row in workers), 1),
         "lag_seconds": round(max(0, summary.lag_us) / 1_000_000, 3) if view["lag"] else 0.0,
         "parked": summary.parked,
         "oldest_parked_at": None if summary.oldest_parked_at is None else created_at_text(summary.oldest_parked_at),

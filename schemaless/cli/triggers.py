@@ -119,7 +119,8 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     if as_json:
         print_json(document)
         return
-    print(f"{document['program']}: {_state(document)}, {document['lag']} cells behind")
+    behind = f"{document['lag']} cells ({document['lag_seconds']} s) behind"
+    print(f"{document['program']}: {_state(document)}, {behind}, {document['rate']} cells/s")
     if document["reason"] and document["state"] in ("paused", "tripped"):
         print(document["reason"])
     counts = ", ".join(f"{number} {name}" for name, number in document["counts"].items())
@@ -159,7 +160,10 @@ def _state(program: dict[str, Any]) -> str:
 
 def _print_worker(worker: dict[str, Any]) -> None:
     place = f"{worker['host']}, pid {worker['pid']}"
-    print(f"worker {place}: {worker['partitions']} partitions, {worker['transport']}, version {worker['version']}")
+    more = "" if worker["partitions"] == len(worker["assigned"]) else " and more"
+    numbers = f" ({', '.join(map(str, worker['assigned']))}{more})" if worker["assigned"] else ""
+    print(f"worker {place}: {worker['partitions']} partitions{numbers}, {worker['rate']} cells/s")
+    print(f"  {worker['transport']}, version {worker['version']}")
     if many := [f"{most} of {name}" for name, most in worker["parallel"].items() if most > 1]:
         print(f"calls at once in a shard: {', '.join(many)}")
     for kind, state in {"unconfirmed": "unconfirmed", "refused": "refused", "failing_shards": "failing"}.items():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -30,13 +32,14 @@ from schemaless.record import Announcement, ForeignRecord, Record, decoded, misp
 from schemaless.shard_cursor import CursorState
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.shard_head import Head
-from schemaless.storage.worker_table import WAITING_MAX, OldestCall, WaitingShard, WorkerReport
+from schemaless.storage.worker_table import ASSIGNED_MAX, WAITING_MAX, OldestCall, WaitingShard, WorkerReport
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
 _LOOK_PAUSE_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
+_RATE_WINDOW_S = 10.0
 
 
 class ConsumerGroup(Protocol):
@@ -89,6 +92,7 @@ class ConsumerHost:
         self._group: ConsumerGroup | None = None
         self._shared = SharedWork()
         self._is_member = True  # as it was logged last
+        self._finished: deque[tuple[float, int]] = deque()
         self._running: dict[tuple[str, str], _RunningDelivery] = {}
         self._partitions: set[int] = set()
         self._suspended: set[int] = set()
@@ -285,6 +289,8 @@ class ConsumerHost:
             pid=os.getpid(),
             is_member=self._may_call(),
             partitions=len(self._partitions),
+            assigned=tuple(sorted(self._partitions)[:ASSIGNED_MAX]),
+            rate=self._finished_a_second(),
             unconfirmed=tuple(unconfirmed[:WAITING_MAX]),
             unconfirmed_count=len(unconfirmed),
             refused=tuple(refused[:WAITING_MAX]),
@@ -295,6 +301,15 @@ class ConsumerHost:
             tripped=tripped,
             parallel=dict(parallel or {}),
         )
+
+    def _finished_a_second(self) -> float:
+        """Returns the rate of the last ten seconds or so, if it is asked for often."""
+        now, finished = time.monotonic(), sum(r.delivery.counts.delivered for r in self._running.values())
+        while len(self._finished) > 1 and now - self._finished[0][0] > _RATE_WINDOW_S:
+            self._finished.popleft()
+        self._finished.append((now, finished))
+        since, before = self._finished[0]
+        return round(max(0, finished - before) / (now - since), 1) if now > since else 0.0
 
     async def run(self) -> None:
         """Looks at the heads again and again until it is cancelled. Raises what ended a delivery."""

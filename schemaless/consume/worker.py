@@ -61,7 +61,7 @@ class Worker:
 
     async def tell(self, report: WorkerReport, now: float) -> None:
         """Stores a report on every cluster, unless the one before says the same and is young."""
-        is_news = _without_age(report) != _without_age(self._report)
+        is_news = _without_figures(report) != _without_figures(self._report)
         if is_news or now - self._reported_at >= _REPORT_PERIOD_S:
             self._report, self._reported_at = report, now
             name = self._datastore.name
@@ -97,8 +97,9 @@ class Worker:
         await asyncio.gather(*map(on, self._datastore.clusters))
 
 
-def _without_age(report: WorkerReport) -> WorkerReport:
+def _without_figures(report: WorkerReport) -> WorkerReport:
     """Returns a report without what changes all the time."""
+    report = msgspec.structs.replace(report, rate=0.0)
     if (call := report.oldest_call) is None:
         return report
     return msgspec.structs.replace(report, oldest_call=msgspec.structs.replace(call, age_s=0.0))

@@ -25,6 +25,7 @@ FAILING_ERROR_CHARACTERS_MAX = 4000
 """How many cells a report names that fail, and how much of the end of each error."""
 
 WAITING_MAX = 20
+ASSIGNED_MAX = 100
 """How many waiting shards of each kind a report names."""
 
 
@@ -64,9 +65,10 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log, and
     `failing_shards` are tried again and again.
 
-    `tripped`: why its breaker is open. `parallel`: by function, how many calls are made at once in a shard. `origin` is
-    that of its program. Of many shards and failing cells only some are named, and the counts have all. A field that
-    another version doesn't know is left out.
+    `assigned` are its partitions. `rate` is in finished cells a second. `tripped`: why its breaker is open.
+    `parallel`: by function, how many calls are made at once in a shard. `origin` is that of its program. Of many
+    shards and failing cells only some are named, and the counts have all. A field that another version doesn't know
+    is left out.
     """
 
     version: str = ""
@@ -75,6 +77,8 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     pid: int = 0
     is_member: bool = False
     partitions: int = 0
+    assigned: tuple[int, ...] = ()
+    rate: float = 0.0
     unconfirmed: tuple[WaitingShard, ...] = ()
     unconfirmed_count: int = 0
     refused: tuple[WaitingShard, ...] = ()

@@ -235,6 +235,21 @@ async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
     assert (report.is_member, report.partitions, report.failing_shards_count) == (True, 2, 1)
 
 
+async def test_a_report_names_the_partitions_and_how_fast_cells_are_finished(host, masters):
+    """Which worker has what. A worker that finishes nothing has the rate 0."""
+    consumer = await added(host, "trigger:p")
+    assert (host.report().assigned, host.report().rate) == ((), 0.0)
+    await host.assigned([1, 0])
+    masters.heads.update({0: 2})
+    host.take(0, [record(0, 1), record(0, 2)])
+    await consumer.until_seen((0, 1), (0, 2))
+    for _ in range(2000):
+        if (report := host.report()).rate:
+            break
+        await asyncio.sleep(0)
+    assert (report.assigned, report.rate > 0) == ((0, 1), True)
+
+
 async def test_a_shard_that_stopped_or_waits_for_its_checkpoint_is_not_at_work(host, masters):
     """Orders for its records would hide those of the others (schemaless/consume/orders.py)."""
     consumer = await added(host, "trigger:p")
