@@ -22,6 +22,7 @@ from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.runtime.lifecycle import configure_logging, report_failure
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.tls import require_certificate
 from schemaless.topology import load_topology
 
 STOP_TIMEOUT_S = 10
@@ -37,6 +38,8 @@ def main() -> int:
         settings = read_settings(ApiSettings)
         configure_logging(settings.log_level)
         app = create_app(settings)
+        if settings.tls_certificate is not None:
+            require_certificate(settings.tls_certificate, settings.tls_key)
         if not is_loopback(settings.host):
             asyncio.run(require_token(settings))
     except SchemalessError as error:
@@ -55,6 +58,8 @@ def main() -> int:
         app,
         host=settings.host,
         port=settings.port,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
         loop="uvloop",
         http=protocol,
         ws="none",

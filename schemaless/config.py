@@ -109,6 +109,8 @@ class ApiSettings(ServiceSettings):
 
     host: str = "127.0.0.1"  # The address that the API listens on, loopback by default.
     port: int = 8000  # The port that the API listens on.
+    tls_certificate: Path | None = None  # The API's certificate and its chain, a PEM file: the API then serves HTTPS.
+    tls_key: Path | None = None  # The key of that certificate. By default it is in the same file.
     # Names that requests may call the API by in Host, beside loopback's and its own address. * allows any.
     hosts: Names = ()
     origins: Names = ()  # Origins of web pages that may write, like https://console.example. Others may not.
@@ -273,6 +275,8 @@ class ClientSettings(Settings):
 
     hosts: Names = ()  # Addresses of the API, separated by commas. The command line defaults to the embedded stack's.
     token: SecretStr | None = None  # The bearer token that the client sends.
+    # A PEM file with the CAs that sign the API's certificate. By default, those of the httpx library.
+    ca: Path | None = None
     # A file with the token, which only its owner can read. It counts when SCHEMALESS_TOKEN isn't set.
     token_file: Path | None = None
     # The profile whose hosts and token are used. It goes before SCHEMALESS_HOSTS and SCHEMALESS_TOKEN.

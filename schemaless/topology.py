@@ -4,9 +4,10 @@ A topology is data: a JSON file with a version, written by those who run the ser
 
     {"version": 1, "clusters": {"a": {"master": NODE, "minions": [NODE, ...]}, ...}}
     NODE = {"name": "a-master", "host": "127.0.0.1", "port": 3306, "socket": "/path" or null,
-            "user": "...", "password": "..."}
+            "user": "...", "password": "...", "tls": {"ca": "/path", "certificate": "/path", "key": "/path"}}
 
-Other keys of a node are passed over.
+With `tls` a connection is encrypted, and the server's certificate must be of that CA and for that host. The node has no
+socket then. `certificate` and `key` are ours, for servers that ask for one. Other keys of a node are passed over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 from schemaless.errors import Misconfigured
 from schemaless.names import cells_topic_name, progress_topic_name
+from schemaless.tls import Tls
 
 T = TypeVar("T")
 
@@ -45,6 +47,7 @@ class Node:
     user: str
     password: str = field(repr=False)
     socket: str | None = None
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,12 @@ class Datastore:
         return progress_topic_name(self.name)
 
 
+class _TlsEntry(msgspec.Struct):
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+
 class _NodeEntry(msgspec.Struct):
     name: str
     host: str
@@ -132,9 +141,13 @@ class _NodeEntry(msgspec.Struct):
     user: str
     password: str
     socket: str | None = None
+    tls: _TlsEntry | None = None
 
     def node(self, cluster: str, role: Role) -> Node:
-        return Node(self.name, cluster, role, self.host, self.port, self.user, self.password, self.socket)
+        if self.tls is not None and self.socket is not None:
+            raise Misconfigured(f"{self.name} has a socket and TLS, and a socket has none: leave one out")
+        tls = None if self.tls is None else Tls(self.tls.ca, self.tls.certificate, self.tls.key)
+        return Node(self.name, cluster, role, self.host, self.port, self.user, self.password, self.socket, tls)
 
 
 class _ClusterEntry(msgspec.Struct):

@@ -40,6 +40,7 @@ from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import arguments_of, http_options, response_of, settings_of
 from schemaless.errors import SchemalessError
 from schemaless.location import ShardLocation
+from schemaless.tls import certificate_refusal
 
 T = TypeVar("T")
 
@@ -173,7 +174,7 @@ class AsyncClient:
             try:
                 response = response_of(await self._http.request(**arguments))
             except httpx.TransportError as error:
-                pause_s = attempts.broken(attempt, repr(error), time.monotonic())
+                pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
             else:
                 pause = attempts.answered(attempt, response, time.monotonic())
                 if pause is None:

@@ -17,10 +17,11 @@ from schemaless.errors import Misconfigured
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[prod]` in the file: `hosts = ["https://…"]`, `token = "sl_…"`, `datastore = "mezzanine"`, each optional."""
+    """`[prod]` in the file: `hosts = ["https://…"]`, `token = "sl_…"`, `ca = "/path"`, each optional."""
 
     hosts: tuple[str, ...] = ()
     token: str | None = None
+    ca: str | None = None
 
     def __repr__(self) -> str:
         return f"Profile(hosts={self.hosts})"

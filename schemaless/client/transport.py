@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
 from schemaless.client.local_stack import local_stack
 from schemaless.client.profiles import read_private_text, read_profile
 from schemaless.config import ClientSettings
+from schemaless.tls import Tls
 
 CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=None)
 """What `schemaless --profile NAME` chose, for all clients of the command."""
@@ -31,7 +33,11 @@ def settings_of(hosts: Sequence[str] = (), token: str | None = None) -> ClientSe
     name = CHOSEN_PROFILE.get() or settings.profile
     if name:
         profile = read_profile(settings.profiles.expanduser(), name)
-        given = {"hosts": profile.hosts or settings.hosts, "token": profile.token and SecretStr(profile.token)}
+        given = {
+            "hosts": profile.hosts or settings.hosts,
+            "token": profile.token and SecretStr(profile.token),
+            "ca": Path(profile.ca) if profile.ca else settings.ca,
+        }
     elif settings.token is None and settings.token_file is not None:
         kept = read_private_text(settings.token_file)
         given = {"token": SecretStr(kept.strip()) if kept else None}
@@ -51,7 +57,9 @@ def http_options(settings: ClientSettings, limits: Limits) -> dict[str, Any]:
     headers = {"accept": MSGPACK}
     if settings.token is not None:
         headers["authorization"] = f"Bearer {settings.token.get_secret_value()}"
+    verify = {} if settings.ca is None else {"verify": Tls(str(settings.ca)).context()}
     return {
+        **verify,
         "headers": headers,
         "limits": httpx.Limits(max_connections=limits.connections_max),
         "trust_env": False,  # the environment is read in schemaless/config.py only

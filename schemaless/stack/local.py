@@ -101,8 +101,13 @@ def running_topology(
     clusters: Sequence[str] = ("a", "b"),
     minions: int = 1,
     flavour: Flavour = Flavour.MARIADB,
+    *,
+    options: str = "",
 ) -> Iterator[RunningTopology]:
-    """Runs storage clusters that replicate, on free ports. They are killed at the end, and their data stays."""
+    """Runs storage clusters that replicate, on free ports. They are killed at the end, and their data stays.
+
+    `options` are further lines of every server's option file.
+    """
     accounts = new_accounts()
     root, roles = folder.resolve(), server_roles(clusters, minions)
     sockets = mysql_server.socket_folder(root / "run")
@@ -114,6 +119,8 @@ def running_topology(
     mysql_server.make_template(template, flavour, accounts)
     for server in described:
         mysql_server.prepare(server, template)
+        with server.option_file.open("a") as file:
+            file.write(options)
     shutil.rmtree(template)
     with ExitStack() as stack:
         servers = {server.name: _start_mysql(server, accounts, stack) for server in described}

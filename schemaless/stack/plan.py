@@ -219,6 +219,7 @@ def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
             "socket": node.socket,
             "user": node.user,
             "password": node.password,
+            "tls": node.tls and asdict(node.tls),
         }
         cluster = clusters.setdefault(node.cluster, {"master": None, "minions": []})
         if node.role is Role.MASTER:

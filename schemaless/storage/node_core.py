@@ -39,7 +39,10 @@ IDLE_MAX_S = 30.0
 
 
 def connect_options(node: Node) -> dict[str, Any]:
-    """Returns the arguments that both drivers connect with."""
+    """Returns the arguments that both drivers connect with. Raises Misconfigured for TLS material that can't be read.
+
+    With `ssl` both refuse a server that doesn't encrypt, before the password is sent.
+    """
     return {
         "host": node.host,
         "port": node.port,
@@ -49,6 +52,7 @@ def connect_options(node: Node) -> dict[str, Any]:
         "charset": "utf8mb4",
         "autocommit": True,
         "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+        "ssl": node.tls and node.tls.context(),
     }
 
 

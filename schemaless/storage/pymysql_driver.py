@@ -84,7 +84,7 @@ class SyncNode:
                 connect_timeout=max(1, round(self._connect_timeout_s)),
                 read_timeout=self._timeout_s,
                 write_timeout=self._timeout_s,
-                ssl_disabled=True,
+                ssl_disabled=self.node.tls is None,  # else it would encrypt what it can, and verify nothing
             )
             try:
                 _execute(connection, SESSION)

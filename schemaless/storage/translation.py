@@ -24,6 +24,7 @@ from schemaless.errors import (
     StorageUnavailable,
     TableMissing,
 )
+from schemaless.tls import certificate_refusal
 
 log = structlog.get_logger()
 
@@ -115,5 +116,7 @@ def translate(error: Exception, node: str) -> SchemalessError:
 
 def connecting_failed(error: Exception, node: str) -> StorageUnavailable:
     """Returns the error of a connection that can't be made. The server can't do anything then, whatever it says."""
+    if refusal := certificate_refusal(error):
+        return StorageUnavailable(f"{node}: {refusal}")
     ours = translate(error, node)
     return StorageUnavailable(str(ours))

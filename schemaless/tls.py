@@ -1,0 +1,49 @@
+"""TLS material by path, and the sentence for a refused certificate. Certificates and names are verified (I17)."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemaless.errors import Misconfigured
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of PEM files: the CAs that are believed, and our own certificate and key if the server wants one."""
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Returns a new context, so files that were replaced count at the next connection.
+
+        Raises Misconfigured for a file that can't be read or is no PEM file.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            files = [path for path in (self.ca, self.certificate, self.key) if path]
+            raise Misconfigured(f"no TLS material can be read from {', '.join(files)}: {error}") from error
+        return context
+
+
+def require_certificate(certificate: Path, key: Path | None) -> None:
+    """Raises Misconfigured for a certificate and a key that can't be read, or that don't belong together."""
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise Misconfigured(f"{certificate} and its key can't be used: {error}") from error
+
+
+def certificate_refusal(error: BaseException | None) -> str | None:
+    """Returns a sentence if an error, or one behind it, is about the other side's certificate, else None."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"its certificate is refused: {error.verify_message}"
+        error = getattr(error, "original_exception", None) or error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,131 @@
+"""Connections to MySQL are encrypted and verified where the topology says so, by both drivers (I17)."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+import uvloop
+
+from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.stack.admin import session
+from schemaless.stack.local import running_topology
+from schemaless.stack.plan import nodes_document
+from schemaless.storage.asyncmy_driver import AsyncNode
+from schemaless.storage.operation import query
+from schemaless.storage.pymysql_driver import SyncNode
+from schemaless.tls import Tls
+from schemaless.topology import parse_topology
+from tests.certificates import make_certificates
+from tests.conftest import FLAVOUR
+
+pytestmark = pytest.mark.storage
+
+CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
+RELOAD = {"mariadb": "FLUSH SSL", "mysql": "ALTER INSTANCE RELOAD TLS"}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def running_tls(tmp_path_factory, certificates):
+    """One master with a certificate, which refuses whoever doesn't encrypt over TCP."""
+    files = f"ssl-ca={certificates.tls.ca}\nssl-cert={certificates.certificate}\nssl-key={certificates.key}\n"
+    folder = tmp_path_factory.mktemp("tls")
+    with running_topology(folder, ("a",), 0, FLAVOUR, options=files + "require-secure-transport=ON\n") as running:
+        yield running
+
+
+@pytest.fixture
+def encrypted(running_tls, certificates):
+    """The master as a service reaches it over TCP."""
+    return replace(running_tls.topology.cluster("a").master, socket=None, tls=certificates.tls)
+
+
+@pytest.fixture
+def issue(running_tls, certificates):
+    """Gives the server another certificate, and its good one back at the end."""
+    server = running_tls.descriptions["a-master"]
+
+    def reload(*arguments, **options):
+        certificates.issue(*arguments, **options)
+        with session(server.address(running_tls.accounts)) as connected:
+            connected.query(RELOAD[FLAVOUR])
+
+    yield reload
+    reload()
+
+
+def by_pymysql(node):
+    opened = SyncNode(node)
+    try:
+        return opened.run(query, CIPHER)[0][1]
+    finally:
+        opened.close()
+
+
+async def _ask(node):
+    opened = AsyncNode(node)
+    try:
+        return (await opened.run(query, CIPHER))[0][1]
+    finally:
+        await opened.close()
+
+
+DRIVERS = {
+    "pymysql": by_pymysql,
+    "asyncmy on asyncio": lambda node: asyncio.run(_ask(node)),
+    "asyncmy on uvloop": lambda node: uvloop.run(_ask(node)),
+}
+
+
+@pytest.fixture(params=DRIVERS)
+def cipher_of(request):
+    return DRIVERS[request.param]
+
+
+def test_a_connection_is_encrypted(cipher_of, encrypted):
+    """The server names the cipher. The topology file brings the paths."""
+    document = nodes_document([encrypted])
+    (cluster,) = parse_topology(document).clusters.values()
+    assert cluster.master == encrypted
+    assert cipher_of(cluster.master)
+
+
+def test_who_does_not_encrypt_is_refused(cipher_of, encrypted):
+    """By the server. Nothing falls back to it by itself."""
+    with pytest.raises(StorageUnavailable, match="a-master"):
+        cipher_of(replace(encrypted, tls=None))
+
+
+def test_a_wrong_ca_is_refused(cipher_of, encrypted, certificates):
+    with pytest.raises(StorageUnavailable, match=r"a-master: its certificate is refused: .*self-signed certificate"):
+        cipher_of(replace(encrypted, tls=certificates.other_tls))
+
+
+def test_a_wrong_host_name_is_refused(cipher_of, encrypted):
+    with pytest.raises(StorageUnavailable, match=r"a-master: its certificate is refused: .* not valid for 'localhost'"):
+        cipher_of(replace(encrypted, host="localhost"))
+
+
+def test_an_expired_certificate_is_refused(cipher_of, encrypted, issue):
+    issue(for_s=3)  # MySQL takes none that has expired already
+    assert cipher_of(encrypted)
+    time.sleep(3)
+    with pytest.raises(StorageUnavailable, match="a-master: its certificate is refused: certificate has expired"):
+        cipher_of(encrypted)
+
+
+def test_a_server_without_a_certificate_of_that_ca_is_refused(cipher_of, topology, certificates):
+    """MariaDB has none and MySQL makes one itself: in both cases nobody gets the password."""
+    node = replace(topology.cluster("b").master, socket=None, tls=certificates.tls)
+    with pytest.raises(StorageUnavailable, match="b-master"):
+        cipher_of(node)
+
+
+def test_material_that_can_not_be_read_is_named(cipher_of, encrypted):
+    with pytest.raises(Misconfigured, match=r"no TLS material can be read from /nowhere/ca\.pem"):
+        cipher_of(replace(encrypted, tls=Tls("/nowhere/ca.pem")))
