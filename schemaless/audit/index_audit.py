@@ -36,7 +36,7 @@ class IndexAudit:
         heads: Mapping[int, int],
         findings: Findings,
     ) -> None:
-        self.report = IndexReport(definition.name)
+        self.report = IndexReport(definition.name, number=definition.number)
         self._storage = storage
         self._datastore = datastore
         self._definition = definition

@@ -125,12 +125,13 @@ class ShardReport:
 
 @dataclass(slots=True)
 class IndexReport:
-    """One index. `moved_on` counts rows with newer cells than the fixed heads, which can't be judged."""
+    """One version of an index. `moved_on` counts rows with newer cells than the fixed heads, which can't be judged."""
 
     name: str
     expected: int = 0
     found: int = 0
     matched: int = 0
+    number: int = 1
     moved_on: int = 0
 
 

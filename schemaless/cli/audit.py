@@ -11,6 +11,7 @@ from rich.table import Table
 from schemaless.audit.report import FINDINGS_MAX, STALL_S, AuditReport
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import JsonOption, servers
+from schemaless.names import index_consumer
 from schemaless.runtime.extras import Extra, needs
 
 
@@ -56,7 +57,10 @@ def print_report(report: AuditReport) -> None:
         ("cells in MySQL", cells["head"], cells["mysql"]),
         ("cells in Kafka", in_topic, cells["topic"]),
         ("the same in both", in_topic, cells["matched"]),
-        *((f"entries of index {index.name}", index.expected, index.found) for index in report.indexes),
+        *(
+            (f"entries of {index_consumer(index.name, index.number)}", index.expected, index.found)
+            for index in report.indexes
+        ),
         *((f"cells finished by {consumer.name}", consumer.cells, consumer.finished) for consumer in report.consumers),
         *(
             (f"cells that wait or are parked in {consumer.name}", consumer.parked.counted, consumer.parked.found)

@@ -10,14 +10,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from schemaless.client.client import Client
 from schemaless.demo.flights import BILLED_CARRIER
-from schemaless.errors import Unavailable
+from schemaless.errors import Conflict, NotFound, Unavailable
 from schemaless.names import index_consumer, trigger_consumer
 from schemaless.stack import supervision
 from schemaless.stack.endpoints import refresh_endpoints
@@ -29,8 +31,9 @@ INDEX_FILE = "examples/flights_by_tailnum.yaml"
 INDEX = index_consumer("flights_by_tailnum")
 ADDED_INDEX_FILE = "examples/flights_by_dest.yaml"
 ADDED_INDEX_NAME = "flights_by_dest"
-ADDED_INDEX = index_consumer(ADDED_INDEX_NAME)
-"""The index that is made while the flights are loaded."""
+"""The index that is made while the flights are loaded. Later its definition is changed to that of the next file."""
+CHANGED_INDEX_FILE = "examples/flights_by_dest_and_carrier.yaml"
+CHANGED_INDEX_KEEP = "10m"
 CENSUS = trigger_consumer("census")
 BILLING = trigger_consumer("billing")
 CARD_PROCESSOR = "card-processor"
@@ -39,7 +42,6 @@ CHARGES = "charges"
 EFFECTS_COLUMN = "billing.once"
 INDEX_TIMEOUT_S = 120.0
 INDEX_POLL_S = 0.5
-CONSUMERS = {INDEX: "index", ADDED_INDEX: "added index", CENSUS: "census", BILLING: "billing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,64 @@ class CallLog:
     bills: frozenset[tuple[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class IndexChange:
+    """The number of the version of the added index that answers. `seconds` is None where it was changed before."""
+
+    number: int
+    seconds: float | None = None
+    kept_until: str | None = None
+
+
+def consumers_of(added_index: int) -> dict[str, str]:
+    """Returns the labels of the demo's consumers. `added_index` is the number of that index's version."""
+    added = index_consumer(ADDED_INDEX_NAME, added_index)
+    return {INDEX: "index", added: "added index", CENSUS: "census", BILLING: "billing"}
+
+
 def define_index(client: Client, file: str = INDEX_FILE) -> None:
     """Creates an index. Does nothing if it exists."""
-    document = yaml.safe_load((checkout_folder() / file).read_text())
+    document = _definition(file)
     client.index(document["name"]).define(document)
+
+
+def add_index(client: Client) -> None:
+    """Creates the added index, unless it exists, perhaps changed already."""
+    with suppress(Conflict):
+        define_index(client, ADDED_INDEX_FILE)
+
+
+def number_of_added_index(client: Client) -> int:
+    """Returns the number of the version that answers, and 1 before there is one."""
+    try:
+        number: int = client.index(ADDED_INDEX_NAME).status()["number"]
+    except NotFound:
+        return 1
+    return number
+
+
+def change_index(client: Client) -> IndexChange:
+    """Changes the definition of the added index, and waits until the new version answers. Does nothing a second time.
+
+    Raises Unavailable when it doesn't answer within INDEX_TIMEOUT_S.
+    """
+    index, began = client.index(ADDED_INDEX_NAME), time.monotonic()
+    before = number_of_added_index(client)
+    index.define(_definition(CHANGED_INDEX_FILE), change=True, keep=CHANGED_INDEX_KEEP)
+    while (changed := index.status())["number"] == before:
+        states = [version["state"] for version in changed["versions"] if version["role"] == "change"]
+        if not states:
+            return IndexChange(before)
+        if time.monotonic() - began > INDEX_TIMEOUT_S:
+            raise Unavailable(f"the change of {ADDED_INDEX_NAME} was still {states[0]} after {INDEX_TIMEOUT_S:.0f} s")
+        time.sleep(INDEX_POLL_S)
+    kept_until = next((version["kept_until"] for version in changed["versions"] if version["role"] == "kept"), None)
+    return IndexChange(changed["number"], time.monotonic() - began, kept_until)
+
+
+def _definition(file: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((checkout_folder() / file).read_text())
+    return document
 
 
 def wait_for_index(client: Client, name: str) -> None:

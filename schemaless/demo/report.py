@@ -14,7 +14,7 @@ from schemaless.demo.flights import BILLED_CARRIER, CELLS, FLIGHTS, FlightCount
 from schemaless.demo.incident import Outage, ParkedFlights
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.planted_damage import PLANTED, DamageReport
-from schemaless.demo.programs import ADDED_INDEX, CONSUMERS, INDEX, CallLog
+from schemaless.demo.programs import ADDED_INDEX_NAME, INDEX, CallLog, IndexChange, consumers_of
 from schemaless.demo.progress import Positions
 from schemaless.names import index_consumer
 
@@ -49,6 +49,7 @@ class Facts:
     effects: int
     audit: AuditReport
     damage: DamageReport
+    change: IndexChange
     outage: Outage | None = None
     replay: ParkedFlights | None = None
 
@@ -60,14 +61,14 @@ def lines_of(facts: Facts) -> list[Line]:
     cells, statuses = load.acknowledged + bills + facts.effects, FLIGHTS + bills
     found = audit.cells()
     by_status = ", ".join(f"{status} {number:,}" for status, number in sorted(load.by_status.items()))
-    indexes = {index_consumer(index.name): index for index in audit.indexes}
-    index, added = indexes.get(INDEX), indexes.get(ADDED_INDEX)
+    indexes = {index_consumer(index.name, index.number): index for index in audit.indexes}
+    index, added = indexes.get(INDEX), indexes.get(index_consumer(ADDED_INDEX_NAME, facts.change.number))
     consumers = {consumer.name: consumer for consumer in audit.consumers}
     finished = [
         Line(f"cells finished by {label}", consumer.cells, consumer.finished)
         if (consumer := consumers.get(name))
         else Line(f"cells finished by {label}", found["head"], 0)
-        for name, label in CONSUMERS.items()
+        for name, label in consumers_of(facts.change.number).items()
     ]
     return [
         Line("flights in the file", FLIGHTS, count.flights),
@@ -81,6 +82,7 @@ def lines_of(facts: Facts) -> list[Line]:
         Line("index entries as the cells say", count.with_tailnum, index.matched if index else 0),
         Line("entries of the added index", count.flights, added.found if added else 0, "made while the flights loaded"),
         Line("entries of the added index as the cells say", count.flights, added.matched if added else 0),
+        Line("version of the added index that answers", 2, facts.change.number, _changed(facts.change), at_least=True),
         Line(
             "planted faults that verification named", len(PLANTED), _named(facts.damage), ", ".join(facts.damage.named)
         ),
@@ -95,6 +97,10 @@ def lines_of(facts: Facts) -> list[Line]:
         Line("cells left in buffers", 0, audit.buffered),
         Line("findings of the audit", 0, audit.findings.total, f"in {audit.seconds:.0f} s"),
     ]
+
+
+def _changed(change: IndexChange) -> str:
+    return "changed before" if change.seconds is None else f"changed and switched to in {change.seconds:.0f} s"
 
 
 def _named(damage: DamageReport) -> int:
@@ -140,7 +146,8 @@ def print_rates(console: Console, facts: Facts) -> None:
             f"the processor was down for {outage.down_s:.0f} s. billing tripped after {outage.tripped_after_s:.0f} s"
             f" and ran again {outage.recovered_after_s:.1f} s after the processor did: {outage.cause}"
         )
-    lags = ", ".join(f"{label} {after.lag(name):,}" for name, label in CONSUMERS.items())
+    loaded = consumers_of(facts.change.number if facts.change.seconds is None else 1)
+    lags = ", ".join(f"{label} {after.lag(name):,}" for name, label in loaded.items())
     console.print(f"behind when the last cell was acknowledged: {lags}; all caught up {facts.caught_up_s:.1f} s later")
 
 

@@ -28,14 +28,17 @@ from schemaless.demo.incident import BEGINS_AT, Incident, Outage
 from schemaless.demo.loader import LoadCount, Loader
 from schemaless.demo.planted_damage import damage_and_repair
 from schemaless.demo.programs import (
-    ADDED_INDEX_FILE,
     ADDED_INDEX_NAME,
     CARD_PROCESSOR,
     CHARGES,
-    CONSUMERS,
+    IndexChange,
+    add_index,
     calls_folder,
+    change_index,
+    consumers_of,
     count_effects,
     define_index,
+    number_of_added_index,
     read_calls,
     start_programs,
     wait_for_index,
@@ -111,31 +114,47 @@ def run_demo(settings: StackSettings, console: Console, open_site: Callable[[Sta
         if read_positions(client).head == 0:  # a second load calls no program
             incident = Incident(client, site.calls / CHARGES, site.stop_processor, site.start_processor)
             flights = incident.block_first(flights)
-        with Board(console, CELLS, CONSUMERS) as board:
+        consumers = consumers_of(number_of_added_index(client))
+        with Board(console, CELLS, consumers) as board:
             load, outage = asyncio.run(_load(site, client, flights, board, incident))
             loaded_at = time.monotonic()
             after_load = read_positions(client)
-            wait_until_caught_up(client, set(CONSUMERS), board.show)
+            wait_until_caught_up(client, set(consumers), board.show)
             caught_up_s = time.monotonic() - loaded_at
             replay = None
             if incident is not None:
                 replay = incident.replay()
-                wait_until_caught_up(client, set(CONSUMERS), board.show)
-        define_index(client, ADDED_INDEX_FILE)  # where a load had been ended before it was made
+                wait_until_caught_up(client, set(consumers), board.show)
+        add_index(client)  # where a load had been ended before it was made
         wait_for_index(client, ADDED_INDEX_NAME)
+        change = _change(console, client)
         console.print("damaging three entries of the added index")
         damage = damage_and_repair(site.servers.topology, datastore, ADDED_INDEX_NAME)
         console.print("auditing")
         report = audit(site.servers.topology, site.servers.kafka, datastore)
         calls = read_calls(site.calls)
         effects = count_effects(client, calls)
-        facts = Facts(count, load, after_load, caught_up_s, calls, effects, report, damage, outage, replay)
+        facts = Facts(count, load, after_load, caught_up_s, calls, effects, report, damage, change, outage, replay)
         show_queries(console, client, datastore.shards)
     holds = print_lines(console, lines_of(facts))
     print_findings(facts.audit, console)
     print_rates(console, facts)
     console.print(f"all in {time.monotonic() - started:.0f} s; the stack stays up")
     return holds
+
+
+def _change(console: Console, client: Client) -> IndexChange:
+    """Changes the added index, and tells how it went."""
+    console.print(f"changing the definition of {ADDED_INDEX_NAME}: a new version is built beside the one that answers")
+    change = change_index(client)
+    if change.seconds is None:
+        console.print(f"it was changed before: version {change.number} answers")
+    else:
+        console.print(
+            f"version {change.number} is built, compared with a sample of its cells, and answers after"
+            f" {change.seconds:.1f} s. The one before is kept until {change.kept_until}"
+        )
+    return change
 
 
 async def _load(
@@ -160,7 +179,7 @@ async def _load(
 
     async def go_wrong() -> Outage | None:
         await begins.wait()
-        await asyncio.to_thread(define_index, client, ADDED_INDEX_FILE)
+        await asyncio.to_thread(add_index, client)
         return None if incident is None else await asyncio.to_thread(incident.outage)
 
     async with AsyncClient(site.hosts, datastore=DATASTORE, token=site.token) as loading:

@@ -22,7 +22,7 @@ from schemaless.demo.flights import CELLS, FLIGHTS, FlightCount
 from schemaless.demo.incident import Outage, ParkedFlights
 from schemaless.demo.loader import LoadCount
 from schemaless.demo.planted_damage import DamageReport
-from schemaless.demo.programs import CONSUMERS, CallLog
+from schemaless.demo.programs import CallLog, IndexChange, consumers_of
 from schemaless.demo.progress import (
     STALL_TIMEOUT_S,
     Positions,
@@ -72,6 +72,7 @@ def facts(**changes: Any) -> Facts:
         "parked": 1,
         "replayed": 1,
         "left": 0,
+        "version": 2,
     } | changes
     findings = Findings()
     if values["found"]:
@@ -81,9 +82,10 @@ def facts(**changes: Any) -> Facts:
         shards=[ShardReport(0, 1, ALL, mysql=values["mysql"], topic=values["topic"], matched=values["matched"])],
         indexes=[
             IndexReport("flights_by_tailnum", TAILNUMS, values["index"], values["index_matched"]),
-            IndexReport("flights_by_dest", FLIGHTS, values["added"], values["added_matched"]),
+            IndexReport("flights_by_dest", FLIGHTS, 0, 0),  # the version before is no longer asked
+            IndexReport("flights_by_dest", FLIGHTS, values["added"], values["added_matched"], number=values["version"]),
         ],
-        consumers=[ConsumerReport(name, ALL, values["finished"]) for name in CONSUMERS],
+        consumers=[ConsumerReport(name, ALL, values["finished"]) for name in consumers_of(2)],
         findings=findings,
         buffered=values["buffered"],
         oldest_buffered_s=3.0,
@@ -104,7 +106,19 @@ def facts(**changes: Any) -> Facts:
     damage = DamageReport(values["named"], values["repaired"], values["faults_left"])
     outage = Outage("the card processor is down", values["parked_in_outage"], 5.0, 10.0, 1.0)
     replay = ParkedFlights(values["parked"], "CARD BLOCKED", values["replayed"], values["left"])
-    return Facts(count, load, Positions(ALL), 1.0, calls, values["effects"], audit, damage, outage, replay)
+    return Facts(
+        count,
+        load,
+        Positions(ALL),
+        1.0,
+        calls,
+        values["effects"],
+        audit,
+        damage,
+        IndexChange(values["version"], 9.0),
+        outage,
+        replay,
+    )
 
 
 def failing(**changes: Any) -> list[str]:
@@ -145,6 +159,7 @@ def test_a_run_without_loss_holds_in_every_line():
         {"parked": 0},
         {"replayed": 0},
         {"left": 1},
+        {"version": 1},
     ],
     ids=str,
 )
@@ -163,7 +178,7 @@ def test_the_verdict_is_printed_beside_each_line():
 
 def status(lag: int = 0, buffered: int = 0, state: str = "running") -> dict[str, Any]:
     stopped = [{"shard": 3, "reason": "the card is torn"}] if state == "stopped" else []
-    consumers = [{"consumer": name, "lag": lag, "stopped": stopped} for name in CONSUMERS]
+    consumers = [{"consumer": name, "lag": lag, "stopped": stopped} for name in consumers_of(2)]
     return {"heads_sum": 100, "buffered": buffered, "consumers": consumers}
 
 
@@ -200,8 +215,8 @@ def test_waiting_ends_when_nobody_is_behind_and_no_buffer_holds_a_cell(client_of
     shown: list[Positions] = []
     client = client_of(status(lag=5), status(buffered=2), status())
     clock = Clock()
-    last = wait_until_caught_up(client, set(CONSUMERS), shown.append, clock=clock, sleep=clock.sleep)
-    assert last.caught_up(set(CONSUMERS))
+    last = wait_until_caught_up(client, set(consumers_of(2)), shown.append, clock=clock, sleep=clock.sleep)
+    assert last.caught_up(set(consumers_of(2)))
     assert [(positions.lag("trigger:census"), positions.buffered) for positions in shown] == [(5, 0), (0, 2), (0, 0)]
 
 
@@ -216,7 +231,7 @@ def test_a_stall_is_reported_with_the_names_of_those_behind(client_of: Callable[
     clock = Clock()
     with pytest.raises(Unavailable, match="trigger:billing 7"):
         wait_until_caught_up(
-            client_of(status(lag=7)), set(CONSUMERS), lambda positions: None, clock=clock, sleep=clock.sleep
+            client_of(status(lag=7)), set(consumers_of(2)), lambda positions: None, clock=clock, sleep=clock.sleep
         )
     assert STALL_TIMEOUT_S < clock.now < STALL_TIMEOUT_S + 2
 
