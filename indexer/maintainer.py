@@ -30,6 +30,7 @@ from schemaless.storage import (
     index_problem_table,
     index_table,
     index_walk_table,
+    index_write_table,
     shard_head,
 )
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -77,6 +78,8 @@ class Maintainer(StatelessHandler):
         self._datastore = datastore
         self._definition = definition
         self.version = IndexVersion(datastore.name, definition.name, definition.number)
+        self.is_kept = False
+        """Whether another version answers, and what is written to this one is counted."""
         self._effect_bytes_max = effect_bytes_max
         self._examined_rows_max = examined_rows_max
 
@@ -106,7 +109,11 @@ class Maintainer(StatelessHandler):
             problems += changed.problems
             held_back = len(run.cells) < len(whole.cells) and changed.finished == len(run.cells)
             outcomes.append(Outcome(changed.finished, self.throttle.wait_s if held_back else 0.0))
-        return Effect(outcomes, self._scripts(writes, problems))
+        scripts = self._scripts(writes, problems)
+        if self.is_kept:
+            for cluster, here in self._datastore.by_home(writes, lambda write: write.shard).items():
+                scripts[cluster] += f";{index_write_table.count(self.version, runs[0].shard, len(here))}"
+        return Effect(outcomes, scripts)
 
     async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
         """Takes back what cells of a shard wrote that a generation superseded, at or above `starts_at` (I13).

@@ -22,6 +22,7 @@ from schemaless.storage import (
     index_problem_table,
     index_table,
     index_walk_table,
+    index_write_table,
 )
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage
@@ -48,10 +49,11 @@ async def remove_from(storage: AsyncStorage, datastore: Datastore, index: Define
 
 
 async def _delete_rows(master: AsyncNode, version: IndexVersion) -> None:
-    """Deletes walks, passes of the cleaner, parts of ordered checks, and problems."""
+    """Deletes walks, passes of the cleaner, parts of ordered checks, counts of writes, and problems."""
     await master.run(index_walk_table.delete, version)
     await master.run(index_pass_table.delete_all, version)
     await master.run(index_check_table.delete_all, version)
+    await master.run(index_write_table.delete_all, version)
     while await master.run(index_problem_table.delete_some, version):
         pass
 

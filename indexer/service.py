@@ -32,7 +32,7 @@ from schemaless.consume.worker import Worker
 from schemaless.errors import RefusedForGood, SchemalessError
 from schemaless.index.catalogue import IndexWatch, bring_up, fail_index
 from schemaless.index.switch import retire_when_due, switch_to
-from schemaless.index.versions import NamedIndex, VersionKey
+from schemaless.index.versions import NamedIndex, VersionKey, VersionRole
 from schemaless.names import INDEXER, index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -131,6 +131,9 @@ class DatastoreIndexer:
         self._cleaner.watch(definition for key, definition in complete.items() if key in self._hosted)
         self._checks.watch(complete.values())
         for named in versions.indexes().values():
+            for index in named.versions:
+                if (hosted := self._hosted.get((index.name, index.number))) is not None:
+                    hosted.maintainer.is_kept = named.role(index) is VersionRole.KEPT
             if len(named.versions) > 1:
                 await self._guarded(self._switch(named), named.answering)
         if self._may_have_strays and not versions.away:
@@ -170,7 +173,7 @@ class DatastoreIndexer:
                 self._storage, self._datastore, index, self._host, self._settings
             )
         if (hosted := self._hosted.get(key)) is not None:
-            hosted.throttle.limit_to(index.order.cells_per_s)
+            hosted.maintainer.throttle.limit_to(index.order.cells_per_s)
             if (reason := hosted.reason) is not None:
                 await self._fail(index, reason)
 
@@ -222,8 +225,8 @@ class DatastoreIndexer:
 class HostedIndex:
     """One version of an index while this process works on it."""
 
-    def __init__(self, throttle: Throttle, writes: RefusedWrites, walker: Walker) -> None:
-        self.throttle = throttle
+    def __init__(self, maintainer: Maintainer, writes: RefusedWrites, walker: Walker) -> None:
+        self.maintainer = maintainer
         self._writes = writes
         self._walker = walker
         self._walking = asyncio.create_task(walker.run(writes))
@@ -249,8 +252,7 @@ class HostedIndex:
         host: ConsumerHost,
         settings: IndexerSettings,
     ) -> HostedIndex:
-        throttle = Throttle(index.order.cells_per_s)
-        maintainer = Maintainer(storage, datastore, index.definition, throttle)
+        maintainer = Maintainer(storage, datastore, index.definition, Throttle(index.order.cells_per_s))
         load = BuildLoad(
             storage,
             maintainer.version,
@@ -261,4 +263,4 @@ class HostedIndex:
         kept = Checkpoints(host.lanes, index.definition.consumer, CheckpointPlacement.EVERYWHERE, start_at=None)
         writes = RefusedWrites(WalkedCheckpoints(kept, walker))
         await host.add(Consumer(maintainer, writes))
-        return cls(throttle, writes, walker)
+        return cls(maintainer, writes, walker)

@@ -1,4 +1,4 @@
-"""What the index cleaner found, over all clusters: for the state of an index, and sampled for metrics."""
+"""What the index cleaner found, and what was written to versions that are kept, over all clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemaless.cell import created_at_text
 from schemaless.errors import SchemalessError
 from schemaless.index.sweep import ranges_of
 from schemaless.runtime.pace import sample_forever
-from schemaless.storage import index_pass_table
+from schemaless.storage import index_pass_table, index_write_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
 from schemaless.storage.index_pass_table import NO_PASS, IndexPass
@@ -33,6 +33,23 @@ async def read_passes(storage: AsyncStorage, datastore: Datastore, timeout_s: fl
         tolerated=SchemalessError,
     )
     return None if answers.failures else _together(answers.found.values())
+
+
+async def kept_writes(
+    storage: AsyncStorage, datastore: Datastore, timeout_s: float
+) -> Mapping[IndexVersion, int] | None:
+    """Returns how many entries were written to versions that are kept, or None when a master is away."""
+    answers = await answers_of_all(
+        {
+            cluster: storage.master(cluster).run(index_write_table.of_datastore, datastore.name, timeout_s=timeout_s)
+            for cluster in datastore.clusters
+        },
+        tolerated=SchemalessError,
+    )
+    if answers.failures:
+        return None
+    versions = {version for found in answers.found.values() for version in found}
+    return {version: sum(found.get(version, 0) for found in answers.found.values()) for version in versions}
 
 
 def pass_view(datastore: Datastore, found: IndexPass | None) -> dict[str, Any]:

@@ -58,9 +58,9 @@ class FaultCountsView(View, frozen=True):
 
 
 class IndexCleanerView(FaultCountsView, frozen=True):
-    """What the last comparison of each shard found, and in `total` all of them."""
+    """What the last comparison of each range of row keys found, and in `total` all of them."""
 
-    shards: Count
+    ranges: Count
     compared_since: TimeText | None
     total: FaultsView
 
@@ -80,6 +80,7 @@ class IndexVersionView(View, frozen=True):
     kept_until: TimeText | None
     definition: Definition
     lag: int | UnsetType | None = UNSET
+    kept_writes: int | UnsetType | None = UNSET
 
     example: ClassVar[Any] = {
         "number": 1,

@@ -13,7 +13,7 @@ from api.http.parameters import FLAG, LIMIT, Parameter, integer_schema, parse_fl
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.index.passes import pass_view, read_passes
+from api.index.passes import kept_writes, pass_view, read_passes
 from api.index.problems import (
     ITEM_BYTES_MAX,
     ProblemCursor,
@@ -286,7 +286,7 @@ async def _version_view(
     problems: Mapping[IndexVersion, int] | None,
     lags: bool,
 ) -> dict[str, Any]:
-    """Shows one version. `unreached` names clusters that don't answer now."""
+    """Shows one version, with `lags` how far it is behind, too. `unreached` names clusters that don't answer now."""
     until = named.kept_until(index)
     version = IndexVersion(datastore.name, index.name, index.number)
     view = {
@@ -306,6 +306,9 @@ async def _version_view(
         timeout_s = request.state.settings.status_timeout_s
         shards, unanswered = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
         view["lag"] = None if unanswered else in_all(shards).lag
+        if named.role(index) is VersionRole.KEPT:
+            counts = await kept_writes(request.state.storage, datastore, timeout_s)
+            view["kept_writes"] = None if counts is None else counts.get(version, 0)
     return view
 
 

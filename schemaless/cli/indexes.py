@@ -281,6 +281,8 @@ def _line(document: dict[str, Any]) -> str:
         parts.append(f"{progress['done']} of {total} cells{eta}")
     if document.get("lag"):
         parts.append(f"{document['lag']} cells behind")
+    if document.get("kept_writes") is not None:
+        parts.append(f"{document['kept_writes']} entries written while kept")
     if document.get("problems"):
         parts.append(f"{document['problems']} values don't fit")
     if document.get("cells_per_s") is not None:

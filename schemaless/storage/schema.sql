@@ -323,6 +323,16 @@ CREATE TABLE IF NOT EXISTS schemaless.index_pass (
     PRIMARY KEY (datastore, name, number, range_number)
 ) ENGINE=InnoDB;
 
+-- How many entries were written here to a version of an index while it was kept, by a shard of their cells.
+CREATE TABLE IF NOT EXISTS schemaless.index_write (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    entries BIGINT UNSIGNED NOT NULL,
+    PRIMARY KEY (datastore, name, number, shard)
+) ENGINE=InnoDB;
+
 -- The parts of a job that compares an index with its cells, one for each shard, on the shard's home. The indexer that has
 -- the shard carries its part out.
 CREATE TABLE IF NOT EXISTS schemaless.index_check (

@@ -37,7 +37,7 @@ class ServerSettings:
     """What is known of one server's settings. `faults` are those of the latest answer."""
 
     def __init__(self, node: Node, *, lossy_allowed: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self.faults: Sequence[SettingFault] = ()
+        self.faults: Sequence[SettingFault] = []
         self._node = node
         self._lossy_allowed = lossy_allowed
         self._clock = clock

@@ -167,6 +167,22 @@ def test_a_change_waits_for_its_switch_and_goes_back(processes, rows, call, stor
         assert_problem(call.post("/indexes/held/switch", json=wrong), 422)
 
 
+def test_what_a_kept_version_costs_is_shown(processes, rows, call):
+    """Its writes are counted from the switch on, and those of the version that answers aren't."""
+    fill(rows, 10)
+    make_active(call, "costly")
+    assert put(call, "costly", changed("costly", "twice"), change="true", keep="1h").status_code == 201
+    wait_until(lambda: call.get("/indexes/costly").json()["number"] == 2)
+    before = versions(call, "costly")[1]["kept_writes"]
+
+    def written():
+        fill(rows, 7)
+        return versions(call, "costly")[1]["kept_writes"] > before
+
+    wait_until(written)
+    assert "kept_writes" not in versions(call, "costly")[2]
+
+
 def test_a_change_that_fails_leaves_the_old_version_answering(processes, rows, call, storage, datastore):
     """What isn't as its cells say isn't switched to. The change says why, is given up, and another one follows."""
     fill(rows, 40)

@@ -23,7 +23,7 @@ from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, one_row, ranges_of, sweep, sweep_range
 from schemaless.position import Position
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, index_definition_table, index_table
+from schemaless.storage import entity_table, index_definition_table, index_table, index_write_table
 from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.index_pass_table import merged, of_all
 from schemaless.storage.index_problem_table import IndexVersion
@@ -388,6 +388,31 @@ async def test_the_cleaner_repairs_and_notes_what_it_found(indexed, async_storag
         SHARDS, 80, 1, 1, 2,
     )  # fmt: skip
     assert first.compared_since == found.compared_since
+
+
+async def test_each_write_to_a_kept_version_counts_once(indexed):
+    """With the entries' own transaction, on the cluster that took them. A move to another shard is two writes."""
+    rows, row_keys = await filled(indexed, definition())
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+
+    def counted():
+        answers = [
+            rows.storage.master(cluster).run(index_write_table.of_datastore, rows.datastore.name)
+            for cluster in rows.datastore.clusters
+        ]
+        return sum(answer.get(version, 0) for answer in answers)
+
+    assert counted() == 0
+    rows.maintainer.is_kept = True
+    first, second, *_ = by_shard = list(owners().values())
+    rows.put(*(rows.cell(row, "BASE", 3, {"owner": first, "number": 3}) for row in row_keys[:5]))
+    rows.put(*(rows.cell(uuid.uuid4().bytes, "BASE", 1, {"owner": owner}) for owner in by_shard))
+    await rows.follow()
+    before = counted()
+    assert len(by_shard) + 5 <= before <= len(by_shard) + 10
+    rows.put(*(rows.cell(row, "BASE", 4, {"owner": second, "number": 3}) for row in row_keys[:5]))
+    await rows.follow()
+    assert counted() == before + 10
 
 
 async def test_a_cleaner_waits_for_an_index_that_it_cannot_read(indexed, async_storage):
