@@ -1,5 +1,7 @@
 """The index cleaner compares the indexes of a process with their cells, for ever and slowly, and repairs them (I11).
 
+In the same pass it deletes old tombstones.
+
 The row keys are divided into ranges. It takes the range that was compared longest ago, of those with the numbers of the
 shards that the group assigned to this process. So several processes share the work, and each goes on where it was after
 a restart. A row in MySQL says what became of each range.
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
+from indexer.tombstones import Tombstones
 from schemaless.cell import row_key_text
 from schemaless.errors import SchemalessError
 from schemaless.index.check import RowRate
@@ -30,7 +33,7 @@ from schemaless.topology import Datastore
 log = structlog.get_logger()
 
 PASS_PERIOD_S = 60.0
-"""A range isn't compared again sooner. So an index that is small costs little."""
+"""A range isn't compared again sooner. So an index that is small costs little. Tombstones are at least so old."""
 
 ROWS_A_SHARD = 5
 """For the rate, a span counts at least so many rows for each shard: two statements there cost as much."""
@@ -68,6 +71,7 @@ class IndexCleaner:
         self._is_busy = is_busy
         self._pass_period_s = pass_period_s
         self._clock = clock
+        self._tombstones = Tombstones(storage, datastore, age_s=pass_period_s, clock=clock)
         self._inspectors: dict[VersionKey, IndexInspector] = {}
         self._due: dict[VersionKey, dict[int, float]] = {}
 
@@ -79,6 +83,7 @@ class IndexCleaner:
             for key, definition in watched.items()
         }
         self._due = {key: due for key, due in self._due.items() if key in watched}
+        self._tombstones.keep(watched)
 
     async def run(self) -> None:
         while True:
@@ -146,6 +151,9 @@ class IndexCleaner:
                 counts.repaired += await inspector.repair(faults)
             compared = max(page.rows, page.entries, ROWS_A_SHARD * self._datastore.shards)
             await asyncio.sleep(self._rate.wait_s(compared * BUSY_FACTOR if self._is_busy() else compared))
+        for shard in range(number, self._datastore.shards, ranges_of(self._datastore)):
+            async for looked_at in self._tombstones.delete(definition, shard):
+                await asyncio.sleep(self._rate.wait_s(max(looked_at, ROWS_A_SHARD)))
         home = self._storage.master(self._datastore.home(number))
         await home.run(index_pass_table.note, self._version(definition), number, counts)
         if counts.faults:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from indexer.throttle import Throttle
 from schemaless.cell import RowKey, StoredCell
 from schemaless.consume.ports import Effect, Outcome, Run, Script, StatelessHandler
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import Fenced, StorageUnavailable
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.transition import (
     IndexWrite,
@@ -20,24 +20,30 @@ from schemaless.index.transition import (
     superseding_writes,
     walked_writes,
 )
-from schemaless.location import GenerationStart, Location, visible_starts
+from schemaless.location import GenerationStart, Location, kept_until, visible_starts
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import (
+    checkpoint_table,
     entity_table,
     entity_walk,
     index_definition_table,
     index_problem_table,
     index_table,
+    index_tombstones,
     index_walk_table,
     index_write_table,
     shard_head,
 )
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.checkpoint_table import Checkpoint
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 Rows = Mapping[RowKey, Row]
+
+Write = Callable[[str, Script], Awaitable[None]]
+"""Runs a script on a cluster in one transaction. Raises Fenced, and nothing of it stays, for a process that is late."""
 
 EFFECT_BYTES_MAX = 8 << 20
 """The most bytes of SQL that one effect has for a cluster: half of MariaDB's default for what a server takes."""
@@ -119,51 +125,95 @@ class Maintainer(StatelessHandler):
         """Takes back what cells of a shard wrote that a generation superseded, at or above `starts_at` (I13).
 
         The checkpoint must be read before, on every cluster, and move back by compare-and-set together with the
-        scripts. It is repeatable. Where it takes several transactions, only the last is returned: each of them writes
-        what the present log says, so the early ones need no compare-and-set. Raises StorageUnavailable.
+        scripts. It is repeatable. Where it takes several transactions, only the last is returned. The early ones hold
+        the checkpoint as it is now. A cluster that is past the new generation's start has nothing to take back.
+        Raises Fenced when another process moved a checkpoint, and StorageUnavailable.
         """
+        checkpoints = await self._checkpoints(shard)
+        known = await self.generations(shard, generation)
+        clusters = [
+            cluster
+            for cluster, checkpoint in checkpoints.items()
+            if not starts_at <= checkpoint.location.added_id == kept_until(checkpoint.location, known)
+        ]
+
+        async def write(cluster: str, script: Script) -> None:
+            master = self._storage.master(cluster)
+            if not await master.run(checkpoint_table.write_at, self._datastore.name, checkpoints[cluster], script):
+                raise Fenced(f"another process moved the checkpoint of shard {shard}")
+
+        last = await self.take_back(shard, starts_at, known, clusters, write)
+        await self._walk_again(shard, starts_at - 1, clusters, write)
+        # What no tombstone tells of any more was walked. If more of them went meanwhile, it must be walked again.
+        refusal = index_tombstones.refusal(self.version, shard, starts_at - 1)
+        return Effect([], {cluster: ";".join(filter(None, [refusal, last[cluster]])) for cluster in clusters})
+
+    async def generations(self, shard: int, generation: int) -> Sequence[GenerationStart]:
+        """Returns the generations of a shard, once this one is among them. Raises StorageUnavailable."""
         home = self._storage.master(self._datastore.home(shard))
         known = await home.run(shard_head.generations, self._datastore.name, shard)
         if all(start.generation < generation for start in known):
             raise StorageUnavailable(f"generation {generation} of shard {shard} is not known on its master yet")
-        starts = [start for start in visible_starts(known) if start.starts_at >= starts_at]
+        return known
+
+    async def take_back(
+        self, shard: int, starts_at: int, known: Sequence[GenerationStart], clusters: Collection[str], write: Write
+    ) -> dict[str, Script]:
+        """Rewrites on some clusters what superseded cells of a shard wrote, at or above `starts_at`.
+
+        All but the last script of each cluster, which it returns. `known` are the shard's generations. `write` must
+        fail once another process has taken the shard further. Raises what it raises, and StorageUnavailable.
+        """
         name, number = self._definition.name, self._definition.number
         await all_or_first_error(
             master.run(index_definition_table.lower_build, self._datastore.name, name, number, shard, starts_at - 1)
             for master in self._storage.masters
         )
+        starts = [start for start in visible_starts(known) if start.starts_at >= starts_at]
         if not starts:
-            return Effect([])
-        await self._supersede_problems(home, shard, starts)
-        last = await all_or_first_error(
-            self._supersede_on(cluster, shard, starts) for cluster in self._datastore.clusters
-        )
-        await self._walk_again(shard, starts_at - 1)
-        return Effect(
-            [], {cluster: script for cluster, script in zip(self._datastore.clusters, last, strict=True) if script}
-        )
+            return dict.fromkeys(clusters, "")
+        await self._supersede_problems(self._storage.master(self._datastore.home(shard)), shard, starts)
+        last = await all_or_first_error(self._supersede_on(cluster, shard, starts, write) for cluster in clusters)
+        return dict(zip(clusters, last, strict=True))
 
-    async def _walk_again(self, shard: int, until: int) -> None:
+    async def _checkpoints(self, shard: int) -> dict[str, Checkpoint]:
+        """Returns the checkpoint of a shard on each cluster. Raises Fenced where there is none, StorageUnavailable."""
+        name, consumer = self._datastore.name, self._definition.consumer
+        answers = await all_or_first_error(
+            self._storage.master(cluster).run(checkpoint_table.of_consumer, name, consumer, [shard])
+            for cluster in self._datastore.clusters
+        )
+        if not all(answers):
+            raise Fenced(f"another process began shard {shard} anew")
+        return {cluster: found[0] for cluster, found in zip(self._datastore.clusters, answers, strict=True)}
+
+    async def _walk_again(self, shard: int, until: int, clusters: Collection[str], write: Write) -> None:
         """Writes the rows of a shard up to an added_id, if the walk that built the index went further.
 
-        A cell that the walk met may have been the last to leave a shard: then no version there tells of it.
+        Or if tombstones behind it are gone. A lost cell may have been the last to leave a shard: then no version there
+        tells of it.
         """
+        masters = {cluster: self._storage.master(cluster) for cluster in clusters}
         walks = await all_or_first_error(
             master.run(index_walk_table.of_shards, self.version, self._definition.consumer, [shard])
-            for master in self._storage.masters
+            for master in masters.values()
         )
-        if all(found[shard].until <= until for found in walks if shard in found):
+        forgotten = await all_or_first_error(
+            master.run(index_tombstones.forgotten, self.version, shard) for master in masters.values()
+        )
+        if all(found[shard].until <= until for found in walks if shard in found) and max(forgotten, default=0) <= until:
             return
         after, more = RowKey(b""), True
         while more:
             part = await self.walk(shard, until, after)
             await all_or_first_error(
-                self._storage.master(cluster).run(index_table.write, script) for cluster, script in part.scripts.items()
+                write(cluster, script) for cluster, script in part.scripts.items() if cluster in masters
             )
             after, more = part.last, part.more
-        await all_or_first_error(
-            master.run(index_walk_table.lower, self.version, shard, until) for master in self._storage.masters
+        lowered = f"{index_walk_table.lowering(self.version, shard, until)};" + index_tombstones.remembering(
+            self.version, shard, until
         )
+        await all_or_first_error(write(cluster, lowered) for cluster in clusters)
 
     async def walk(
         self, shard: int, until: int, after: RowKey, columns_max: int = entity_walk.COLUMNS_AT_ONCE
@@ -206,7 +256,7 @@ class Maintainer(StatelessHandler):
                 return
             after = page[-1][0]
 
-    async def _supersede_on(self, cluster: str, shard: int, starts: Sequence[GenerationStart]) -> Script:
+    async def _supersede_on(self, cluster: str, shard: int, starts: Sequence[GenerationStart], write: Write) -> Script:
         """Rewrites the superseded entries of one cluster's index shards, but for the last script, which it returns."""
         master = self._storage.master(cluster)
         after = {n: index_table.BEFORE_ALL for n in range(self._datastore.shards) if self._datastore.home(n) == cluster}
@@ -229,7 +279,7 @@ class Maintainer(StatelessHandler):
             for start, places in found.items():
                 async for script in self._superseding(shard, start, places):
                     if pending and len(pending) + len(script) > self._effect_bytes_max:
-                        await master.run(index_table.write, pending)
+                        await write(cluster, pending)
                         pending = ""
                     pending = f"{pending};{script}" if pending else script
         return pending

@@ -21,6 +21,7 @@ from schemaless.storage import (
     index_pass_table,
     index_problem_table,
     index_table,
+    index_tombstones,
     index_walk_table,
     index_write_table,
 )
@@ -51,6 +52,7 @@ async def remove_from(storage: AsyncStorage, datastore: Datastore, index: Define
 async def _delete_rows(master: AsyncNode, version: IndexVersion) -> None:
     """Deletes walks, passes of the cleaner, parts of ordered checks, counts of writes, and problems."""
     await master.run(index_walk_table.delete, version)
+    await master.run(index_tombstones.delete, version)
     await master.run(index_pass_table.delete_all, version)
     await master.run(index_check_table.delete_all, version)
     await master.run(index_write_table.delete_all, version)

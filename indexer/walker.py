@@ -21,7 +21,7 @@ from indexer.build_load import BuildLoad
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
 from schemaless.consume.ports import Advance, CheckpointStore, Script, ShardCheckpoint
-from schemaless.errors import RefusedForGood, SchemalessError, TableMissing
+from schemaless.errors import Fenced, RefusedForGood, SchemalessError, TableMissing
 from schemaless.index.definition import IndexDefinition
 from schemaless.location import Location, generation_at, kept_until
 from schemaless.position import Position
@@ -31,7 +31,6 @@ from schemaless.storage import (
     checkpoint_table,
     entity_walk,
     index_definition_table,
-    index_table,
     index_walk_table,
     shard_head,
     shard_log,
@@ -185,18 +184,31 @@ class Walker:
         return walks
 
     async def _begin_anew(self, shard: int, walks: Mapping[str, RowWalk], anew: RowWalk) -> None:
-        """Begins a walk with an earlier head. Nobody may write to it until what it had written is taken back."""
-        masters = self._storage.masters
+        """Begins a walk with an earlier head. Nobody may write to it until what it had written is taken back.
+
+        Raises Fenced if another process did it meanwhile.
+        """
         log.info("the build of a shard begins anew", index=self._definition.name, shard=shard, until=anew.until)
-        await all_or_first_error(
-            master.run(index_walk_table.supersede, self._version, self._definition.consumer, shard, anew)
-            for master in masters
+        masters = {cluster: self._storage.master(cluster) for cluster in walks}
+        begun = await all_or_first_error(
+            masters[cluster].run(
+                index_walk_table.supersede, self._version, self._definition.consumer, shard, walk, anew
+            )
+            for cluster, walk in walks.items()
         )
-        effect = await self._maintainer.supersede(shard, anew.until + 1, anew.generation)
+
+        async def write(cluster: str, script: Script) -> None:
+            if not await masters[cluster].run(index_walk_table.write_superseded, self._version, shard, anew, script):
+                raise Fenced(f"another process walks shard {shard}")
+
+        if not all(begun):
+            raise Fenced(f"another process began the walk of shard {shard} anew")
+        known = await self._maintainer.generations(shard, anew.generation)
+        scripts = await self._maintainer.take_back(shard, anew.until + 1, known, masters, write)
+        await all_or_first_error(write(cluster, script) for cluster, script in scripts.items() if script)
         await all_or_first_error(
-            self._storage.master(cluster).run(index_table.write, script) for cluster, script in effect.scripts.items()
+            master.run(index_walk_table.resume, self._version, shard, anew) for master in masters.values()
         )
-        await all_or_first_error(master.run(index_walk_table.resume, self._version, shard, anew) for master in masters)
 
     async def _proven(self, shard: int, end: RowWalk) -> Position | None:
         """Returns the checkpoint of a shard that is walked to its end, if the walk met every cell up to its head."""

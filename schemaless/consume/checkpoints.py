@@ -199,17 +199,21 @@ class Checkpoints:
     async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> frozenset[int]:
         script = ";".join(filter(None, [effect, *(to.effect for to in advances.values())]))
         known = self._known[cluster]
-        # A cluster may be ahead: a process ended between two clusters. Its effects are there, guarded by versions.
-        moves = [
-            _move(self.consumer, known[shard], to)
-            for shard, to in sorted(advances.items())
-            if known[shard].position.location < to.to.location
-            or to.stop_reason is not None
-            or to.restart
-            or to.mark is not None
-            or to.counts != NO_COUNTS
-            or to.effect
-        ]
+        moves = []
+        for shard, to in sorted(advances.items()):
+            if (
+                known[shard].position.location < to.to.location
+                or to.stop_reason is not None
+                or to.restart
+                or to.mark is not None
+                or to.counts != NO_COUNTS
+                or to.effect
+            ):
+                moves.append(_move(self.consumer, known[shard], to))
+            elif effect:
+                # This cluster is ahead: a process ended between two clusters. Its effects are there, guarded by
+                # versions. They are written again, so they need the comparison too. The checkpoint stays.
+                moves.append(_move(self.consumer, known[shard], Advance(known[shard].position)))
         if not moves:
             return frozenset()
         lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, script))

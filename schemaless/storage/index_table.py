@@ -2,7 +2,8 @@
 guard of I11: a row is only ever overwritten by a greater version (generation and added_id of the source event), so late
 writers change nothing.
 
-An entry that left the shard stays as a tombstone (live = 0), which holds the version that a late writer must beat.
+An entry that left the shard stays as a tombstone (live = 0), which holds the version that a late writer must beat. It
+goes when no writer can come any more with a lower one (schemaless/storage/index_tombstones.py).
 """
 
 from __future__ import annotations
@@ -149,28 +150,31 @@ def superseded(
     The versions' shard isn't known here: the caller looks only at row keys of the shard that has these generations.
     `after`, by index shard, is where the page begins. Each page examines at most `examined_max` rows.
     """
-    old = " OR ".join(
+    versions = [
         f"(source_generation < {start.generation} AND source_added_id >= {start.starts_at})" for start in starts
-    )
+    ]
+    old = f"({' OR '.join(versions)})"
     scripts = []
     for shard, (row_key, element) in after.items():
-        name = table(datastore, shard, definition)
         beyond = "WHERE row_key >= %s AND (row_key > %s OR element > %s) ORDER BY row_key, element"
         rows = sql(beyond, row_key, row_key, element)
-        scripts += [
-            "SELECT row_key, element, source_generation, source_added_id FROM (SELECT row_key, element,"
-            f" source_generation, source_added_id FROM {name} {rows} LIMIT {examined_max}) AS page WHERE {old}",
-            # The page before it can't end earlier: a row never leaves an index table.
-            f"SELECT row_key, element FROM {name} {rows} LIMIT 1 OFFSET {examined_max - 1}",
-        ]
-    results = yield ";".join(scripts)
-    return {
-        shard: SupersededPage(
-            [((row[0], row[1]), Location(row[2], row[3])) for row in results[2 * n].rows],
-            (ends[0][0], ends[0][1]) if (ends := results[2 * n + 1].rows) else None,
+        page = (
+            "SELECT row_key, element, source_generation, source_added_id"
+            f" FROM {table(datastore, shard, definition)} {rows} LIMIT {examined_max}"
         )
-        for n, shard in enumerate(after)
-    }
+        # One statement, because rows come and go: the end must be that of the page which was looked at.
+        scripts.append(
+            f"SELECT row_key, element, source_generation, source_added_id, {old}, place FROM"
+            f" (SELECT page.*, ROW_NUMBER() OVER (ORDER BY row_key, element) AS place FROM ({page}) AS page) AS placed"
+            f" WHERE {old} OR place = {examined_max}"
+        )
+    results = yield ";".join(scripts)
+    pages = {}
+    for shard, result in zip(after, results, strict=True):
+        found = [((row[0], row[1]), Location(row[2], row[3])) for row in result.rows if row[4]]
+        ends = [(row[0], row[1]) for row in result.rows if row[5] == examined_max]
+        pages[shard] = SupersededPage(found, ends[0] if ends else None)
+    return pages
 
 
 def write(script: Script) -> Operation[None]:

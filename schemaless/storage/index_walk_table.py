@@ -67,32 +67,50 @@ def begin(of: IndexVersion, shard: int, walk: RowWalk) -> Operation[None]:
     )
 
 
-def supersede(of: IndexVersion, consumer: str, shard: int, walk: RowWalk) -> Operation[None]:
-    """Begins a walk anew with an earlier head, from a later generation on. It may write nothing until `resume`."""
-    yield (
-        f"BEGIN;UPDATE {_TABLE} SET generation = GREATEST(generation, {walk.generation}),"
-        f" until = LEAST(until, {walk.until}), row_key = '', walked = 0, superseded = 1"
-        f" WHERE {_of(of)} AND shard = {shard};"
-        + sql(
-            "DELETE FROM schemaless.checkpoint WHERE datastore = %s AND consumer = %s AND shard = %s;COMMIT",
-            of.datastore,
-            consumer,
-            shard,
-        )
+def supersede(of: IndexVersion, consumer: str, shard: int, at: RowWalk, walk: RowWalk) -> Operation[bool]:
+    """Begins a walk anew with an earlier head, from a later generation on. It may write nothing until `resume`.
+
+    Returns False, and changes nothing, if another process began the walk `at` anew since it was read.
+    """
+    begins = (
+        f"UPDATE {_TABLE} SET generation = {walk.generation}, until = {walk.until}, row_key = '', walked = 0,"
+        f" superseded = 1 WHERE {_of(of)} AND shard = {shard} AND generation = {at.generation}"
+        f" AND until = {at.until} AND superseded = {int(at.superseded)}"
     )
+    ends = sql(
+        "DELETE FROM schemaless.checkpoint WHERE datastore = %s AND consumer = %s AND shard = %s",
+        of.datastore,
+        consumer,
+        shard,
+    )
+    try:
+        yield f"BEGIN;{begins};SET @moved = ROW_COUNT();{UNDO.format(1)};{ends};COMMIT"
+    except NeedsLockedHeads:
+        return False
+    return True
+
+
+def write_superseded(of: IndexVersion, shard: int, anew: RowWalk, script: Script) -> Operation[bool]:
+    """Runs a script that takes back what was walked, in one transaction, while the walk that begins anew waits for it.
+
+    Returns False, and nothing of the script stays, if it doesn't wait any more.
+    """
+    hold = f"UPDATE {_TABLE} SET superseded = 1 WHERE {_is_superseded(of, shard, anew)}"
+    try:
+        yield f"BEGIN;{hold};SET @moved = ROW_COUNT();{UNDO.format(1)};{script};COMMIT"
+    except NeedsLockedHeads:
+        return False
+    return True
 
 
 def resume(of: IndexVersion, shard: int, walk: RowWalk) -> Operation[None]:
     """Lets a walk write that was begun anew with this head and generation, once everything is taken back."""
-    yield (
-        f"UPDATE {_TABLE} SET superseded = 0 WHERE {_of(of)} AND shard = {shard} AND superseded = 1"
-        f" AND generation = {walk.generation} AND until = {walk.until}"
-    )
+    yield f"UPDATE {_TABLE} SET superseded = 0 WHERE {_is_superseded(of, shard, walk)}"
 
 
-def lower(of: IndexVersion, shard: int, until: int) -> Operation[None]:
-    """Notes that the walk of a shard stands for no cells behind an added_id."""
-    yield f"UPDATE {_TABLE} SET until = LEAST(until, {until}) WHERE {_of(of)} AND shard = {shard}"
+def lowering(of: IndexVersion, shard: int, until: int) -> Script:
+    """Returns a statement that notes that the walk of a shard stands for no cells behind an added_id."""
+    return f"UPDATE {_TABLE} SET until = LEAST(until, {until}) WHERE {_of(of)} AND shard = {shard}"
 
 
 def move(of: IndexVersion, shard: int, at: RowWalk, to: RowWalk, effect: Script) -> Operation[bool]:
@@ -134,6 +152,12 @@ def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
     """Returns the names and numbers of the versions that have walks here."""
     rows = yield from query(sql(f"SELECT DISTINCT name, number FROM {_TABLE} WHERE datastore = %s", datastore))
     return {(name, number) for name, number in rows}
+
+
+def _is_superseded(of: IndexVersion, shard: int, anew: RowWalk) -> Script:
+    return (
+        f"{_of(of)} AND shard = {shard} AND superseded = 1 AND generation = {anew.generation} AND until = {anew.until}"
+    )
 
 
 def _of(of: IndexVersion) -> Script:

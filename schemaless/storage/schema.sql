@@ -285,6 +285,17 @@ CREATE TABLE IF NOT EXISTS schemaless.index_walk (
     PRIMARY KEY (datastore, name, number, shard)
 ) ENGINE=InnoDB;
 
+-- Up to which cells of a source shard an index has lost tombstones here. A generation that starts at or below makes the
+-- indexer evaluate the whole shard.
+CREATE TABLE IF NOT EXISTS schemaless.index_forgotten (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    number INT UNSIGNED NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    added_id BIGINT UNSIGNED NOT NULL,
+    PRIMARY KEY (datastore, name, number, shard)
+) ENGINE=InnoDB;
+
 -- What doesn't fit the types of an index, one row for each row of cells that has or had something, on the home of the
 -- cells' shard. Only a greater version (generation and added_id of the cell) overwrites. The key `counted` covers sums.
 CREATE TABLE IF NOT EXISTS schemaless.index_problem (

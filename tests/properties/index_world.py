@@ -153,7 +153,12 @@ class Process:
         self.watch = IndexWatch(self.storage, world.datastore)
         self.heads = ShardHeads(self.storage, world.datastore)
         self.cleaner = IndexCleaner(
-            self.storage, world.datastore, lambda: range(SHARDS), 1e9, pass_period_s=1.0, clock=lambda: self.now
+            self.storage,
+            world.datastore,
+            lambda: range(SHARDS),
+            1e9,
+            pass_period_s=1.0,
+            clock=lambda: self.now,
         )
         self.hosted, self.touched = {}, {}
         self.job = None
@@ -178,6 +183,11 @@ class Process:
         held.cancel()
         if self.job.done():
             self.job.result()
+
+    async def do(self, job):
+        """Does a job to its end."""
+        self.begin(job)
+        await self.advance(None)
 
     async def index(self, heard=()):
         """Does all there is to do: stages, walks, deliveries, switches and removals."""
@@ -217,6 +227,13 @@ class Process:
         for _ in range(len(self.hosted) * SHARDS):
             await self.cleaner.step()
         self.now += 100
+
+    async def keep_up(self):
+        """Does all there is to do, and compares twice."""
+        for _ in range(3):
+            await self.index()
+        for _ in range(2):
+            await self.clean()
 
     async def _follow(self, hosted, heard):
         found = await hosted.checkpoints.read(range(SHARDS))
@@ -274,6 +291,7 @@ class World:
         self.topic = {shard: [] for shard in range(SHARDS)}
         self.kept = dict(self.empty)
         self.generation = 1
+        self.orders = 0
         self.was_killed = False
         for cluster in self.datastore.clusters:
             self._bring(cluster, self.empty[cluster])
@@ -296,10 +314,12 @@ class World:
 
     async def define(self, which):
         """Makes the index, or changes it."""
+        self.orders += 1
         with suppress(SchemalessError):
             await create_index(self.async_storage, self.datastore, DEFINITIONS[which], change=Change(keep_s=0))
 
     async def drop(self):
+        self.orders += 1
         with suppress(SchemalessError):
             await drop_index(self.async_storage, self.datastore, NAME)
 
@@ -316,10 +336,26 @@ class World:
         """
         if self._state(cluster)[1].keys() != self.kept[cluster][1].keys():
             return
-        self.generation += 1
         self._bring(cluster, self.kept[cluster])
-        for shard in self._homes(cluster):
-            starts_at = len(self.log(shard)) + 1
+        self._open_generation(cluster, {shard: len(self.log(shard)) + 1 for shard in self._homes(cluster)})
+        self.kept[cluster] = self._state(cluster)
+
+    def lose(self, cluster):
+        """A generation of each shard begins after what the cluster's minion has of its cells. The rest stays."""
+        cells, _ = self.kept[cluster]
+        starts = {shard: len(cells[f"{self.datastore.database(shard)}.`entity`"]) + 1 for shard in self._homes(cluster)}
+        for shard, starts_at in starts.items():
+            own = f"datastore = {literal(self.datastore.name)} AND shard = {shard}"
+            self._run(
+                cluster,
+                f"DELETE FROM {self.datastore.database(shard)}.entity WHERE added_id >= {starts_at};"
+                f"UPDATE schemaless.shard_head SET head = {starts_at - 1} WHERE {own}",
+            )
+        self._open_generation(cluster, starts)
+
+    def _open_generation(self, cluster, starts):
+        self.generation += 1
+        for shard, starts_at in starts.items():
             own = f"datastore = {literal(self.datastore.name)} AND shard = {shard}"
             self._run(
                 cluster,
@@ -327,7 +363,6 @@ class World:
                 f" {self.generation}, {starts_at}, UTC_TIMESTAMP(6));"
                 f"UPDATE schemaless.shard_head SET generation = {self.generation} WHERE {own}",
             )
-        self.kept[cluster] = self._state(cluster)
 
     def _homes(self, cluster):
         return [shard for shard in range(SHARDS) if self.datastore.home(shard) == cluster]
@@ -374,16 +409,14 @@ class World:
         """A process that nobody stops does what is left. Returns the definitions of the versions that are there."""
         process = Process(self)
         for _ in range(20):
-            process.begin(process.index())
-            await process.advance(None)
+            await process.do(process.index())
             versions = await process.watch.look()
             left = [index for index in versions.merged.values() if index.stage is not IndexStage.GONE]
             if all(index.stage is IndexStage.ACTIVE for index in left) and len(left) <= 1:
                 break
         else:
             raise AssertionError([(index.number, index.state, index.order) for index in left])
-        process.begin(process.index())
-        await process.advance(None)
+        await process.do(process.index())
         return [index.definition for index in left]
 
     def check(self, definitions):
@@ -441,6 +474,15 @@ class World:
                 index_table.live_entries, self.datastore, shard, definition, index_table.BEFORE_ALL, 10_000
             )
         }
+
+    def tombstones(self, definition):
+        """How many there are."""
+        return sum(
+            self._rows(cluster, f"SELECT COUNT(*) FROM {table} WHERE live = 0")[0][0]
+            for cluster in self.datastore.clusters
+            for shard in self._homes(cluster)
+            for table in [index_table.table(self.datastore, shard, definition)]
+        )
 
     def found_problems(self, definition):
         version = IndexVersion(self.datastore.name, definition.name, definition.number)

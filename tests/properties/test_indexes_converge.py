@@ -6,6 +6,7 @@ is computed from nothing. Then the processes that still stand somewhere wake up,
 """
 
 import asyncio
+import itertools
 import os
 
 import pytest
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults]
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 EXAMPLES = 1500 if LONG else 8
 PROMOTIONS_MAX = 3
+ORDERS_MAX = 4  # with more of them no version would ever be complete
 
 cells = st.lists(
     st.tuples(
@@ -73,11 +75,13 @@ class Histories(RuleBasedStateMachine):
     def put(self, found):
         self.world.put(found)
 
+    @precondition(lambda self: self.world.orders < ORDERS_MAX)
     @rule(which=st.integers(0, len(DEFINITIONS) - 1))
     def define(self, which):
         """Makes the index, or changes its definition."""
         self.runner.run(self.world.define(which))
 
+    @precondition(lambda self: self.world.orders < ORDERS_MAX)
     @rule()
     def drop(self):
         self.runner.run(self.world.drop())
@@ -97,6 +101,11 @@ class Histories(RuleBasedStateMachine):
         if not process.is_stopped:
             process.begin(job(process))
         await process.advance(budget)
+
+    @rule(which=processes, budget=operations)
+    def keep_up(self, which, budget):
+        """Twice cleaned after everything is done: so old tombstones go."""
+        self.runner.run(self._advance(which, lambda process: process.keep_up(), budget))
 
     @rule(which=processes)
     def kill(self, which):
@@ -124,15 +133,11 @@ class Histories(RuleBasedStateMachine):
                 if process.is_stopped:
                     self.runner.run(process.advance(None))
                     self.world.check(definitions)
-                self.runner.run(self._look_again(process))
+                self.runner.run(process.do(process.index()))
                 self.world.check(definitions)
             self.world.check_dropped(definitions)
         finally:
             self.runner.run(self._end())
-
-    async def _look_again(self, process):
-        process.begin(process.index())
-        await process.advance(None)
 
     async def _end(self):
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -154,3 +159,76 @@ def test_histories_of_everything_together_converge(world, runner):
             phases=[Phase.generate, Phase.shrink] if LONG else [Phase.generate],
         ),
     )
+
+
+def moved(ref_key):
+    """Each row has another owner, or none, with each version."""
+    return [(row, "BASE", ref_key, [*OWNERS, None][(n + ref_key) % 5]) for n, row in enumerate(ROWS)]
+
+
+async def stopped_after(world, operations, late_for):
+    """A process that has so many operations done stands while another one does everything and deletes the tombstones.
+
+    Then it wakes up. `late_for` is what it stands in. Returns whether it had ended before.
+    """
+    world.reset()
+    late, keeper = Process(world), Process(world)
+    for ref_key in (1, 2):
+        world.put(moved(ref_key))
+    await world.define(2)
+    if late_for != "walk":
+        await late.do(late.keep_up())
+        for cluster in ("a", "b"):
+            world.stand_still(cluster)
+    if late_for == "promotion":
+        world.put(moved(3))
+        await late.do(late.keep_up())
+        world.lose("a")
+        world.lose("b")
+    world.put(moved(4))
+    late.begin(late.keep_up())
+    await late.advance(operations)
+    world.put(moved(5))
+    for _ in range(2):
+        await keeper.do(keeper.keep_up())
+    definitions = await world.settle()
+    world.check(definitions)
+    assert [world.tombstones(definition) for definition in definitions] == [0]
+    ended = not late.is_stopped
+    if not ended:
+        await late.advance(None)
+        world.check(definitions)
+    return ended
+
+
+@pytest.mark.parametrize("late_for", ["walk", "log", "promotion"])
+def test_a_late_process_brings_no_ghost_back(world, runner, chance, late_for):
+    """Wherever it stood when the tombstones went that would have refused it."""
+    numbers = itertools.count() if LONG else sorted(chance.sample(range(100), 4))
+    for operations in numbers:
+        if runner.run(stopped_after(world, operations, late_for)):
+            break
+
+
+def test_what_was_forgotten_comes_back_with_a_generation_that_needs_it(world, runner):
+    """Rows left the index, their tombstones went, and then a promotion takes the cells back that they left by."""
+
+    async def history():
+        world.reset()
+        process = Process(world)
+        world.put([(row, "BASE", 1, n) for n, row in enumerate(ROWS)])
+        await world.define(2)
+        await process.do(process.keep_up())
+        for cluster in ("a", "b"):
+            world.stand_still(cluster)
+        world.put([(row, "BASE", 2, None) for row in ROWS])
+        await process.do(process.keep_up())
+        (definition,) = await world.settle()
+        assert (world.found(definition), world.tombstones(definition)) == ({}, 0)
+        world.lose("a")
+        world.lose("b")
+        await process.do(process.index())
+        assert len(world.wanted(definition)) == len(ROWS)
+        world.check([definition])
+
+    runner.run(history())

@@ -26,8 +26,9 @@ class Rate:
 
 
 class Node:
-    async def run(self, *arguments: Any) -> None:
-        """Stores nothing."""
+    async def run(self, *arguments: Any) -> dict[int, Any]:
+        """Stores nothing, and has no checkpoints."""
+        return {}
 
 
 class Storage:
@@ -37,7 +38,7 @@ class Storage:
 
 class Inspector:
     class definition:
-        name, number = "by_city", 1
+        name, number, consumer = "by_city", 1, "index:by_city"
 
 
 @pytest.mark.parametrize(("busy", "counted"), [(False, ROWS), (True, ROWS * BUSY_FACTOR)])

@@ -1,0 +1,123 @@
+"""Tombstones that nothing needs any more, and index_forgotten: which of them are gone (I11).
+
+A tombstone refuses writers with a lower version. Every writer holds the checkpoint of its source shard on the cluster
+still, so none comes with a version up to that checkpoint. Only a new generation can ask for what such a tombstone told.
+So the transaction that deletes it notes its added_id, and a generation at or below makes the indexer evaluate the whole
+source shard again (indexer/maintainer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from schemaless.cell import RowKey
+from schemaless.index.definition import IndexDefinition
+from schemaless.location import Location
+from schemaless.storage import index_table
+from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_table import EntryKey
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.sql import Script, literal, sql
+from schemaless.topology import Datastore
+
+_TABLE = "schemaless.index_forgotten"
+
+
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
+    """An entry that left a shard, with the version of the event that it left by."""
+
+    row_key: RowKey
+    element: int
+    version: Location
+
+
+def page(
+    datastore: Datastore, definition: IndexDefinition, shard: int, after: EntryKey, limit: int
+) -> Operation[list[Tombstone]]:
+    """Returns a page of one shard's tombstones behind `after`, by row key and element."""
+    row_key, element = after
+    rows = yield from query(
+        "SELECT row_key, element, source_generation, source_added_id"
+        f" FROM {index_table.table(datastore, shard, definition)}"
+        + sql(" WHERE live = 0 AND row_key >= %s AND (row_key > %s OR element > %s)", row_key, row_key, element)
+        + f" ORDER BY row_key, element LIMIT {limit}"
+    )
+    return [Tombstone(row[0], row[1], Location(row[2], row[3])) for row in rows]
+
+
+def forget(
+    of: IndexVersion,
+    datastore: Datastore,
+    definition: IndexDefinition,
+    shard: int,
+    tombstones: Mapping[int, Sequence[Tombstone]],
+) -> Operation[int]:
+    """Deletes tombstones of one index shard, by source shard, at least one. Returns how many.
+
+    One stays that is above the checkpoint of its source shard here, or that another event has written since.
+    """
+    scripts = ["BEGIN"]
+    for source, found in sorted(tombstones.items()):
+        highest = max(tombstone.version.added_id for tombstone in found)
+        these = " OR ".join(
+            f"(row_key = {literal(each.row_key)} AND element = {each.element}"
+            f" AND source_generation = {each.version.generation} AND source_added_id = {each.version.added_id})"
+            for each in found
+        )
+        scripts += [
+            "SET @generation = 0, @added_id = 0",
+            sql(
+                "SELECT generation, added_id INTO @generation, @added_id FROM schemaless.checkpoint"
+                " WHERE datastore = %s AND consumer = %s AND shard = %s FOR UPDATE",
+                datastore.name,
+                definition.consumer,
+                source,
+            ),
+            sql(
+                f"INSERT INTO {_TABLE} VALUES (%s, %s, %s, %s, %s)"
+                " ON DUPLICATE KEY UPDATE added_id = GREATEST(added_id, VALUES(added_id))",
+                of.datastore,
+                of.name,
+                of.number,
+                source,
+                highest,
+            ),
+            f"DELETE FROM {index_table.table(datastore, shard, definition)} WHERE live = 0 AND ({these})"
+            " AND (source_generation < @generation"
+            " OR (source_generation = @generation AND source_added_id <= @added_id))",
+        ]
+    results = yield ";".join([*scripts, "COMMIT"])
+    return sum(result.affected for result in results[4:-1:4])
+
+
+def forgotten(of: IndexVersion, shard: int) -> Operation[int]:
+    """Returns up to which added_id of a source shard tombstones may be gone here, 0: none is."""
+    rows = yield from query(f"SELECT added_id FROM {_TABLE} WHERE {_of(of)} AND shard = {shard}")
+    return rows[0][0] if rows else 0
+
+
+def remembering(of: IndexVersion, shard: int, until: int) -> Script:
+    """Returns a statement that notes that no tombstone behind an added_id is missed here."""
+    return f"UPDATE {_TABLE} SET added_id = LEAST(added_id, {until}) WHERE {_of(of)} AND shard = {shard}"
+
+
+def refusal(of: IndexVersion, shard: int, until: int) -> Script:
+    """Returns a statement that undoes its transaction if tombstones behind an added_id are gone here.
+
+    It inserts a NULL where none may be, as `checkpoint_table.UNDO` does.
+    """
+    return (
+        f"INSERT INTO schemaless.format SELECT NULL FROM {_TABLE}"
+        f" WHERE {_of(of)} AND shard = {shard} AND added_id > {until}"
+    )
+
+
+def delete(of: IndexVersion) -> Operation[None]:
+    """Deletes the notes of a version that is gone."""
+    yield f"DELETE FROM {_TABLE} WHERE {_of(of)}"
+
+
+def _of(of: IndexVersion) -> Script:
+    return sql("datastore = %s AND name = %s AND number = %s", of.datastore, of.name, of.number)
