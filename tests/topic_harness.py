@@ -15,9 +15,9 @@ from schemaless.location import GenerationStart
 from schemaless.topology import Datastore
 
 
-def new_topic(kafka: str, shards: int = 2, partitions: int = 1) -> Datastore:
+def new_topic(kafka: str, shards: int = 2, partitions: int = 1, placement: tuple[str, ...] = ("a",)) -> Datastore:
     """A datastore that only Kafka knows."""
-    datastore = Datastore(f"t{uuid.uuid4().hex[:12]}", shards, partitions, ("a",))
+    datastore = Datastore(f"t{uuid.uuid4().hex[:12]}", shards, partitions, placement)
     ensure_topics(kafka, datastore)
     return datastore
 

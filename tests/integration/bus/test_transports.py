@@ -13,7 +13,12 @@ from schemaless.bus.faust_app import FETCH_PAUSE_S
 from schemaless.bus.faust_transport import FaustTransport
 from schemaless.bus.plain_transport import PlainTransport
 from schemaless.bus.topics import ensure_topics
+from schemaless.consume.host import Consumer as ConsumerOfHost
+from schemaless.consume.host import ConsumerHost
 from schemaless.errors import BusUnavailable, SchemalessError
+from tests.topic_harness import new_topic, publish, stored_cell
+from tests.unit.schemaless.consume.test_host import SETTINGS as HOST_SETTINGS
+from tests.unit.schemaless.consume.test_host import MemoryConsumer, MemoryMasters
 
 pytestmark = [pytest.mark.storage, pytest.mark.filterwarnings("ignore")]
 
@@ -284,6 +289,58 @@ async def test_partitions_that_come_back_in_the_next_generation_are_kept(kafka, 
             assert first.kept[-1] == first.owned
             assert second.kept[-1] == []
         await until(lambda: len(first.owned) == PARTITIONS)  # so that no rebalance is under way when the loop closes
+
+
+class GatedConsumer(MemoryConsumer):
+    """A trigger program whose calls of a shard wait at its gate, if it has one."""
+
+    together = False
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.gates = {}
+
+    async def handle(self, runs):
+        if (gate := self.gates.get(runs[0].shard)) is not None:
+            await gate.wait()
+        return await super().handle(runs)
+
+    def places(self, shard):
+        return [added_id for number, added_id in self.seen if number == shard]
+
+
+async def test_a_slow_shard_and_a_cluster_that_is_away_hold_up_no_other(kafka, kind):
+    """I9: all of them are in one partition of the topic, and the group has one member."""
+    datastore = new_topic(kafka, shards=4, partitions=1, placement=("a", "b"))
+    masters, consumer = MemoryMasters(), GatedConsumer("trigger:p")
+    host = ConsumerHost(masters, datastore, HOST_SETTINGS)
+    await host.add(ConsumerOfHost(consumer, consumer))
+    transport = kind(kafka, f"{datastore.name}.test", datastore.topic, host)
+    host.join(transport)
+    tasks = [asyncio.create_task(transport.run()), asyncio.create_task(host.run())]
+
+    async def bring(added_id):
+        await asyncio.to_thread(publish, kafka, datastore, [stored_cell(shard, added_id) for shard in range(4)])
+        masters.heads.update(dict.fromkeys(range(4), added_id))
+
+    try:
+        await bring(1)
+        await until(lambda: sorted(consumer.seen) == [(0, 1), (1, 1), (2, 1), (3, 1)])
+        consumer.gates[1] = asyncio.Event()
+        masters.unreachable.add("a")
+        for added_id in (2, 3, 4):
+            await bring(added_id)
+            await until(lambda added_id=added_id: consumer.places(3)[-1] == added_id)
+        assert consumer.places(3) == [1, 2, 3, 4]
+        assert consumer.places(1) == [1]
+        masters.unreachable.clear()
+        consumer.gates[1].set()
+        await until(lambda: len(consumer.seen) == 16)
+        assert [consumer.places(shard) for shard in range(4)] == [[1, 2, 3, 4]] * 4
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def until(holds, timeout_s=30.0):
