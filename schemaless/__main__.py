@@ -24,18 +24,36 @@ from schemaless.cli import (
     tokens,
     triggers,
 )
+from schemaless.cli.output import print_error
 from schemaless.client.transport import CHOSEN_PROFILE
+from schemaless.config import program_version
 from schemaless.demo import command as demo
 from schemaless.errors import SchemalessError
 
 PARTS = [stack, cells, datastores, indexes, triggers, parked, explain, audit, tail, tailer, tokens, actions, demo]
 """Modules that add their commands with `register(app)`."""
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Examples: `schemaless put ROW BASE 1 '{\"fare\": 12.5}'`, `schemaless log 62 --follow`,"
+    " `schemaless triggers run billing.py`, `schemaless audit mezzanine`. `schemaless --install-completion` completes"
+    " commands and options in your shell.",
+)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"schemaless {program_version()}")
+        raise typer.Exit
 
 
 @app.callback()
 def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print the version, and end")
+    ] = False,
     profile: Annotated[
         str, typer.Option(help="hosts and token of this name in ~/.config/schemaless/profiles.toml")
     ] = "",
@@ -59,12 +77,12 @@ def main() -> None:
         app()
     except SchemalessError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        print(f"error: {error}{hint}", file=sys.stderr)
+        print_error(f"{error}{hint}")
         sys.exit(1)
     except ValidationError as error:  # of a setting, because Typer has refused wrong arguments before
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        print(f"error: SCHEMALESS_{name}: {first['msg']} (correct the environment)", file=sys.stderr)
+        print_error(f"SCHEMALESS_{name}: {first['msg']} (correct the environment)")
         sys.exit(1)
 
 

@@ -14,10 +14,10 @@ import msgspec
 import typer
 
 from schemaless.cell import row_key_of
-from schemaless.cli.output import print_notice
-from schemaless.cli.targets import DatastoreOption, HostsOption, api_command, open_client
+from schemaless.cli.output import print_json, print_notice
+from schemaless.cli.targets import DatastoreOption, HostsOption, JsonOption, api_command, open_client
 from schemaless.client.answers import FoundCell
-from schemaless.client.client import Client
+from schemaless.client.client import CellIterator, Client
 from schemaless.errors import CellMissing, Invalid, Malformed
 from schemaless.sharding import shard_of
 from schemaless.stack.plan import DEFAULT_DATASTORE
@@ -109,13 +109,19 @@ def log(
         _print_cells(page, as_json)
         print_notice(f"next {page.position}, {page.pending} pending")
         return
-    tail = client.tail(shard, after, limit=limit)
+    tail: CellIterator | None = None
     try:
+        # The end moves: who continues from it later would miss what came meanwhile. So it is made a position first.
+        start = client.get_cells_for_shard(shard, after, 1).position if after == "end" else after
+        tail = client.tail(shard, start, limit=limit)
         for cell in tail:
             _print_cells([cell], as_json)
             sys.stdout.flush()  # before the wait for the next cell
     except KeyboardInterrupt:
-        print_notice(f"next {tail.locations[shard]}")
+        if tail is None:
+            print_notice("nothing was read yet, so there is no place to continue from")
+        else:
+            print_notice(f"next {tail.locations[shard]}")
 
 
 def shard_of_row(
@@ -123,13 +129,18 @@ def shard_of_row(
     datastore: DatastoreOption = DEFAULT_DATASTORE,
     hosts: HostsOption = "",
     shards: Annotated[int | None, typer.Option(min=1, help="shard count; default: the datastore's")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the shard of a row. It never changes."""
     key = row_key_of(row_key)
     if shards is None:
         with open_client(hosts, datastore) as client:
             shards = len(client.document("/shards")["shards"])
-    print(shard_of(key, shards))
+    shard = shard_of(key, shards)
+    if as_json:
+        print_json({"row_key": str(key), "shard": shard, "shards": shards})
+    else:
+        print(shard)
 
 
 def _print_cells(cells: Iterable[FoundCell], as_json: bool) -> None:

@@ -31,10 +31,14 @@ def create(
     name: Annotated[str, typer.Argument(help="a-z, 0-9 and _")],
     shards: Annotated[int, typer.Option(min=1, help="how many shards; can't be changed later")] = SHARDS,
     partitions: Annotated[int, typer.Option(min=1, help="partitions of the topic; must divide the shards")] = 64,
+    as_json: JsonOption = False,
 ) -> None:
     """Create a datastore, or finish its creation. Its counts can't be changed later."""
     reached = servers()
     datastore = create_with_progress(reached, name, shards, partitions)
+    if as_json:
+        print_json(_document(datastore))
+        return
     print(f"{datastore.name}: {datastore.shards} shards, {datastore.partitions} partitions, topic {datastore.topic}")
 
 
@@ -43,20 +47,20 @@ def list_all(as_json: JsonOption = False) -> None:
     """List the datastores."""
     found = servers().datastores()
     if as_json:
-        documents = [
-            {
-                "name": datastore.name,
-                "shards": datastore.shards,
-                "partitions": datastore.partitions,
-                "topic": datastore.topic,
-                "placement": list(datastore.placement),
-            }
-            for datastore in found
-        ]
-        print_json({"datastores": documents})
+        print_json({"datastores": list(map(_document, found))})
         return
     rows = [(item.name, item.shards, item.partitions, item.topic, " ".join(item.placement)) for item in found]
     print_table(("datastore", "shards", "partitions", "topic", "clusters"), rows)
+
+
+def _document(datastore: Datastore) -> dict[str, Any]:
+    return {
+        "name": datastore.name,
+        "shards": datastore.shards,
+        "partitions": datastore.partitions,
+        "topic": datastore.topic,
+        "placement": list(datastore.placement),
+    }
 
 
 def show_topology(as_json: JsonOption = False) -> None:

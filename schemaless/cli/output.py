@@ -10,6 +10,14 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+_PIPE_WIDTH = 10_000
+_COLOURS = (
+    dict.fromkeys(("running", "active", "tailed", "complete"), "green")
+    | dict.fromkeys(("paused", "building", "starting", "backoff", "held down", "nobody runs it", "deleting"), "yellow")
+    | dict.fromkeys(("stopped", "tripped", "failed", "fatal", "exited", "unknown"), "bold red")
+)
 
 
 def add_group(app: typer.Typer, name: str, text: str, commands: Mapping[str, Callable[..., None]]) -> None:
@@ -25,13 +33,30 @@ def print_json(document: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Prints rows of any values. None is an empty field."""
-    table = Table(*columns)
+    """Prints rows of any values. None is an empty field.
+
+    Nothing is cut: a narrow terminal folds long values, and a pipe gets lines as long as they are.
+    """
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
-    Console().print(table)
+        table.add_row(*("" if value is None else _coloured(str(value)) for value in row))
+    console = Console()
+    (console if console.is_terminal else Console(width=_PIPE_WIDTH)).print(table)
 
 
 def print_notice(text: str) -> None:
     """Prints to standard error, because standard output holds only what was asked for."""
     print(text, file=sys.stderr, flush=True)
+
+
+def print_error(text: str) -> None:
+    """Prints the one line with which a command fails."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text.assemble(("error:", "bold red"), f" {text}"))
+
+
+def _coloured(value: str) -> Text:
+    """Returns a value in the colour of the state that it names, if it names one."""
+    return Text(value, _COLOURS.get(value.split(",", maxsplit=1)[0], ""))

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def up(name: ProcessName = None) -> None:
+def up(name: ProcessName = None, as_json: JsonOption = False) -> None:
     """Start the embedded stack and wait until it is ready, or let one process run again."""
     checkout_folder()  # before anything is made or loaded: the wheel alone can't start a stack
     from schemaless.stack import embedded, supervision
@@ -31,7 +31,12 @@ def up(name: ProcessName = None) -> None:
 
     settings = StackSettings()
     if name is None:
-        _print_endpoints(embedded.up(settings, say=print_notice))
+        try:
+            endpoints = embedded.up(settings, say=print_notice)
+        except KeyboardInterrupt:
+            print_notice("what has started keeps running: `schemaless up` continues, `schemaless down` stops it")
+            raise
+        print_json(endpoints) if as_json else _print_endpoints(endpoints)
         return
     home = home_folder(settings)
     supervision.start(home, name)
@@ -74,7 +79,7 @@ def status(as_json: JsonOption = False) -> None:
             }
             for process in running
         ]
-        print_json({"home": str(home), "processes": documents})
+        print_json({"home": str(home), "processes": documents, "endpoints": refresh_endpoints(home)})
         return
     rows = []
     for process in running:

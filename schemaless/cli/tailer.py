@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schemaless.cli.actions import recorded
-from schemaless.cli.output import add_group, print_json, print_table
+from schemaless.cli.output import add_group, print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.location import parse_location
 from schemaless.runtime.extras import Extra, needs
 
 if TYPE_CHECKING:
+    from schemaless.ops.tailer_generation import GenerationPlan
+    from schemaless.ops.tailer_seek import SeekMove
     from schemaless.ops.tailer_status import ShardStatus, TailerStatus
     from schemaless.topology import Datastore
 
@@ -66,16 +68,16 @@ def status(
 
 @needs("tailer pause", *_EXTRAS)
 @recorded("tailer pause")
-def pause(datastore: Name) -> None:
+def pause(datastore: Name, as_json: JsonOption = False) -> None:
     """Stop publishing until `resume`. Every tailer obeys within two seconds, and nothing is lost."""
-    _set_paused(datastore, paused=True)
+    _set_paused(datastore, paused=True, as_json=as_json)
 
 
 @needs("tailer resume", *_EXTRAS)
 @recorded("tailer resume")
-def resume(datastore: Name) -> None:
+def resume(datastore: Name, as_json: JsonOption = False) -> None:
     """Publish again, from where it was paused."""
-    _set_paused(datastore, paused=False)
+    _set_paused(datastore, paused=False, as_json=as_json)
 
 
 @needs("tailer seek", *_EXTRAS)
@@ -87,6 +89,7 @@ def seek(
     ],
     shard: Annotated[int | None, typer.Option(help="number of one shard; default: every shard")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only print what would change")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Publish again after a location. Skipped cells stay missing in the topic, others are published twice."""
     from schemaless.bus.partition_log import PartitionLog
@@ -101,12 +104,7 @@ def seek(
     generation, added_id = parse_location(location, "location")
     with SyncStorage(reached.topology) as storage:
         moves = plan_seek(storage, reached.kafka, found, shards, generation, added_id)
-    for move in moves:
-        print(
-            f"shard {move.to.shard}: {move.before or 'no progress'} → {move.to.location}:"
-            f" {move.again} cells come again, {move.never} never come"
-            + (f", {move.announced_again} generations are announced again" if move.announced_again else "")
-        )
+    _print_moves(found.name, moves, as_json=as_json, dry_run=dry_run)
     if dry_run:
         return
     ensure_topics(reached.kafka, found)
@@ -120,7 +118,7 @@ def seek(
         with SyncStorage(reached.topology) as storage:
             announce_seek(storage, found.name)
     except StorageUnavailable as error:
-        print(f"tailers notice the seek when they publish next: {error}")
+        print_notice(f"tailers notice the seek when they publish next: {error}")
 
 
 @needs("tailer new-generation", *_EXTRAS)
@@ -132,6 +130,7 @@ def new_generation(
         int | None, typer.Option("--from", help="first added_id that the master lost, if the topic can't tell any more")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only print what would change")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Open a new generation of a shard whose master lost published cells. The topic's lost cells are superseded."""
     from schemaless.ops.tailer_generation import plan_generation
@@ -143,20 +142,60 @@ def new_generation(
     _verified(found, shard)
     with SyncStorage(reached.topology, timeout_s=_REWRITE_TIMEOUT_S) as storage:
         plan = plan_generation(storage, reached.kafka, found, shard, starts_at)
-        kept = plan.start.starts_at - 1
-        print(f"shard {shard}: generation {plan.start.generation} begins at {plan.start.starts_at}")
-        print(
-            f"  topic and MySQL agree up to {kept}"
-            if plan.proven
-            else f"  nothing proves that topic and MySQL agree up to {kept}: the topic no longer reaches back"
-        )
-        for lost in plan.superseded:
-            print(f"  superseded in the topic: {lost}, {lost.cells} cells")
-        print(f"  published again with generation {plan.start.generation}: {plan.again} cells")
+        _print_generation(shard, plan, as_json=as_json, dry_run=dry_run)
         if dry_run:
             return
         storage.master(found.home(shard)).run(shard_head.open_generation, found, shard, plan.start)
-    print("opened: tailers announce it by themselves")
+    if not as_json:
+        print("opened: tailers announce it by themselves")
+
+
+def _print_generation(shard: int, plan: GenerationPlan, *, as_json: bool, dry_run: bool) -> None:
+    kept = plan.start.starts_at - 1
+    if as_json:
+        superseded = [{"range": str(lost), "cells": lost.cells} for lost in plan.superseded]
+        return print_json(
+            {
+                "shard": shard,
+                "dry_run": dry_run,
+                "generation": plan.start.generation,
+                "starts_at": plan.start.starts_at,
+                "proven": plan.proven,
+                "superseded": superseded,
+                "again": plan.again,
+            }
+        )
+    print(f"shard {shard}: generation {plan.start.generation} begins at {plan.start.starts_at}")
+    print(
+        f"  topic and MySQL agree up to {kept}"
+        if plan.proven
+        else f"  nothing proves that topic and MySQL agree up to {kept}: the topic no longer reaches back"
+    )
+    for lost in plan.superseded:
+        print(f"  superseded in the topic: {lost}, {lost.cells} cells")
+    print(f"  published again with generation {plan.start.generation}: {plan.again} cells")
+
+
+def _print_moves(datastore: str, moves: Sequence[SeekMove], *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        shards = [
+            {
+                "shard": move.to.shard,
+                "from": None if move.before is None else str(move.before),
+                "to": str(move.to.location),
+                "again": move.again,
+                "never": move.never,
+                "announced_again": move.announced_again,
+            }
+            for move in moves
+        ]
+        return print_json({"datastore": datastore, "dry_run": dry_run, "shards": shards})
+    for move in moves:
+        print(
+            f"shard {move.to.shard}: {move.before or 'no progress'} → {move.to.location}:"
+            f" {move.again} cells come again, {move.never} never come"
+            + (f", {move.announced_again} generations are announced again" if move.announced_again else "")
+        )
 
 
 def _verified(datastore: Datastore, shard: int) -> int:
@@ -165,7 +204,7 @@ def _verified(datastore: Datastore, shard: int) -> int:
     return shard
 
 
-def _set_paused(datastore: str, *, paused: bool) -> None:
+def _set_paused(datastore: str, *, paused: bool, as_json: bool) -> None:
     from schemaless.ops.tailer_control import set_paused
     from schemaless.storage.pymysql_driver import SyncStorage
 
@@ -173,6 +212,9 @@ def _set_paused(datastore: str, *, paused: bool) -> None:
     found = reached.datastore(datastore)
     with SyncStorage(reached.topology) as storage:
         unreached = set_paused(storage, found.name, paused)
+    if as_json:
+        print_json({"datastore": found.name, "paused": paused, "unreached": list(unreached)})
+        return
     print(f"{found.name} {'is paused' if paused else 'is tailed again'}")
     for cluster in unreached:
         print(f"the master of cluster {cluster} is unreachable and does not know; the other clusters decide")

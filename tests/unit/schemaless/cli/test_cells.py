@@ -67,6 +67,29 @@ def run(monkeypatch: pytest.MonkeyPatch, answers: dict[str, httpx.Response], ask
     return run
 
 
+@pytest.mark.parametrize("first_answer", [True, False])
+def test_a_follower_that_is_interrupted_early_names_a_place_from_which_nothing_is_missed(
+    monkeypatch: pytest.MonkeyPatch, first_answer: bool
+):
+    """Never `end`: that has moved when somebody continues from it."""
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST" or not first_answer:
+            raise KeyboardInterrupt
+        page = {"shard": 7, "cells": [], "next": {"generation": 1, "added_id": 42}, "head": 42, "pending": 0}
+        return httpx.Response(200, json=page)
+
+    def client(hosts: str, datastore: str) -> Client:
+        return Client(["http://api"], datastore=datastore, transport=httpx.MockTransport(respond), limits=Limits())
+
+    monkeypatch.setattr(targets, "open_client", client)
+    ended = CliRunner().invoke(app, ["log", "7", "--after", "end", "--follow"])
+    assert ended.exit_code == 0
+    assert ended.output == (
+        "next 1:42\n" if first_answer else "nothing was read yet, so there is no place to continue from\n"
+    )
+
+
 def test_a_cell_is_put_and_its_place_is_told(run: Run, answers: dict, asked: list):
     """Status, location and copies in one line."""
     answers[f"PUT /cells/{ROW}/BASE/1"] = httpx.Response(201, json=PUT)
