@@ -67,12 +67,12 @@ class ByAddedId(dict):
 class Process(MemoryWorker):
     """One worker with these functions."""
 
-    def __init__(self, server, number, functions, **options):
+    def __init__(self, server, number, functions, *, version="v1", **options):
         by_column = {}
         for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
             by_column.setdefault(found.column, []).append(found)
         settings = memory_settings(**{"retry_delay_s": 1.0, "retry_delay_max_s": 1.0, "attempts_max": 3} | options)
-        super().__init__(server, TriggerProgram("test", by_column, "v1"), number, settings, now=100.0)
+        super().__init__(server, TriggerProgram("test", by_column, version), number, settings, now=100.0)
 
 
 __all__ = ["SHARD", "Order", "Process", "Server", "row_key"]

@@ -244,6 +244,26 @@ async def test_a_shard_waits_while_it_can_not_store_a_parked_cell():
     assert server.counts == CellCounts(called=1, parked=1, waiting=1)
 
 
+async def test_a_record_has_the_version_of_the_code_that_failed_last():
+    """Two versions run beside each other, or after each other. A retry is made with the code of its worker."""
+    server, program = Server(), Program(1, retry=RetryPolicy(attempts=3, delay=1))
+    rows(server, 1)
+    before = Process(server, 1, [program.function], version="v1")
+    await before.pass_by(0.5)
+    assert server.parked[1].version == "v1"
+    await before.kill()
+    server.present.clear()
+    repaired = Program(retry=RetryPolicy(attempts=3, delay=1))
+    failing = Process(server, 2, [program.function], version="v2")
+    await failing.pass_by(6)
+    assert (server.causes(), server.parked[1].version) == ({1: "error"}, "v2")
+    await failing.kill()
+    server.present.clear()
+    server.order(1, Order.RETRY)
+    await Process(server, 3, [repaired.function], version="v1").pass_by(2)
+    assert (repaired.called, server.parked) == ([1], {})
+
+
 async def test_a_retry_of_a_function_that_is_gone_says_so():
     server, program = Server(), Program(1, retry=ONCE)
     rows(server, 1)
