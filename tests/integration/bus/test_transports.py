@@ -183,6 +183,45 @@ async def test_committed_records_arrive_in_order_and_aborted_ones_never(kafka, d
         assert collector.kinds == {b"cell"}
 
 
+async def test_a_new_group_begins_at_the_end_of_the_topic(kafka, datastore, kind):
+    """History comes from MySQL, several times faster. And nobody makes topics beside ours."""
+    await asyncio.to_thread(produce, kafka, datastore, 3)
+    member = running(kafka, datastore, kind)
+    async with member as collector:
+        await member.greeting()
+        assert collector.values == {n: [] for n in range(PARTITIONS)}
+        topics = await asyncio.to_thread(AdminClient({"bootstrap.servers": kafka}).list_topics, None, 10)
+        assert not [name for name in topics.topics if f"{datastore.name}.test" in name]
+
+
+async def test_on_faust_a_member_may_be_idle_for_a_day(kafka, datastore):
+    """aiokafka takes a member for hung that has no partitions to read. It leaves the group then, and never joins."""
+    async with running(kafka, datastore) as collector:
+        assert collector.transport._thread._ensure_consumer()._coordinator._max_poll_interval >= 86_400
+
+
+async def test_on_faust_the_task_that_knows_the_brokers_is_started_again(kafka, datastore):
+    """uvloop ends it with an error that aiokafka doesn't expect. The group's coordinator is never found again then."""
+    member = running(kafka, datastore)
+    async with member as collector:
+        thread = collector.transport._thread
+        client = thread._ensure_consumer()._client
+        died = []
+
+        async def die():
+            raise RuntimeError("unable to perform operation: the handler is closed")
+
+        def swap():
+            client._sync_task.cancel()
+            client._sync_task = asyncio.ensure_future(die())
+            died.append(client._sync_task)
+
+        thread.thread_loop.call_soon_threadsafe(swap)
+        await until(lambda: died and client._sync_task is not died[0] and not client._sync_task.done())
+        committed = await asyncio.to_thread(produce, kafka, datastore, 3)
+        await collector.wait_for(count(committed))
+
+
 async def test_offsets_are_committed_across_markers_and_aborted_records(kafka, datastore):
     """The group's offsets come within the last transaction's marker of the end, not one transaction each interval."""
     async with running(kafka, datastore) as collector:
