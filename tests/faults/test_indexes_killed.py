@@ -1,11 +1,16 @@
-"""An indexer is killed again and again while indexes are made and dropped: nothing is left of what went (I11)."""
+"""Indexers and masters are killed while indexes come, change and go: the last version is exact, and no other is left
+(I11).
+"""
 
 import asyncio
 import os
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from schemaless.__main__ import app
+from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.index.catalogue import build_progress, create_index, drop_index, find_index, throttle_index
 from schemaless.index.definition import parse_definition
@@ -20,6 +25,7 @@ from tests.log_harness import running_tailers
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
 ROUNDS = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 3
+CHANGES = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 1
 
 
 async def test_kills_while_indexes_come_and_go(running, kafka, make_datastore, storage, async_storage, chance):
@@ -104,3 +110,60 @@ def test_kills_while_an_index_is_changed(running, kafka, make_datastore, storage
         assert rows.found(last) == rows.wanted(last)
         for gone in range(1, number):
             assert left_of(storage, datastore, "killed", gone) == []
+
+
+def test_masters_and_indexers_killed_during_a_build_and_a_switch(
+    running, kafka, make_datastore, storage, chance, monkeypatch
+):
+    """A master is killed, often an indexer with it, and started again. The index ends exact, and proven."""
+    monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
+    monkeypatch.setenv("SCHEMALESS_KAFKA", kafka)
+    datastore = make_datastore(shards=4, partitions=2)
+    ensure_topics(kafka, datastore)
+    rows = Rows(storage, datastore)
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    with (
+        api_process(running.path) as api,
+        running_tailers(1, running.path, kafka, datastore),
+        running_consumer(["indexer"], settings) as indexer,
+    ):
+        call = api.at(datastore)
+
+        def strike():
+            time.sleep(chance.uniform(0.0, 1.0))
+            master = running.servers[chance.choice(["a-master", "b-master"])]
+            master.kill()
+            try:
+                if chance.random() < 0.7:
+                    indexer.kill_and_restart()
+                time.sleep(chance.uniform(0.0, 1.0))
+            finally:
+                master.start()
+
+        def answered():
+            """The versions, once the API has seen that the master is back."""
+            return call.get("/indexes/killed").status_code == 200 and versions(call, "killed")
+
+        fill(rows, 1500)
+        for number in range(1, 2 + CHANGES):
+            document = changed("killed", f"field_{number}")
+
+            def is_made(document=document, number=number):
+                call("PUT", "/indexes/killed", json=document, params={"change": "true", "keep": "0s"})
+                return number in (answered() or ())
+
+            wait_until(is_made, timeout_s=60)
+            strike()
+
+            def is_alone(number=number):
+                found = answered() or {}
+                return found.keys() == {number} and found[number]["state"] == "active"
+
+            wait_until(is_alone, timeout_s=60)
+            fill(rows, 20)
+        last = parse_definition(document, number)
+        wait_until_finished(storage, datastore, last.consumer)
+        assert rows.found(last) == rows.wanted(last)
+        verified = CliRunner().invoke(app, ["index", "verify", "killed", "--datastore", datastore.name])
+        assert verified.exit_code == 0, verified.output
+        assert audit(running.topology, kafka, datastore, stall_s=15).findings.named == []
