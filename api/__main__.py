@@ -20,7 +20,8 @@ from api.app import create_app
 from api.http.server import ApiServer, connections_within_limits, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
-from schemaless.runtime.lifecycle import configure_logging, report_failure
+from schemaless.runtime.lifecycle import report_failure
+from schemaless.runtime.logs import configure_logging
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.tls import require_certificate
 from schemaless.topology import load_topology
@@ -36,7 +37,7 @@ _RETURNED_BYTES_MIN = 128 << 10
 def main() -> int:
     try:
         settings = read_settings(ApiSettings)
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, "api", settings.log_format)
         app = create_app(settings)
         if settings.tls_certificate is not None:
             require_certificate(settings.tls_certificate, settings.tls_key)
@@ -66,7 +67,7 @@ def main() -> int:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        log_level=settings.log_level.lower(),
+        log_config=None,  # its lines are written as all others are (schemaless/runtime/logs.py)
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )

@@ -74,6 +74,13 @@ class ContainerSettings(Settings):
     replication_password: SecretStr  # The password of the MySQL account that minions replicate with.
 
 
+class LogFormat(StrEnum):
+    """The form of a service's log."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class ServiceSettings(Settings):
     """Settings that every service has. They are shared: the API and the tailer read the same variables."""
 
@@ -81,6 +88,8 @@ class ServiceSettings(Settings):
     kafka: str = shared("SCHEMALESS_KAFKA")  # Bootstrap servers of Kafka: host:port[,host:port].
     # The least level that is logged: debug, info, warning or error.
     log_level: str = shared("SCHEMALESS_LOG_LEVEL", "info")
+    # The form of a line of the log: text for people, json for collectors.
+    log_format: LogFormat = shared("SCHEMALESS_LOG_FORMAT", LogFormat.TEXT)
     # Time to connect to a MySQL server. A healthy network needs milliseconds.
     connect_timeout_s: float = shared("SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S", 1.0)
     # Time for one statement. The default is enough for a batch of 16 MiB.

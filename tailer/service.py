@@ -139,6 +139,8 @@ class TailerService:
             try:
                 if await watch.step():
                     news_at = time.monotonic()
+                if unreachable:
+                    log.info("heads can be read again", cluster=watch.cluster)
                 self._readable.add(watch.cluster)
                 unreachable = False
             except SchemalessError as error:

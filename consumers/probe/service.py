@@ -59,7 +59,7 @@ class ProbeService:
                 self._metrics.failed(datastore.name)
             else:
                 shown = {f"{stage}_ms": None if s is None else round(s * 1000, 1) for stage, s in latencies.items()}
-                log.info("probe", datastore=datastore.name, **shown)
+                log.info("probe", each=True, datastore=datastore.name, **shown)
                 self._metrics.seen(datastore.name, latencies)
             await asyncio.sleep(self._settings.period_s)
 

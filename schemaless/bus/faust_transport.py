@@ -100,8 +100,10 @@ class FaustTransport:
             raise BusUnavailable(f"group {self._app.conf.id}: no start within {_START_TIMEOUT_S} s") from error
         except asyncio.CancelledError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._app.conf.stream_wait_empty = False  # what failed will never be acknowledged
+            if isinstance(error, KafkaError):
+                raise BusUnavailable(f"group {self._app.conf.id}: {error}") from error
             raise
         finally:
             await self._stop()

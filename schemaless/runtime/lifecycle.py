@@ -8,7 +8,6 @@ to do. The supervisor starts it again, and everything that it does may be done t
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -21,8 +20,9 @@ import structlog
 import uvloop  # a fifth less work for each cell
 
 from schemaless.config import FollowerSettings, MeasuredSettings, read_settings
-from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.errors import SchemalessError
 from schemaless.runtime.events import log_event, observing
+from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.service_metrics import ServiceMetrics
 from schemaless.runtime.watchdog import Watchdog
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -68,7 +68,7 @@ def run_service(
     status = 1
     try:
         settings = read_settings(kind, given)
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, name, settings.log_format)
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_serve_until_signalled(name, settings, serve, finish_timeout_s))
@@ -83,14 +83,6 @@ def run_service(
     # A call that hangs in a worker thread would keep the interpreter from ending. The loop isn't closed either: Faust's
     # thread may still wake it, and the process would crash.
     os._exit(status)
-
-
-def configure_logging(level: str) -> None:
-    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise Misconfigured(f"the log level {level!r} is not known: it is debug, info, warning, error or critical")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
 
 
 def report_failure(name: str, error: BaseException) -> None:

@@ -1,0 +1,160 @@
+"""The log of a service process: one format for its own lines and for those of libraries, and a bound on repeats.
+
+Something that goes away is told at once and then ever more seldom, with the number of lines in between. So an outage
+of ten minutes is some lines, not megabytes that push out what came before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import stamina.instrumentation
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+from schemaless.config import LogFormat
+from schemaless.errors import Misconfigured
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_S = 60.0
+PAUSE_GROWTH = 4
+"""A kind of line that comes on and on is written after one minute, after five, and after twenty-one."""
+QUIET_S = 60.0
+"""A kind that didn't come for so long begins anew."""
+KINDS_MAX = 1000
+_AT_ONCE = {"info": 5, "debug": 5}
+_AT_ONCE_OF_PROBLEMS = 3
+"""Lines of one kind that are written before the rest is counted: the first shard, node or datastore isn't all."""
+_TEMPLATE_CHARACTERS = 60  # of the message of a library, whose end often varies
+
+
+class _Kind:
+    __slots__ = ("counted", "last_at", "next_at", "pause_s", "written")
+
+    def __init__(self) -> None:
+        self.written = self.counted = 0
+        self.last_at = self.next_at = 0.0
+        self.pause_s = FIRST_PAUSE_S
+
+
+class RepeatLimiter:
+    """Says of each line whether it is written. Lines are of one kind if they have the same level and event.
+
+    Any thread may log. `clock` counts seconds, as time.monotonic does.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, level: str, event: str) -> int | None:
+        """Returns how many lines of this kind were left out before this one, or None if it is left out, too."""
+        now = self._clock()
+        with self._lock:
+            kind = self._kinds.get((level, event))
+            if kind is None or (now - kind.last_at >= QUIET_S and now >= kind.next_at):
+                left_out = 0 if kind is None else kind.counted
+                if kind is None and len(self._kinds) >= KINDS_MAX:
+                    self._kinds.clear()
+                kind = self._kinds[level, event] = _Kind()
+            else:
+                left_out = kind.counted
+            kind.last_at = now
+            if kind.written < _AT_ONCE.get(level, _AT_ONCE_OF_PROBLEMS):
+                kind.written += 1
+                kind.next_at = now + kind.pause_s
+            elif now >= kind.next_at:
+                kind.pause_s *= PAUSE_GROWTH
+                kind.next_at = now + kind.pause_s
+            else:
+                kind.counted += 1
+                return None
+            kind.counted = 0
+            return left_out
+
+
+class LogLimit:
+    """Applies one limiter to the lines of structlog and to those of the standard library's loggers."""
+
+    def __init__(self, limiter: RepeatLimiter) -> None:
+        self._limiter = limiter
+
+    def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+        """Is a processor of structlog. A line with `each=True` is always written."""
+        if line.pop("each", False):
+            return line
+        left_out = self._limiter.admit(line.get("level", method), str(line["event"]))
+        if left_out is None:
+            raise structlog.DropEvent
+        return {**line, "left_out": left_out} if left_out else line
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Is a filter of a handler."""
+        event = f"{record.name} {str(record.msg)[:_TEMPLATE_CHARACTERS]}"
+        left_out = self._limiter.admit(record.levelname.lower(), event)
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} such lines were left out)", None
+        return left_out is not None
+
+
+def configure_logging(
+    level: str,
+    service: str | None = None,
+    log_format: LogFormat = LogFormat.TEXT,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Lets the log show `level` and above: debug, info, warning, error, critical. Raises Misconfigured for another."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise Misconfigured(f"the log level {level!r} is not known: it is debug, info, warning, error or critical")
+
+    def name_service(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+        return line if service is None else {"service": service, **line}
+
+    limit = LogLimit(RepeatLimiter(clock))
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper("iso", utc=True),
+        name_service,
+    ]
+    renderers: list[Any] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        if log_format is LogFormat.JSON
+        else [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)]
+    )
+    structlog.configure(
+        processors=[*shared, limit, *renderers],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(),
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.addFilter(limit.filter)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _name_library],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # What libraries say below a warning is of use to their authors, and at debug level it fills a disk.
+    root.setLevel(logging.INFO if number < logging.INFO else max(number, logging.WARNING))
+    stamina.instrumentation.set_on_retry_hooks([_tell_retry])
+
+
+def _name_library(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+    record: logging.LogRecord = line["_record"]
+    return {**line, "logger": record.name}
+
+
+def _tell_retry(details: stamina.instrumentation.RetryDetails) -> None:
+    """Replaces the hook of stamina, which shows the call with its arguments and the error as nested quotes."""
+    log.debug("tried again", attempt=details.retry_num, why=str(details.caused_by))

@@ -1,0 +1,138 @@
+"""The log of a service: one format for all lines, and an outage that says what happened without filling the disk."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import structlog
+
+from schemaless.runtime.logs import KINDS_MAX, LogLimit, RepeatLimiter
+
+OUTAGE_S = 600
+KINDS_OF_AN_OUTAGE = 5  # that one process has in an outage, about
+
+LINES = """
+import logging
+from schemaless.config import LogFormat
+from schemaless.runtime.logs import configure_logging
+import structlog, stamina
+
+configure_logging("info", "tailer", LogFormat("{log_format}"))
+structlog.get_logger().info("partitions assigned", datastore="trips", partitions=[0, 1])
+logging.getLogger("aiokafka").error("Unable connect to node with id %s: %s", 1, "refused")
+for attempt in stamina.retry_context(on=ValueError, attempts=3, wait_initial=0, wait_max=0):
+    with attempt:
+        if attempt.num < 3:
+            raise ValueError("away")
+try:
+    1 / 0
+except ZeroDivisionError:
+    structlog.get_logger().exception("a defect")
+"""
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def limiter(clock):
+    return RepeatLimiter(clock)
+
+
+@pytest.mark.parametrize("level", ["warning", "error"])
+@pytest.mark.parametrize("per_second", [1, 10, 200])
+def test_an_outage_of_ten_minutes_is_few_lines(limiter, clock, level, per_second):
+    """However many lines a second a process would write: 30 at most, with five kinds of them. None is uncounted."""
+    written = left_out = 0
+    for n in range(OUTAGE_S * per_second):
+        clock.now = 1000.0 + n / per_second
+        for kind in range(KINDS_OF_AN_OUTAGE):
+            if (before := limiter.admit(level, f"kind {kind}")) is not None:
+                written += 1
+                left_out += before
+    assert KINDS_OF_AN_OUTAGE <= written <= 30
+    clock.now += 10_000
+    last = sum(limiter.admit(level, f"kind {kind}") for kind in range(KINDS_OF_AN_OUTAGE))
+    assert written + left_out + last == OUTAGE_S * per_second * KINDS_OF_AN_OUTAGE
+
+
+def test_what_comes_again_after_a_quiet_minute_is_written_at_once(limiter, clock):
+    """Another outage is news."""
+    assert [limiter.admit("warning", "away") for _ in range(5)] == [0, 0, 0, None, None]
+    clock.now += 61
+    assert limiter.admit("warning", "away") == 2
+    assert limiter.admit("warning", "away") == 0
+
+
+def test_other_kinds_are_not_held_up(limiter):
+    """That it is back is another kind of line than that it is away."""
+    for _ in range(100):
+        limiter.admit("warning", "away")
+    assert limiter.admit("info", "back") == 0
+
+
+def test_the_kinds_that_are_known_are_bounded(limiter):
+    """I14: a text that always differs costs no memory."""
+    for n in range(KINDS_MAX * 3):
+        limiter.admit("warning", f"text {n}")
+    assert len(limiter._kinds) <= KINDS_MAX
+
+
+def test_libraries_are_limited_by_what_their_lines_have_in_common(limiter):
+    """aiokafka names another node and another error in each of its lines."""
+    limit = LogLimit(limiter)
+    records = [
+        logging.LogRecord(
+            "aiokafka", logging.ERROR, "", 0, "Unable connect to node with id %s: %s", (n, "refused"), None
+        )
+        for n in range(1000)
+    ]
+    assert sum(limit.filter(record) for record in records) == 3
+
+
+def test_a_line_that_says_so_is_always_written(limiter):
+    """As each cell of the probe."""
+    limit = LogLimit(limiter)
+    lines = [limit(None, "info", {"event": "probe", "each": True, "n": n}) for n in range(100)]
+    assert lines == [{"event": "probe", "n": n} for n in range(100)]
+    for _ in range(5):
+        limit(None, "info", {"event": "probe"})
+    with pytest.raises(structlog.DropEvent):
+        limit(None, "info", {"event": "probe"})
+
+
+def written(log_format):
+    command = [sys.executable, "-c", LINES.format(log_format=log_format)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_json_lines_of_ours_and_of_libraries_have_the_same_members():
+    """Time, level, service and event. A defect has its traceback. A retry is no line at this level."""
+    ours, library, defect = [json.loads(line) for line in written("json").splitlines()]
+    assert (ours["event"], ours["level"], ours["service"], ours["datastore"]) == (
+        "partitions assigned", "info", "tailer", "trips",
+    )  # fmt: skip
+    assert (library["event"], library["logger"]) == ("Unable connect to node with id 1: refused", "aiokafka")
+    assert ours.keys() - {"datastore", "partitions"} == library.keys() - {"logger"}
+    assert "ZeroDivisionError" in defect["exception"]
+
+
+def test_text_lines_of_ours_and_of_libraries_look_alike():
+    lines = written("text").splitlines()
+    assert all("service=tailer" in line for line in lines[:2])
+    assert [line.split(" ", 1)[1][:9].strip("[ ") for line in lines[:2]] == ["info", "error"]
+    assert "stamina" not in "".join(lines)
