@@ -54,8 +54,8 @@ DEFINITION = {
 
 def measure(stack: BenchStack, scale: Scale) -> list[Figure | Comparison]:
     definition = parse_definition(DEFINITION)
-    _fill(stack, scale.flights_cleaned)
-    _index(stack, definition)
+    fill_flights(stack, scale.flights_cleaned)
+    build(stack, definition)
     shares, seconds = [], []
     for _ in range(scale.drains):
         before, began = _cpu(), time.monotonic()
@@ -72,11 +72,9 @@ def measure(stack: BenchStack, scale: Scale) -> list[Figure | Comparison]:
 
 def _beside_another(stack: BenchStack, compared: IndexDefinition, scale: Scale) -> Comparison:
     rates: dict[str, list[float]] = {"with": [], "without": []}
-    name, cells = stack.datastore.name, 2 * scale.flights_cleaned
+    cells = 2 * scale.flights_cleaned
+    define_active(stack, compared)
     with SyncStorage(stack.topology, timeout_s=60) as storage:
-        for cluster in stack.datastore.clusters:
-            active = defined(compared, IndexStage.ACTIVE)
-            storage.master(cluster).run(index_definition_table.bring_to, name, active)
         for number in range(scale.drains):
             kinds = [("with", {}), ("without", {"SCHEMALESS_INDEXER_CLEANER_ROWS_PER_S": "0"})]
             for kind, env in kinds if number % 2 else reversed(kinds):
@@ -87,7 +85,7 @@ def _beside_another(stack: BenchStack, compared: IndexDefinition, scale: Scale) 
     return Comparison("cells that another index takes, beside the cleaner and without it", "cells/s", ours, theirs)
 
 
-def _fill(stack: BenchStack, count: int) -> None:
+def fill_flights(stack: BenchStack, count: int) -> None:
     shards = stack.datastore.shards
 
     def cells() -> Iterator[ShardCell]:
@@ -101,7 +99,7 @@ def _fill(stack: BenchStack, count: int) -> None:
     fill_ours(stack, cells())
 
 
-def _index(stack: BenchStack, definition: IndexDefinition) -> None:
+def build(stack: BenchStack, definition: IndexDefinition) -> None:
     """Writes what an indexer would have written."""
     datastore = stack.datastore
     with SyncStorage(stack.topology, timeout_s=60) as storage:
@@ -118,6 +116,13 @@ def _index(stack: BenchStack, definition: IndexDefinition) -> None:
             for cluster in datastore.clusters:
                 arguments = (datastore.name, definition.consumer, [at])
                 storage.master(cluster).run(checkpoint_table.make, *arguments)
+
+
+def define_active(stack: BenchStack, definition: IndexDefinition) -> None:
+    active = defined(definition, IndexStage.ACTIVE)
+    with SyncStorage(stack.topology, timeout_s=60) as storage:
+        for cluster in stack.datastore.clusters:
+            storage.master(cluster).run(index_definition_table.bring_to, stack.datastore.name, active)
 
 
 async def _one_pass(stack: BenchStack, definition: IndexDefinition) -> None:

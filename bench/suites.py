@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench import (
     batches,
+    building,
     calls,
     cell_cost,
     cleaning,
@@ -17,6 +18,7 @@ from bench import (
     log_latency,
     peer_drain,
     puts,
+    queries,
     reads,
     restart,
     waiting,
@@ -191,6 +193,23 @@ def index_cleaning(folder: Path, scale: Scale, _beside: Path | None) -> list[Sec
     return [Section("The index cleaner", notes, rows)]
 
 
+def index_queries(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with storage_stack(folder, BOTH) as stack:
+        rows = queries.measure(stack, scale)
+    notes = (
+        f"{scale.rows_read:,} entries, one connection. Beside it: the SELECT that `explain=true` shows, by PyMySQL, and"
+        " then `GET /healthz` of the same API process."
+    )
+    return [Section("Queries of an index", notes, rows)]
+
+
+def index_builds(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
+        rows = building.measure(stack, scale)
+    notes = f"One indexer process, {scale.flights_cleaned:,} flights of the demo in two columns, no tailer."
+    return [Section("Builds of an index", notes, rows)]
+
+
 def restarted_indexer(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with (
         running_broker(folder / "kafka") as kafka,
@@ -217,6 +236,8 @@ SUITES: Mapping[str, Suite] = {
     "waiting": waiting_rows,
     "indexing": index_maintenance,
     "cleaning": index_cleaning,
+    "queries": index_queries,
+    "building": index_builds,
     "cell-cost": cost_of_a_cell,
     "latency": effects,
     "stack": stack,

@@ -12,12 +12,14 @@ from typing import Any
 
 import msgspec
 
+from api.http.steps import Steps
 from api.index.cursor import cursor_of
 from api.index.query import IndexQuery
-from schemaless.cell import RowKey, row_key_text
-from schemaless.errors import LockTimeout, StatementTimeout, Unavailable
+from schemaless.cell import ColumnName, RowKey, StoredCell, row_key_text
+from schemaless.codec import Body, decode_packed, inflate_body
+from schemaless.errors import LockTimeout, StatementTimeout, TooLarge, Unavailable
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import entry_fields
+from schemaless.index.entry import entries_for, entry_fields
 from schemaless.index.values import Value
 from schemaless.location import Location
 from schemaless.storage import checkpoint_table, index_select
@@ -27,6 +29,8 @@ from schemaless.storage.operation import Operation, Result
 from schemaless.topology import Datastore
 
 Places = Sequence[tuple[int, Value]]
+Newest = Mapping[tuple[RowKey, ColumnName], StoredCell | None]
+"""The newest cells of rows."""
 
 
 class Behind(Unavailable):
@@ -144,6 +148,33 @@ def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry
     shown = {name: value for name, value in fields.items() if not query.fields or name in query.fields}
     view = {"row_key": row_key_text(found.row_key), "fields": shown}
     return {**view, "element": found.element} if definition.array_positions else view
+
+
+async def current_entries(
+    definition: IndexDefinition, entries: Sequence[FoundEntry], newest: Newest, bytes_max: int
+) -> list[FoundEntry]:
+    """Returns the entries that the newest cells of their rows make, in order: `verify` shows no others.
+
+    Raises TooLarge for bodies that inflate to more than `bytes_max` in all.
+    """
+    steps = Steps()
+    left = bytes_max
+    current = []
+    for found in entries:
+        bodies: dict[ColumnName, Body] = {}
+        for column in definition.columns:
+            cell = newest[found.row_key, column]
+            if cell is not None:
+                packed = inflate_body(cell.body)
+                left -= len(packed)
+                if left < 0:
+                    raise TooLarge("verify reads too many bytes of cells: ask for fewer entries at once")
+                bodies[column] = decode_packed(packed)
+                await steps.after(len(packed))
+        made = entries_for(definition, bodies)
+        if found.element < len(made) and made[found.element] == found.entry:
+            current.append(found)
+    return current
 
 
 _COUNTERS = "SHOW SESSION STATUS LIKE 'Handler_read%'"

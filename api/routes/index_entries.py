@@ -15,8 +15,7 @@ from api.http.response import Response, document_response, ok_response, problem_
 from api.http.route import Route
 from api.index.cursor import cursor_version
 from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
-from api.index.search import entry_view, merged, places_by_cluster
-from api.index.verification import current_entries
+from api.index.search import current_entries, entry_view, merged, places_by_cluster
 from api.openapi.index_views import EntriesView
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together

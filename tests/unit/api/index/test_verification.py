@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.index.verification import current_entries
+from api.index.search import current_entries
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body
 from schemaless.errors import TooLarge
