@@ -1,7 +1,8 @@
 """Building an index: by row beside the log, and what a build at its default throttle costs puts.
 
 The indexer covers the demo's flights once by walking over the rows, and once by reading the log from its beginning. The
-walk doesn't rest there, however slow its commits are, because the log has no such limit. In the second part puts arrive at a steady pace, in turns while an index is built and while none is.
+walk doesn't rest there, however slow its commits are, because the log has no such limit. In the second part puts arrive
+at a steady pace, in turns while an index is built and while none is.
 """
 
 from __future__ import annotations
