@@ -74,10 +74,11 @@ class Cleaner:
                     tasks.create_task(self._keep_swept(one, stop))
 
     async def _keep_swept(self, one: Confirmation | Rescue, stop: asyncio.Event) -> None:
-        shortest_s = pause_s = self._settings.pass_pause_s
+        pause_s = self._settings.pass_pause_s
         while not stop.is_set():
+            began = time.monotonic()
             swept = await self._swept(one)
-            pause_s = shortest_s if swept.changed else min(pause_s * 2, shortest_s * _PAUSE_GROWTH_MAX)
+            pause_s = pause_after(swept, time.monotonic() - began, pause_s, self._settings.pass_pause_s)
             await pause(stop, pause_s)
 
     async def _keep_tidy(self, stop: asyncio.Event) -> None:
@@ -95,3 +96,13 @@ class Cleaner:
             return Swept()
         self._metrics.swept(one.name, swept, time.monotonic() - began)
         return swept
+
+
+def pause_after(swept: Swept, took_s: float, before_s: float, shortest_s: float) -> float:
+    """Returns the pause in seconds after a pass that took `took_s`, when the pause before it was `before_s`.
+
+    It is as long as the pass took, so that a busy machine makes few large ones, and longer while nothing changes.
+    """
+    longest_s = shortest_s * _PAUSE_GROWTH_MAX
+    pause_s = shortest_s if swept.changed else min(before_s * 2, longest_s)
+    return max(pause_s, min(took_s, longest_s))

@@ -178,7 +178,8 @@ class CleanerSettings(MeasuredSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CLEANER_")
 
-    pass_pause_s: float = 0.2  # Pause after a pass that found nothing to do.
+    # The shortest pause after a pass. After one that took long or found nothing it is longer, up to five times.
+    pass_pause_s: float = 0.2
     grace_s: float = 1.0  # Age at which a buffer row is looked up. A younger one is hardly on a minion yet.
     # Age at which a missing cell is written again. A younger row is likely still on its way.
     rescue_grace_s: float = 2.0

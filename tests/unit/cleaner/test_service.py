@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cleaner.pair import Swept
-from cleaner.service import Cleaner
+from cleaner.service import Cleaner, pause_after
 from schemaless.config import CleanerSettings
 from schemaless.errors import (
     Busy,
@@ -67,6 +67,17 @@ async def test_a_pass_that_fails_ends_no_process_and_holds_up_no_other(error):
     assert healthy.passes == 50
     assert failing.passes > 1
     assert await cleaner.tidy() == 0
+
+
+def test_the_pause_after_a_pass_grows_with_its_cost_and_while_nothing_changes():
+    """Under load passes are few and large, and a backlog waits a second at most. An idle pass comes soon."""
+    changed, idle = Swept(confirmed=1), Swept()
+    assert pause_after(changed, took_s=0.01, before_s=1.0, shortest_s=0.2) == 0.2
+    assert pause_after(changed, took_s=0.6, before_s=0.2, shortest_s=0.2) == 0.6
+    assert pause_after(changed, took_s=60.0, before_s=0.2, shortest_s=0.2) == 1.0
+    assert pause_after(idle, took_s=0.01, before_s=0.2, shortest_s=0.2) == 0.4
+    assert pause_after(idle, took_s=0.01, before_s=0.9, shortest_s=0.2) == 1.0
+    assert pause_after(idle, took_s=0.7, before_s=0.2, shortest_s=0.2) == 0.7
 
 
 async def _raise(error):
