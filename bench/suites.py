@@ -21,6 +21,7 @@ from bench import (
     queries,
     reads,
     restart,
+    steps,
     waiting,
     whole_stack,
 )
@@ -226,6 +227,14 @@ def cost_of_a_cell(folder: Path, scale: Scale, _beside: Path | None) -> list[Sec
     return [Section("Cost of a published cell", "One tailer process, from its first transaction to its last.", rows)]
 
 
+def longest_steps(_folder: Path, _scale: Scale, _beside: Path | None) -> list[Section]:
+    notes = (
+        "CPU time of the longest thing that the event loop does at once for a request of up to 16 MiB, with bodies of "
+        "1 MiB that cost much. In between other requests have their turn. No servers."
+    )
+    return [Section("Longest steps of a request", notes, steps.measure())]
+
+
 SUITES: Mapping[str, Suite] = {
     "one-copy": one_copy,
     "two-copies": two_copies,
@@ -239,6 +248,7 @@ SUITES: Mapping[str, Suite] = {
     "queries": index_queries,
     "building": index_builds,
     "cell-cost": cost_of_a_cell,
+    "steps": longest_steps,
     "latency": effects,
     "stack": stack,
     "debezium": beside_debezium,

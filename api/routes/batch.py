@@ -101,12 +101,17 @@ async def parse_puts(payload: bytes, form: Format, cause: str | None = None) -> 
     decoder = form.decoder(_PutItem)
     steps = Steps()
     parsed = []
-    items = _items(payload, form, _PutItems, "cells")
+    items = split_puts(payload, form)
     await steps.after(len(payload))
     for item in items:
         parsed.append(_put_item(item, form, decoder, cause))
         await steps.after(len(bytes(item)))
     return parsed
+
+
+def split_puts(payload: bytes, form: Format) -> Sequence[bytes | msgspec.Raw]:
+    """Returns the items as they came. This is the only step that looks at a whole batch."""
+    return _items(payload, form, _PutItems, "cells")
 
 
 async def parse_gets(payload: bytes, form: Format) -> list[WantedCell]:
