@@ -13,6 +13,7 @@ SchemalessError
 ├── NotFound                no such datastore, shard or index
 │   └── CellMissing         no cell under that key or in that column
 ├── Conflict                another body is stored under that key (I1)
+│   └── StateConflict       an index, a version of it or a token is in a state that doesn't allow this
 ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
 ├── NotReady                exists, but can't answer yet: an index that is building
 │   └── InUse               something still runs that uses it
@@ -56,7 +57,7 @@ class SchemalessError(Exception):
     """
 
     retryable: ClassVar[bool] = False
-    hint: ClassVar[str] = ""
+    hint: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """HTTP headers of a response with this error: which node said so."""
 
@@ -108,11 +109,15 @@ class NotFound(SchemalessError):
 
 
 class CellMissing(NotFound):
-    hint = "nothing was written there yet"
+    hint = "it wasn't written, or its put was answered `buffered` and waits until its home is back"
 
 
 class Conflict(SchemalessError):
     hint = "a cell never changes: write the new body under a higher ref_key"
+
+
+class StateConflict(Conflict):
+    hint = "do first what the message says: nothing was changed"
 
 
 class LocationGone(SchemalessError):
@@ -122,6 +127,7 @@ class LocationGone(SchemalessError):
 
     def __init__(self, why: str, *, head: int, resume_at: int, generation: int) -> None:
         super().__init__(why)
+        self.hint = f"continue from resume_at, which is {resume_at}"
         self.head = head
         self.resume_at = resume_at
         self.generation = generation
@@ -142,7 +148,7 @@ class NotBuilt(SchemalessError):
 
 class Unavailable(SchemalessError):
     retryable = True
-    hint = "send the same request again: puts are idempotent, and so is a POST with an Idempotency-Key"
+    hint = "send the same request again: reads and puts are idempotent, and so is a POST with an Idempotency-Key"
 
 
 class NotRepeatable(Unavailable):
@@ -151,7 +157,7 @@ class NotRepeatable(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
-    pass
+    hint = "look at the server that the message names. What is stored is safe, and the same may be asked again"
 
 
 class StatementTimeout(StorageUnavailable):
@@ -242,7 +248,7 @@ class Fenced(SchemalessError):
 
 
 class Misconfigured(SchemalessError):
-    hint = "an operator has to act: the message names what doesn't fit"
+    hint = "correct what the message names"
 
 
 class NameTaken(Misconfigured):

@@ -23,11 +23,11 @@ from api.routes.indexes import progress_view
 from schemaless.access import Scope
 from schemaless.cell import ColumnName, RowKey, StoredCell
 from schemaless.errors import (
-    Conflict,
     Invalid,
     NotFound,
     NotReady,
     SchemalessError,
+    StateConflict,
     TableMissing,
 )
 from schemaless.index.versions import NamedIndex
@@ -93,7 +93,7 @@ def _why_not_answering(index: DefinedIndex) -> SchemalessError:
     if not index.is_present:
         return NotFound(f"index {index.name} was dropped, and is being deleted")
     if index.order.run_state is RunState.FAILED:
-        return Conflict(f"index {index.name} has failed: {index.order.reason}")
+        return StateConflict(f"index {index.name} has failed: {index.order.reason}")
     return NotReady(f"index {index.name} is {index.state}, and not complete")
 
 

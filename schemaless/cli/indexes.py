@@ -17,7 +17,7 @@ from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
-from schemaless.errors import Conflict, Invalid, NotFound, NotReady
+from schemaless.errors import Invalid, NotFound, NotReady, StateConflict
 from schemaless.index.definition import load_definition, parse_index_name
 
 ACTIVE = "active"
@@ -105,7 +105,7 @@ def wait(
             if awaited["state"] == ACTIVE and awaited.get("switch") != "automatic":
                 break
             if awaited["state"] in _WAITED_FOR_IN_VAIN:
-                raise Conflict(f"index {_line({'name': name, **awaited})}")
+                raise StateConflict(f"index {_line({'name': name, **awaited})}")
             if time.monotonic() > deadline:
                 raise NotReady(f"index {_line({'name': name, **awaited})} after {timeout:.0f} s")
             progress = awaited.get("progress") or {}

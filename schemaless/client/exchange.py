@@ -106,7 +106,17 @@ def error_of(response: ClientResponse) -> SchemalessError:
 
 
 def error_of_problem(problem: Problem, status: int | None = None) -> SchemalessError:
-    """Returns the error of a problem document. The problem of an item of a batch carries its own status."""
+    """Returns the error of a problem document, with the hint of whoever raised it.
+
+    The problem of an item of a batch carries its own status.
+    """
+    error = _error_of_problem(problem, status)
+    if isinstance(hint := problem.get("hint"), str):
+        error.hint = hint
+    return error
+
+
+def _error_of_problem(problem: Problem, status: int | None) -> SchemalessError:
     status = problem.get("status", status or 500)
     detail = str(problem.get("detail") or problem.get("title") or f"status {status}")
     if status == 422 and "field" in problem:

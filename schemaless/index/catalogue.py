@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from schemaless.errors import Conflict, Invalid, NotFound, StorageUnavailable
+from schemaless.errors import Invalid, NotFound, StateConflict, StorageUnavailable
 from schemaless.index.definition import NUMBER_MAX, IndexDefinition
 from schemaless.index.versions import IndexVersions, NamedIndex, VersionRole, merge
 from schemaless.runtime.batching import all_or_first_error
@@ -103,7 +103,7 @@ async def create_index(
         known = [index for index in versions.merged.values() if index.name == definition.name]
         number = 1 + max((index.number for index in known), default=0)
         if number > NUMBER_MAX:
-            raise Conflict(f"the name {definition.name} was used {NUMBER_MAX} times: take another name")
+            raise StateConflict(f"the name {definition.name} was used {NUMBER_MAX} times: take another name")
         if change is not None and present:
             switch = IndexSwitch(0, keep_s=change.keep_s, by_hand=change.by_hand)
         else:
@@ -113,7 +113,9 @@ async def create_index(
         wanted = defined(replace(definition, number=number), switch=switch)
         await first.run(index_definition_table.insert, datastore.name, wanted, indexes_max)
         is_new = True  # the next pass reads what became of it
-    raise Conflict(f"index {definition.name} of {datastore.name} is created and dropped at the same time: try again")
+    raise StateConflict(
+        f"index {definition.name} of {datastore.name} is created and dropped at the same time: try again"
+    )
 
 
 def _exists(named: NamedIndex, definition: IndexDefinition, may_change: bool) -> bool:
@@ -123,17 +125,17 @@ def _exists(named: NamedIndex, definition: IndexDefinition, may_change: bool) ->
     if answering in same:
         return True
     if not may_change:
-        raise Conflict(
+        raise StateConflict(
             f"index {name} exists with another definition: to change it in place, ask with change=true, on the command"
             " line with --change"
         )
     if change is not None and change not in same:
-        raise Conflict(
+        raise StateConflict(
             f"index {name} is being changed already: version {change.number} is {change.state}. Wait for it, or give it"
             f" up with `schemaless index drop {name} --version {change.number}`"
         )
     if change is None and same:
-        raise Conflict(
+        raise StateConflict(
             f"version {same[-1].number} of index {name} has this definition, and is still kept:"
             f" `schemaless index switch {name} --version {same[-1].number}` lets it answer again"
         )
@@ -194,7 +196,7 @@ async def fail_index(storage: AsyncStorage, datastore: Datastore, index: Defined
 
 def _paused(order: IndexOrder) -> IndexOrder:
     if order.run_state is RunState.FAILED:
-        raise Conflict(f"it has failed and doesn't run: {order.reason}")
+        raise StateConflict(f"it has failed and doesn't run: {order.reason}")
     return msgspec.structs.replace(order, run_state=RunState.PAUSED)
 
 
@@ -213,7 +215,7 @@ async def _order(
     named = await find_versions(storage, datastore, name)
     index = named.meant if number is None else version_of(named, number)
     if named.role(index) is VersionRole.DELETING:
-        raise Conflict(f"index {name} of {datastore.name} is being deleted")
+        raise StateConflict(f"index {name} of {datastore.name} is being deleted")
     changed = change(index.order)
     if changed != index.order:
         index = replace(index, order=msgspec.structs.replace(changed, revision=index.order.revision + 1))

@@ -10,7 +10,7 @@ import asyncio
 import time
 from dataclasses import replace
 
-from schemaless.errors import Conflict, NotReady
+from schemaless.errors import NotReady, StateConflict
 from schemaless.index.catalogue import bring_reachable, find_index, find_versions, version_of
 from schemaless.index.versions import NamedIndex
 from schemaless.location import Location
@@ -60,7 +60,7 @@ def _target(named: NamedIndex, number: int | None, back: bool) -> DefinedIndex:
         return present[-1] if present else answering
     earlier = [index for index in present if index.number < answering.number]
     if not earlier:
-        raise Conflict(f"version {answering.number} of index {answering.name} answers, and none before it is kept")
+        raise StateConflict(f"version {answering.number} of index {answering.name} answers, and none before it is kept")
     return earlier[-1]
 
 
@@ -81,16 +81,16 @@ async def switch_to(
     answering = await find_index(storage, datastore, target.name)
     await bring_reachable(storage, datastore, answering)
     if answering.number != target.number:
-        raise Conflict(f"version {answering.number} of index {target.name} answers: another order came first")
+        raise StateConflict(f"version {answering.number} of index {target.name} answers: another order came first")
     return answering
 
 
 def verify_can_answer(index: DefinedIndex) -> None:
     """Raises NotReady for a version that isn't complete yet, and Conflict for one that doesn't run."""
     if not index.is_present:
-        raise Conflict(f"version {index.number} of index {index.name} is being deleted")
+        raise StateConflict(f"version {index.number} of index {index.name} is being deleted")
     if index.order.run_state is not RunState.RUNNING:
-        raise Conflict(
+        raise StateConflict(
             f"version {index.number} of index {index.name} is {index.state}: resume it first, with"
             f" `schemaless index resume {index.name} --version {index.number}`"
         )
@@ -108,7 +108,7 @@ async def drop_version(storage: AsyncStorage, datastore: Datastore, name: str, n
     named = await find_versions(storage, datastore, name)
     version = named.version(number) or replace(version, stage=IndexStage.DELETING)
     if version.is_present:
-        raise Conflict(f"version {number} of index {name} answers queries: switch first, or drop the whole index")
+        raise StateConflict(f"version {number} of index {name} answers queries: switch first, or drop the whole index")
     return version
 
 

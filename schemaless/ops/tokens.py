@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from schemaless.access import ALL_DATASTORES, Scope, Token, issue, merged, now_us, reissue
-from schemaless.errors import Conflict, Forbidden, Invalid, NotFound, SchemalessError, StorageUnavailable
+from schemaless.errors import Forbidden, Invalid, NotFound, SchemalessError, StateConflict, StorageUnavailable
 from schemaless.storage import admin_action_table, schema, token_table
 from schemaless.storage.admin_action_table import AdminAction
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -77,7 +77,7 @@ async def create_token(
 ) -> Issued:
     """Issues a token. `issuer` is the caller's own.
 
-    Raises Invalid, Forbidden when it doesn't cover the new one, Conflict when a valid token has that name, and
+    Raises Invalid, Forbidden when it doesn't cover the new one, StateConflict when a valid token has that name, and
     StorageUnavailable.
     """
     now = now_us()
@@ -91,7 +91,7 @@ async def create_token(
             "the first token needs every cluster, and these are away: " + ", ".join(sorted(answers.failures))
         )
     if _valid(known, name, now):
-        raise Conflict(f"there is a valid token called {name!r}: revoke or rotate it")
+        raise StateConflict(f"there is a valid token called {name!r}: revoke or rotate it")
     _require_room(known)
     unreached = await _write(storage, [token])
     if unreached and not known:
@@ -126,7 +126,7 @@ async def issue_for_services(storage: AsyncStorage, name: str) -> Issued:
     """Issues the token of a stack's own commands and programs, in place of an earlier one whose file was lost."""
     try:
         return await create_token(storage, name, (ALL_DATASTORES,), Scope.ADMIN, SERVICES_LIFETIME)
-    except Conflict:
+    except StateConflict:
         return await rotate_token(storage, name)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemaless.errors import StorageUnavailable
 from schemaless.stack.programs import Flavour
-from schemaless.storage.schema import SERVICE_PRIVILEGES
+from schemaless.storage.sql import SERVICE_PRIVILEGES
 
 ADMIN_USER = "admin"
 SERVICE_USER = "schemaless"

@@ -7,14 +7,11 @@ from importlib.resources import files
 
 from schemaless.errors import Misconfigured
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Name, Script, literal
+from schemaless.storage.sql import SERVICE_PRIVILEGES, Name, Script, literal
 from schemaless.topology import Datastore
 
 FORMAT_VERSION = 6
 """Of the server's database and of every shard database: a shard is made only where the server's is known."""
-
-SERVICE_PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP"
-"""What the services' account may do in the server's database and in those of each datastore (I17)."""
 
 _SECTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 

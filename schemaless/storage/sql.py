@@ -16,6 +16,9 @@ from schemaless.cell import EPOCH
 Script = str
 """One statement, or several with ';' between them: one round trip."""
 
+SERVICE_PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP"
+"""What the services' account may do in the server's database and in those of each datastore (I17)."""
+
 
 class Name(msgspec.Struct, frozen=True):
     """An identifier, quoted when rendered."""

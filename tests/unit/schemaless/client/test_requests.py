@@ -12,7 +12,7 @@ import pytest
 from schemaless.cell import PutStatus
 from schemaless.client.answers import FoundCell, LogPage, MissingCell, PutAnswer, PutFailure
 from schemaless.client.entry_pages import EntryPages
-from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow
+from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem
 from schemaless.client.put_batch import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, NewCell, put_cells
 from schemaless.client.requests import Requests
 from schemaless.errors import (
@@ -24,6 +24,7 @@ from schemaless.errors import (
     NotBuilt,
     NotFound,
     NotReady,
+    StateConflict,
     TooLarge,
     Unavailable,
 )
@@ -427,3 +428,13 @@ def test_every_put_of_a_client_with_a_cause_carries_it():
     assert "schemaless-cause" not in next(REQUESTS.put_cell(ROW, "BASE", 1, {})).headers
     with pytest.raises(Invalid, match="WRITER@SHARD"):
         REQUESTS.caused_by("billing")
+
+
+def test_an_error_of_the_server_has_the_hint_of_the_one_who_raised_it():
+    """A hint of the class would lie: a conflict of an index has nothing to do with ref_keys."""
+    problem = {"status": 409, "detail": "index a exists with another definition", "hint": "do first what it says"}
+    assert error_of_problem(problem).hint == "do first what it says"
+    assert "ref_key" in error_of_problem({"status": 409, "detail": "another body"}).hint
+    assert "ref_key" not in StateConflict("").hint
+    gone = error_of_problem({"status": 409, "detail": "", "head": 5, "resume_at": 3, "generation": 2})
+    assert gone.hint == "continue from resume_at, which is 3"

@@ -96,7 +96,7 @@ def test_a_failure_ends_the_process_with_a_message(service):
     status, output = ended(service("raise Misconfigured('two plus two')"))
     assert status == 1
     assert "two plus two" in output
-    assert "an operator has to act" in output
+    assert "correct what the message names" in output
     assert "Traceback" not in output
 
 
@@ -139,6 +139,6 @@ def test_every_service_honours_its_log_level(tmp_path, name):
     status, output = ran("info")
     assert status == 1
     assert "missing.json" in output
-    assert "an operator has to act" in output
+    assert "correct what the message names" in output
     assert "Traceback" not in output
     assert ran("critical") == (1, "")
