@@ -44,6 +44,16 @@ class Settings(BaseSettings):
         super().__init__(**values)
 
 
+class KafkaSettings(Settings):
+    """How Kafka lets in every client of a process, whichever service or command it is."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_KAFKA_")
+
+    # A JSON file with user, password and mechanism, which only its owner can read. Without one, no account is used.
+    account: Path | None = None
+    ca: Path | None = None  # A PEM file with the CAs that sign the brokers' certificates: Kafka is then encrypted.
+
+
 class StackSettings(Settings):
     """Where the embedded stack keeps everything."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured, SchemalessError, TopicMissing
+from schemaless.kafka_access import KafkaAccess, access_of, require_certificate_of
 
 _FENCED = {
     KafkaError._FENCED,
@@ -34,6 +35,9 @@ _NOT_FITTING = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.POLICY_VIOLATION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
@@ -44,13 +48,32 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
 
     It must not log through a Python logger either. Its lines are handed over in the same calls as a fatal error, and a
     line that follows the error turns it into a SystemError (seen on 2.16.1 when a flush was fenced).
+
+    Raises BusUnavailable for a broker's certificate that is refused, Misconfigured for an account that can't be read.
     """
     return {
+        **_security(access_of(bootstrap), bootstrap),
         "bootstrap.servers": bootstrap,
         "reconnect.backoff.max.ms": 500,  # soon back after the broker is
         "log_level": 0,
         "enable.metrics.push": False,  # nobody asks for them, and a tailer has a client for each partition
     }
+
+
+def _security(access: KafkaAccess, bootstrap: str) -> dict[str, Any]:
+    account, tls = access.account, access.tls
+    protocol = ("SASL_" if account else "") + ("SSL" if tls else "PLAINTEXT")
+    settings: dict[str, Any] = {"security.protocol": protocol}
+    if account is not None:
+        settings |= {
+            "sasl.mechanism": account.mechanism,
+            "sasl.username": account.user,
+            "sasl.password": account.password,
+        }
+    if tls is not None:
+        require_certificate_of(bootstrap, tls)
+        settings |= {"ssl.ca.location": tls.ca, "ssl.endpoint.identification.algorithm": "https"}
+    return settings
 
 
 @contextmanager

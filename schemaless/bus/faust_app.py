@@ -26,6 +26,8 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
+from schemaless.kafka_access import KafkaAccess, access_of, require_certificate_of
+
 log = structlog.get_logger()
 
 SESSION_TIMEOUT_S = 10.0  # how long the partitions of a killed member wait
@@ -203,8 +205,12 @@ class CorrectedApp(faust.App):  # type: ignore[misc]
 
 
 def settings_of(bootstrap: str, session_timeout_s: float = SESSION_TIMEOUT_S) -> dict[str, Any]:
-    """Returns the settings of an app that neither loses events nor leaves its group for ever."""
+    """Returns the settings of an app that neither loses events nor leaves its group for ever.
+
+    Raises as `client_settings` does.
+    """
     return {
+        **_credentials(access_of(bootstrap), bootstrap),
         "broker": [f"kafka://{host}" for host in bootstrap.split(",")],
         "processing_guarantee": "at_least_once",
         "store": "memory://",
@@ -222,6 +228,17 @@ def settings_of(bootstrap: str, session_timeout_s: float = SESSION_TIMEOUT_S) ->
         "stream_wait_empty": True,
         "agent_supervisor": CrashingSupervisor,
     }
+
+
+def _credentials(access: KafkaAccess, bootstrap: str) -> dict[str, Any]:
+    account, context = access.account, None
+    if access.tls is not None:
+        require_certificate_of(bootstrap, access.tls)
+        context = access.tls.context()
+    if account is not None:
+        named = {"username": account.user, "password": account.password, "mechanism": account.mechanism}
+        return {"broker_credentials": faust.SASLCredentials(**named, ssl_context=context)}
+    return {} if context is None else {"broker_credentials": faust.SSLCredentials(context)}
 
 
 def faust_app(name: str, kafka: str, **settings: Any) -> faust.App:

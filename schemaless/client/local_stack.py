@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from schemaless.client.profiles import read_private_text
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured
+from schemaless.private_file import read_private_text
 
 
 class _Endpoints(msgspec.Struct, frozen=True):

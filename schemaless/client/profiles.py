@@ -5,8 +5,6 @@ A file with tokens that others can read is refused.
 
 from __future__ import annotations
 
-import os
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import msgspec
 
 from schemaless.errors import Misconfigured
+from schemaless.private_file import read_private_text
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,19 +38,3 @@ def read_profile(file: Path, name: str) -> Profile:
         raise Misconfigured(f"{file} has no profile {name!r}, only {', '.join(profiles) or 'none'}") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise Misconfigured(f"{file}, profile {name!r}: {error}") from error
-
-
-def read_private_text(file: Path) -> str | None:
-    """Returns the text of a file that only its owner can read, or None if there is none. Raises Misconfigured."""
-    try:
-        with file.open(encoding="utf-8") as opened:
-            status = os.fstat(opened.fileno())
-            if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid():
-                raise Misconfigured(
-                    f"{file} holds a token, and others may read it: run `chmod 600 {file}` as its owner"
-                )
-            return opened.read()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Misconfigured(f"{file} can't be read: {error}") from error

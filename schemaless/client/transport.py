@@ -13,8 +13,9 @@ from pydantic import SecretStr
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
 from schemaless.client.local_stack import local_stack
-from schemaless.client.profiles import read_private_text, read_profile
+from schemaless.client.profiles import read_profile
 from schemaless.config import ClientSettings
+from schemaless.private_file import read_private_text
 from schemaless.tls import Tls
 
 CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=None)

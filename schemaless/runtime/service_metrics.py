@@ -20,9 +20,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from schemaless.client.profiles import read_private_text
 from schemaless.config import MeasuredSettings, program_version
 from schemaless.errors import Misconfigured
+from schemaless.private_file import read_private_text
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.translation import refusals
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from schemaless.config import ContainerSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.ops.tokens import issue_for_services
+from schemaless.private_file import write_private_text
 from schemaless.stack import kafka_broker, replication
 from schemaless.stack.admin import (
     ADMIN_USER,
@@ -35,7 +36,6 @@ from schemaless.stack.plan import (
     create_default_datastore,
     nodes_document,
     write_private_json,
-    write_private_text,
 )
 from schemaless.stack.programs import Flavour
 from schemaless.storage.asyncmy_driver import AsyncStorage

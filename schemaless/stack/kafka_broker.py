@@ -15,8 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser
 from schemaless.errors import BusUnavailable
+from schemaless.kafka_access import SCRAM, KafkaAccess, KafkaAddress
+from schemaless.private_file import write_private_text
 from schemaless.stack.programs import find_kafka_jars, find_program
+from schemaless.tls import Tls
 
 FORMAT_TIMEOUT_S = 60
 READY_TIMEOUT_S = 60.0
@@ -63,6 +67,34 @@ group.min.session.timeout.ms=1000
 transaction.abort.timed.out.transaction.cleanup.interval.ms=60000
 """
 
+ACCOUNTS = """\
+# Nobody gets in without an account. Those of people and services are SCRAM's. Broker and controller know each other by
+# a password of their own, because a controller can't look up SCRAM's accounts.
+listeners=CLIENT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=CLIENT://127.0.0.1:{port}
+inter.broker.listener.name=CLIENT
+listener.security.protocol.map=CLIENT:{protocol},CONTROLLER:SASL_PLAINTEXT
+sasl.enabled.mechanisms=SCRAM-SHA-512
+sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512
+sasl.mechanism.controller.protocol=PLAIN
+listener.name.client.scram-sha-512.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required username="admin" password="{admin}";
+listener.name.controller.sasl.enabled.mechanisms=PLAIN
+listener.name.controller.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required \
+username="admin" password="{admin}" user_admin="{admin}";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:admin
+allow.everyone.if.no.acl.found=false
+"""
+
+TLS = """\
+ssl.keystore.type=PEM
+ssl.keystore.location={keystore}
+ssl.truststore.type=PEM
+ssl.truststore.location={ca}
+"""
+
 LOGGING = """\
 status=error
 appender.console.type=Console
@@ -80,6 +112,14 @@ rootLogger.appenderRef.console.ref=console
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerTls:
+    """PEM files: the CA, and the broker's key (PKCS #8) and certificate in one file."""
+
+    ca: Path
+    keystore: Path
+
+
+@dataclass(frozen=True, slots=True)
 class KafkaBroker:
     """Description of the broker. `folder` holds everything of it."""
 
@@ -87,10 +127,21 @@ class KafkaBroker:
     port: int
     controller_port: int
     log: Path
+    accounts: KafkaAccounts | None = None
+    """With accounts, whoever has none is refused."""
+    tls: BrokerTls | None = None
+    """With accounts only. Clients then have to encrypt."""
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        """Returns the address for administrators."""
+        return self.address_for(KafkaUser.ADMIN)
+
+    def address_for(self, user: KafkaUser) -> str:
+        """Returns the address, with that account if there are any."""
+        account = None if self.accounts is None else self.accounts.account(user)
+        tls = None if self.tls is None else Tls(str(self.tls.ca))
+        return KafkaAddress(f"127.0.0.1:{self.port}", KafkaAccess(account, tls))
 
     @property
     def data(self) -> Path:
@@ -140,8 +191,10 @@ def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
+    from schemaless.bus.client import client_settings
+
     # Refused connections while it starts are expected: no log lines about them.
-    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
+    client = AdminClient({**client_settings(bootstrap), "reconnect.backoff.max.ms": 100})
     try:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
@@ -150,13 +203,26 @@ def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
 
 def _write_properties(broker: KafkaBroker, data: Path) -> None:
     text = PROPERTIES.format(port=broker.port, controller_port=broker.controller_port, data=data)
-    broker.properties.write_text(text)
+    if broker.accounts is not None:
+        own = ACCOUNTS.format(
+            port=broker.port,
+            controller_port=broker.controller_port,
+            admin=broker.accounts.passwords[KafkaUser.ADMIN],
+            protocol="SASL_SSL" if broker.tls else "SASL_PLAINTEXT",
+        )
+        if broker.tls is not None:
+            own += TLS.format(ca=broker.tls.ca, keystore=broker.tls.keystore)
+        replaced = {line.split("=")[0] for line in own.splitlines()}
+        text = "".join(f"{line}\n" for line in text.splitlines() if line.split("=")[0] not in replaced) + own
+    write_private_text(broker.properties, text)
 
 
 def _format(broker: KafkaBroker) -> None:
     cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "A")  # no option-like id
     argv = [*_java(broker.folder, "-Xmx128m", "-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", "format"]
     argv += ["--cluster-id", cluster_id, "--config", str(broker.properties)]
+    for user, password in (broker.accounts.passwords if broker.accounts else {}).items():
+        argv += ["--add-scram", f"{SCRAM}=[name={user},password={password}]"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()

@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemaless.bus import kafka_accounts
+from schemaless.bus.kafka_accounts import KafkaAccounts
 from schemaless.stack import kafka_broker, mysql_server
 from schemaless.stack.admin import Accounts, new_accounts
-from schemaless.stack.kafka_broker import KafkaBroker
+from schemaless.stack.kafka_broker import BrokerTls, KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, server_roles
 from schemaless.stack.plan import admin_document, topology_document, write_private_json
 from schemaless.stack.ports import free_ports
@@ -143,15 +145,22 @@ def running_broker(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def running_kafka(folder: Path) -> Iterator[tuple[str, LocalServer]]:
-    """Runs a Kafka broker, and yields its bootstrap address and the handle of its process."""
+def running_kafka(
+    folder: Path, accounts: KafkaAccounts | None = None, tls: BrokerTls | None = None
+) -> Iterator[tuple[str, LocalServer]]:
+    """Runs a Kafka broker, and yields its bootstrap address and the handle of its process.
+
+    With accounts, the address is the administrators', and every account has its rights.
+    """
     port, controller_port = free_ports(2)
-    broker = KafkaBroker(folder, port, controller_port, folder / "server.log")
+    broker = KafkaBroker(folder, port, controller_port, folder / "server.log", accounts, tls)
     kafka_broker.prepare(broker)
     server = LocalServer("kafka", broker.argv(), broker.log, lambda me: kafka_broker.wait_ready(broker, alive=me.alive))
     with ExitStack() as stack:
         stack.callback(server.kill)
         server.start()
+        if accounts is not None:
+            kafka_accounts.grant(broker.bootstrap)
         yield broker.bootstrap, server
 
 

@@ -7,7 +7,6 @@ private files are written, and the datastore that every stack has from its first
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
+from schemaless.private_file import write_private_text
 from schemaless.stack.admin import ADMIN_USER, Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, server_roles, socket_folder
@@ -232,18 +232,6 @@ def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
 def write_private_json(path: Path, document: Any) -> None:
     """Writes a file that only its owner can read. A reader sees the old file or the whole new one."""
     write_private_text(path, json.dumps(document, indent=2) + "\n")
-
-
-def write_private_text(path: Path, text: str) -> None:
-    """Writes a file as `write_private_json` does."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    fresh.touch(mode=0o600)
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 def create_default_datastore(topology: Topology, kafka_bootstrap: str, administrators: Topology) -> None:

@@ -22,6 +22,7 @@ PAGE = ROOT / "docs" / "settings.md"
 REWRITE = "run `.venv/bin/python tests/unit/test_settings_page.py`, which writes the table of docs/settings.md"
 BEGIN, END = "<!-- settings: begin -->\n", "<!-- settings: end -->\n"
 READERS = {
+    config.KafkaSettings: "every service, command line, subscribers",
     config.StackSettings: "embedded stack",
     config.ContainerSettings: "container setup",
     config.ApiSettings: "API",

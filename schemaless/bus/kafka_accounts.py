@@ -1,0 +1,64 @@
+"""Kafka's accounts, and what each may do. Only the tailers write cells, so a record in the topic is theirs (I17)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from schemaless.kafka_access import KafkaAccount
+
+_TIMEOUT_S = 20.0
+
+
+class KafkaUser(StrEnum):
+    """Who has an account. An administrator may do everything, and makes datastores."""
+
+    ADMIN = "admin"
+    TAILER = "tailer"
+    SERVICE = "schemaless"
+    READER = "reader"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAccounts:
+    """The passwords by user. They are letters and digits only, so they need no quoting anywhere."""
+
+    passwords: Mapping[str, str] = field(repr=False)
+
+    def account(self, user: KafkaUser) -> KafkaAccount:
+        return KafkaAccount(user, self.passwords[user])
+
+
+def new_kafka_accounts() -> KafkaAccounts:
+    return KafkaAccounts({user.value: secrets.token_hex(16) for user in KafkaUser})
+
+
+_READS = ("READ", "DESCRIBE_CONFIGS")
+_WRITES = (*_READS, "WRITE", "CREATE", "ALTER_CONFIGS")
+_ON_TOPICS = {KafkaUser.TAILER: _WRITES, KafkaUser.SERVICE: _READS, KafkaUser.READER: _READS}
+
+
+def grant(bootstrap: str) -> None:
+    """Gives each account its rights. It may be repeated. Raises BusUnavailable, or Misconfigured for who may not."""
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType  # mypy sees no export of them
+    from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+
+    from schemaless.bus.client import client_settings, translated
+
+    def allow(user: KafkaUser, kind: ResourceType, name: str, pattern: ResourcePatternType, may: str) -> AclBinding:
+        allowed = AclPermissionType.ALLOW
+        return AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation[may], allowed)
+
+    wanted = []
+    for user, operations in _ON_TOPICS.items():
+        for may in operations:
+            wanted.append(allow(user, ResourceType.TOPIC, "schemaless.", ResourcePatternType.PREFIXED, may))
+        wanted.append(allow(user, ResourceType.GROUP, "*", ResourcePatternType.LITERAL, "READ"))
+    wanted.append(allow(KafkaUser.TAILER, ResourceType.TRANSACTIONAL_ID, "*", ResourcePatternType.LITERAL, "WRITE"))
+    admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
+    with translated("granting rights in Kafka"):
+        for made in admin.create_acls(wanted, request_timeout=_TIMEOUT_S).values():
+            made.result(_TIMEOUT_S)

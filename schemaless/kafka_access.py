@@ -1,0 +1,92 @@
+"""How Kafka lets us in: the account and the CA. One place for every client, whether librdkafka's or Faust's (I17).
+
+A plain address takes both from the settings of its process. A KafkaAddress brings its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from schemaless.config import KafkaSettings
+from schemaless.errors import BusUnavailable, Misconfigured
+from schemaless.private_file import read_private_text
+from schemaless.tls import Tls, certificate_refusal
+
+SCRAM = "SCRAM-SHA-512"
+_HANDSHAKE_TIMEOUT_S = 2.0
+
+
+class KafkaAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An account of Kafka, as in endpoints.json and in the file that SCHEMALESS_KAFKA_ACCOUNT names."""
+
+    user: str
+    password: str
+    mechanism: str = SCRAM
+
+    def __repr__(self) -> str:
+        return f"KafkaAccount(user={self.user!r})"
+
+
+class KafkaAccess(msgspec.Struct, frozen=True):
+    """Without an account we are nobody, and without TLS the connection is open."""
+
+    account: KafkaAccount | None = None
+    tls: Tls | None = None
+
+
+class KafkaAddress(str):
+    """Bootstrap servers, host:port[,host:port], and how they let us in."""
+
+    access: KafkaAccess
+
+    def __new__(cls, bootstrap: str, access: KafkaAccess) -> KafkaAddress:
+        made = super().__new__(cls, bootstrap)
+        made.access = access
+        return made
+
+
+def access_of(bootstrap: str) -> KafkaAccess:
+    """Returns how an address lets us in. Raises Misconfigured for an account file that can't be used."""
+    if isinstance(bootstrap, KafkaAddress):
+        return bootstrap.access
+    settings = KafkaSettings()
+    account = None if settings.account is None else read_account(settings.account)
+    return KafkaAccess(account, None if settings.ca is None else Tls(str(settings.ca)))
+
+
+def read_account(file: Path) -> KafkaAccount:
+    """Raises Misconfigured."""
+    text = read_private_text(file)
+    if text is None:
+        raise Misconfigured(f"there is no {file}, which SCHEMALESS_KAFKA_ACCOUNT names")
+    try:
+        return msgspec.json.decode(text, type=KafkaAccount)
+    except msgspec.DecodeError as error:
+        raise Misconfigured(f"{file} is no account of Kafka: {error}") from error
+
+
+def require_certificate_of(bootstrap: str, tls: Tls) -> None:
+    """Raises BusUnavailable with a sentence for a broker whose certificate is refused.
+
+    Kafka's clients only say that no broker can be reached, and try for ever. A broker that can't be reached now is left
+    to them.
+    """
+    context = tls.context()
+    for address in bootstrap.split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            with (
+                suppress(TimeoutError, ConnectionError),
+                socket.create_connection((host, int(port)), _HANDSHAKE_TIMEOUT_S) as plain,
+                context.wrap_socket(plain, server_hostname=host),
+            ):
+                pass
+        except ssl.SSLError as error:
+            raise BusUnavailable(f"Kafka at {address}: {certificate_refusal(error) or error}") from error
+        except OSError as error:
+            raise BusUnavailable(f"Kafka at {address}: {error}") from error
