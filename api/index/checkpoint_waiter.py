@@ -69,6 +69,7 @@ class CheckpointWaiter:
     async def _poll(self, place: CheckpointsAt) -> None:
         """Polls until nobody waits, or until the error of a poll has gone to everybody who does."""
         waiting = self._waiting[place]
+        seen = set[int]()
         try:
             while waiting:
                 youngest = max(one.since for one in waiting)
@@ -87,8 +88,11 @@ class CheckpointWaiter:
                 reached = {checkpoint.shard: checkpoint.location for checkpoint in checkpoints}
                 for one in waiting:
                     location = reached.get(one.wanted.shard)
-                    if location is not None and location >= one.wanted.location and not one.done.done():
+                    # One that is there no more went with its index. The query finds that out.
+                    is_due = one.wanted.shard in seen if location is None else location >= one.wanted.location
+                    if is_due and not one.done.done():
                         one.done.set_result(None)
+                seen.update(reached)
         except SchemalessError as error:
             for one in waiting:
                 if not one.done.done():

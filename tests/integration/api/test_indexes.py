@@ -16,9 +16,10 @@ from api.index.problems import ProblemSamples
 from api.metrics import Metrics
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
+from indexer.removal import remove_from
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
-from schemaless.index.catalogue import drop_index, find_index
+from schemaless.index.catalogue import drop_index, find_index, read_versions
 from schemaless.index.comparison import FaultCounts
 from schemaless.names import index_table_name
 from schemaless.position import position_of
@@ -335,6 +336,27 @@ async def test_too_many_cells_are_waited_for(call, by_hand):
     assert days(answers[0]) == [1, 2]
     assert answers[0].json()["waited"] > 0
     assert "overlay" not in answers[0].json()
+
+
+async def test_an_index_that_is_dropped_ends_the_queries_that_wait_for_it(call, by_hand, async_storage, datastore):
+    """They are told that it is gone, and don't wait until their time is over."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    row = uuid.uuid4()
+    cells = [{"row_key": str(row), "column_name": "OTHER", "ref_key": n, "body": {}} for n in range(1000)]
+    assert call.post("/batch/put", json={"cells": cells}).status_code == 200
+    location = trip(call, DRIVERS[0], 2, row=row)["location"]
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(ask(call, after=location, wait="30")))
+    asking.start()
+    assert call("DELETE", f"/indexes/{NAME}").status_code == 202
+    (dropped,) = (await read_versions(async_storage, datastore)).merged.values()
+    for cluster in datastore.clusters:
+        await remove_from(async_storage, datastore, dropped, cluster)
+    asking.join(20)
+    assert not asking.is_alive()
+    assert answers[0].status_code in (404, 503), answers[0].text
 
 
 async def test_a_superseded_location_is_never_included(call, by_hand, datastore, storage):

@@ -1,5 +1,6 @@
 """An index is changed in place, behind a real indexer, a tailer and the API: queries are always answered (I11)."""
 
+import asyncio
 import threading
 import time
 import uuid
@@ -8,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from schemaless.bus.topics import ensure_topics
-from schemaless.errors import Invalid
-from schemaless.index.catalogue import Change, create_index, find_versions
+from schemaless.errors import Conflict, Invalid
+from schemaless.index.catalogue import Change, create_index, find_versions, has_definition
 from schemaless.index.definition import parse_definition
 from schemaless.index.switch import CAUGHT_UP_WITHIN_S
 from schemaless.storage import index_table
@@ -211,6 +212,24 @@ def test_a_change_that_fails_leaves_the_old_version_answering(processes, rows, c
     assert put(call, "typo", changed("typo", "other"), change="true", keep="0s").status_code == 201
     wait_until(lambda: call.get("/indexes/typo").json()["number"] == 3)
     assert "other" in ask(call, "typo").json()["entries"][0]["fields"]
+
+
+async def test_of_two_changes_at_once_one_is_made(make_datastore, async_storage):
+    """The first master decides. The other is told that the index is being changed, and nothing of it stays."""
+    datastore = make_datastore(shards=4, partitions=2)
+    await create_index(async_storage, datastore, definition("raced"))
+    wanted = [parse_definition(changed("raced", f"field_{n}")) for n in range(6)]
+    answers = await asyncio.gather(
+        *(create_index(async_storage, datastore, each, change=Change(keep_s=60)) for each in wanted),
+        return_exceptions=True,
+    )
+    told = [answer for answer in answers if isinstance(answer, Exception)]
+    assert len(told) == len(wanted) - 1
+    assert all(isinstance(answer, Conflict) and "is being changed already" in str(answer) for answer in told)
+    named = await find_versions(async_storage, datastore, "raced")
+    made = wanted[answers.index(True)]
+    assert [index.number for index in named.versions] == [1, 2]
+    assert has_definition(named.versions[1], made)
 
 
 async def test_the_bound_on_indexes_counts_versions(make_datastore, async_storage):

@@ -8,10 +8,12 @@ import pytest
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import SchemalessError, StorageUnavailable
 from schemaless.index.catalogue import create_index, drop_index, find_index, pause_index, read_versions
+from schemaless.index.definition import parse_definition
 from schemaless.storage import index_definition_table
 from schemaless.storage.index_definition_table import IndexStage, IndexState
 from tests.consumer_harness import running_consumer, wait_until_finished
-from tests.integration.indexer.test_indexer import Rows, definition, wait_active
+from tests.integration.indexer.test_change import changed, make_active, versions, wait_until
+from tests.integration.indexer.test_indexer import Rows, definition, owners, wait_active
 from tests.integration.indexer.test_life_cycle import fill, left_of
 from tests.log_harness import running_tailers
 
@@ -82,6 +84,39 @@ async def test_a_drop_waits_for_a_cluster_that_is_away(running, kafka, datastore
         last = (await find_index(async_storage, datastore, "dropped")).definition
         wait_until_finished(storage, datastore, last.consumer)
         assert rows.found(last) == rows.wanted(last)
+
+
+async def test_a_switch_waits_for_a_cluster_that_is_away(running, kafka, datastore, storage, api):
+    """Nobody can say whether the new version has all that the old one has. It says so, and the old one answers."""
+    settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
+    rows, call = Rows(storage, datastore), api.at(datastore)
+    owners_on_a = [owner for shard, owner in owners().items() if datastore.home(shard) == "a"]
+    with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings):
+        fill(rows, 40)
+        make_active(call, "away")
+        ordered = {"change": "true", "hold": "true"}
+        assert call("PUT", "/indexes/away", json=changed("away", "twice"), params=ordered).status_code == 201
+        wait_until(lambda: versions(call, "away")[2]["state"] == "active", timeout_s=60)
+        for master in ("b-master", "a-master"):
+            running.servers[master].kill()
+            try:
+                refused = call("POST", "/indexes/away/switch", json={})
+                assert refused.status_code == 503, refused.text
+                assert refused.json()["retryable"]
+                if master == "b-master":
+                    answered = call.get("/indexes/away/entries", params={"owner": owners_on_a[0]})
+                    assert (answered.status_code, answered.json()["version"]) == (200, 1)
+            finally:
+                running.servers[master].start()
+        fill(rows, 40)
+
+        async def switched():
+            return call("POST", "/indexes/away/switch", json={}).status_code == 200
+
+        await seen(switched)
+        new = parse_definition(changed("away", "twice"), 2)
+        wait_until_finished(storage, datastore, new.consumer)
+        assert rows.found(new) == rows.wanted(new) != {}
 
 
 async def test_a_drop_needs_one_master(running, datastore, async_storage):

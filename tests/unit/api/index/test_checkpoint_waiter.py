@@ -69,6 +69,18 @@ async def test_a_query_waits_until_its_own_shard_has_reached_the_put(index, wait
     await query
 
 
+async def test_a_checkpoint_that_goes_ends_the_wait(index, waiter):
+    """The index was dropped. Where none was seen yet, a minion may only be late."""
+    query = waiting_for(waiter, 3, 10)
+    for reached in ({}, {3: 9}):
+        index.reached = reached
+        await index.poll()
+        assert not query.done()
+    index.reached = {}
+    await index.poll()
+    await query
+
+
 async def test_queries_of_one_index_share_polls(index, waiter):
     """One question for all of them; each leaves when its own put is reached, and then nobody asks any more."""
     first, second, third = (waiting_for(waiter, shard, 5) for shard in (1, 2, 2))
