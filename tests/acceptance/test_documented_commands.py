@@ -214,7 +214,7 @@ def test_what_the_pages_show_runs_as_pasted_in_their_order(home: Path, monkeypat
     groups = [*TOGETHER, [name for name in by_page if name not in grouped]]
     with ThreadPoolExecutor(len(groups)) as pool:
         pasted = [pool.submit(reader(home).paste, [by_page[name] for name in group]) for group in groups]
-    assert [error for each in pasted if (error := each.exception()) is not None] == []
+    assert "\n\n".join(str(error) for each in pasted if (error := each.exception()) is not None) == ""
 
 
 def test_the_readme_shows_its_example_to_the_letter() -> None:
