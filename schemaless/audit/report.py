@@ -169,6 +169,8 @@ class AuditReport:
     foreign_records: int
     seeks: int
     seconds: float
+    is_paused: bool = False
+    """Whether an operator has stopped tailing: then what the topic lacks waits, and nothing is lost."""
     not_compared: Sequence[str] = ()
     """Indexes whose entries were not compared, and why."""
 
@@ -194,8 +196,10 @@ class AuditReport:
             f"the home {home} refuses {refused.cells} buffered cells, for {refused.oldest_s:.0f} s: {refused.reason}"
             for home, refused in self.refused
         ]
+        waits = f"tailing is paused: what Kafka lacks waits until `schemaless tailer resume {self.datastore}`"
         return (
-            [text for text, count in counts.items() if count]
+            [waits] * self.is_paused
+            + [text for text, count in counts.items() if count]
             + [f"index {why}: not compared" for why in self.not_compared]
             + [why for one in self.consumers if one.parked and (why := one.parked.warning(self.datastore))]
             + refusals

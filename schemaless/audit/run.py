@@ -40,6 +40,7 @@ from schemaless.storage import (
     refusal_table,
     shard_head,
     shard_log,
+    tailer_order_table,
 )
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
@@ -111,8 +112,10 @@ class _DatastoreAudit:
             for (datastore, home), refused in master.run(refusal_table.refused).items()
             if datastore == name
         ]
+        orders = [order for master in masters if (order := master.run(tailer_order_table.all_of).get(name)) is not None]
         return AuditReport(
             datastore=name,
+            is_paused=bool(orders) and max(orders, key=lambda order: order.changed_at).paused,
             shards=list(self._reports.values()),
             indexes=indexes,
             not_compared=[f"{index.name} is {index.state}" for index in defined if index.state not in AUDITED],

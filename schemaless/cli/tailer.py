@@ -25,6 +25,7 @@ NO_OWNER = "nobody"
 _SEEK_TIMEOUT_S = 20.0  # a person waits for the result: late is better than failed
 _REWRITE_TIMEOUT_S = 600.0  # of the cells of a generation, in one statement
 
+_SHARDS_NAMED_MAX = 10  # for one cause. With more, the first and the last one stand for all
 _EXTRAS = (Extra.KAFKA, Extra.MYSQL)
 
 Name = Annotated[str, typer.Argument(help="name of the datastore")]
@@ -221,12 +222,7 @@ def _set_paused(datastore: str, *, paused: bool, as_json: bool) -> None:
 
 
 def _print_status(status: TailerStatus) -> None:
-    lag = _lag(status.shards)
-    print(
-        f"{status.datastore.name}: {'paused' if status.command.paused else 'tailed'};"
-        f" {lag['shards_behind']} of {len(status.shards)} shards are behind,"
-        f" by {lag['lag']} cells, the oldest {lag['lag_s']:.1f} s old"
-    )
+    print(summary_line(status))
     by_owner: dict[str, list[ShardStatus]] = defaultdict(list)
     for shard in status.shards:
         owner = status.owners.get(shard.partition)
@@ -237,9 +233,34 @@ def _print_status(status: TailerStatus) -> None:
         partitions = _ranges(sorted({shard.partition for shard in shards}))
         rows.append((name, partitions, lag["shards_behind"], lag["lag"], f"{lag['lag_s']:.1f}"))
     print_table(("tailer", "partitions", "shards behind", "cells", "oldest, s"), rows)
-    for shard in status.shards:
+    for line in problem_lines(status.shards):
+        print(line)
+
+
+def summary_line(status: TailerStatus) -> str:
+    """Says how far a datastore is behind, and of how many shards nobody knows."""
+    lag = _lag(status.shards)
+    state = "paused: nothing is published until `schemaless tailer resume`" if status.command.paused else "tailed"
+    known = len(status.shards) - lag["shards_unknown"]
+    return (
+        f"{status.datastore.name}: {state}. {lag['shards_behind']} of {known} shards are behind,"
+        f" by {lag['lag']} cells, the oldest {lag['lag_s']:.1f} s old"
+        + (f". Of {lag['shards_unknown']} more the head isn't known" if lag["shards_unknown"] else "")
+    )
+
+
+def problem_lines(shards: Sequence[ShardStatus]) -> list[str]:
+    """Names each cause once, with the shards that have it."""
+    by_cause: dict[str, list[int]] = defaultdict(list)
+    for shard in shards:
         if shard.problem is not None:
-            print(f"shard {shard.shard}: {shard.problem}")
+            by_cause[shard.problem].append(shard.shard)
+    return [
+        f"shard{'s' if found[1:] else ''} {_ranges(found)}: {cause}"
+        if len(found) <= _SHARDS_NAMED_MAX
+        else f"{len(found)} shards, from {found[0]} to {found[-1]}: {cause}"
+        for cause, found in by_cause.items()
+    ]
 
 
 def _document(status: TailerStatus, each_shard: bool) -> dict[str, Any]:
@@ -275,6 +296,7 @@ def _lag(shards: Sequence[ShardStatus]) -> dict[str, Any]:
     """Returns the members of JSON that say how far some shards are behind."""
     return {
         "shards_behind": sum(shard.lag > 0 for shard in shards),
+        "shards_unknown": sum(shard.head is None for shard in shards),
         "lag": sum(shard.lag for shard in shards),
         "lag_s": max((shard.lag_s for shard in shards), default=0.0),
     }

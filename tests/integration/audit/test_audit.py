@@ -35,6 +35,7 @@ from schemaless.storage import (
     refusal_table,
     shard_head,
     shard_log,
+    tailer_order_table,
     trigger_program_table,
 )
 from schemaless.storage.buffer_table import BufferRow, Sizes
@@ -44,6 +45,7 @@ from schemaless.storage.index_definition_table import IndexOrder, IndexStage, Ru
 from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause
 from schemaless.storage.shard_log import LogRange
+from schemaless.storage.tailer_order_table import TailerCommand
 from schemaless.storage.trigger_program_table import ProgramFunctions
 from tests.log_harness import new_cell, put, restore, run_sql
 from tests.topic_harness import announce, delete_before
@@ -159,6 +161,18 @@ def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
         (FindingKind.CHECKPOINT_BEHIND, 1, "billing has finished 2 of 6 on b, stopped: card refused")
     ]
     assert [(c.name, c.cells, c.finished) for c in report.consumers] == [("billing", 12, 8)]
+
+
+def test_cells_that_wait_because_tailing_is_paused_are_told_so(audited, storage, datastore):
+    """They are missing in the topic, and the first line says why, and what ends it."""
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(
+            tailer_order_table.put, datastore.name, TailerCommand(paused=True, seeks=0, changed_at=1)
+        )
+    report = audited()
+    assert not report.clean
+    assert report.warnings[0].startswith("tailing is paused")
+    assert f"schemaless tailer resume {datastore.name}" in report.warnings[0]
 
 
 def test_buffered_cells_are_a_warning(audited, publish, storage, datastore):
