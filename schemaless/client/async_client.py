@@ -37,7 +37,7 @@ from schemaless.client.requests import (
     VersionsOptions,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import arguments_of, http_options, response_of, settings_of
+from schemaless.client.transport import headers_of, http_request, pools_of, response_of, settings_of
 from schemaless.errors import SchemalessError
 from schemaless.location import ShardLocation
 from schemaless.tls import certificate_refusal
@@ -61,7 +61,8 @@ class AsyncClient:
         self._requests = Requests(datastore)
         self._hosts = Hosts(settings.hosts)
         self._limits = limits or Limits()
-        self._http = httpx.AsyncClient(transport=transport, **http_options(settings, self._limits))
+        self._headers = headers_of(settings)
+        self._pools = pools_of(transport, httpx.AsyncHTTPTransport, settings, self._limits)
 
     def caused_by(self, cause: str) -> AsyncClient:
         """Returns a client whose puts carry a cause. It shares the connections of this one. Raises Invalid."""
@@ -148,7 +149,8 @@ class AsyncClient:
         return await self._run(self._requests.get_json(path, params))
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for transport in self._pools.all():
+            await transport.aclose()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -170,9 +172,12 @@ class AsyncClient:
         attempts = Attempts(self._hosts, self._limits, time.monotonic())
         while True:
             attempt = attempts.begin(time.monotonic(), request.wait_s)
-            arguments = arguments_of(request, attempt.url, attempt.timeout_s, self._limits)
+            outgoing = http_request(request, attempt.url, attempt.timeout_s, self._limits, self._headers)
             try:
-                response = response_of(await self._http.request(**arguments))
+                with self._pools.taken() as transport:
+                    answer = await transport.handle_async_request(outgoing)
+                    await answer.aread()
+                response = response_of(answer)
             except httpx.TransportError as error:
                 pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
             else:

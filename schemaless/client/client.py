@@ -36,7 +36,7 @@ from schemaless.client.requests import (
     VersionsOptions,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import arguments_of, http_options, response_of, settings_of
+from schemaless.client.transport import headers_of, http_request, pools_of, response_of, settings_of
 from schemaless.errors import SchemalessError
 from schemaless.location import ShardLocation
 from schemaless.tls import certificate_refusal
@@ -65,7 +65,8 @@ class Client:
         self._requests = Requests(datastore)
         self._hosts = Hosts(settings.hosts)
         self._limits = limits or Limits()
-        self._http = httpx.Client(transport=transport, **http_options(settings, self._limits))
+        self._headers = headers_of(settings)
+        self._pools = pools_of(transport, httpx.HTTPTransport, settings, self._limits)
 
     def caused_by(self, cause: str) -> Client:
         """Returns a client whose puts carry a cause. It shares the connections of this one. Raises Invalid."""
@@ -148,7 +149,8 @@ class Client:
         return self._run(self._requests.get_json(path, params))
 
     def close(self) -> None:
-        self._http.close()
+        for transport in self._pools.all():
+            transport.close()
 
     def __enter__(self) -> Client:
         return self
@@ -170,9 +172,12 @@ class Client:
         attempts = Attempts(self._hosts, self._limits, time.monotonic())
         while True:
             attempt = attempts.begin(time.monotonic(), request.wait_s)
-            arguments = arguments_of(request, attempt.url, attempt.timeout_s, self._limits)
+            outgoing = http_request(request, attempt.url, attempt.timeout_s, self._limits, self._headers)
             try:
-                response = response_of(self._http.request(**arguments))
+                with self._pools.taken() as transport:
+                    answer = transport.handle_request(outgoing)
+                    answer.read()
+                response = response_of(answer)
             except httpx.TransportError as error:
                 pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
             else:

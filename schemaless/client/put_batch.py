@@ -16,8 +16,9 @@ import msgspec
 from schemaless.cell import PutStatus, row_key_of
 from schemaless.client.answers import PutAnswer, PutFailure, PutResult
 from schemaless.client.exchange import ClientRequest, Flow, error_of_problem
+from schemaless.client.json_body import json_body
 from schemaless.client.requests import Key, Requests, encode
-from schemaless.errors import Unavailable
+from schemaless.errors import SchemalessError, Unavailable
 from schemaless.runtime.batching import chunks
 
 ITEMS_MAX = 1000
@@ -58,23 +59,36 @@ def put_cells(
     requests: Requests, cells: Iterable[NewCell | tuple[Key, str, int, Mapping[str, Any]]]
 ) -> Flow[list[PutResult]]:
     """Puts cells, and returns results in their order. Raises when a whole request failed, whose results are unknown."""
-    wanted = [NewCell(*cell) for cell in cells]
-    items = [
-        encode(
-            {
-                "row_key": str(cell.row_key),
-                "column_name": cell.column_name,
-                "ref_key": cell.ref_key,
-                "body": cell.body,
-            }
-        )
-        for cell in wanted
-    ]
-    results: list[PutResult] = []
+    results: list[PutResult | None] = []
+    wanted: list[NewCell] = []
+    items: list[bytes] = []
+    for cell in cells:
+        new = NewCell(*cell)
+        try:
+            item = _item(new)
+        except SchemalessError as error:  # its own result: the other cells are put
+            results.append(PutFailure("error", error))
+        else:
+            results.append(None)
+            wanted.append(new)
+            items.append(item)
+    found: list[PutResult] = []
     for part in chunks(items, count_max=ITEMS_MAX, bytes_max=BYTES_MAX, size_bytes=len):
-        cells_of_part = wanted[len(results) : len(results) + len(part)]
-        results += yield from _put_items(requests, cells_of_part, part)
-    return results
+        found += yield from _put_items(requests, wanted[len(found) : len(found) + len(part)], part)
+    of_sent = iter(found)
+    return [next(of_sent) if result is None else result for result in results]
+
+
+def _item(cell: NewCell) -> bytes:
+    """Raises Invalid or Malformed for a cell that can't be sent."""
+    return encode(
+        {
+            "row_key": str(cell.row_key),
+            "column_name": cell.column_name,
+            "ref_key": cell.ref_key,
+            "body": json_body(cell.body),
+        }
+    )
 
 
 def _put_items(requests: Requests, cells: Sequence[NewCell], items: Sequence[bytes]) -> Flow[list[PutResult]]:

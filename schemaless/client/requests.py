@@ -28,6 +28,7 @@ from schemaless.client.answers import (
     column_of,
 )
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
+from schemaless.client.json_body import json_body
 from schemaless.errors import Invalid, SchemalessError, Unavailable
 from schemaless.location import Location, ShardLocation
 from schemaless.position import Position
@@ -98,14 +99,14 @@ class Requests:
 
     def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> Flow[PutAnswer]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
-        response = yield ClientRequest("PUT", path, headers=self.put_headers, content=encode(body))
+        response = yield ClientRequest("PUT", path, headers=self.put_headers, content=encode(json_body(body)))
         return _put_answer(response)
 
     def put(self, row_key: Key, column: str | ReadCell, body: Body, idempotency_key: str | None) -> Flow[PutAnswer]:
         """Puts the next version. A missing key is made here, so that a second attempt can't write a second version."""
         headers = self.put_headers | {"idempotency-key": idempotency_key or str(uuid.uuid4())}
         path = self._column_path(row_key, column_of(column))
-        response = yield ClientRequest("POST", path, headers=headers, content=encode(body))
+        response = yield ClientRequest("POST", path, headers=headers, content=encode(json_body(body)))
         return _put_answer(response)
 
     def get_cell(self, row_key: Key, column: str, ref_key: int, read_from: ReadFrom) -> Flow[ReadCell]:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from schemaless.client.attempts import Limits
 from schemaless.client.exchange import ClientResponse, error_of
-from schemaless.client.transport import CHOSEN_PROFILE, http_options, settings_of
+from schemaless.client.transport import CHOSEN_PROFILE, headers_of, settings_of
 from schemaless.errors import Forbidden, Misconfigured, TooManyRequests, Unauthenticated
 
 
@@ -21,7 +20,7 @@ def profiles(tmp_path, monkeypatch):
 
 def sent(*arguments):
     settings = settings_of(*arguments)
-    return settings.hosts, http_options(settings, Limits())["headers"].get("authorization")
+    return settings.hosts, headers_of(settings).get("authorization")
 
 
 def test_the_argument_goes_before_the_profile_and_the_profile_before_the_environment(profiles, monkeypatch):
