@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -207,49 +207,47 @@ class IndexInspector:
             await asyncio.sleep(0)  # others of this process have their turn
         found = [{place: entry for place, entry in here.items() if place.row_key <= last} for here, _ in entries]
         page = InspectedSpan(len(rows), sum(map(len, found)), {node.node.name: [] for node in nodes}, 0, last)
-        unsettled = await self._judge(page, nodes, expected, found, reached)
-        if unsettled:
-            again = await self._look_again(page, nodes, unsettled)
-            page.unsettled = len(again)
+        await self._settle(page, nodes, await self._judge(page, nodes, expected, found, reached))
         return page
 
     async def of_rows(self, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]) -> InspectedSpan:
         """Compares some rows with all their entries, in both directions. Raises what `span` does."""
         page = InspectedSpan(0, 0, {node.node.name: [] for node in nodes}, 0, LAST_ROW)
-        page.unsettled = len(await self._look_again(page, nodes, row_keys, is_first=True))
+        page.rows, page.entries, unsettled = await self._look(page, nodes, row_keys)
+        await self._settle(page, nodes, unsettled)
         return page
 
-    async def _look_again(
-        self, page: InspectedSpan, nodes: Sequence[AsyncNode], row_keys: Iterable[RowKey], *, is_first: bool = False
-    ) -> Collection[RowKey]:
-        """Compares rows that were not judged, some times. Returns those that weren't judged then either."""
-        left: Collection[RowKey] = list(row_keys)
-        for look in range(0 if is_first else 1, _LOOKS_MAX):
-            if look:
-                await asyncio.sleep(_LOOK_AGAIN_S)
-            reached = await self._reached(nodes)
-            by_shard: dict[int, list[RowKey]] = {}
-            for row_key in left:
-                by_shard.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
-            expected: dict[EntryPlace, IndexEntry] = {}
-            async for some, made in self._expected(by_shard, reached):
-                expected |= made
-                if not look:
-                    page.rows += len(some)
-            shards = self.datastore.by_home(range(self.datastore.shards), lambda shard: shard)
-            found = []
-            for node in nodes:
-                here: dict[EntryPlace, IndexEntry] = {}
-                for some_shards in chunks(shards[node.node.cluster], count_max=_SHARDS_AT_ONCE):
-                    wanted = {shard: list(left) for shard in some_shards}
-                    here |= await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
-                found.append(here)
-            if not look:
-                page.entries += sum(map(len, found))
-            left = await self._judge(page, nodes, expected, found, reached)
-            if not left:
+    async def _settle(self, page: InspectedSpan, nodes: Sequence[AsyncNode], unsettled: Sequence[RowKey]) -> None:
+        """Looks again at rows that weren't judged, some times."""
+        for _ in range(_LOOKS_MAX - 1):
+            if not unsettled:
                 break
-        return left
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            _, _, unsettled = await self._look(page, nodes, unsettled)
+        page.unsettled = len(unsettled)
+
+    async def _look(
+        self, page: InspectedSpan, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]
+    ) -> tuple[int, int, Sequence[RowKey]]:
+        """Adds the faults of some rows to a page. Returns how many rows and entries it read, and rows not judged."""
+        reached = await self._reached(nodes)
+        by_shard: dict[int, list[RowKey]] = {}
+        for row_key in row_keys:
+            by_shard.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
+        rows, expected = 0, dict[EntryPlace, IndexEntry]()
+        async for some, made in self._expected(by_shard, reached):
+            rows += len(some)
+            expected |= made
+        shards = self.datastore.by_home(range(self.datastore.shards), lambda shard: shard)
+        found = []
+        for node in nodes:
+            here: dict[EntryPlace, IndexEntry] = {}
+            for some_shards in chunks(shards[node.node.cluster], count_max=_SHARDS_AT_ONCE):
+                wanted = {shard: row_keys for shard in some_shards}
+                here |= await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
+            found.append(here)
+        unsettled = await self._judge(page, nodes, expected, found, reached)
+        return rows, sum(map(len, found)), unsettled
 
     async def _judge(
         self,
@@ -258,7 +256,7 @@ class IndexInspector:
         expected: Mapping[EntryPlace, IndexEntry],
         found: Sequence[Mapping[EntryPlace, IndexEntry]],
         reached: Reached,
-    ) -> Collection[RowKey]:
+    ) -> Sequence[RowKey]:
         """Adds the faults of whole rows to a page, by what each node has of them. Returns rows that it can't judge."""
         faults = {
             node.node.name: [
