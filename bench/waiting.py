@@ -95,8 +95,9 @@ def _cpu_a_call(stack: BenchStack, finished: Callable[[], int], worker: LocalSer
 
 
 def _p99(stack: BenchStack, finished: Callable[[], int], worker: LocalServer) -> float:
-    said = len(worker.log.read_text())
     with _feeding(stack, "STAMP", PACED_PER_S):
+        time.sleep(LIVE_S)
+        said = len(worker.log.read_text())
         time.sleep(2 * LIVE_S)
     _wait(lambda: finished() >= stack.cells())
     late = [float(text) for text in re.findall(r"late ([\d.]+)", worker.log.read_text()[said:])]
