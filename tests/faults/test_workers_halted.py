@@ -33,7 +33,7 @@ LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(600)]
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
-AT_ONCE = 4
+AT_ONCE = 4 if LONG else 3
 SHARDS, ROWS, POISON_ROWS, VERSIONS = 4, 20, 4, 3
 
 PROGRAM = """
