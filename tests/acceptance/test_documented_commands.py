@@ -95,10 +95,10 @@ class Reader:
                 process.wait()
 
     def _command(self, step: Step) -> None:
+        if any(re.match(words, step.text) for words in NOT_RUN):
+            return
         text = self._filled(step.text)
         follows = [shown for words, shown in FOLLOWS.items() if re.match(words, text)]
-        if any(re.match(words, text) for words in NOT_RUN):
-            return
         if follows:
             return self._follow(step, text, follows[0])
         deadline = time.monotonic() + PROGRAM_TIMEOUT_S
