@@ -162,16 +162,16 @@ class DatastoreIndexer:
         """Makes and builds the index, and hosts it from its tables on."""
         key = (index.name, index.number)
         self._touched[key] = index
+        if index.has_tables and key not in self._hosted:  # before a change is compared, which needs its checkpoints
+            self._hosted[key] = await HostedIndex.begin(
+                self._storage, self._datastore, index, self._host, self._settings
+            )
         try:
             await build_step(self._storage, self._datastore, index)
         except RefusedForGood as error:
             return await self._fail(index, f"its tables can't be made: {error}")
         except DiffersFromCells as error:
             return await self._fail(index, str(error))
-        if index.has_tables and key not in self._hosted:
-            self._hosted[key] = await HostedIndex.begin(
-                self._storage, self._datastore, index, self._host, self._settings
-            )
         if (hosted := self._hosted.get(key)) is not None:
             hosted.maintainer.throttle.limit_to(index.order.cells_per_s)
             if (reason := hosted.reason) is not None:
