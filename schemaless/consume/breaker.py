@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import inf
 
 from schemaless.config import BreakerMode
 
 WINDOW_S = 10.0
 ROWS_MIN = 10
-"""How many rows must fail for one cause within the window."""
+"""How many rows must fail for one cause, within the window or with no good call since."""
+UNANSWERED_MAX_S = 600.0
+"""How long a row that failed counts while no call of its function succeeds. A slow program meets few rows in a window."""
 SHARE = 0.5
 """Which part of the rows that a function was called for they must be."""
 PROBE_FIRST_S = 0.5
@@ -25,13 +28,26 @@ _GOOD_ROWS_KEPT = 10_000
 
 
 class _Function:
-    """The rows of one function within the window: when the last call of each was good, or failed for which cause."""
+    """The rows of one function: when the last call of each was good, or failed for which cause. The eldest come first.
 
-    __slots__ = ("failed", "good")
+    `good_at` is the time of the last good call.
+    """
+
+    __slots__ = ("failed", "good", "good_at")
 
     def __init__(self) -> None:
         self.good: dict[bytes, float] = {}
         self.failed: dict[bytes, tuple[float, str]] = {}
+        self.good_at = -inf
+
+    def forget(self, now: float) -> None:
+        """Forgets what no longer counts."""
+        since = now - WINDOW_S
+        while self.good and self.good[first := next(iter(self.good))] < since:
+            del self.good[first]
+        since = min(since, max(self.good_at, now - UNANSWERED_MAX_S))
+        while self.failed and self.failed[first := next(iter(self.failed))][0] < since:
+            del self.failed[first]
 
 
 class Breaker:
@@ -68,7 +84,7 @@ class Breaker:
                 elif (rows := self._functions.get(function)) is not None:
                     rows.failed.pop(row_key, None)
                     rows.good.pop(row_key, None)  # so that it is the youngest again
-                    rows.good[row_key] = self._clock()
+                    rows.good[row_key] = rows.good_at = self._clock()
                     if len(rows.good) > _GOOD_ROWS_KEPT:
                         del rows.good[next(iter(rows.good))]
 
@@ -97,11 +113,7 @@ class Breaker:
         rows.good.pop(row_key, None)
         rows.failed.pop(row_key, None)
         rows.failed[row_key] = now, kind
-        since = now - WINDOW_S
-        while rows.good and rows.good[first := next(iter(rows.good))] < since:
-            del rows.good[first]
-        while rows.failed[first := next(iter(rows.failed))][0] < since:
-            del rows.failed[first]
+        rows.forget(now)
         alike = sum([found == kind for _, found in rows.failed.values()])
         called = len(rows.failed) + len(rows.good)
         if alike < ROWS_MIN or alike < SHARE * called:

@@ -140,3 +140,35 @@ def test_the_intervals_between_probes_grow_to_a_bound():
     gaps = [later - earlier for earlier, later in itertools.pairwise([0.0, *taken])]
     assert gaps == pytest.approx([PROBE_FIRST_S] + [PROBE_MAX_S] * (len(gaps) - 1), abs=0.02)
     assert 4 * PROBE_MAX_S < RECOVERY_S, "some probes may meet poison"
+
+
+def failures_until_it_trips(breaker, clock, rows, every_s):
+    """Fails for one row after the other. Returns how many calls it takes, at most three for each."""
+    for calls, row in enumerate([*rows] * 3, 1):
+        clock[0] += every_s
+        if breaker.failed("charge", bytes([row]), "ConnectionError"):
+            return calls
+    return None
+
+
+def test_an_outage_trips_a_program_that_makes_few_calls():
+    """Ten rows fail and none succeeds, but never ten within ten seconds: their retries are seconds apart."""
+    clock = [0.0]
+    breaker = Breaker(BreakerMode.PROBE, lambda: clock[0])
+    assert failures_until_it_trips(breaker, clock, range(12), every_s=5.0) == 10
+
+
+def test_few_failures_with_a_good_call_between_them_trip_nothing():
+    """Each good call shows that there is no outage, so what failed long before it counts for nothing."""
+    clock = [0.0]
+    breaker = Breaker(BreakerMode.PROBE, lambda: clock[0])
+    for turn in range(10):
+        assert failures_until_it_trips(breaker, clock, range(5 * turn, 5 * turn + 3), every_s=5.0) is None
+        breaker.succeeded("charge", bytes([200]))
+
+
+def test_failures_of_a_whole_afternoon_are_no_outage():
+    """A row counts for ten minutes, also where nothing succeeds because nothing else is called."""
+    clock = [0.0]
+    breaker = Breaker(BreakerMode.PROBE, lambda: clock[0])
+    assert failures_until_it_trips(breaker, clock, range(12), every_s=70.0) is None
