@@ -185,6 +185,8 @@ def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, cause: str |
     except Malformed:
         raise
     except InvalidRequest as error:
+        # Its frames hold the payload, and lead back to the list of items: a cycle, which the collector frees late.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         return error
 
 
