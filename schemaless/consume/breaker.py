@@ -17,7 +17,7 @@ WINDOW_S = 10.0
 ROWS_MIN = 10
 """How many rows must fail for one cause, within the window or with no good call since."""
 UNANSWERED_MAX_S = 600.0
-"""How long a row that failed counts while no call of its function succeeds. A slow program meets few rows in a window."""
+"""How long a failed row counts while no call of its function succeeds. A slow program meets few rows in a window."""
 SHARE = 0.5
 """Which part of the rows that a function was called for they must be."""
 PROBE_FIRST_S = 0.5
