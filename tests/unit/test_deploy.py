@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from schemaless import config
 from tests.unit.test_pages import metrics_of_the_code
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +89,34 @@ def test_promtool_takes_the_rules_and_the_configuration():
     for command in (["check", "rules", "alerts.yml"], ["check", "config", "--syntax-only", "compose.yml"]):
         done = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+MANIFESTS = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "schemaless.yaml").read_text()))
+DEPLOYMENTS = {one["metadata"]["name"]: one["spec"] for one in MANIFESTS if one["kind"] == "Deployment"}
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_deployment_selects_its_pods_and_names_settings_that_exist(name):
+    """A structural check of what Kubernetes and the services would refuse. No right is to spare."""
+    spec = DEPLOYMENTS[name]
+    pod = spec["template"]
+    assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    (copying,) = pod["spec"]["initContainers"]  # the services take no secret that another user owns
+    mounted = {mount["name"] for one in (container, copying) for mount in one["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= 30  # a tailer finishes its transactions within 25 s
+    kinds = [kind for kind in vars(config).values() if isinstance(kind, type) and issubclass(kind, config.Settings)]
+    known = {config.variable_of(kind, field) for kind in kinds for field in kind.model_fields}
+    named = [entry["name"] for entry in container["env"] if entry["name"].startswith("SCHEMALESS_")]
+    assert set(named) <= known
+    assert {"SCHEMALESS_TOPOLOGY", "SCHEMALESS_KAFKA"} <= set(named)
+
+
+def test_kubernetes_runs_every_service():
+    commands = {name: spec["template"]["spec"]["containers"][0]["command"][2] for name, spec in DEPLOYMENTS.items()}
+    assert sorted(commands.values()) == ["api", "cleaner", "consumers", "indexer", "tailer"]
+    service = next(one["spec"] for one in MANIFESTS if one["kind"] == "Service")
+    assert service["selector"].items() <= DEPLOYMENTS["schemaless-api"]["template"]["metadata"]["labels"].items()
