@@ -49,6 +49,9 @@ class KafkaAddress(str):
         made.access = access
         return made
 
+    def __getnewargs__(self) -> tuple[str, KafkaAccess]:
+        return str(self), self.access
+
 
 def access_of(bootstrap: str) -> KafkaAccess:
     """Returns how an address lets us in. Raises Misconfigured for an account file that can't be used."""
