@@ -213,7 +213,8 @@ class Checkpoints:
             elif effect:
                 # This cluster is ahead: a process ended between two clusters. Its effects are there, guarded by
                 # versions. They are written again, so they need the comparison too. The checkpoint stays.
-                moves.append(_move(self.consumer, known[shard], Advance(known[shard].position)))
+                held = _move(self.consumer, known[shard], Advance(known[shard].position))
+                moves.append(msgspec.structs.replace(held, holds=True))
         if not moves:
             return frozenset()
         lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, script))

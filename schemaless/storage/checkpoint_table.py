@@ -107,6 +107,8 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     kills: int = 0
     counts: CellCounts = NO_COUNTS
     counts_before: CellCounts | None = None
+    holds: bool = False
+    """The checkpoint stays where it is. So another process that held it, too, can't be told from ourselves."""
 
     @property
     def counts_after(self) -> CellCounts | None:
@@ -233,7 +235,7 @@ def move(
         known = row and (row.version, row.location, row.worker, row.begun, row.kills, row.state)
         # Our own COMMIT may have succeeded before its answer was lost. But if the move has more to store by now, then
         # what came later isn't stored.
-        if row is not None and known == moved and move.counts_after in (None, row.counts):
+        if row is not None and known == moved and not move.holds and move.counts_after in (None, row.counts):
             continue
         if row is not None and row.version == move.version and row.state is State.RUNNING:
             undone.append(move)

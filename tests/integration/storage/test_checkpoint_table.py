@@ -193,6 +193,24 @@ async def test_what_all_clusters_have_reached_counts_and_each_catches_up_by_itse
     assert await first.move({0: Advance(at(0, 3))}, {"b": "DO 1"}) == {0}
 
 
+async def test_a_cluster_that_is_ahead_is_compared_too(async_storage, make_datastore):
+    """Its effects are written again. A late process writes none, though that checkpoint wouldn't move (I10)."""
+    datastore = make_datastore(shards=2, partitions=1)
+    late, owner = (
+        Checkpoints(CommitLanes(async_storage, datastore), CONSUMER, CheckpointPlacement.EVERYWHERE) for _ in range(2)
+    )
+    await late.read([0, 1])
+    await async_storage.master("a").run(checkpoint_table.move, datastore.name, [to(0, 5)])
+    await late.read([0])
+    await owner.read([0, 1])
+    assert not await owner.move({0: Advance(at(0, 4))}, {"a": "DO 1", "b": "DO 1"})
+    assert (await owner.read([0]))[0].ahead == (at(0, 5),)
+    lost = await late.move({0: Advance(at(0, 3)), 1: Advance(at(1, 2))}, {"a": "DO 1"})
+    assert 0 in lost
+    (moved,) = await async_storage.master("a").run(checkpoint_table.of_consumer, datastore.name, CONSUMER, [1])
+    assert moved.location == Location(1, 0), "nothing of the transaction stays"
+
+
 async def test_moves_of_many_shards_at_once_are_all_answered(async_storage, make_datastore):
     """Moves that wait for one another share statements. A refused one doesn't refuse the others."""
     datastore = make_datastore(shards=40, partitions=1, placement=("a",))
