@@ -49,8 +49,8 @@ class KafkaAddress(str):
         made.access = access
         return made
 
-    def __getnewargs__(self) -> tuple[str, KafkaAccess]:
-        return str(self), self.access
+    def __deepcopy__(self, _memo: object) -> KafkaAddress:
+        return self  # nothing of it changes
 
 
 def access_of(bootstrap: str) -> KafkaAccess:
