@@ -13,12 +13,14 @@ import msgspec
 
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured
+from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress
 from schemaless.private_file import read_private_text
 
 
 class _Endpoints(msgspec.Struct, frozen=True):
     api: list[str]
     kafka: str
+    kafka_account: KafkaAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def local_stack() -> LocalStack | None:
         return None
     except (msgspec.DecodeError, OSError) as error:
         raise Misconfigured(f"{file} can't be read: {error}") from error
-    return LocalStack(home, found.api, found.kafka)
+    return LocalStack(home, found.api, KafkaAddress(found.kafka, KafkaAccess(found.kafka_account)))
 
 
 def kafka_address(given: str | None = None) -> str:

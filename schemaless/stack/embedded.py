@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
+from schemaless.bus import kafka_accounts
+from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError, Unavailable
 from schemaless.stack import kafka_broker, mysql_server
@@ -89,6 +92,7 @@ def up(
         cold = not any(process.started for process in processes(home) if process.role is ProcessRole.KAFKA)
         if _start(plan, ["kafka"], "Kafka", say):
             kafka_broker.wait_ready(plan.broker())
+            _let_into_kafka(plan)
         topology, administrators = map(load_topology, (plan.topology_file, plan.admin_topology_file))
         create_default_datastore(topology, plan.broker().bootstrap, administrators)
         _start_services(plan, say)
@@ -162,6 +166,16 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     document = topology_document(servers, plan.accounts)
     write_private_json(plan.topology_file, document)
     write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
+
+
+def _let_into_kafka(plan: StackPlan) -> None:
+    """Gives each account its rights, and writes the files of those that services use."""
+    if plan.kafka_accounts is None:
+        return
+    kafka_accounts.grant(plan.broker().bootstrap)
+    for user in (KafkaUser.TAILER, KafkaUser.SERVICE):
+        account = plan.kafka_accounts.account(user)
+        write_private_json(plan.kafka_account_file(user), msgspec.to_builtins(account))
 
 
 def _start_services(plan: StackPlan, say: Say) -> None:

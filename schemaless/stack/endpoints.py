@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
+from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.errors import SchemalessError
 from schemaless.ops.datastores import list_datastores
 from schemaless.stack.admin import READER_USER
@@ -48,6 +51,7 @@ def refresh_endpoints(home: Path) -> dict[str, Any]:
         document = {
             "api": plan.api_urls(),
             "kafka": plan.broker().bootstrap,
+            **_kafka_account(plan),
             "clusters": _clusters(plan, running),
             "datastores": datastores,
             "processes": [
@@ -65,6 +69,13 @@ def refresh_endpoints(home: Path) -> dict[str, Any]:
             write_private_json(plan.endpoints_file, document)
             write_private_json(plan.scrape_targets_file, _scrape_targets(running.values()))
         return document
+
+
+def _kafka_account(plan: StackPlan) -> dict[str, Any]:
+    """Returns the reader's account, if Kafka has accounts."""
+    if plan.kafka_accounts is None:
+        return {}
+    return {"kafka_account": msgspec.to_builtins(plan.kafka_accounts.account(KafkaUser.READER))}
 
 
 def remove_endpoints(plan: StackPlan) -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, new_kafka_accounts
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.private_file import write_private_text
@@ -22,7 +23,7 @@ from schemaless.stack.ports import free_ports, take_usual_ports
 from schemaless.stack.programs import Flavour
 from schemaless.topology import TOPOLOGY_VERSION, Node, Role, Topology
 
-FORMAT = 2
+FORMAT = 3
 CLUSTERS = ("a", "b")
 MINIONS = 2
 API_PROCESSES = 2
@@ -48,6 +49,7 @@ class StackPlan:
     flavour: Flavour
     ports: Mapping[str, int]
     accounts: Accounts
+    kafka_accounts: KafkaAccounts | None = None
 
     def servers(self) -> list[MySQLServer]:
         sockets = socket_folder(self.run)
@@ -67,7 +69,12 @@ class StackPlan:
 
     def broker(self) -> KafkaBroker:
         ports = self.ports
-        return KafkaBroker(self.home / "kafka", ports["kafka"], ports["kafka-controller"], self.log("kafka"))
+        folder, log = self.home / "kafka", self.log("kafka")
+        return KafkaBroker(folder, ports["kafka"], ports["kafka-controller"], log, self.kafka_accounts)
+
+    def kafka_account_file(self, user: KafkaUser) -> Path:
+        """The account of a service, for SCHEMALESS_KAFKA_ACCOUNT. It is there if Kafka has accounts."""
+        return self.home / f"kafka-account.{user}.json"
 
     def log(self, process: str) -> Path:
         return self.home / "logs" / f"{process}.log"
@@ -142,7 +149,9 @@ def load_plan(home: Path) -> StackPlan | None:
         if found != FORMAT:
             raise UnknownFormat(f"{home} has format version {found!r}; this program knows version {FORMAT}")
         accounts = Accounts(**document["accounts"])
-        return StackPlan(home, Flavour(document["flavour"]), document["ports"], accounts)
+        passwords = document["kafka_accounts"]
+        kafka_accounts = None if passwords is None else KafkaAccounts(passwords)
+        return StackPlan(home, Flavour(document["flavour"]), document["ports"], accounts, kafka_accounts)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -169,7 +178,8 @@ def load_or_make_plan(settings: StackSettings) -> StackPlan:
         if first is None and settings.usual_ports:
             ports |= take_usual_ports(settings.cache.expanduser() / "usual-ports", home)
         flavour = Flavour(settings.mysql_flavour or Flavour.MARIADB)
-        plan = StackPlan(home, flavour, ports, new_accounts())
+        kafka_accounts = new_kafka_accounts() if settings.kafka_accounts else None
+        plan = StackPlan(home, flavour, ports, new_accounts(), kafka_accounts)
         _keep(plan)
     elif lacking := [name for name in port_names() if name not in plan.ports]:  # a stack from before they had one
         more = dict(zip(lacking, free_ports(len(lacking)), strict=True))
@@ -186,6 +196,7 @@ def _keep(plan: StackPlan) -> None:
         "flavour": plan.flavour,
         "ports": dict(plan.ports),
         "accounts": asdict(plan.accounts),
+        "kafka_accounts": plan.kafka_accounts and dict(plan.kafka_accounts.passwords),
     }
     write_private_json(plan.home / "stack.json", document)
 

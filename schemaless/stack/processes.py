@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.config import RENAMED
 from schemaless.errors import Misconfigured
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, api_names, write_private_json
@@ -146,14 +147,14 @@ def server_programs(plan: StackPlan) -> list[SupervisedProgram]:
 
 def service_programs(plan: StackPlan) -> list[SupervisedProgram]:
     """Returns the services that every stack has, without programs that were added later."""
-    shared = service_environment(plan)
+    shared, tailing = service_environment(plan), service_environment(plan, KafkaUser.TAILER)
     apis = [
         _python(name, ProcessRole.API, ["api"], {**shared, "SCHEMALESS_API_PORT": str(plan.ports[name])})
         for name in api_names()
     ]
     consume = ["consumers", DEFAULT_CONSUMER, "--datastore", DEFAULT_DATASTORE]
     services = [
-        _python("tailer-0", ProcessRole.TAILER, ["tailer"], shared, stop_timeout_s=TAILER_STOP_TIMEOUT_S),
+        _python("tailer-0", ProcessRole.TAILER, ["tailer"], tailing, stop_timeout_s=TAILER_STOP_TIMEOUT_S),
         _python("indexer-0", ProcessRole.INDEXER, ["indexer"], shared),
         _python("consumers-0", ProcessRole.CONSUMERS, consume, {**shared, "CENSUS_DIR": str(plan.home / "census")}),
         _python("cleaner-0", ProcessRole.CLEANER, ["cleaner"], shared),
@@ -178,9 +179,11 @@ def _metrics_variable(role: ProcessRole) -> str:
     return f"SCHEMALESS_{role.value.upper()}_METRICS_PORT"
 
 
-def service_environment(plan: StackPlan) -> dict[str, str]:
-    """Returns the settings by which a service finds the servers of this stack."""
+def service_environment(plan: StackPlan, kafka_user: KafkaUser = KafkaUser.SERVICE) -> dict[str, str]:
+    """Returns the settings by which a service finds the servers of this stack, and is let in."""
+    account = {} if plan.kafka_accounts is None else {"SCHEMALESS_KAFKA_ACCOUNT": plan.kafka_account_file(kafka_user)}
     return {
+        **{name: str(file) for name, file in account.items()},
         "SCHEMALESS_TOPOLOGY": str(plan.topology_file),
         "SCHEMALESS_KAFKA": plan.broker().bootstrap,
         "SCHEMALESS_HOSTS": ",".join(plan.api_urls()),

@@ -235,7 +235,7 @@ def test_a_document_is_parsed_or_refused(parse: Callable[[Any], object], chance:
 @pytest.mark.parametrize("load", [load_topology, load_plan], ids=lambda load: load.__name__)
 def test_a_damaged_file_is_told(load: Callable[[Path], object], tmp_path: Path, chance: random.Random):
     """The topology and the plan of a stack are files that people edit."""
-    plan = {"format": 2, "flavour": "mariadb", "ports": {"api-0": 8000}, "accounts": {}}
+    plan = {"format": 3, "flavour": "mariadb", "ports": {"api-0": 8000}, "accounts": {}}
     path = tmp_path / "stack.json"
     sample = json.dumps(TOPOLOGY if load is load_topology else plan).encode()
 

@@ -20,15 +20,16 @@ from confluent_kafka.admin import AdminClient
 from schemaless.bus import warm_up
 from schemaless.config import StackSettings
 from schemaless.errors import NotFound
+from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.ops.datastores import create_datastore
-from schemaless.stack import embedded, supervision
+from schemaless.stack import embedded, kafka_broker, supervision
 from schemaless.stack.admin import Accounts, session
-from schemaless.stack.endpoints import refresh_endpoints
-from schemaless.stack.local import running_topology
+from schemaless.stack.endpoints import _kafka_account, refresh_endpoints
+from schemaless.stack.local import LocalServer, running_topology
 from schemaless.stack.mysql_server import MySQLServer
-from schemaless.stack.plan import StackPlan, UnknownFormat, require_plan
+from schemaless.stack.plan import StackPlan, UnknownFormat, load_or_make_plan, require_plan
 from schemaless.stack.ports import PortInUse
-from schemaless.stack.processes import ProcessRole, SupervisedProgram
+from schemaless.stack.processes import ProcessRole, SupervisedProgram, service_programs
 from schemaless.stack.programs import Flavour
 from schemaless.stack.replication import replication_status
 from schemaless.stack.supervision import ProcessState
@@ -148,7 +149,7 @@ def test_reader_may_read_everything_and_write_nothing(settings: StackSettings) -
 def test_a_folder_of_before_there_were_administrators_is_refused(tmp_path: Path) -> None:
     """Its servers have one account that may do everything, and no other one can be made with what it knows."""
     (tmp_path / "stack.json").write_text('{"format": 1}')
-    with pytest.raises(UnknownFormat, match="this program knows version 2"):
+    with pytest.raises(UnknownFormat, match="this program knows version 3"):
         start(StackSettings(home=tmp_path))
 
 
@@ -249,6 +250,31 @@ def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
     create_datastore(topology, bootstrap, "flights", shards=2, partitions=2, administrators=administrators)
     told = {"shards": 2, "topic": "schemaless.flights.cells", "partitions": 2}
     assert eventually(lambda: endpoints(settings)["datastores"].get("flights") == told)
+
+
+def test_kafka_of_a_stack_with_accounts_lets_in_who_has_one(tmp_path: Path) -> None:
+    """endpoints.json has a reader's. Tailer and other services have files of their own."""
+    plan = load_or_make_plan(StackSettings(home=tmp_path, kafka_accounts=True))
+    assert require_plan(tmp_path) == plan
+    broker = plan.broker()
+    kafka_broker.prepare(broker)
+    broker.log.parent.mkdir()
+    server = LocalServer("kafka", broker.argv(), broker.log, lambda me: kafka_broker.wait_ready(broker, alive=me.alive))
+    try:
+        server.start()
+        embedded._let_into_kafka(plan)
+        account = _kafka_account(plan)["kafka_account"]
+        plain = str(broker.bootstrap)
+        assert not kafka_broker.answers(plain)
+        assert kafka_broker.answers(KafkaAddress(plain, KafkaAccess(KafkaAccount(**account))))
+        tailer, cleaner = (
+            dict(next(program.env for program in service_programs(plan) if program.name == name))
+            for name in ("tailer-0", "cleaner-0")
+        )
+        assert tailer["SCHEMALESS_KAFKA_ACCOUNT"] != cleaner["SCHEMALESS_KAFKA_ACCOUNT"]
+        assert read_account(Path(tailer["SCHEMALESS_KAFKA_ACCOUNT"])).user == "tailer"
+    finally:
+        server.kill()
 
 
 def test_second_start_changes_nothing(settings: StackSettings) -> None:

@@ -59,10 +59,10 @@ def test_other_flavour_than_the_data_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_format_and_damage_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "stack.json"
-    path.write_text('{"format": 1}')
-    with pytest.raises(UnknownFormat, match="format version 1"):
+    path.write_text('{"format": 2}')
+    with pytest.raises(UnknownFormat, match="format version 2"):
         load_plan(tmp_path)
-    path.write_text('{"format": 2, "flavour"')
+    path.write_text('{"format": 3, "flavour"')
     with pytest.raises(Misconfigured, match="damaged"):
         load_plan(tmp_path)
 
