@@ -48,7 +48,7 @@ from schemaless.record import (
 )
 from schemaless.position import Position as Position
 from schemaless.triggers.retry_policy import RetryPolicy as RetryPolicy
-from schemaless.subscriber.batch import Batch as Batch, GenerationChange as GenerationChange
+from schemaless.subscriber.engine import Batch as Batch, GenerationChange as GenerationChange
 from schemaless.triggers.decorator import ParkMode as ParkMode, TriggerCell as TriggerCell, trigger as trigger
 from schemaless.triggers.context import Context as Context
 from schemaless.triggers.verdicts import (

@@ -1,6 +1,7 @@
 """Budgets: what a process has room for, and how much of it one caller may take (I14).
 
-They count requests in flight, payloads that arrive, and what was read and its clients have not taken yet.
+They count requests in flight, payloads that arrive, what was read and its clients have not taken yet, and how long one
+request works before others have their turn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ _USUAL_CELL_BYTES = 1 << 10
 
 SMALL_BYTES_MAX = 64 << 10
 """A response up to this size isn't counted: the limit on concurrent requests bounds those."""
+
+STEP_BYTES_MAX = 64 << 10
+"""Bytes of JSON or MessagePack that are parsed, compared or rendered before others get their turn.
+
+One body is never split, so a step has at most this and the largest body.
+"""
 
 
 class RequestsInFlight(msgspec.Struct):
@@ -199,3 +206,19 @@ class Held:
                 pass
         await self.reserve(bytes_max)
         return await read(bytes_max)
+
+
+class Steps:
+    """Counts the work of one request, and lets the process do other things in between."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    async def after(self, bytes_done: int) -> None:
+        """Says that so many bytes were worked on since the last call. Others have their turn once it is enough."""
+        self._bytes += bytes_done
+        if self._bytes >= STEP_BYTES_MAX:
+            self._bytes = 0
+            await asyncio.sleep(0)

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from api.http.budget import Steps
 from api.http.content import Format
-from api.http.steps import Steps
 from schemaless.cell import StoredCell
 from schemaless.codec import cell_view
 from schemaless.errors import TooLarge

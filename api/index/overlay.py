@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from api.http.steps import Steps
+from api.http.budget import Steps
 from api.index.evaluation import page_of
 from api.index.query import IndexQuery
 from api.read.reader import Reader, Served

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from api.http.steps import Steps
+from api.http.budget import Steps
 from api.index.cursor import cursor_of
 from api.index.query import IndexQuery
 from schemaless.cell import ColumnName, RowKey, StoredCell, row_key_text

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
+from api.http.budget import Steps
 from api.http.cell_json import all_views
 from api.http.content import NDJSON, Format, decode
 from api.http.parameters import READ_FROM
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.http.steps import Steps
 from api.openapi.cell_views import BatchGetRequest, BatchGetView, BatchPutRequest, BatchPutView
 from api.read.multi_get import WantedCell, read_many
 from api.routes.cells import CAUSE, cause_of

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 import structlog
 
 from schemaless.errors import HeadsLocked, SchemalessError
-from schemaless.storage import idle_transactions, shard_head
+from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, Traffic
 
 log = structlog.get_logger()
@@ -77,7 +77,7 @@ class HeldShards:
                 log.info("heads are free again", node=self._master.node.name, shards=sorted(free))
             if self.shards:
                 for ended in await self._master.run(
-                    idle_transactions.end, IDLE_MAX_S, timeout_s=self._timeout_s, traffic=Traffic.PROBE
+                    shard_head.end_idle_holders, IDLE_MAX_S, timeout_s=self._timeout_s, traffic=Traffic.PROBE
                 ):
                     log.warning("an idle transaction is ended", node=self._master.node.name, connection=ended)
         except SchemalessError as error:

@@ -7,10 +7,11 @@ the head in the same transaction. So a reader that sees head n can read every ce
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
-from schemaless.errors import Misconfigured
+from schemaless.errors import Misconfigured, NodeRefuses
 from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Name, Script, commas, sql, time_literal
@@ -366,3 +367,26 @@ def _heads_where(datastore: str, condition: Script) -> Operation[list[Head]]:
     where = sql("WHERE datastore = %s", datastore) + f" AND {condition} ORDER BY shard"
     rows = yield from query(f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where}")
     return [Head(*row) for row in rows]
+
+
+def end_idle_holders(idle_s: int) -> Operation[list[int]]:
+    """Ends our own account's connections whose transaction holds rows and is idle for `idle_s`. Returns their ids.
+
+    No operation leaves a transaction open between two scripts for long. So such a transaction belongs to a process that
+    hangs, or to a person who forgot it. Other accounts' transactions are not touched. It needs the right PROCESS.
+    """
+    rows = yield from query(
+        sql(
+            "SELECT process.id FROM information_schema.innodb_trx AS trx"
+            " JOIN information_schema.processlist AS process ON process.id = trx.trx_mysql_thread_id"
+            " WHERE process.user = SUBSTRING_INDEX(CURRENT_USER(), '@', 1) AND process.command = 'Sleep'"
+            " AND process.time >= %s AND trx.trx_rows_locked > 0",
+            idle_s,
+        )
+    )
+    ended = []
+    for (connection,) in rows:
+        with suppress(NodeRefuses):  # it ended by itself
+            yield f"KILL {int(connection)}"
+            ended.append(int(connection))
+    return ended

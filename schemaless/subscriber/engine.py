@@ -25,13 +25,38 @@ from schemaless.position import BEGINNING_DIGEST, Position, cell_digest
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
 from schemaless.runtime.batching import chunks
 from schemaless.shard_cursor import CursorCounts, CursorState, ProvenPage, ShardCursor
-from schemaless.subscriber.batch import Batch, GenerationChange
 
 PAGE_CELLS_MAX = 1000
 SHARDS_AT_ONCE = 1000
 _FOREIGN_KEPT_MAX = 100
 
 _log = logging.getLogger("schemaless.subscriber")
+
+
+class GenerationChange(msgspec.Struct, frozen=True):
+    """A shard lost its continuity: `generation` begins at `starts_at` (I13).
+
+    `superseded` counts the last cells that were given out before, which are not in the log any more. Those that were
+    still buffered come again, elsewhere in the log.
+    """
+
+    generation: int
+    starts_at: int
+    superseded: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Consecutive cells of one shard and generation. The first is right after the location `after`.
+
+    Store `position` together with the effect of the cells, in one transaction if you can. It replaces the position at
+    `after`. A batch with a `change` has no cells. Store its position too: it may be a lower one.
+    """
+
+    shard: int
+    after: Location
+    cells: Sequence[StoredCell]
+    position: Position
+    change: GenerationChange | None = None
 
 
 class ReadLog(msgspec.Struct, frozen=True):

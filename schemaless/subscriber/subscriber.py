@@ -22,8 +22,7 @@ from schemaless.location import BEGINNING, Location
 from schemaless.names import cells_topic_name
 from schemaless.position import Position
 from schemaless.record import ForeignRecord
-from schemaless.subscriber.batch import Batch
-from schemaless.subscriber.engine import FollowedShards, LogAnswers, ReadLog, Steps, SubscriberCounts
+from schemaless.subscriber.engine import Batch, FollowedShards, LogAnswers, ReadLog, Steps, SubscriberCounts
 from schemaless.subscriber.http_log import ShardHistory
 
 Known = Mapping[int, Position | Location]

@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from api.http import steps
+from api.http import budget
+from api.http.budget import STEP_BYTES_MAX
 from api.http.cell_json import all_views, views_within
 from api.http.content import JSON, MSGPACK, NDJSON
-from api.http.steps import STEP_BYTES_MAX
 from api.routes import batch
 from api.routes.batch import ITEMS_MAX, parse_gets, parse_puts
 from schemaless.cell import Cell
@@ -36,7 +36,7 @@ class Turns:
 @pytest.fixture
 def turns(monkeypatch):
     turns = Turns()
-    monkeypatch.setattr(steps.asyncio, "sleep", turns.sleep)
+    monkeypatch.setattr(budget.asyncio, "sleep", turns.sleep)
     return turns
 
 

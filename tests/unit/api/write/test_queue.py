@@ -9,7 +9,7 @@ from api.write.held_shards import HeldShards
 from api.write.queue import MasterWriteQueues
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.errors import Busy, HeadsLocked, StorageUnavailable
-from schemaless.storage import idle_transactions, post_version, put_transaction, shard_head
+from schemaless.storage import post_version, put_transaction, shard_head
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
@@ -33,7 +33,7 @@ class Master:
         await asyncio.sleep(0)
         if operation is shard_head.locked:
             return [shard for shard in args[1] if shard in self.locked]
-        if operation is idle_transactions.end:
+        if operation is shard_head.end_idle_holders:
             self.ended += 1
             return []
         if self.error is not None:

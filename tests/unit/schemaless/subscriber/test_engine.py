@@ -14,8 +14,7 @@ from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_
 from schemaless.record import Announcement, Record
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.entity_table import ShardCell
-from schemaless.subscriber.batch import GenerationChange
-from schemaless.subscriber.engine import FollowedShards, ReadLog
+from schemaless.subscriber.engine import FollowedShards, GenerationChange, ReadLog
 from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.topology import Datastore
 
