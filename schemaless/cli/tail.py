@@ -66,24 +66,30 @@ def tail(  # noqa: PLR0913, PLR0917  # a parameter for each option
         if match is None:
             raise Invalid("offset", "must be PARTITION:OFFSET")
         offsets[int(match[1])] = int(match[2])
-    with TopicStream(kafka_address(kafka), cells_topic_name(datastore)) as stream:
-        partitions = stream.partitions()
-        spans = {each: stream.span(each) for each in _chosen(partitions, partition or (), wanted.shards)}
-        starts = {each: span.low if start == BEGINNING else span.high for each, span in spans.items()}
-        ends = {each: span.high for each, span in spans.items()}
-        if start not in (BEGINNING, END):
-            starts |= stream.offsets_at(list(spans), since // 1000)
-        for each, to in offsets.items():
-            if each not in spans:
-                raise Invalid("offset", f"partition {each} is not read")
-            if not spans[each].low <= to <= spans[each].high:
-                raise Invalid("offset", f"partition {each} holds offsets {spans[each].low} to {spans[each].high}")
-            starts[each] = to
-        # Where a partition is read from its very beginning, the first cell of a shard must be the shard's first.
-        complete = {each for each, span in spans.items() if starts[each] == span.low == 0}
-        form = TailFormat.MSGPACK if as_msgpack else TailFormat.JSON if as_json else TailFormat.TEXT
-        view = TailView(len(partitions), complete, wanted, form, print_notice)
-        _copy(view, stream.follow(starts) if follow else stream.read(starts, ends), limit)
+    view: TailView | None = None
+    try:
+        with TopicStream(kafka_address(kafka), cells_topic_name(datastore)) as stream:
+            partitions = stream.partitions()
+            spans = {each: stream.span(each) for each in _chosen(partitions, partition or (), wanted.shards)}
+            starts = {each: span.low if start == BEGINNING else span.high for each, span in spans.items()}
+            ends = {each: span.high for each, span in spans.items()}
+            if start not in (BEGINNING, END):
+                starts |= stream.offsets_at(list(spans), since // 1000)
+            for each, to in offsets.items():
+                if each not in spans:
+                    raise Invalid("offset", f"partition {each} is not read")
+                if not spans[each].low <= to <= spans[each].high:
+                    raise Invalid("offset", f"partition {each} holds offsets {spans[each].low} to {spans[each].high}")
+                starts[each] = to
+            # Where a partition is read from its very beginning, the first cell of a shard must be the shard's first.
+            complete = {each for each, span in spans.items() if starts[each] == span.low == 0}
+            form = TailFormat.MSGPACK if as_msgpack else TailFormat.JSON if as_json else TailFormat.TEXT
+            view = TailView(len(partitions), complete, wanted, form, print_notice)
+            _copy(view, stream.follow(starts) if follow else stream.read(starts, ends), limit)
+    except KeyboardInterrupt:
+        if view is None:
+            print_notice("nothing was read yet")
+            return
     print_notice(view.summary())
     raise typer.Exit(1 if view.faults else 0)
 
@@ -98,7 +104,7 @@ def _chosen(known: range, named: Sequence[int], shards: Iterable[int]) -> list[i
 
 
 def _copy(view: TailView, pages: Iterable[Sequence[Record]], limit: int | None) -> None:
-    """Writes lines to standard output until the limit, the end, an interrupt, or its reader closes it."""
+    """Writes lines to standard output until the limit, the end, or its reader closes it."""
     left = limit
     try:
         for page in pages:
@@ -108,7 +114,5 @@ def _copy(view: TailView, pages: Iterable[Sequence[Record]], limit: int | None) 
             left = None if left is None else left - len(lines)
             if left == 0:
                 return
-    except KeyboardInterrupt:
-        return
     except BrokenPipeError:  # Python flushes once more at its end, which must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
