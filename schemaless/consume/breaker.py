@@ -8,6 +8,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 
@@ -24,30 +25,51 @@ PROBE_FIRST_S = 0.5
 PROBE_MAX_S = 1.0
 """The longest pause between two probes. Within five seconds of the end of an outage calls go on at full speed, also if
 the first probes meet poison."""
-_GOOD_ROWS_KEPT = 10_000
+ROWS_KEPT = 10_000
+"""How many good rows of a function count at most, and how many failed ones: the last ones."""
 
 
 class _Function:
     """The rows of one function: when the last call of each was good, or failed for which cause. The eldest come first.
 
-    `good_at` is the time of the last good call.
+    `good_at` is the time of the last good call. `alike` counts the failed rows by cause.
     """
 
-    __slots__ = ("failed", "good", "good_at")
+    __slots__ = ("alike", "failed", "good", "good_at")
 
     def __init__(self) -> None:
         self.good: dict[bytes, float] = {}
         self.failed: dict[bytes, tuple[float, str]] = {}
+        self.alike: Counter[str] = Counter()
         self.good_at = -inf
 
-    def forget(self, now: float) -> None:
+    def note_good(self, row_key: bytes, now: float) -> None:
+        self._drop(row_key)  # so that it is the youngest again
+        self.good[row_key] = self.good_at = now
+        if len(self.good) > ROWS_KEPT:
+            del self.good[next(iter(self.good))]
+
+    def note_failed(self, row_key: bytes, now: float, kind: str) -> None:
+        self._drop(row_key)
+        self.failed[row_key] = now, kind
+        self.alike[kind] += 1
+        self._forget(now)
+
+    def _drop(self, row_key: bytes) -> None:
+        self.good.pop(row_key, None)
+        if (known := self.failed.pop(row_key, None)) is not None:
+            self.alike[known[1]] -= 1
+
+    def _forget(self, now: float) -> None:
         """Forgets what no longer counts."""
         since = now - WINDOW_S
         while self.good and self.good[first := next(iter(self.good))] < since:
             del self.good[first]
         since = min(since, max(self.good_at, now - UNANSWERED_MAX_S))
-        while self.failed and self.failed[first := next(iter(self.failed))][0] < since:
-            del self.failed[first]
+        while self.failed and (
+            self.failed[first := next(iter(self.failed))][0] < since or len(self.failed) > ROWS_KEPT
+        ):
+            self._drop(first)
 
 
 class Breaker:
@@ -82,11 +104,7 @@ class Breaker:
                         self._functions[function] = _Function()
                         self._failing = 1  # what succeeds from now on counts against these rows
                 elif (rows := self._functions.get(function)) is not None:
-                    rows.failed.pop(row_key, None)
-                    rows.good.pop(row_key, None)  # so that it is the youngest again
-                    rows.good[row_key] = rows.good_at = self._clock()
-                    if len(rows.good) > _GOOD_ROWS_KEPT:
-                        del rows.good[next(iter(rows.good))]
+                    rows.note_good(row_key, self._clock())
 
     def reset(self) -> None:
         """Forgets what it counted. Calls go on."""
@@ -110,12 +128,8 @@ class Breaker:
             return False
         rows = self._functions.setdefault(function, _Function())
         self._failing = len(self._functions)
-        rows.good.pop(row_key, None)
-        rows.failed.pop(row_key, None)
-        rows.failed[row_key] = now, kind
-        rows.forget(now)
-        alike = sum([found == kind for _, found in rows.failed.values()])
-        called = len(rows.failed) + len(rows.good)
+        rows.note_failed(row_key, now, kind)
+        alike, called = rows.alike[kind], len(rows.failed) + len(rows.good)
         if alike < ROWS_MIN or alike < SHARE * called:
             return False
         self.function, self.cause = function, f"{function} fails with {kind} for {alike} of {called} rows"

@@ -182,7 +182,10 @@ def fault_document(definition: IndexDefinition, node: str, fault: EntryFault) ->
         if entry is None:
             return None
         return {
-            field.name: value if isinstance(value, str) else to_json(field.type, value)
+            # JSON has no lone surrogates, which stand for bytes of a damaged value that are no UTF-8
+            field.name: value.encode(errors="backslashreplace").decode()
+            if isinstance(value, str)
+            else to_json(field.type, value)
             for field, value in zip(definition.fields, entry.values, strict=True)
         }
 

@@ -23,12 +23,16 @@ _RANGES_MAX = 64
 
 
 class SweepSelection(msgspec.Struct, frozen=True):
-    """What a sweep compares: the rows of shards, the entries of shards, and both within a range of row keys."""
+    """What a sweep compares: the rows of shards, the entries of shards, and both within a range of row keys.
+
+    With `row_key` it is this row alone, with its entries in all shards.
+    """
 
     of_rows: Sequence[int]
     of_entries: Sequence[int]
     first: RowKey = FIRST_ROW
     last: RowKey = LAST_ROW
+    row_key: RowKey | None = None
 
     @property
     def steps(self) -> int:
@@ -41,7 +45,7 @@ def everything(datastore: Datastore) -> SweepSelection:
 
 def one_row(datastore: Datastore, row_key: RowKey) -> SweepSelection:
     """Returns the selection of one row. Its entries may be in any shard."""
-    return SweepSelection([shard_of(row_key, datastore.shards)], range(datastore.shards), row_key, row_key)
+    return SweepSelection([shard_of(row_key, datastore.shards)], range(datastore.shards), row_key=row_key)
 
 
 class SweptPage(msgspec.Struct, frozen=True):
@@ -59,8 +63,8 @@ async def sweep(
 ) -> AsyncIterator[SweptPage]:
     """Compares the entries that some nodes have, one node of each cluster. Raises StorageUnavailable and NotReady."""
     datastore = inspector.datastore
-    if selection.first == selection.last:
-        row = await inspector.of_rows(nodes, [selection.first])
+    if selection.row_key is not None:
+        row = await inspector.of_rows(nodes, [selection.row_key])
         yield SweptPage(row.rows, row.entries, row.faults, row.unsettled, steps=selection.steps)
         return
     before = row_before(selection.first)

@@ -93,11 +93,14 @@ async def test_verify_names_and_repair_repairs(ordered):
 
 
 async def test_a_check_is_of_rows_of_shards_or_of_a_range(ordered):
-    """What is outside of it isn't found."""
+    """What is outside of it isn't found, and what is in it is counted once."""
 
     async def found(**options):
         job = await ordered.carried_out(ordered.index.verify(minions=False, **options)["job"])
-        return {fault["row_key"] for fault in job["faults"]}
+        assert sum(counts(job)) == len(job["faults"])
+        row_keys = [fault["row_key"] for fault in job["faults"]]
+        assert len(row_keys) == len(set(row_keys))
+        return set(row_keys)
 
     row, ghost = row_key_text(ordered.row), row_key_text(ordered.ghost)
     assert await found(row_keys=[row]) == {row}
@@ -105,6 +108,15 @@ async def test_a_check_is_of_rows_of_shards_or_of_a_range(ordered):
     assert await found(shards=[ordered.source]) - {ghost} == {row}
     assert await found(from_=row, to=row) == {row}
     assert await found(from_=ghost, to=ghost, rows_per_s=0) == {ghost}
+
+
+async def test_a_value_that_is_no_text_is_shown(ordered):
+    """No cell makes it, and JSON can't have it. The job is done, and the indexer lives."""
+    ordered.rows.sql(1, f"UPDATE {{table}} SET owner = x'61ff' WHERE row_key = x'{ordered.ghost.hex()}'")
+    ghost = row_key_text(ordered.ghost)
+    job = await ordered.carried_out(ordered.index.verify(minions=False, row_keys=[ghost])["job"])
+    assert (job["state"], counts(job)) == ("done", (0, 0, 1, 0))
+    assert job["faults"][0]["found"]["owner"] == r"a\udcff"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from schemaless import trigger
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.config import BreakerMode
-from schemaless.consume.breaker import PROBE_FIRST_S, PROBE_MAX_S, Breaker
+from schemaless.consume.breaker import PROBE_FIRST_S, PROBE_MAX_S, ROWS_KEPT, Breaker
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.storage.entity_table import ShardCell
 from schemaless.testing.entity_table import MemoryEntityTable
@@ -165,6 +165,19 @@ def test_few_failures_with_a_good_call_between_them_trip_nothing():
     for turn in range(10):
         assert failures_until_it_trips(breaker, clock, range(5 * turn, 5 * turn + 3), every_s=5.0) is None
         breaker.succeeded("charge", bytes([200]))
+
+
+def test_the_last_rows_count_however_many_fail():
+    """Three causes, none of them half of the rows, trip nothing. What is remembered of them is bounded."""
+    breaker = Breaker(BreakerMode.PROBE, lambda: 0.0)
+    rows = iter(range(10 * ROWS_KEPT))
+    for row, kind in zip(rows, itertools.cycle(["Refused", "Denied", "Lost"]), strict=False):
+        assert not breaker.failed("charge", row.to_bytes(16), kind)
+        if row > 2 * ROWS_KEPT:
+            break
+    while not breaker.failed("charge", next(rows).to_bytes(16), "Lost"):
+        pass
+    assert breaker.cause == f"charge fails with Lost for {ROWS_KEPT // 2} of {ROWS_KEPT} rows"
 
 
 def test_failures_of_a_whole_afternoon_are_no_outage():
