@@ -10,6 +10,8 @@ from enum import StrEnum
 from schemaless.kafka_access import KafkaAccount
 
 _TIMEOUT_S = 20.0
+OURS = "schemaless."
+"""What the names of our topics and groups begin with."""
 
 
 class KafkaUser(StrEnum):
@@ -48,16 +50,24 @@ def grant(bootstrap: str) -> None:
 
     from schemaless.bus.client import client_settings, translated
 
-    def allow(user: KafkaUser, kind: ResourceType, name: str, pattern: ResourcePatternType, may: str) -> AclBinding:
-        allowed = AclPermissionType.ALLOW
-        return AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation[may], allowed)
+    def rule(
+        user: KafkaUser,
+        kind: ResourceType,
+        name: str,
+        may: str,
+        permission: AclPermissionType = AclPermissionType.ALLOW,
+    ) -> AclBinding:
+        pattern = ResourcePatternType.PREFIXED if name == OURS else ResourcePatternType.LITERAL
+        return AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation[may], permission)
 
     wanted = []
     for user, operations in _ON_TOPICS.items():
         for may in operations:
-            wanted.append(allow(user, ResourceType.TOPIC, "schemaless.", ResourcePatternType.PREFIXED, may))
-        wanted.append(allow(user, ResourceType.GROUP, "*", ResourcePatternType.LITERAL, "READ"))
-    wanted.append(allow(KafkaUser.TAILER, ResourceType.TRANSACTIONAL_ID, "*", ResourcePatternType.LITERAL, "WRITE"))
+            wanted.append(rule(user, ResourceType.TOPIC, OURS, may))
+        wanted.append(rule(user, ResourceType.GROUP, "*", "READ"))
+    wanted.append(rule(KafkaUser.TAILER, ResourceType.TRANSACTIONAL_ID, "*", "WRITE"))
+    # A member is given partitions. In the tailers' group a reader would keep these from being published.
+    wanted.append(rule(KafkaUser.READER, ResourceType.GROUP, OURS, "READ", AclPermissionType.DENY))
     admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
     with translated("granting rights in Kafka"):
         for made in admin.create_acls(wanted, request_timeout=_TIMEOUT_S).values():

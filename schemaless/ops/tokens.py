@@ -135,11 +135,13 @@ async def record_action(storage: AsyncStorage, action: AdminAction) -> bool:
 
     Returns whether a master took it.
     """
-    log.info("admin action", who=action.who, what=action.what, peer=action.peer, outcome=action.outcome)
+    # Each is written, because the log may be its only place.
+    shown = {"who": action.who, "what": action.what, "peer": action.peer, "outcome": action.outcome, "each": True}
+    log.info("admin action", **shown)
     try:
         await first_answer(storage.masters, lambda node: node.run(admin_action_table.insert, action, timeout_s=1.0))
     except SchemalessError as error:
-        log.warning("an admin action is in this log only", what=action.what, error=str(error))
+        log.warning("an admin action is in this log only", error=str(error), **shown)
         return False
     return True
 

@@ -24,13 +24,16 @@ log = structlog.get_logger()
 
 FIRST_PAUSE_S = 60.0
 PAUSE_GROWTH = 4
-"""A kind of line that comes on and on is written after one minute, after five, and after twenty-one."""
+PAUSE_MAX_S = 3600.0
+"""A kind of line that comes on and on is written after one minute, five, twenty-one and 81, and then every hour."""
 QUIET_S = 60.0
-"""A kind that didn't come for so long begins anew."""
+"""A kind that didn't come for so long begins anew. Between two of its pauses it has to be quiet for twice as long."""
 KINDS_MAX = 1000
 _AT_ONCE = {"info": 5, "debug": 5}
 _AT_ONCE_OF_PROBLEMS = 3
 """Lines of one kind that are written before the rest is counted: the first shard, node or datastore isn't all."""
+_SUBJECTS = ("cluster", "node", "problem")
+"""What else tells kinds of lines apart: a second server or error is news. These have few values in a process."""
 _TEMPLATE_CHARACTERS = 60  # of the message of a library, whose end often varies
 
 
@@ -44,7 +47,7 @@ class _Kind:
 
 
 class RepeatLimiter:
-    """Says of each line whether it is written. Lines are of one kind if they have the same level and event.
+    """Says of each line whether it is written. Lines are of one kind if they have the same level and text.
 
     Any thread may log. `clock` counts seconds, as time.monotonic does.
     """
@@ -54,16 +57,17 @@ class RepeatLimiter:
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self._lock = threading.Lock()
 
-    def admit(self, level: str, event: str) -> int | None:
+    def admit(self, level: str, text: str) -> int | None:
         """Returns how many lines of this kind were left out before this one, or None if it is left out, too."""
         now = self._clock()
         with self._lock:
-            kind = self._kinds.get((level, event))
-            if kind is None or (now - kind.last_at >= QUIET_S and now >= kind.next_at):
+            kind = self._kinds.get((level, text))
+            quiet_s = 0.0 if kind is None else now - kind.last_at
+            if kind is None or quiet_s >= QUIET_S * (1 if now >= kind.next_at else 2):
                 left_out = 0 if kind is None else kind.counted
                 if kind is None and len(self._kinds) >= KINDS_MAX:
                     self._kinds.clear()
-                kind = self._kinds[level, event] = _Kind()
+                kind = self._kinds[level, text] = _Kind()
             else:
                 left_out = kind.counted
             kind.last_at = now
@@ -71,7 +75,7 @@ class RepeatLimiter:
                 kind.written += 1
                 kind.next_at = now + kind.pause_s
             elif now >= kind.next_at:
-                kind.pause_s *= PAUSE_GROWTH
+                kind.pause_s = min(kind.pause_s * PAUSE_GROWTH, PAUSE_MAX_S)
                 kind.next_at = now + kind.pause_s
             else:
                 kind.counted += 1
@@ -90,18 +94,27 @@ class LogLimit:
         """Is a processor of structlog. A line with `each=True` is always written."""
         if line.pop("each", False):
             return line
-        left_out = self._limiter.admit(line.get("level", method), str(line["event"]))
+        told_apart = [str(line[name]) for name in _SUBJECTS if name in line]
+        text = " ".join([str(line["event"]), *told_apart, _error_class(line.get("exc_info"))])
+        left_out = self._limiter.admit(line.get("level", method), text)
         if left_out is None:
             raise structlog.DropEvent
         return {**line, "left_out": left_out} if left_out else line
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Is a filter of a handler."""
-        event = f"{record.name} {str(record.msg)[:_TEMPLATE_CHARACTERS]}"
-        left_out = self._limiter.admit(record.levelname.lower(), event)
-        if left_out:
-            record.msg, record.args = f"{record.getMessage()} ({left_out} such lines were left out)", None
+        template = str(record.msg)[:_TEMPLATE_CHARACTERS]
+        text = f"{record.name} {template} {_error_class(record.exc_info)}"
+        left_out = self._limiter.admit(record.levelname.lower(), text)
+        if left_out and isinstance(record.msg, str):
+            record.msg = f"{record.msg} ({left_out} such lines were left out)"  # its values are put in later
         return left_out is not None
+
+
+def _error_class(exc_info: Any) -> str:
+    """Returns the name of the class of a line's error, given in one of the forms that logging takes."""
+    error = sys.exc_info()[1] if exc_info is True else exc_info[1] if isinstance(exc_info, tuple) else exc_info
+    return type(error).__name__ if isinstance(error, BaseException) else ""
 
 
 def configure_logging(

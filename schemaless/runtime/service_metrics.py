@@ -63,8 +63,8 @@ class ServiceMetrics:
         shown = make_aiohttp_handler(self.registry)
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            given = request.headers.get("authorization", "")
-            if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            given = request.headers.get("authorization", "").encode(errors="surrogateescape")  # any bytes may come
+            if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
                 return web.Response(status=401, headers={"www-authenticate": "Bearer"}, text="a token is needed\n")
             return await shown(request)
 
@@ -85,15 +85,20 @@ class ServiceMetrics:
 
 
 def scrape_token(host: str, file: Path | None) -> str | None:
-    """Returns the token that a scraper has to send. Raises Misconfigured for a port that is open to a network (I17)."""
-    kept = None if file is None else read_private_text(file)
-    token = kept.strip() if kept else None
-    if token is None and host not in _LOOPBACK:
+    """Returns the token that a scraper has to send, None if nobody needs one.
+
+    Raises Misconfigured for a port that is open to a network, and for a file without a token (I17).
+    """
+    if file is not None:
+        if token := (read_private_text(file) or "").strip():
+            return token
+        raise Misconfigured(f"{file} holds no token, and SCHEMALESS_METRICS_TOKEN_FILE names it")
+    if host not in _LOOPBACK:
         raise Misconfigured(
             f"metrics would be open to everybody who reaches {host}: SCHEMALESS_METRICS_TOKEN_FILE has to name a file"
             " with the token that scrapers send"
         )
-    return token
+    return None
 
 
 class _StorageCollector(Collector):

@@ -6,6 +6,7 @@ left without its end by the broker alone (I7), messages are as large as the larg
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
@@ -219,11 +220,18 @@ def _write_properties(broker: KafkaBroker, data: Path) -> None:
 
 def _format(broker: KafkaBroker) -> None:
     cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "A")  # no option-like id
-    argv = [*_java(broker.folder, "-Xmx128m", "-XX:TieredStopAtLevel=1"), "kafka.tools.StorageTool", "format"]
-    argv += ["--cluster-id", cluster_id, "--config", str(broker.properties)]
+    java, *arguments = _java(broker.folder, "-Xmx128m", "-XX:TieredStopAtLevel=1")
+    arguments += ["kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(broker.properties)]
     for user, password in (broker.accounts.passwords if broker.accounts else {}).items():
-        argv += ["--add-scram", f"{SCRAM}=[name={user},password={password}]"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        arguments += ["--add-scram", f"{SCRAM}=[name={user},password={password}]"]
+    # Java reads them from a file: everybody on the machine sees the arguments of a process, and these have passwords.
+    file = broker.folder / "format.arguments"
+    write_private_text(file, "\n".join(json.dumps(argument, ensure_ascii=False) for argument in arguments))
+    try:
+        argv = [java, f"@{file}"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+    finally:
+        file.unlink()
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise BusUnavailable(f"Kafka's storage could not be formatted: {lines[-1] if lines else done.returncode}")

@@ -3,10 +3,13 @@
 import asyncio
 import json
 import os
+import threading
+import time
 import uuid
+from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from schemaless.bus.client import client_settings
 from schemaless.bus.faust_app import faust_app
@@ -15,8 +18,10 @@ from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import BusUnavailable, Misconfigured
 from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, access_of
-from schemaless.stack.kafka_broker import answers
+from schemaless.names import tailer_group, trigger_group
+from schemaless.stack.kafka_broker import KafkaBroker, answers, prepare
 from schemaless.stack.local import running_kafka
+from schemaless.stack.ports import free_ports
 from schemaless.storage import entity_table
 from tests.log_harness import new_cell, running_tailers, until, wait_for_cells
 
@@ -59,6 +64,35 @@ def account_file(tmp_path):
     return write
 
 
+def test_no_password_is_an_argument_of_a_process(tmp_path):
+    """Everybody on a machine can see those, also of the process that gives the accounts to the broker's storage."""
+    broker = KafkaBroker(tmp_path, *free_ports(2), tmp_path / "server.log", new_kafka_accounts())
+    seen, over = set(), threading.Event()
+
+    def look():
+        while not over.wait(0.01):
+            seen.update(found for found in map(arguments_of, Path("/proc").glob("[0-9]*")) if str(tmp_path) in found)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        prepare(broker)
+    finally:
+        over.set()
+        looking.join()
+    assert seen, "the process that formats the storage was not seen"
+    for password in broker.accounts.passwords.values():
+        assert not any(password in found for found in (*seen, *broker.argv()))
+
+
+def arguments_of(process):
+    """The command line of a process, which may just end."""
+    try:
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def test_who_has_no_account_or_a_wrong_password_gets_nothing(guarded):
     """Not even the list of topics."""
     assert answers(guarded)
@@ -82,6 +116,30 @@ async def test_only_a_tailer_writes_cells_and_a_reader_reads_them(
         assert refusal_of_a_record(as_user(user), datastore) == "TOPIC_AUTHORIZATION_FAILED"
         with pytest.raises(Misconfigured, match="Authorization failed"):
             ensure_topics(as_user(user), make_unlike(datastore))
+
+
+def test_a_reader_joins_no_group_of_ours(as_user, datastore):
+    """A member gets partitions. In the tailers' group it would keep theirs from being published."""
+    for group in (tailer_group(datastore.name), trigger_group(datastore.name, "billing")):
+        assert refusal_of_a_member(as_user(KafkaUser.READER), datastore, group) == "GROUP_AUTHORIZATION_FAILED"
+    assert refusal_of_a_member(as_user(KafkaUser.READER), datastore, f"g{uuid.uuid4().hex}") is None
+
+
+def refusal_of_a_member(address, datastore, group):
+    """The name of the broker's error for a member of a group, None if it gets partitions."""
+    assigned = threading.Event()
+    consumer = Consumer({**client_settings(address), "group.id": group, "enable.auto.commit": False})
+    try:
+        consumer.subscribe([datastore.topic], on_assign=lambda *_: assigned.set())
+        deadline = time.monotonic() + 40
+        while not assigned.is_set():
+            assert time.monotonic() < deadline, "the broker neither lets it in nor refuses it"
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is not None:
+                return message.error().name()
+        return None
+    finally:
+        consumer.close()
 
 
 def refusal_of_a_record(address, datastore):

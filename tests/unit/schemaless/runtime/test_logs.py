@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import structlog
@@ -74,6 +75,55 @@ def test_what_comes_again_after_a_quiet_minute_is_written_at_once(limiter, clock
     clock.now += 61
     assert limiter.admit("warning", "away") == 2
     assert limiter.admit("warning", "away") == 0
+
+
+@pytest.mark.parametrize("outage_s", [600, 6 * 3600, 5 * 86400])
+def test_an_outage_that_follows_a_long_one_is_written_at_once(limiter, clock, outage_s):
+    """However long the one before was, two quiet minutes end it. Nobody waits a day for the first line of the next."""
+    end = clock.now + outage_s
+    while clock.now < end:
+        limiter.admit("warning", "away")
+        clock.now += 20
+    clock.now += 120
+    assert limiter.admit("warning", "away") is not None
+    assert limiter.admit("warning", "away") == 0
+
+
+def test_an_outage_of_days_is_told_every_hour(limiter, clock):
+    """The log of the last hour says what is wrong."""
+    told = []
+    for n in range(3 * 24 * 120):
+        clock.now = 1000.0 + 30 * n
+        if limiter.admit("warning", "away") is not None:
+            told.append(clock.now)
+    assert max(later - before for before, later in pairwise(told)) <= 3660
+
+
+def test_another_server_and_another_error_are_other_kinds(limiter):
+    """What goes on for one hides nothing about the next: a second cluster that goes away, a second defect."""
+    limit = LogLimit(limiter)
+
+    def is_written(line, error=None):
+        try:
+            limit(None, "warning", {"event": "heads can't be read", **line, "exc_info": error})
+        except structlog.DropEvent:
+            return False
+        return True
+
+    for line in ({"cluster": "a"}, {"cluster": "b"}, {"node": "a-master"}, {"problem": "internal"}):
+        assert [is_written(line) for _ in range(4)] == [True, True, True, False]
+        assert [is_written(line, error) for error in (ValueError("x"), KeyError("y"))] == [True, True]
+    assert not any(is_written({"cluster": "a", "why": why}) for why in ("late", "refused"))
+
+
+def test_a_library_s_line_that_does_not_fit_its_values_breaks_nothing(limiter, clock):
+    """Logging itself forgives that, and so does the count of what was left out."""
+    limit = LogLimit(limiter)
+    records = [logging.LogRecord("lib", logging.ERROR, "", 0, "%s and %s", ("one",), None) for _ in range(6)]
+    for record in records:
+        limit.filter(record)
+    clock.now += 61
+    assert limit.filter(logging.LogRecord("lib", logging.ERROR, "", 0, "%s and %s", ("one",), None))
 
 
 def test_other_kinds_are_not_held_up(limiter):

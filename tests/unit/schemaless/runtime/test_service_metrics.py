@@ -56,6 +56,28 @@ async def test_with_a_token_only_its_bearer_sees_them(tmp_path):
     assert statuses == [401, 401, 401, 200]
 
 
+async def test_a_header_that_is_no_text_is_a_wrong_token(tmp_path):
+    """Bytes beyond UTF-8 get the same answer as any other token, and no traceback in the log."""
+    file = tmp_path / "token"
+    file.touch(mode=0o600)
+    file.write_text("secret\n")
+    async with served(metrics_token_file=file) as (client, url):
+        answer = await client.get(url, headers={"authorization": b"Bearer \xff\xfe"})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+async def test_a_token_file_that_names_no_token_opens_nothing(tmp_path, text):
+    """I17: also on loopback. Who named a file wants a token, and a path with a typo must not open the port."""
+    file = tmp_path / "token"
+    if text is not None:
+        file.touch(mode=0o600)
+        file.write_text(text)
+    with pytest.raises(Misconfigured, match=f"{file} .*SCHEMALESS_METRICS_TOKEN_FILE"):
+        async with served(metrics_token_file=file):
+            pass
+
+
 async def test_outside_loopback_a_token_is_required():
     """I17: a port that everybody can read is never opened."""
     with pytest.raises(Misconfigured, match="SCHEMALESS_METRICS_TOKEN_FILE"):
