@@ -152,8 +152,8 @@ class IndexCleaner:
             compared = max(page.rows, page.entries, ROWS_A_SHARD * self._datastore.shards)
             await asyncio.sleep(self._rate.wait_s(compared * BUSY_FACTOR if self._is_busy() else compared))
         for shard in range(number, self._datastore.shards, ranges_of(self._datastore)):
-            async for looked_at in self._tombstones.delete(definition, shard):
-                await asyncio.sleep(self._rate.wait_s(max(looked_at, ROWS_A_SHARD)))
+            async for cost in self._tombstones.delete(definition, shard):
+                await asyncio.sleep(self._rate.wait_s(max(cost, ROWS_A_SHARD)))
         home = self._storage.master(self._datastore.home(number))
         await home.run(index_pass_table.note, self._version(definition), number, counts)
         if counts.faults:

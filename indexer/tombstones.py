@@ -23,7 +23,8 @@ from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.storage.index_tombstones import Tombstone
 from schemaless.topology import Datastore
 
-_PAGE_TOMBSTONES = 500
+_PAGE_ROWS = 1000
+_ROWS_FOR_ONE = 16  # so many rows that are only looked at cost as much as one that is compared
 
 
 class _Reached(msgspec.Struct):
@@ -52,7 +53,7 @@ class Tombstones:
         self._reached: dict[VersionKey, _Reached] = {}
 
     async def delete(self, definition: IndexDefinition, shard: int) -> AsyncIterator[int]:
-        """Deletes the old tombstones of one shard of a version, by pages. Yields how many a page had.
+        """Deletes the old tombstones of one shard of a version, by pages. Yields what each cost, in compared rows.
 
         Raises StorageUnavailable.
         """
@@ -61,16 +62,16 @@ class Tombstones:
         version = IndexVersion(self._datastore.name, definition.name, definition.number)
         after: EntryKey | None = BEFORE_ALL if reached else None
         while after is not None:
-            page = await master.run(index_tombstones.page, self._datastore, definition, shard, after, _PAGE_TOMBSTONES)
+            page = await master.run(index_tombstones.page, self._datastore, definition, shard, after, _PAGE_ROWS)
             old: dict[int, list[Tombstone]] = {}
-            for tombstone in page:
+            for tombstone in page.tombstones:
                 source = shard_of(tombstone.row_key, self._datastore.shards)
                 if source in reached and tombstone.version <= reached[source]:
                     old.setdefault(source, []).append(tombstone)
             if old:
                 await master.run(index_tombstones.forget, version, self._datastore, definition, shard, old)
-            yield len(page)
-            after = (page[-1].row_key, page[-1].element) if len(page) == _PAGE_TOMBSTONES else None
+            yield max(len(page.tombstones), 0 if page.last is None else _PAGE_ROWS // _ROWS_FOR_ONE)
+            after = page.last
 
     async def _reached_before(self, definition: IndexDefinition) -> Mapping[int, Location]:
         """Returns by source shard what all clusters have reached for at least `age_s`."""

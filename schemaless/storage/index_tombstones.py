@@ -33,18 +33,31 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
     version: Location
 
 
+class TombstonePage(msgspec.Struct, frozen=True):
+    """The tombstones among some rows of a table. `last` is the last of these rows, or None: the table has no more."""
+
+    tombstones: Sequence[Tombstone]
+    last: EntryKey | None
+
+
 def page(
-    datastore: Datastore, definition: IndexDefinition, shard: int, after: EntryKey, limit: int
-) -> Operation[list[Tombstone]]:
-    """Returns a page of one shard's tombstones behind `after`, by row key and element."""
+    datastore: Datastore, definition: IndexDefinition, shard: int, after: EntryKey, examined_max: int
+) -> Operation[TombstonePage]:
+    """Returns the tombstones among the next rows of one shard behind `after`, by row key and element."""
     row_key, element = after
-    rows = yield from query(
-        "SELECT row_key, element, source_generation, source_added_id"
+    examined = (
+        "SELECT row_key, element, source_generation, source_added_id, live"
         f" FROM {index_table.table(datastore, shard, definition)}"
-        + sql(" WHERE live = 0 AND row_key >= %s AND (row_key > %s OR element > %s)", row_key, row_key, element)
-        + f" ORDER BY row_key, element LIMIT {limit}"
+        + sql(" WHERE row_key >= %s AND (row_key > %s OR element > %s)", row_key, row_key, element)
+        + f" ORDER BY row_key, element LIMIT {examined_max}"
     )
-    return [Tombstone(row[0], row[1], Location(row[2], row[3])) for row in rows]
+    rows = yield from query(
+        "SELECT row_key, element, source_generation, source_added_id, live, place FROM (SELECT examined.*,"
+        f" ROW_NUMBER() OVER (ORDER BY row_key, element) AS place FROM ({examined}) AS examined) AS placed"
+        f" WHERE live = 0 OR place = {examined_max} ORDER BY place"
+    )
+    tombstones = [Tombstone(row[0], row[1], Location(row[2], row[3])) for row in rows if not row[4]]
+    return TombstonePage(tombstones, next(((row[0], row[1]) for row in rows if row[5] == examined_max), None))
 
 
 def forget(

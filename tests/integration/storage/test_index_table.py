@@ -13,7 +13,7 @@ from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entries_for, entry_fields, entry_shard
 from schemaless.index.transition import IndexWrite
 from schemaless.location import Location
-from schemaless.storage import index_table
+from schemaless.storage import index_table, index_tombstones
 
 pytestmark = pytest.mark.storage
 
@@ -124,6 +124,26 @@ def test_each_element_has_a_guard_of_its_own(index):
         entry = None if number is None else index.entry(number=number)
         index.write(IndexWrite(index.shard, row, Location(*version), entry, element))
     assert index.numbers() == [5]
+
+
+def test_a_page_of_tombstones_looks_at_few_rows(index):
+    """However few of them are tombstones: each is met once, and the end of the table is known."""
+    row_keys = sorted(uuid.uuid4().bytes for _ in range(30))
+    for n, row_key in enumerate(row_keys):
+        index.put(row_key, (1, n + 1), None if n % 10 == 9 else index.entry(number=n))
+    met, after, pages = [], index_table.BEFORE_ALL, 0
+    while after is not None:
+        page = index.node.run(index_tombstones.page, index.datastore, DEFINITION, index.shard, after, 7)
+        met += [tombstone.row_key for tombstone in page.tombstones]
+        assert len(page.tombstones) <= 7
+        after, pages = page.last, pages + 1
+    assert [row_key for row_key in met if row_key in row_keys] == row_keys[9::10]
+    assert len(met) == len(set(met))
+    assert pages >= len(row_keys) // 7
+    assert (
+        index.node.run(index_tombstones.page, index.datastore, DEFINITION, index.shard, (b"\xff" * 16, 0), 7).last
+        is None
+    )
 
 
 def widest(keyed_types, stored_count, length):
