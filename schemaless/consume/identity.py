@@ -1,7 +1,9 @@
 """Identity: to which program the name of a trigger program belongs. Two programs never share checkpoints by accident.
 
-The first worker under a name stores its module or file (`origin`) on every cluster. A worker of another origin is
-refused then. So is one that has none of the functions that are known: two containers may both call it /app/main.py.
+The first worker under a name stores its module or file (`origin`) on every cluster, once all of them answer. A worker
+of another origin is refused then. So is one that has none of the functions that are known: two containers may both call
+it /app/main.py. Later workers store it on the clusters that answer. So clusters may know different owners, and the
+latest counts.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ async def claim_name(storage: AsyncStorage, datastore: Datastore, program: Trigg
     """Stores on every cluster that answers that the program owns its name. Call it once at the start.
 
     Raises NameTaken if the name belongs to another program. With `take_over` the program continues where that one
-    stopped, and InUse is raised while workers of it run.
+    stopped. InUse is raised while workers of that one run, StorageUnavailable while nobody can tell who owns the name.
     """
     name, consumer, own = datastore.name, program.consumer, program.functions
     answers = await answers_of_all(
@@ -37,17 +39,20 @@ async def claim_name(storage: AsyncStorage, datastore: Datastore, program: Trigg
     answers.at_least_one()
     found = answers.found
     owner = newest(known for known, _ in found.values())
-    if owner is not None and _is_another(owner, own):
-        if not take_over:
-            raise NameTaken(_refusal(program, owner))
+    if owner is None and answers.failures:
+        why = "; ".join(map(str, answers.failures.values()))
+        raise StorageUnavailable(f"nobody can tell whether the name {program.name} is free: {why}")
+    if owner is not None and _is_another(owner, own) and not take_over:
+        raise NameTaken(_refusal(program, owner))
+    if any(known is not None and _is_another(known, own) for known, _ in found.values()):
         _require_gone(program, [row for _, rows in found.values() for row in rows])
-    for cluster, (
-        seen,
-        _,
-    ) in found.items():  # one after the other: of two that start at once, the first cluster has one
+    # One cluster after the other: of two programs that start at once, the first cluster has one.
+    for cluster, (seen, _) in found.items():
         try:
             is_ours = await storage.master(cluster).run(trigger_program_table.claim, name, consumer, own, seen)
         except StorageUnavailable as error:
+            if owner is None:
+                raise
             log.warning("a cluster doesn't know who owns a name", program=program.name, cluster=cluster, why=str(error))
             continue
         if not is_ours:

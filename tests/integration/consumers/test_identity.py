@@ -1,17 +1,20 @@
 """Two programs never share checkpoints by accident: the name belongs to the first, until somebody takes it over."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
 from schemaless.consume.identity import claim_name
 from schemaless.consume.trigger_program import load_program
-from schemaless.errors import InUse, NameTaken
+from schemaless.errors import InUse, NameTaken, StorageUnavailable
 from schemaless.ops.trigger_removal import plan_removal, remove_program
 from schemaless.position import Position
 from schemaless.storage import checkpoint_table, trigger_program_table, worker_table
+from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.worker_table import WorkerReport
+from schemaless.topology import Topology
 from tests.consumer_harness import running_consumer
 
 pytestmark = pytest.mark.storage
@@ -76,6 +79,33 @@ async def test_a_program_without_a_known_function_is_another_one(async_storage, 
     with pytest.raises(NameTaken, match="bill on BASE"):
         await claim_name(async_storage, datastore, program("app", "census"), take_over=False)
     await claim_name(async_storage, datastore, program("app", "bill"), take_over=False)
+
+
+async def test_a_new_name_is_claimed_while_all_clusters_answer(topology, async_storage, datastore, program):
+    """Another program may own it on a cluster that doesn't. A name that is known to be its own doesn't wait."""
+    ours, other = program("a", "bill"), program("b", "bill")
+    away = replace(topology.cluster("b").master, port=1, socket=None)
+    clusters = {**topology.clusters, "b": replace(topology.cluster("b"), master=away)}
+    async with AsyncStorage(Topology(clusters)) as half:
+        with pytest.raises(StorageUnavailable, match="main is free"):
+            await claim_name(half, datastore, other, take_over=False)
+        await claim_name(async_storage, datastore, ours, take_over=False)
+        await claim_name(half, datastore, ours, take_over=False)
+
+
+async def test_a_name_with_two_owners_is_not_taken_from_workers_that_run(storage, async_storage, datastore, program):
+    """Each was claimed on one cluster while the other was away. Without workers the later one counts."""
+    ours, other = program("a", "bill"), program("b", "notify")
+    for cluster, owner in (("a", ours), ("b", other)):
+        storage.master(cluster).run(trigger_program_table.claim, datastore.name, owner.consumer, owner.functions)
+    report = WorkerReport(origin=ours.origin, host="h", pid=4711)
+    storage.master("a").run(worker_table.put, datastore.name, ours.consumer, 7, report)
+    with pytest.raises(InUse, match="h pid 4711"):
+        await claim_name(async_storage, datastore, other, take_over=False)
+    assert owners(storage, datastore, ours) == {"a": ours.origin, "b": other.origin}
+    storage.master("a").run(worker_table.remove, datastore.name, ours.consumer, [7])
+    await claim_name(async_storage, datastore, other, take_over=False)
+    assert set(owners(storage, datastore, ours).values()) == {other.origin}
 
 
 async def test_a_program_is_taken_over_once_no_worker_runs(storage, async_storage, datastore, program):
