@@ -2,9 +2,10 @@
 
 A tombstone refuses writers with a lower version. Every writer holds the checkpoint of its source shard on the cluster
 still, so none comes late with a version up to that checkpoint. (A cluster that is ahead of another takes all events
-between them again, in the order of the log, and ends as it was.) Only a new generation can ask for what such a tombstone
-told. So the transaction that deletes it notes its added_id, and a generation at or below makes the indexer evaluate the
-whole source shard again (indexer/maintainer.py).
+between them again, in the order of the log, and ends as it was.)
+
+Only a new generation can ask for what such a tombstone told. So the transaction that deletes it notes its added_id, and
+a generation at or below makes the indexer evaluate the whole source shard again (indexer/maintainer.py).
 """
 
 from __future__ import annotations
