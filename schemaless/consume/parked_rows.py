@@ -26,7 +26,7 @@ class Replay:
     """A record whose cell is to be called again at `due_at`, and then the cells of its row behind it.
 
     Cells of the row up to `after` are finished. `task`: a call of it runs, and `result` is what it ended with.
-    `inherited`: another process made its attempts, and no call of this one has failed for it.
+    `inherited`: calls failed for it before this process took the shard, and none of its own has since.
     `order_due_at` tells the order that was carried out last from a later one: the record may have both for a moment.
     """
 

@@ -87,7 +87,7 @@ class Replays:
             record = msgspec.structs.replace(record, cause=Cause.ERROR, error=self._cell_calls.no_function(record))
             rows.to_put.append((record, was))
         if record.cause is Cause.WAITING:
-            rows.wait(record, self._clock()).inherited = True
+            rows.wait(record, self._clock()).inherited = bool(record.attempted_at)
         elif not record.holds_row:
             rows.apart.add(record.added_id)
         else:

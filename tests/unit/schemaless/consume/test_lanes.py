@@ -174,6 +174,19 @@ async def test_a_retry_that_takes_long_comes_again_after_a_kill():
     assert (server.parked, server.counts) == ({}, CellCounts(called=2))
 
 
+async def test_a_cell_that_no_call_has_failed_for_is_taken_over_without_another_attempt():
+    """Its call took long when its process died. One attempt is one failed call, whoever made the call before it."""
+    server, program = Server(), Slow(slow=[1], poison=[1], retry=RetryPolicy(attempts=1))
+    write(server, 1, 2)
+    process = Process(server, 1, [program.function], parallel=2)
+    await process.pass_by(15)
+    assert server.causes() == {1: "waiting"}
+    await process.kill()
+    program.slow = set()
+    await Process(server, 2, [program.function], parallel=2).pass_by(5)
+    assert (program.called, server.causes()) == ([1, 2, 1], {1: "error"})
+
+
 async def test_retries_that_take_long_are_no_more_than_the_lanes():
     """What is due beyond that waits for a lane, and is called when one is free."""
     server, program = Server(), Slow(poison=range(1, 7), retry=RetryPolicy(attempts=1))
