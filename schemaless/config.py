@@ -84,6 +84,7 @@ class ContainerSettings(Settings):
     service_password: SecretStr  # The password of the services' MySQL account, which the operator keeps.
     reader_password: SecretStr  # The password of the MySQL account that may only read.
     replication_password: SecretStr  # The password of the MySQL account that minions replicate with.
+    kafka_password: SecretStr  # The password of Kafka's administrators. The broker's first start makes that account.
 
 
 class LogFormat(StrEnum):

@@ -6,10 +6,15 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+
+import msgspec
 
 from schemaless.kafka_access import KafkaAccount
+from schemaless.private_file import write_private_text
 
 _TIMEOUT_S = 20.0
+_ITERATIONS = 4096  # Kafka's own default: the passwords are random
 OURS = "schemaless."
 """What the names of our topics and groups begin with."""
 
@@ -35,6 +40,35 @@ class KafkaAccounts:
 
 def new_kafka_accounts() -> KafkaAccounts:
     return KafkaAccounts({user.value: secrets.token_hex(16) for user in KafkaUser})
+
+
+def account_file(folder: Path, user: KafkaUser) -> Path:
+    """Where an account is kept for SCHEMALESS_KAFKA_ACCOUNT."""
+    return folder / f"kafka-account.{user}.json"
+
+
+def write_account(file: Path, account: KafkaAccount) -> None:
+    """Only the owner can read the file."""
+    write_private_text(file, msgspec.json.format(msgspec.json.encode(account)).decode() + "\n")
+
+
+def let_in(bootstrap: str, account: KafkaAccount) -> None:
+    """Makes an account, or gives it this password. Raises BusUnavailable, or Misconfigured for who may not."""
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._scram import (  # mypy sees no export of them
+        ScramCredentialInfo,
+        ScramMechanism,
+        UserScramCredentialUpsertion,
+    )
+
+    from schemaless.bus.client import client_settings, translated
+
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
+    upsertion = UserScramCredentialUpsertion(account.user, credential, account.password.encode())
+    admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
+    with translated("making an account in Kafka"):
+        for made in admin.alter_user_scram_credentials([upsertion], request_timeout=_TIMEOUT_S).values():
+            made.result(_TIMEOUT_S)
 
 
 _READS = ("READ", "DESCRIBE_CONFIGS")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from schemaless.stack.kafka_broker import PROPERTIES
+from schemaless.stack.kafka_broker import ACCOUNTS, PROPERTIES, with_settings
 from schemaless.stack.server_options import COMMON, MASTER, MINION, MYSQL
 
 HEADING = "# Made by `python -m schemaless.stack.container_files deploy/docker`: change it there.\n"
@@ -25,9 +25,12 @@ KAFKA = """\
 broker.session.timeout.ms=9000
 broker.heartbeat.interval.ms=2000
 controller.quorum.voters=1@localhost:9093
-listeners=PLAINTEXT://:9092,CONTROLLER://localhost:9093
-advertised.listeners=PLAINTEXT://kafka:9092
+listeners=CLIENT://:9092,CONTROLLER://localhost:9093
+advertised.listeners=CLIENT://kafka:9092
 log.dirs=/var/lib/kafka/data
+# The password of the broker's own account isn't written down here.
+config.providers=env
+config.providers.env.class=org.apache.kafka.common.config.provider.EnvVarConfigProvider
 """
 
 
@@ -46,10 +49,12 @@ def _option_file(role_options: str, redo_log: str) -> str:
 
 def _kafka_properties() -> str:
     """Returns the embedded broker's settings with the container's own ones."""
-    own = {line.split("=")[0] for line in KAFKA.splitlines()}
-    settings = [line for line in PROPERTIES.splitlines() if not line.startswith("#")]  # their reasons stand there
-    shared = [line for line in settings if line.split("=")[0] not in own]
-    return HEADING + "".join(f"{line}\n" for line in shared) + KAFKA
+    accounts = ACCOUNTS.format(
+        port=9092, controller_port=9093, protocol="SASL_PLAINTEXT", admin="${env:SCHEMALESS_KAFKA_PASSWORD}"
+    )
+    embedded = with_settings(PROPERTIES, accounts)
+    settings = "".join(f"{line}\n" for line in embedded.splitlines() if not line.startswith("#"))  # reasons stand there
+    return HEADING + with_settings(settings, KAFKA)
 
 
 def main(folder: Path) -> None:

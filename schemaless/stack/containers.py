@@ -7,6 +7,7 @@ A server's host is the name of its service: CLUSTER-master, CLUSTER-minion-N (my
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -14,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemaless.bus import kafka_accounts
+from schemaless.bus.kafka_accounts import KafkaUser, account_file
 from schemaless.config import ContainerSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.ops.tokens import issue_for_services
 from schemaless.private_file import write_private_text
 from schemaless.stack import kafka_broker, replication
@@ -89,9 +93,13 @@ def set_up(settings: ContainerSettings) -> None:
     document = nodes_document(server.node(accounts) for server in servers)
     write_private_json(settings.topology, document)
     write_private_json(settings.admin_topology, admin_document(document, accounts))
-    await_kafka(settings.kafka)
+    kafka_administrator = KafkaAccount(KafkaUser.ADMIN, settings.kafka_password.get_secret_value())
+    kafka_accounts.write_account(account_file(settings.admin_topology.parent, KafkaUser.ADMIN), kafka_administrator)
+    kafka = KafkaAddress(settings.kafka, KafkaAccess(kafka_administrator))
+    await_kafka(kafka)
+    let_into_kafka(kafka, settings.topology.parent)
     topology = load_topology(settings.topology)
-    create_default_datastore(topology, settings.kafka, load_topology(settings.admin_topology))
+    create_default_datastore(topology, kafka, load_topology(settings.admin_topology))
     token_file = settings.topology.with_name(TOKEN_FILE)
     if not token_file.exists():
         asyncio.run(keep_token(topology, token_file))
@@ -103,6 +111,16 @@ async def keep_token(topology: Topology, file: Path) -> None:
     async with AsyncStorage(topology) as storage:
         issued = await issue_for_services(storage, TOKEN)
     write_private_text(file, issued.secret + "\n")
+
+
+def let_into_kafka(kafka: KafkaAddress, folder: Path) -> None:
+    """Makes the accounts of services and readers, and a file of each. A file that is there keeps its password."""
+    for user in (KafkaUser.TAILER, KafkaUser.SERVICE, KafkaUser.READER):
+        file = account_file(folder, user)
+        account = read_account(file) if file.exists() else KafkaAccount(user, secrets.token_hex(16))
+        kafka_accounts.let_in(kafka, account)
+        kafka_accounts.write_account(file, account)
+    kafka_accounts.grant(kafka)
 
 
 def set_up_servers(servers: Sequence[ServerContainer], root_password: str, accounts: Accounts) -> None:
@@ -167,7 +185,10 @@ def await_kafka(bootstrap: str) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not kafka_broker.answers(bootstrap):
         if time.monotonic() > deadline:
-            raise BusUnavailable(f"Kafka at {bootstrap} does not answer after {READY_TIMEOUT_S:.0f} s")
+            raise BusUnavailable(
+                f"Kafka at {bootstrap} does not answer after {READY_TIMEOUT_S:.0f} s, or doesn't let us in: is this the"
+                " password of its first start? docs/compose.md says what becomes of a volume without accounts"
+            )
         time.sleep(0.2)
 
 

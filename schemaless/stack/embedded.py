@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
 from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaUser
@@ -174,8 +173,7 @@ def _let_into_kafka(plan: StackPlan) -> None:
         return
     kafka_accounts.grant(plan.broker().bootstrap)
     for user in (KafkaUser.TAILER, KafkaUser.SERVICE):
-        account = plan.kafka_accounts.account(user)
-        write_private_json(plan.kafka_account_file(user), msgspec.to_builtins(account))
+        kafka_accounts.write_account(plan.kafka_account_file(user), plan.kafka_accounts.account(user))
 
 
 def _start_services(plan: StackPlan, say: Say) -> None:

@@ -213,9 +213,14 @@ def _write_properties(broker: KafkaBroker, data: Path) -> None:
         )
         if broker.tls is not None:
             own += TLS.format(ca=broker.tls.ca, keystore=broker.tls.keystore)
-        replaced = {line.split("=")[0] for line in own.splitlines()}
-        text = "".join(f"{line}\n" for line in text.splitlines() if line.split("=")[0] not in replaced) + own
+        text = with_settings(text, own)
     write_private_text(broker.properties, text)
+
+
+def with_settings(properties: str, own: str) -> str:
+    """Returns properties in which some have other values, or are new."""
+    replaced = {line.split("=")[0] for line in own.splitlines()}
+    return "".join(f"{line}\n" for line in properties.splitlines() if line.split("=")[0] not in replaced) + own
 
 
 def _format(broker: KafkaBroker) -> None:

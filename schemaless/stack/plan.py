@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, new_kafka_accounts
+from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, new_kafka_accounts
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.private_file import write_private_text
@@ -74,7 +74,7 @@ class StackPlan:
 
     def kafka_account_file(self, user: KafkaUser) -> Path:
         """The account of a service, for SCHEMALESS_KAFKA_ACCOUNT. It is there if Kafka has accounts."""
-        return self.home / f"kafka-account.{user}.json"
+        return account_file(self.home, user)
 
     def log(self, process: str) -> Path:
         return self.home / "logs" / f"{process}.log"

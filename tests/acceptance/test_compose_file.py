@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, let_in, new_kafka_accounts
 from schemaless.demo.flights import BILLED_CARRIER
 from schemaless.demo.programs import calls_folder
+from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.stack.admin import new_accounts
 from schemaless.stack.container_files import settings_files
-from schemaless.stack.containers import TOKEN_FILE
+from schemaless.stack.containers import TOKEN_FILE, let_into_kafka
+from schemaless.stack.kafka_broker import answers
+from schemaless.stack.local import running_kafka
 from schemaless.stack.mysql_server import server_roles
 from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names, port_names
 from schemaless.stack.processes import service_programs
@@ -120,8 +124,11 @@ def test_there_are_no_default_secrets():
     """Whatever is called a password comes from a variable without a default, and goes only to who needs it."""
     holders = {(name, key): value for name in SERVICES for key, value in environment(name).items() if "PASSWORD" in key}
     assert all(re.fullmatch(r"\$\{\w+:\?[^}]+\}", value) for value in holders.values())
-    assert {name for name, _ in holders} == {*ROLES, "setup"}
+    assert {name for name, _ in holders} == {*ROLES, "kafka", "setup"}
     assert "PASSWORD" not in (ROOT / "Dockerfile").read_text()
+    assert set(re.findall(r'password="([^"]*)"', settings_files()["kafka/server.properties"])) == {
+        "${env:SCHEMALESS_KAFKA_PASSWORD}"
+    }
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -162,7 +169,7 @@ def test_an_image_holds_only_what_is_named():
 
 
 def test_make_env_writes_every_password_once(tmp_path: Path):
-    """All required variables, each different, for the owner's eyes only; a second run leaves them as they are."""
+    """All required variables, each different, for the owner's eyes only. Later runs only add what is missing."""
     script = tmp_path / "deploy/docker/make-env"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "deploy/docker/make-env", script)
@@ -176,6 +183,11 @@ def test_make_env_writes_every_password_once(tmp_path: Path):
     assert path.stat().st_mode & 0o777 == 0o600
     subprocess.run([script], check=True, capture_output=True)
     assert path.read_text() == written
+    earlier = "".join(f"{line}\n" for line in written.splitlines() if "KAFKA" not in line) + "MINE=1\n"
+    path.write_text(earlier)
+    subprocess.run([script], check=True, capture_output=True)
+    added = path.read_text().removeprefix(earlier)
+    assert re.fullmatch(r"SCHEMALESS_KAFKA_PASSWORD=[0-9a-f]{32}\n", added)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".env", "deploy"]
 
 
@@ -212,6 +224,37 @@ def test_a_service_without_connections_is_not_healthy():
         with socket.create_connection(("127.0.0.1", port)):
             assert subprocess.run(command, check=False).returncode == 0
             assert subprocess.run([*command, "1"], check=False, capture_output=True).returncode == 1
+
+
+def test_kafka_s_clients_have_accounts_with_which_only_the_tailer_writes():
+    """The broker lets in accounts only, and no service has the administrators' (I17)."""
+    settings = dict(re.findall(r"^([\w.-]+)=(.*)$", settings_files()["kafka/server.properties"], re.MULTILINE))
+    assert settings["listeners"] == "CLIENT://:9092,CONTROLLER://localhost:9093"
+    assert settings["listener.security.protocol.map"] == "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT"
+    assert settings["allow.everyone.if.no.acl.found"] == "false"
+    users = {"tailer": KafkaUser.TAILER, "cli": KafkaUser.ADMIN}
+    for name in set(OURS) - {"setup"}:
+        user = users.get(name, KafkaUser.SERVICE)
+        folder = Path("/var/lib/admin" if user is KafkaUser.ADMIN else "/var/lib/schemaless")
+        assert environment(name)["SCHEMALESS_KAFKA_ACCOUNT"] == str(account_file(folder, user)), name
+
+
+@pytest.mark.storage
+@pytest.mark.timeout(120)
+def test_set_up_makes_kafka_s_accounts_and_keeps_them(tmp_path: Path):
+    """Each in a file of its own. A second run leaves files as they are, and mends an account that the broker lost."""
+    accounts = new_kafka_accounts()
+    administrators_only = KafkaAccounts({KafkaUser.ADMIN: accounts.passwords[KafkaUser.ADMIN]})
+    with running_kafka(tmp_path / "broker", administrators_only) as (kafka, _):
+        let_into_kafka(kafka, tmp_path)
+        files = {user: account_file(tmp_path, user) for user in KafkaUser if user is not KafkaUser.ADMIN}
+        made = {user: read_account(file) for user, file in files.items()}
+        assert all(answers(KafkaAddress(kafka, KafkaAccess(account))) for account in made.values())
+        let_in(kafka, KafkaAccount(KafkaUser.READER, "another"))
+        assert not answers(KafkaAddress(kafka, KafkaAccess(made[KafkaUser.READER])))
+        let_into_kafka(kafka, tmp_path)
+        assert {user: read_account(file) for user, file in files.items()} == made
+        assert answers(KafkaAddress(kafka, KafkaAccess(made[KafkaUser.READER])))
 
 
 def test_every_service_has_the_token_that_set_up_makes():
