@@ -14,7 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.client.client import Client
+from schemaless.client.transport import CHOSEN_PROFILE
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
 from schemaless.private_file import read_private_text
@@ -41,13 +43,27 @@ _API_OPTIONS = (
 class Servers:
     """The storage servers, and Kafka's bootstrap address. `topology_file` is where the topology was read from.
 
-    `admin_topology_file` has the same servers with an account that may grant, where there is one.
+    `admin_topology_file` has the same servers with an account that may grant, where there is one. `kafka_account_file`
+    has the account of Kafka that services use, where the stack has accounts.
     """
 
     topology: Topology
     topology_file: Path
     kafka: str
     admin_topology_file: Path | None = None
+    kafka_account_file: Path | None = None
+
+    def worker_settings(self) -> dict[str, str]:
+        """Returns the variables by which a process that is started here finds these servers and is let in.
+
+        It finds the API as its parent did. None of them is a secret.
+        """
+        found = {"SCHEMALESS_TOPOLOGY": str(self.topology_file), "SCHEMALESS_KAFKA": self.kafka}
+        if self.kafka_account_file is not None:
+            found["SCHEMALESS_KAFKA_ACCOUNT"] = str(self.kafka_account_file)
+        if profile := CHOSEN_PROFILE.get():
+            found["SCHEMALESS_PROFILE"] = profile
+        return found
 
     def datastore(self, name: str) -> Datastore:
         """Returns the datastore of that name. Raises NotFound."""
@@ -114,8 +130,10 @@ def servers() -> Servers:
 
 def servers_of(plan: StackPlan, *, kafka: str | None = None) -> Servers:
     """Returns the servers of an embedded stack, with another Kafka if one is given."""
-    file = plan.topology_file
-    return Servers(load_topology(file), file, kafka or plan.broker().bootstrap, plan.admin_topology_file)
+    file, account = plan.topology_file, None
+    if kafka is None and plan.kafka_accounts is not None:
+        account = plan.kafka_account_file(KafkaUser.SERVICE)
+    return Servers(load_topology(file), file, kafka or plan.broker().bootstrap, plan.admin_topology_file, account)
 
 
 def _stack() -> StackPlan | None:

@@ -14,7 +14,6 @@ from schemaless.cli.output import add_group, print_json, print_notice, print_tab
 from schemaless.cli.targets import DatastoreOption, api_command, servers
 from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
 from schemaless.client.client import Client
-from schemaless.client.transport import settings_of
 from schemaless.errors import Invalid, Unavailable
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
@@ -74,9 +73,7 @@ def run(
         reached.datastore(datastore)
     except Unavailable as error:
         print_notice(f"waiting for the storage servers: {error}")
-    environment = [f"SCHEMALESS_TOPOLOGY={reached.topology_file}", f"SCHEMALESS_KAFKA={reached.kafka}"]
-    if hosts := settings_of().hosts:  # a program may need none
-        environment.append(f"SCHEMALESS_HOSTS={','.join(hosts)}")
+    environment = [f"{name}={value}" for name, value in reached.worker_settings().items()]
     worker = [sys.executable, "-m", "schemaless.consume.trigger_worker", module]
     begin = [part for text in start or [] for part in ("--from", text)]
     identity = [*(["--name", name] if name else []), *(["--take-over"] if take_over else [])]
