@@ -176,9 +176,12 @@ class AsyncClient:
             try:
                 with self._pools.taken() as transport:
                     answer = await transport.handle_async_request(outgoing)
-                    await answer.aread()
+                    try:
+                        await answer.aread()
+                    finally:
+                        await answer.aclose()  # an answer that can't be decompressed would keep its connection
                 response = response_of(answer)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
             else:
                 pause = attempts.answered(attempt, response, time.monotonic())

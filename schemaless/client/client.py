@@ -176,9 +176,12 @@ class Client:
             try:
                 with self._pools.taken() as transport:
                     answer = transport.handle_request(outgoing)
-                    answer.read()
+                    try:
+                        answer.read()
+                    finally:
+                        answer.close()  # an answer that can't be decompressed would keep its connection
                 response = response_of(answer)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
             else:
                 pause = attempts.answered(attempt, response, time.monotonic())

@@ -139,3 +139,31 @@ def test_importing_the_core_loads_neither_http_nor_faust():
     code = "import schemaless, schemaless.codec, sys; print({'httpx', 'faust', 'pymysql'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@both
+def test_an_answer_that_cannot_be_decompressed_is_one_that_never_came(ask: Ask):
+    """I15: a proxy broke it. The next attempt counts, and the caller sees no error of the HTTP library."""
+    seen: list[httpx.Request] = []
+    closed: list[bool] = []
+
+    class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield b"not gzip"
+
+        async def __aiter__(self):
+            yield b"not gzip"
+
+        def close(self):
+            closed.append(True)
+
+        async def aclose(self):
+            closed.append(True)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        broken = httpx.Response(201, stream=Broken(), headers={"content-encoding": "gzip"})
+        return broken if len(seen) == 1 else stored()
+
+    assert ask(handler).copies == 2
+    assert closed == [True]  # so its connection is free
