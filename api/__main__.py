@@ -22,8 +22,8 @@ from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.runtime.lifecycle import report_failure
 from schemaless.runtime.logs import configure_logging
+from schemaless.runtime.tls import require_certificate
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.tls import require_certificate
 from schemaless.topology import load_topology
 
 STOP_TIMEOUT_S = 10

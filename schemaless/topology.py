@@ -22,7 +22,7 @@ import msgspec
 
 from schemaless.errors import Misconfigured
 from schemaless.names import cells_topic_name, progress_topic_name
-from schemaless.tls import Tls
+from schemaless.runtime.tls import Tls
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from schemaless.tls import Tls
+from schemaless.runtime.tls import Tls
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured, SchemalessError, TopicMissing
-from schemaless.kafka_access import KafkaAccess, access_of, require_certificate_of
+from schemaless.runtime.kafka_access import KafkaAccess, access_of, require_certificate_of
 
 _FENCED = {
     KafkaError._FENCED,

@@ -26,7 +26,7 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
-from schemaless.kafka_access import KafkaAccess, access_of, require_certificate_of
+from schemaless.runtime.kafka_access import KafkaAccess, access_of, require_certificate_of
 
 log = structlog.get_logger()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from schemaless.kafka_access import KafkaAccount
-from schemaless.private_file import write_private_text
+from schemaless.runtime.kafka_access import KafkaAccount
+from schemaless.runtime.private_file import write_private_text
 
 _TIMEOUT_S = 20.0
 _ITERATIONS = 4096  # Kafka's own default: the passwords are random

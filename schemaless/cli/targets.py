@@ -19,7 +19,7 @@ from schemaless.client.client import Client
 from schemaless.client.transport import CHOSEN_PROFILE
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured, NotFound
-from schemaless.private_file import read_private_text
+from schemaless.runtime.private_file import read_private_text
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, home_folder, load_plan
 from schemaless.topology import Datastore, Topology, load_topology
 

@@ -17,8 +17,8 @@ from schemaless.cell import created_at_text
 from schemaless.cli.actions import record, recorded
 from schemaless.cli.output import add_group, print_json, print_notice, print_table
 from schemaless.cli.targets import JsonOption, servers, stack_without_token
-from schemaless.private_file import write_private_text
 from schemaless.runtime.extras import Extra, needs
+from schemaless.runtime.private_file import write_private_text
 
 STACK_TOKEN = "stack-cli"
 

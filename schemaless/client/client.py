@@ -39,7 +39,7 @@ from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import headers_of, http_request, pools_of, response_of, settings_of
 from schemaless.errors import SchemalessError
 from schemaless.location import ShardLocation
-from schemaless.tls import certificate_refusal
+from schemaless.runtime.tls import certificate_refusal
 
 T = TypeVar("T")
 

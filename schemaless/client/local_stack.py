@@ -13,8 +13,8 @@ import msgspec
 
 from schemaless.config import OperatorSettings, StackSettings
 from schemaless.errors import Misconfigured
-from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress
-from schemaless.private_file import read_private_text
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress
+from schemaless.runtime.private_file import read_private_text
 
 
 class _Endpoints(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from schemaless.errors import Misconfigured
-from schemaless.private_file import read_private_text
+from schemaless.runtime.private_file import read_private_text
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

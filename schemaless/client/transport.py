@@ -17,8 +17,8 @@ from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
 from schemaless.client.local_stack import local_stack
 from schemaless.client.profiles import read_profile
 from schemaless.config import ClientSettings, program_version
-from schemaless.private_file import read_private_text
-from schemaless.tls import Tls
+from schemaless.runtime.private_file import read_private_text
+from schemaless.runtime.tls import Tls
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from schemaless.config import MeasuredSettings, program_version
 from schemaless.errors import Misconfigured
-from schemaless.private_file import read_private_text
+from schemaless.runtime.private_file import read_private_text
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.translation import refusals
 

@@ -19,9 +19,9 @@ from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaUser, account_file
 from schemaless.config import ContainerSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
-from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.ops.tokens import issue_for_services
-from schemaless.private_file import write_private_text
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
+from schemaless.runtime.private_file import write_private_text
 from schemaless.stack import kafka_broker, replication
 from schemaless.stack.admin import (
     ADMIN_USER,

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser
 from schemaless.errors import BusUnavailable
-from schemaless.kafka_access import SCRAM, KafkaAccess, KafkaAddress
-from schemaless.private_file import write_private_text
+from schemaless.runtime.kafka_access import SCRAM, KafkaAccess, KafkaAddress
+from schemaless.runtime.private_file import write_private_text
+from schemaless.runtime.tls import Tls
 from schemaless.stack.programs import find_kafka_jars, find_program
-from schemaless.tls import Tls
 
 FORMAT_TIMEOUT_S = 60
 READY_TIMEOUT_S = 60.0

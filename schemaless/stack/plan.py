@@ -15,7 +15,7 @@ from typing import Any
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, new_kafka_accounts
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
-from schemaless.private_file import write_private_text
+from schemaless.runtime.private_file import write_private_text
 from schemaless.stack.admin import ADMIN_USER, Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.mysql_server import MySQLServer, server_roles, socket_folder

@@ -24,7 +24,7 @@ from schemaless.errors import (
     StorageUnavailable,
     TableMissing,
 )
-from schemaless.tls import certificate_refusal
+from schemaless.runtime.tls import certificate_refusal
 
 log = structlog.get_logger()
 

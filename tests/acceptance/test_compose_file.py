@@ -12,7 +12,7 @@ import yaml
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, let_in, new_kafka_accounts
 from schemaless.demo.flights import BILLED_CARRIER
 from schemaless.demo.programs import calls_folder
-from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.stack.admin import new_accounts
 from schemaless.stack.container_files import settings_files
 from schemaless.stack.containers import TOKEN_FILE, let_into_kafka

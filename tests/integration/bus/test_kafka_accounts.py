@@ -17,8 +17,8 @@ from schemaless.bus.faust_cells import cells_topic, each_cell
 from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import BusUnavailable, Misconfigured
-from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, access_of
 from schemaless.names import tailer_group, trigger_group
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, access_of
 from schemaless.stack.kafka_broker import KafkaBroker, answers, prepare
 from schemaless.stack.local import running_kafka
 from schemaless.stack.ports import free_ports

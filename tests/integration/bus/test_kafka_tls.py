@@ -15,7 +15,7 @@ from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import ensure_topics
 from schemaless.errors import BusUnavailable
-from schemaless.kafka_access import KafkaAccess, KafkaAddress
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAddress
 from schemaless.stack.kafka_broker import BrokerTls, answers
 from schemaless.stack.local import running_kafka
 from schemaless.topology import Datastore

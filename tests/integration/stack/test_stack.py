@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient
 from schemaless.bus import warm_up
 from schemaless.config import StackSettings
 from schemaless.errors import NotFound
-from schemaless.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.ops.datastores import create_datastore
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.stack import embedded, kafka_broker, supervision
 from schemaless.stack.admin import Accounts, session
 from schemaless.stack.endpoints import _kafka_account, refresh_endpoints

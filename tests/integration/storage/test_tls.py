@@ -8,13 +8,13 @@ import pytest
 import uvloop
 
 from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.runtime.tls import Tls
 from schemaless.stack.admin import session
 from schemaless.stack.local import running_topology
 from schemaless.stack.plan import nodes_document
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
-from schemaless.tls import Tls
 from schemaless.topology import parse_topology
 from tests.certificates import make_certificates
 from tests.conftest import FLAVOUR

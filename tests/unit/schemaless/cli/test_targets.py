@@ -7,7 +7,7 @@ import pytest
 from schemaless.cli.targets import servers
 from schemaless.client.transport import CHOSEN_PROFILE, settings_of
 from schemaless.config import StackSettings
-from schemaless.private_file import write_private_text
+from schemaless.runtime.private_file import write_private_text
 from schemaless.stack.plan import load_or_make_plan
 
 

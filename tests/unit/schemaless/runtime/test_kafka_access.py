@@ -2,7 +2,7 @@
 
 import copy
 
-from schemaless.kafka_access import KafkaAccess, KafkaAddress
+from schemaless.runtime.kafka_access import KafkaAccess, KafkaAddress
 
 
 def test_an_address_can_be_copied_with_its_access() -> None:

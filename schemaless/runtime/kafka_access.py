@@ -14,8 +14,8 @@ import msgspec
 
 from schemaless.config import KafkaSettings
 from schemaless.errors import BusUnavailable, Misconfigured
-from schemaless.private_file import read_private_text
-from schemaless.tls import Tls, certificate_refusal
+from schemaless.runtime.private_file import read_private_text
+from schemaless.runtime.tls import Tls, certificate_refusal
 
 SCRAM = "SCRAM-SHA-512"
 _HANDSHAKE_TIMEOUT_S = 2.0
