@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import time
 from functools import partial
 
 import pytest
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.storage
 WRITERS = 6
 KILLS = 1000 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 20
 SHARDS = (0, 1)
+QUIET_WITHIN_S = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +84,24 @@ async def readers(async_storage, datastore):
 async def caught_up(async_storage, datastore) -> dict[int, int]:
     """Heads by shard, once nothing is under way and the minion shows what the master shows."""
     ask = partial(shard_head.heads, datastore.name)
-    for _ in range(1000):
-        heads = await async_storage.master("a").run(ask)
-        if heads == await async_storage.minions("a")[0].run(ask):
+    deadline = time.monotonic() + QUIET_WITHIN_S
+    while True:
+        heads, shown = [await node.run(ask) for node in (async_storage.master("a"), async_storage.minions("a")[0])]
+        if heads == shown:
             return {head.shard: head.added_id for head in heads}
+        assert time.monotonic() < deadline, f"the minion does not follow: it shows {shown}, and its master {heads}"
         await asyncio.sleep(0.01)
-    return pytest.fail("the minion does not follow")
 
 
 async def settled(async_storage, datastore) -> dict[int, int]:
     """As `caught_up`, once the server is through with what the last writers had sent before they were killed."""
+    deadline = time.monotonic() + QUIET_WITHIN_S
     heads = await caught_up(async_storage, datastore)
     while True:
         await asyncio.sleep(0.5)
         if heads == (heads := await caught_up(async_storage, datastore)):
             return heads
+        assert time.monotonic() < deadline, f"no writer lives, and the log still grows: {heads}"
 
 
 @pytest.mark.faults
