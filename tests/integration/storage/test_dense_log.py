@@ -77,6 +77,7 @@ async def readers(async_storage, datastore):
     yield checkers
     for task in tasks:
         task.cancel()
+    assert not (await asyncio.wait(tasks, timeout=QUIET_WITHIN_S))[1], "a reader lives on though it was cancelled"
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
         assert isinstance(outcome, asyncio.CancelledError), outcome
 
