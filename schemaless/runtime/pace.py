@@ -14,6 +14,7 @@ COST_SHARE_MAX = 0.05
 """The part of the time that samples take at most."""
 
 _WEIGHT = 0.2  # of the last batch in the moving average
+_OUTLIER = 2.0  # averages that one batch counts as at most: a hiccup of a disk says nothing of the load
 _STEEPNESS = 10.0  # pauses of the usual time, after batches that took twice the usual time
 
 
@@ -51,9 +52,11 @@ class Pace:
 
     def took(self, seconds: float) -> None:
         """Notes how long a batch took."""
-        first = self._quickest_s == float("inf")
+        if self._quickest_s == float("inf"):
+            self._average_s = seconds
         self._quickest_s = min(self._quickest_s, seconds)
-        self._average_s = seconds if first else (1 - _WEIGHT) * self._average_s + _WEIGHT * seconds
+        counted_s = min(seconds, _OUTLIER * max(self._average_s, self._usual_min_s))
+        self._average_s = (1 - _WEIGHT) * self._average_s + _WEIGHT * counted_s
 
     @property
     def pause_s(self) -> float:

@@ -49,6 +49,17 @@ def test_load_lengthens_the_pause_and_its_end_shortens_it():
     assert pauses[41] < 0.01
 
 
+def test_a_hiccup_is_not_load():
+    """A disk or a virtual machine that stops for a while makes one batch long, whatever the load. Load makes many."""
+    pace = Pace(usual_min_s=0.004, **BOUNDS)
+    for took in [*[0.004] * 20, 0.5]:
+        pace.took(took)
+    assert pace.pause_s < 0.005
+    for _ in range(10):
+        pace.took(0.5)
+    assert pace.pause_s == 0.5
+
+
 def test_before_the_first_batch_there_is_no_pause():
     """Nothing is known yet."""
     assert Pace(usual_min_s=0.004, **BOUNDS).pause_s == 0.0
