@@ -8,7 +8,6 @@ from typing import Annotated
 
 import structlog
 import typer
-from pydantic import ValidationError
 
 from schemaless.cli import (
     actions,
@@ -78,11 +77,6 @@ def main() -> None:
     except SchemalessError as error:
         hint = f" ({error.hint})" if error.hint else ""
         print_error(f"{error}{hint}")
-        sys.exit(1)
-    except ValidationError as error:  # of a setting, because Typer has refused wrong arguments before
-        first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        print_error(f"SCHEMALESS_{name}: {first['msg']} (correct the environment)")
         sys.exit(1)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from schemaless.errors import Misconfigured
@@ -35,13 +35,30 @@ def shared(variable: str, default: Any = ...) -> Any:
 
 
 class Settings(BaseSettings):
-    """Base of all settings. Reading them raises Misconfigured where a variable still has an old name."""
+    """Base of all settings.
+
+    Reading them raises Misconfigured with the name of a variable that is missing, malformed or has an old name.
+    """
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore", populate_by_name=True)
 
     def __init__(self, **values: Any) -> None:
         refuse_old_names(os.environ)
-        super().__init__(**values)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = variable_of(type(self), str(first["loc"][0]))
+            raise Misconfigured(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_empty_path(cls, value: Any, field: ValidationInfo) -> Any:
+        """An empty path would be the present folder."""
+        kind = cls.model_fields[str(field.field_name)].annotation
+        if value == "" and Path in (kind, *get_args(kind)):
+            raise ValueError("is empty: it has to name a file or a folder, or not to be set")
+        return value
 
 
 class KafkaSettings(Settings):
@@ -321,15 +338,8 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_settings(kind: type[S], given: Mapping[str, Any] | None = None) -> S:
-    """Returns settings from the environment. Those that are `given` go before it.
-
-    Raises Misconfigured with the name of the variable when one is missing, malformed or has an old name.
-    """
-    try:
-        return kind(**(given or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise Misconfigured(f"{variable_of(kind, str(first['loc'][0]))}: {first['msg']}") from error
+    """Returns settings from the environment. Those that are `given` go before it. Raises Misconfigured."""
+    return kind(**(given or {}))
 
 
 def program_version() -> str:

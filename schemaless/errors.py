@@ -40,6 +40,7 @@ SchemalessError
 ├── Fenced                  another process owns the work now; this one must stop (I7, I10)
 ├── Misconfigured           formats, counts or settings that don't fit; an operator has to act
 │   ├── NameTaken           a trigger program's name belongs to another program
+│   ├── BusRefuses          Kafka refuses our account, or what it asks for
 │   └── MissingExtra        a package of an extra of the wheel isn't installed; an ImportError too
 └── Corrupt                 stored data contradicts a promise; stop and look
 """
@@ -255,6 +256,13 @@ class NameTaken(Misconfigured):
     hint = (
         "give this program a --name of its own, or, if it replaces the other one, --take-over once:"
         " it continues from the other's checkpoints"
+    )
+
+
+class BusRefuses(Misconfigured):
+    hint = (
+        "docs/security.md#kafka-accounts has the rights of each account: an administrator's"
+        " `schemaless datastore grant NAME` gives them to ours"
     )
 
 

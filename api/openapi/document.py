@@ -53,7 +53,7 @@ def document_of(routes: Sequence[Route], *, public_paths: Iterable[str] = ()) ->
     public = frozenset(public_paths)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        operation = _operation(route, schema_of)
+        operation = _operation(route, schema_of, routes)
         if route.path not in public:
             operation["security"] = [{"token": []}]
         paths.setdefault(route.path, {})[route.method.lower()] = operation
@@ -90,7 +90,7 @@ def _shapes(routes: Iterable[Route]) -> list[Any]:
     return list(found.values())
 
 
-def _operation(route: Route, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+def _operation(route: Route, schema_of: Mapping[int, Any], routes: Sequence[Route]) -> dict[str, Any]:
     text = (route.handler.__doc__ or route.name).strip()
     operation: dict[str, Any] = {
         "tags": [_tag(route.path)],
@@ -119,10 +119,27 @@ def _operation(route: Route, schema_of: Mapping[int, Any]) -> dict[str, Any]:
             response["content"] = content
         if READ_FROM in route.parameters:
             response["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in _ON_READS}
+        if links := _links(route, shape, routes):
+            response["links"] = links
         responses[str(status)] = response
     for status in problem_statuses(route):
         responses[str(status)] = {"$ref": f"#/components/responses/{_problem_name(status)}"}
     return {**operation, "responses": responses}
+
+
+def _links(route: Route, shape: Any, routes: Iterable[Route]) -> dict[str, Any]:
+    """Returns the calls that a write leads to: about the same thing, with path parameters that are known by then."""
+    if route.method not in ("PUT", "POST"):
+        return {}
+    known = {name: f"$response.body#/{name}" for name in getattr(shape, "__struct_encode_fields__", ())}
+    known |= {name: f"$request.path.{name}" for name in route.path_parameters}
+    links = {}
+    for other in routes:
+        pairs = zip(route.path.split("/"), other.path.split("/"), strict=False)
+        if other is not route and known.keys() >= set(other.path_parameters) and all(one == its for one, its in pairs):
+            parameters = {f"path.{name}": known[name] for name in other.path_parameters}
+            links[other.name] = {"operationId": other.name, "parameters": parameters}
+    return links
 
 
 def _tag(path: str) -> str:

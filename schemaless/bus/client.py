@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import ClusterMetadata
 
-from schemaless.errors import BusUnavailable, Fenced, Misconfigured, SchemalessError, TopicMissing
-from schemaless.runtime.kafka_access import KafkaAccess, access_of, require_certificate_of
+from schemaless.errors import BusRefuses, BusUnavailable, Fenced, Misconfigured, SchemalessError, TopicMissing
+from schemaless.runtime.kafka_access import (
+    NO_RIGHT_ON_GROUP,
+    NO_RIGHT_ON_TOPIC,
+    WRONG_PASSWORD,
+    KafkaAccess,
+    access_of,
+    require_account,
+    require_certificate_of,
+)
 
 _FENCED = {
     KafkaError._FENCED,
@@ -24,6 +34,8 @@ NOT_KNOWN_YET = {
 }
 """Errors of a partition whose leader was chosen just now: the question may be repeated."""
 
+_FIRST_REQUEST_S = 1.0
+
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _NOT_FITTING = {
     KafkaError._INVALID_ARG,
@@ -34,13 +46,16 @@ _NOT_FITTING = {
     KafkaError.INVALID_TRANSACTION_TIMEOUT,
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.POLICY_VIOLATION,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError._AUTHENTICATION,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+REFUSALS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: NO_RIGHT_ON_TOPIC,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: NO_RIGHT_ON_GROUP,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the account has no ACL with Write on this transactional id",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "the account is no administrator of Kafka",
+    KafkaError.SASL_AUTHENTICATION_FAILED: WRONG_PASSWORD,
+    KafkaError._AUTHENTICATION: WRONG_PASSWORD,
+}
+"""What an account lacks, by the error of the broker that refuses it."""
 
 
 def client_settings(bootstrap: str) -> dict[str, Any]:
@@ -76,6 +91,40 @@ def _security(access: KafkaAccess, bootstrap: str) -> dict[str, Any]:
     return settings
 
 
+def metadata_of(
+    client: Consumer | AdminClient, bootstrap: str, doing: str, timeout_s: float, topic: str | None = None
+) -> ClusterMetadata:
+    """Returns what a client's first request brings: the brokers, and all topics or one.
+
+    Raises what `translated` does. Kafka's clients only say that no broker can be reached where the account is why. So
+    where the answer doesn't come soon, brokers are asked for that, and BusRefuses is raised.
+    """
+    first_s = min(_FIRST_REQUEST_S, timeout_s)
+    asked = {} if topic is None else {"topic": topic}
+    try:
+        return client.list_topics(**asked, timeout=first_s)
+    except KafkaException:
+        _require_let_in(bootstrap)
+    with translated(doing):
+        return client.list_topics(**asked, timeout=max(timeout_s - first_s, first_s))
+
+
+def _require_let_in(bootstrap: str) -> None:
+    """Raises BusRefuses if a broker asks for an account and there is none, or refuses its name or password."""
+    access = access_of(bootstrap)
+    if access.account is None:
+        return require_account(bootstrap, None if access.tls is None else access.tls.context())
+    errors: list[KafkaError] = []
+    settings: dict[str, Any] = {**client_settings(bootstrap), "error_cb": errors.append}
+    client = AdminClient(settings)
+    with suppress(KafkaException):
+        client.list_topics(timeout=_FIRST_REQUEST_S)
+    client.poll(0)  # calls error_cb
+    for error in errors:
+        if error.code() == KafkaError._AUTHENTICATION:
+            raise translate(error, f"Kafka at {bootstrap}, account {access.account.user!r}")
+
+
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Turns the client's errors into ours. `doing` says in their text what was attempted."""
@@ -94,6 +143,8 @@ def translate(error: KafkaError, doing: str) -> SchemalessError:
         return Fenced(text)
     if error.code() in _NOT_FITTING:
         return Misconfigured(text)
+    if (lacking := REFUSALS.get(error.code())) is not None:
+        return BusRefuses(f"{text}: {lacking}")
     if error.code() in _MISSING:
         return TopicMissing(text)
     return BusUnavailable(text)

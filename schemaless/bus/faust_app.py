@@ -16,23 +16,44 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import faust
 import structlog
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    GroupAuthorizationFailedError,
+    InconsistentGroupProtocolError,
+    KafkaConnectionError,
+    SaslAuthenticationFailed,
+)
 from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
+from mode import Service
 from mode.supervisors import CrashingSupervisor
 
-from schemaless.runtime.kafka_access import KafkaAccess, access_of, require_certificate_of
+from schemaless.bus.transport import refused
+from schemaless.errors import BusRefuses, SchemalessError
+from schemaless.runtime.kafka_access import (
+    NO_RIGHT_ON_GROUP,
+    NO_RIGHT_ON_TOPIC,
+    WRONG_PASSWORD,
+    KafkaAccess,
+    access_of,
+    require_account,
+    require_certificate_of,
+)
 
 log = structlog.get_logger()
 
 SESSION_TIMEOUT_S = 10.0  # how long the partitions of a killed member wait
 _BUFFERED_EVENTS_MAX = 1000  # in Faust's own queue, with the next one what bounds memory
 _FETCH_BYTES = 1 << 20  # of one partition
+_LOOK_PAUSE_S = 1.0
 FETCH_PAUSE_S = 0.012  # else 200 records/s are 200 fetches, and as many rounds of Faust, transactions and commits
 
 
@@ -49,6 +70,20 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
         consumer = self._ensure_consumer()
         keep_fetches_apart(consumer._fetcher)
         self.heartbeats = Heartbeats(consumer._coordinator)
+
+    @property
+    def refusal(self) -> SchemalessError | None:
+        """Returns why this process gets no partitions, if Kafka has said so. Faust and aiokafka only log it."""
+        if self._consumer is None or self.heartbeats is None:
+            return None
+        if denied := self._consumer._client.cluster.unauthorized_topics & self._consumer.subscription():
+            return BusRefuses(f"reading topic {min(denied)}: {NO_RIGHT_ON_TOPIC}")
+        group, error = self._consumer._group_id, self.heartbeats.refusal
+        if isinstance(error, InconsistentGroupProtocolError):
+            return refused(group, error)
+        if isinstance(error, GroupAuthorizationFailedError):
+            return BusRefuses(f"joining group {group}: {NO_RIGHT_ON_GROUP}")
+        return None
 
     def revive(self) -> None:
         """Starts aiokafka's task that knows the brokers again, if it has died. Any thread may call it.
@@ -200,6 +235,33 @@ class CorrectedTransport(driver.Transport):  # type: ignore[misc]
 
 
 class CorrectedApp(faust.App):  # type: ignore[misc]
+    async def on_start(self) -> None:
+        await self._require_let_in()
+        await super().on_start()
+
+    async def _require_let_in(self) -> None:
+        """Raises BusRefuses for an account that is missing or wrong. Faust would only say that it finds no broker."""
+        auth = driver.credentials_to_aiokafka_auth(self.conf.broker_credentials)
+        for url in self.conf.broker:
+            address = f"{url.host}:{url.port}"
+            if "sasl_mechanism" not in auth:
+                await asyncio.to_thread(require_account, address, auth.get("ssl_context"))
+                continue
+            with suppress(OSError, KafkaConnectionError):  # a broker that can't be reached now may come
+                try:
+                    connection = await create_conn(url.host, url.port, **auth)
+                except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
+                    user = auth.get("sasl_plain_username")
+                    raise BusRefuses(f"Kafka at {address}, account {user!r}: {WRONG_PASSWORD}") from error
+                connection.close()
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _end_where_refused(self) -> None:
+        """Ends the app with a sentence where it would wait for its partitions for ever."""
+        async for _ in self.itertimer(_LOOK_PAUSE_S):
+            if (refusal := self.consumer._thread.refusal) is not None:
+                raise refusal
+
     def _new_transport(self) -> Any:
         return CorrectedTransport(self.conf.broker_consumer, self)
 

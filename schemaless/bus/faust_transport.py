@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
-from aiokafka.errors import InconsistentGroupProtocolError, KafkaError
+from aiokafka.errors import KafkaError
 from faust.transport.utils import DefaultSchedulingStrategy
 from faust.types import TP
 from faust.types.tuples import ConsumerMessage
@@ -25,8 +25,8 @@ from schemaless.bus.faust_app import (
     CorrectedTransport,
     settings_of,
 )
-from schemaless.bus.transport import Receiver, refused
-from schemaless.errors import BusUnavailable
+from schemaless.bus.transport import Receiver
+from schemaless.errors import BusUnavailable, SchemalessError
 from schemaless.record import Record
 
 log = structlog.get_logger()
@@ -95,7 +95,10 @@ class FaustTransport:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._until_done(self._app.maybe_start())
             await self._until_done(self._app.wait_until_stopped())
-            raise BusUnavailable(f"Faust stopped: {self._app.crash_reason!r}") from self._app.crash_reason
+            reason = self._app.crash_reason
+            if isinstance(reason, SchemalessError):  # why the group or Kafka refuses us
+                raise reason
+            raise BusUnavailable(f"Faust stopped: {reason!r}") from reason
         except TimeoutError as error:
             raise BusUnavailable(f"group {self._app.conf.id}: no start within {_START_TIMEOUT_S} s") from error
         except asyncio.CancelledError:
@@ -117,16 +120,12 @@ class FaustTransport:
             log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
 
     async def _until_done(self, waiting: Awaitable[None]) -> None:
-        """Waits for Faust, which says nothing when its group refuses it."""
+        """Waits for Faust, and keeps its client alive."""
         task = asyncio.ensure_future(waiting)
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=_LOOK_PAUSE_S)
                 self._thread.revive()
-                heartbeats = self._thread.heartbeats
-                refusal = None if heartbeats is None else heartbeats.refusal
-                if isinstance(refusal, InconsistentGroupProtocolError):
-                    raise refused(self._app.conf.id, refusal) from refusal
             task.result()
         finally:
             task.cancel()

@@ -50,6 +50,7 @@ class GroupReader:
     ) -> None:
         self.fresh: list[int] = []
         self.at_end: set[int] = set()
+        self._bootstrap = bootstrap
         self._topic = topic
         self._group = group
         self._revoked = revoked
@@ -77,7 +78,7 @@ class GroupReader:
 
     def partitions(self) -> range:
         """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
-        return partitions_of(self._consumer, self._topic, _TIMEOUT_S)
+        return partitions_of(self._consumer, self._bootstrap, self._topic, _TIMEOUT_S)
 
     def join(self, partitions: Sequence[int]) -> None:
         """Joins the group or, without one, reads exactly these partitions."""
@@ -169,7 +170,9 @@ class GroupReader:
         elif error.code() == KafkaError._PARTITION_EOF:
             self.at_end |= {partition} if partition is not None else set()
         elif error.code() != KafkaError._MAX_POLL_EXCEEDED:  # then the group lets us join again
-            with translated(f"reading {self._topic} [{partition}]"):  # keeps the error as the cause
+            refused = error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            doing = f"joining group {self._group}" if refused else f"reading {self._topic} [{partition}]"
+            with translated(doing):  # keeps the error as the cause
                 raise KafkaException(error)
 
     def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:

@@ -1,17 +1,29 @@
-"""Kafka's accounts, and what each may do. Only the tailers write cells, so a record in the topic is theirs (I17)."""
+"""Kafka's accounts, and what each may do (I17). Only the tailers write cells, so a record in the topic is theirs. Only
+they join their group, so nobody keeps a partition from being published.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from schemaless.errors import SchemalessError
+from schemaless.names import indexer_group, parked_topic_name, trigger_group
 from schemaless.runtime.kafka_access import KafkaAccount
 from schemaless.runtime.private_file import write_private_text
+from schemaless.topology import Datastore
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._acl import AclBinding  # mypy sees no export of it
+
+A = TypeVar("A", bound="AclBinding")
 
 _TIMEOUT_S = 20.0
 _ITERATIONS = 4096  # Kafka's own default: the passwords are random
@@ -71,38 +83,112 @@ def let_in(bootstrap: str, account: KafkaAccount) -> None:
             made.result(_TIMEOUT_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Right:
+    """One right: an account may, or may not, do something with what has this name, or a name that begins with it."""
+
+    user: KafkaUser
+    kind: str
+    name: str
+    may: str
+    prefix: bool = True
+    denied: bool = False
+
+    def acl(self, kind: type[A]) -> A:
+        """Returns the right as Kafka's client has it: an AclBinding, or an AclBindingFilter that finds it."""
+        pattern, permission = "PREFIXED" if self.prefix else "LITERAL", "DENY" if self.denied else "ALLOW"
+        return kind(self.kind, self.name, pattern, f"User:{self.user}", "*", self.may, permission)
+
+
 _READS = ("READ", "DESCRIBE_CONFIGS")
 _WRITES = (*_READS, "WRITE", "CREATE", "ALTER_CONFIGS")
-_ON_TOPICS = {KafkaUser.TAILER: _WRITES, KafkaUser.SERVICE: _READS, KafkaUser.READER: _READS}
+_RIGHTS = [
+    *(_Right(KafkaUser.TAILER, "TOPIC", OURS, may) for may in _WRITES),
+    *(_Right(KafkaUser.SERVICE, "TOPIC", OURS, may) for may in _READS),
+    *(_Right(KafkaUser.READER, "TOPIC", OURS, may) for may in _READS),
+    _Right(KafkaUser.TAILER, "GROUP", OURS, "READ"),
+    _Right(KafkaUser.TAILER, "TRANSACTIONAL_ID", OURS, "WRITE"),
+    _Right(KafkaUser.SERVICE, "GROUP", OURS, "DESCRIBE"),
+    _Right(KafkaUser.READER, "GROUP", "*", "READ", prefix=False),
+    # A member is given partitions. In the tailers' group a reader would keep these from being published.
+    _Right(KafkaUser.READER, "GROUP", OURS, "READ", denied=True),
+]
+_TOO_WIDE = [
+    _Right(KafkaUser.TAILER, "GROUP", "*", "READ", prefix=False),
+    _Right(KafkaUser.TAILER, "TRANSACTIONAL_ID", "*", "WRITE", prefix=False),
+    _Right(KafkaUser.SERVICE, "GROUP", "*", "READ", prefix=False),
+]
+"""Rights that an earlier version gave."""
 
 
-def grant(bootstrap: str) -> None:
-    """Gives each account its rights. It may be repeated. Raises BusUnavailable, or Misconfigured for who may not."""
+def grant(bootstrap: str, datastores: Iterable[str] = ()) -> None:
+    """Gives each account its rights, also those on these datastores. It may be repeated.
+
+    Raises BusUnavailable, or BusRefuses for who may not.
+    """
     from confluent_kafka.admin import AdminClient
-    from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType  # mypy sees no export of them
-    from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+    from confluent_kafka.admin._acl import AclBindingFilter
 
     from schemaless.bus.client import client_settings, translated
 
-    def rule(
-        user: KafkaUser,
-        kind: ResourceType,
-        name: str,
-        may: str,
-        permission: AclPermissionType = AclPermissionType.ALLOW,
-    ) -> AclBinding:
-        pattern = ResourcePatternType.PREFIXED if name == OURS else ResourcePatternType.LITERAL
-        return AclBinding(kind, name, pattern, f"User:{user}", "*", AclOperation[may], permission)
-
-    wanted = []
-    for user, operations in _ON_TOPICS.items():
-        for may in operations:
-            wanted.append(rule(user, ResourceType.TOPIC, OURS, may))
-        wanted.append(rule(user, ResourceType.GROUP, "*", "READ"))
-    wanted.append(rule(KafkaUser.TAILER, ResourceType.TRANSACTIONAL_ID, "*", "WRITE"))
-    # A member is given partitions. In the tailers' group a reader would keep these from being published.
-    wanted.append(rule(KafkaUser.READER, ResourceType.GROUP, OURS, "READ", AclPermissionType.DENY))
     admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
+    _create(admin, [*_RIGHTS, *(right for name in datastores for right in _rights_on(name))])
+    with translated("taking rights away in Kafka"):
+        taken = admin.delete_acls([right.acl(AclBindingFilter) for right in _TOO_WIDE], request_timeout=_TIMEOUT_S)
+        for done in taken.values():
+            done.result(_TIMEOUT_S)
+
+
+def grant_on_datastore(bootstrap: str, datastore: str) -> bool:
+    """Lets the services' account into the groups of a datastore's indexers and trigger programs. It may be repeated.
+
+    Returns False where Kafka asks nobody for rights. Raises BusUnavailable, or BusRefuses for who may not.
+    """
+    return _grant_if_asked(bootstrap, _rights_on(datastore))
+
+
+def grant_copies(bootstrap: str, datastore: Datastore, program: str) -> bool:
+    """Makes the topic of a program's parked cells, and lets the services' account write it. It may be repeated.
+
+    Returns and raises as `grant_on_datastore`.
+    """
+    from schemaless.bus.topics import ensure_topic
+
+    topic = parked_topic_name(datastore.name, program)
+    ensure_topic(bootstrap, topic, datastore.partitions, timeout_s=_TIMEOUT_S)
+    return _grant_if_asked(bootstrap, [_Right(KafkaUser.SERVICE, "TOPIC", topic, "WRITE", prefix=False)])
+
+
+def _rights_on(datastore: str) -> list[_Right]:
+    return [
+        _Right(KafkaUser.SERVICE, "GROUP", indexer_group(datastore), "READ", prefix=False),
+        _Right(KafkaUser.SERVICE, "GROUP", trigger_group(datastore, ""), "READ"),
+    ]
+
+
+def _grant_if_asked(bootstrap: str, rights: Sequence[_Right]) -> bool:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    from schemaless.bus.client import client_settings
+
+    admin = AdminClient(client_settings(bootstrap))
+    try:
+        _create(admin, rights)
+    except SchemalessError as error:
+        cause = error.__cause__
+        if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.SECURITY_DISABLED:
+            return False
+        raise
+    return True
+
+
+def _create(admin: AdminClient, rights: Sequence[_Right]) -> None:
+    from confluent_kafka.admin._acl import AclBinding
+
+    from schemaless.bus.client import translated
+
     with translated("granting rights in Kafka"):
-        for made in admin.create_acls(wanted, request_timeout=_TIMEOUT_S).values():
-            made.result(_TIMEOUT_S)
+        made = admin.create_acls([right.acl(AclBinding) for right in rights], request_timeout=_TIMEOUT_S)
+        for done in made.values():
+            done.result(_TIMEOUT_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
-from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.client import REFUSALS, client_settings, translate, translated
 from schemaless.names import tailer_group
 from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
@@ -56,18 +56,18 @@ class Membership:
                 "enable.auto.commit": False,
             }
         )
-        with translated("joining the group of the tailers"):
+        with translated(f"joining group {self._group}"):
             self._consumer.subscribe(
                 [datastore.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
             )
 
     def poll(self, timeout_s: float) -> None:
-        """Lets the group's decisions take effect. Raises Fenced, BusUnavailable or Misconfigured for fatal errors."""
-        with translated("taking part in the group of the tailers"):
+        """Lets the group's decisions take effect. Raises Fenced, BusUnavailable, Misconfigured if they last."""
+        with translated(f"taking part in group {self._group}"):
             message = self._consumer.poll(timeout_s)
         error = message.error() if message is not None else None
-        if error is not None and error.fatal():
-            raise translate(error, "taking part in the group of the tailers")
+        if error is not None and (error.fatal() or error.code() in REFUSALS):
+            raise translate(error, f"taking part in group {self._group}")
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""

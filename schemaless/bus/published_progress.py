@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings, translated
+from schemaless.bus.client import client_settings, metadata_of, translated
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.bus.topics import topic_ids
 from schemaless.cell import StoredCell
@@ -175,8 +175,7 @@ class PublishStatus(msgspec.Struct, frozen=True):
 def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> PublishStatus:
     """Reads the status, which is empty while the topics don't exist. Raises BusUnavailable."""
     admin = AdminClient(client_settings(bootstrap))
-    with translated("asking Kafka for its topics"):
-        topics = admin.list_topics(timeout=timeout_s).topics
+    topics = metadata_of(admin, bootstrap, "asking Kafka for its topics", timeout_s).topics
     group = tailer_group(datastore.name)
     asked = admin.describe_consumer_groups([group], request_timeout=timeout_s)
     with translated("asking Kafka for the group of the tailers"):

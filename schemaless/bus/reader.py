@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from schemaless.bus.client import NOT_KNOWN_YET, client_settings, translate, translated
+from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, client_settings, metadata_of, translate, translated
 from schemaless.errors import BusUnavailable, NotFound
 from schemaless.record import Record
 
@@ -108,6 +108,7 @@ class TopicStream:
     """Reads the committed records of several partitions of a topic from given offsets. One thread at a time."""
 
     def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 10.0) -> None:
+        self._bootstrap = bootstrap
         self._topic = topic
         self._timeout_s = timeout_s
         # The caller notices the hole that retention made while it read, and reads what is left.
@@ -117,7 +118,7 @@ class TopicStream:
 
     def partitions(self) -> range:
         """Returns the partitions of the topic. Raises NotFound when it doesn't exist, BusUnavailable."""
-        return partitions_of(self._consumer, self._topic, self._timeout_s)
+        return partitions_of(self._consumer, self._bootstrap, self._topic, self._timeout_s)
 
     def span(self, partition: int) -> Span:
         """Returns what can be read now, up to the last stable offset."""
@@ -237,10 +238,11 @@ class ArrivalWatch:
         self.close()
 
 
-def partitions_of(consumer: Consumer, topic: str, timeout_s: float) -> range:
+def partitions_of(consumer: Consumer, bootstrap: str, topic: str, timeout_s: float) -> range:
     """Returns the partitions of a topic. Raises NotFound when it doesn't exist, BusUnavailable."""
-    with translated(f"asking for topic {topic}"):
-        found = consumer.list_topics(topic, timeout_s).topics[topic]
+    found = metadata_of(consumer, bootstrap, f"asking for topic {topic}", timeout_s, topic).topics[topic]
+    if found.error is not None and found.error.code() in REFUSALS:
+        raise translate(found.error, f"asking for topic {topic}")
     if found.error is not None or not found.partitions:
         raise NotFound(f"there is no topic {topic}")
     return range(len(found.partitions))

@@ -13,11 +13,11 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._metadata import ClusterMetadata, TopicMetadata
+from confluent_kafka.admin._metadata import TopicMetadata
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.client import client_settings, metadata_of, translate, translated
 from schemaless.bus.topic_settings import CELLS, PROGRESS, check_cells_settings, check_progress_settings
 from schemaless.errors import BusUnavailable, Misconfigured, TopicMissing
 from schemaless.topology import Datastore
@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 _REPLICAS = 3
 _POLL_S = 0.1
+_ASKING = "asking Kafka for its topics"
 
 
 def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
@@ -37,13 +38,13 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
     deadline = time.monotonic() + timeout_s
     admin = AdminClient(client_settings(bootstrap))
     wanted = {datastore.topic: CELLS, datastore.progress_topic: PROGRESS}
-    cluster = _cluster(admin, timeout_s)
+    cluster = metadata_of(admin, bootstrap, _ASKING, timeout_s)
     missing = {topic: config for topic, config in wanted.items() if topic not in cluster.topics}
     if missing:
         _create(
             admin, missing, datastore.partitions, replicas=min(_REPLICAS, len(cluster.brokers)), timeout_s=timeout_s
         )
-    while not _all_fit(_cluster(admin, timeout_s).topics, wanted, datastore):
+    while not _all_fit(metadata_of(admin, bootstrap, _ASKING, timeout_s).topics, wanted, datastore):
         if time.monotonic() > deadline:
             raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
         time.sleep(_POLL_S)
@@ -54,7 +55,7 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
 def ensure_topic(bootstrap: str, topic: str, partitions: int, *, timeout_s: float) -> None:
     """Makes a topic of cells that is missing, with settings as the cells topic has. Raises BusUnavailable."""
     admin = AdminClient(client_settings(bootstrap))
-    cluster = _cluster(admin, timeout_s)
+    cluster = metadata_of(admin, bootstrap, _ASKING, timeout_s)
     if topic not in cluster.topics:
         replicas = min(_REPLICAS, len(cluster.brokers))
         _create(admin, {topic: CELLS}, partitions, replicas=replicas, timeout_s=timeout_s)
@@ -68,11 +69,6 @@ def _check_settings(admin: AdminClient, datastore: Datastore, timeout_s: float) 
             found = asked[resource].result()
         for warning in check(topic, {name: entry.value or "" for name, entry in found.items()}):
             log.warning("a topic has unusual settings", why=warning)
-
-
-def _cluster(admin: AdminClient, timeout_s: float) -> ClusterMetadata:
-    with translated("asking Kafka for its topics"):
-        return admin.list_topics(timeout=timeout_s)
 
 
 def _create(

@@ -1,8 +1,9 @@
-"""`schemaless datastore create|list`, `topology show` and `conflicts list`."""
+"""`schemaless datastore create|list|grant`, `topology show` and `conflicts list`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, Servers, api_command, servers
 from schemaless.client.client import Client
+from schemaless.names import parked_topic_name
 from schemaless.runtime.extras import Extra, needs
 from schemaless.topology import Datastore, Node, load_topology
 
@@ -20,7 +22,8 @@ SHARDS = 4096  # for a datastore that may grow over many servers
 
 
 def register(app: typer.Typer) -> None:
-    add_group(app, "datastore", "Create and list datastores.", {"create": create, "list": list_all})
+    commands: dict[str, Callable[..., None]] = {"create": create, "list": list_all, "grant": grant}
+    add_group(app, "datastore", "Create and list datastores, and let services into Kafka for them.", commands)
     add_group(app, "topology", "Show storage clusters and their servers.", {"show": show_topology})
     add_group(app, "conflicts", "Show buffered cells that met another body at their home.", {"list": list_conflicts})
 
@@ -51,6 +54,36 @@ def list_all(as_json: JsonOption = False) -> None:
         return
     rows = [(item.name, item.shards, item.partitions, item.topic, " ".join(item.placement)) for item in found]
     print_table(("datastore", "shards", "partitions", "topic", "clusters"), rows)
+
+
+@needs("datastore grant", Extra.KAFKA, Extra.MYSQL)
+@recorded("datastore grant")
+def grant(
+    name: Annotated[str, typer.Argument(help="name of the datastore")],
+    copies: Annotated[
+        list[str] | None,
+        typer.Option(help="a trigger program whose parked cells are copied to a topic; may be given several times"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give the services' account of Kafka its rights on a datastore again, and those to copy parked cells."""
+    from schemaless.bus.kafka_accounts import grant_copies, grant_on_datastore
+    from schemaless.consume.trigger_program import require_program_name
+
+    for program in copies or ():
+        require_program_name(program)
+    reached = servers()
+    datastore = reached.datastore(name)
+    granted = grant_on_datastore(reached.kafka, datastore.name)
+    topics = [parked_topic_name(name, program) for program in copies or ()]
+    for program in copies or ():
+        grant_copies(reached.kafka, datastore, program)
+    if as_json:
+        print_json({"datastore": name, "granted": granted, "topics": topics})
+        return
+    print(f"{name}: the services' account has its rights" if granted else f"{name}: this Kafka asks nobody for rights")
+    for topic in topics:
+        print(f"{topic}: there for copies of parked cells")
 
 
 def _document(datastore: Datastore) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,9 +16,12 @@ from schemaless.runtime.private_file import read_private_text
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[prod]` in the file: `hosts = ["https://…"]`, `token = "sl_…"`, `ca = "/path"`, each optional."""
+    """`[prod]` in the file: `hosts = ["https://…"]`, and if there are some, `token = "sl_…"` and `ca = "/path"`.
 
-    hosts: tuple[str, ...] = ()
+    Hosts are required: the token would go to whatever the environment names.
+    """
+
+    hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     token: str | None = None
     ca: str | None = None
 

@@ -39,7 +39,7 @@ def settings_of(hosts: Sequence[str] = (), token: str | None = None) -> ClientSe
     if name:
         profile = read_profile(settings.profiles.expanduser(), name)
         given = {
-            "hosts": profile.hosts or settings.hosts,
+            "hosts": profile.hosts,
             "token": profile.token and SecretStr(profile.token),
             "ca": Path(profile.ca) if profile.ca else settings.ca,
         }

@@ -66,12 +66,17 @@ def load_program(module: str, name: str | None = None) -> TriggerProgram:
     is_file = module.endswith(".py")
     if name is None:
         name = Path(module).stem if is_file else module.rpartition(".")[2]
-    if not _NAME.fullmatch(name):
-        raise Misconfigured(
-            f"{name!r} can't be the name of a program: give --name, of letters, digits and _ after a letter"
-        )
+    require_program_name(name)
     loaded = _load_file(Path(module)) if is_file else _import(module)
     return program_of(name, vars(loaded), _version(loaded), _origin(loaded, None if is_file else module))
+
+
+def require_program_name(name: str) -> None:
+    """Raises Misconfigured."""
+    if not _NAME.fullmatch(name):
+        raise Misconfigured(
+            f"{name!r} can't be the name of a program: give one of letters, digits and _ after a letter"
+        )
 
 
 def program_of(name: str, namespace: Mapping[str, Any], version: str = UNVERSIONED, origin: str = "") -> TriggerProgram:

@@ -13,12 +13,24 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from schemaless.errors import Invalid, Misconfigured, NotFound, RefusedForGood, SchemalessError, StorageUnavailable
+import structlog
+
+from schemaless.errors import (
+    BusRefuses,
+    Invalid,
+    Misconfigured,
+    NotFound,
+    RefusedForGood,
+    SchemalessError,
+    StorageUnavailable,
+)
 from schemaless.storage import datastore_table, schema, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.failover import Answers, answers_of_all, run_on_all
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
+
+log = structlog.get_logger()
 
 Progress = Callable[[int, int], None]
 """Called with (shards created, shards in all), from one thread."""
@@ -47,8 +59,6 @@ def create_datastore(
     Raises Invalid for a name, Misconfigured for counts that don't fit or that differ from the existing ones,
     StorageUnavailable or BusUnavailable when a server is unreachable. It can be called again after any error.
     """
-    from schemaless.bus.topics import ensure_topics
-
     wanted = Datastore(parse_name(name), shards, partitions, tuple(sorted(topology.clusters)))
     with SyncStorage(topology) as storage:
         return create_shards(
@@ -56,8 +66,19 @@ def create_datastore(
             wanted,
             progress,
             administrators=administrators,
-            make_topics=lambda datastore: ensure_topics(kafka_bootstrap, datastore),
+            make_topics=lambda datastore: _make_topics(kafka_bootstrap, datastore),
         )
+
+
+def _make_topics(kafka_bootstrap: str, datastore: Datastore) -> None:
+    from schemaless.bus.kafka_accounts import grant_on_datastore
+    from schemaless.bus.topics import ensure_topics
+
+    ensure_topics(kafka_bootstrap, datastore)
+    try:
+        grant_on_datastore(kafka_bootstrap, datastore.name)
+    except BusRefuses as error:  # it may make topics and give no rights: somebody else gives them
+        log.error("Kafka's accounts have to be let in by an administrator", why=str(error), hint=error.hint)
 
 
 def create_shards(

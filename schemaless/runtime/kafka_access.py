@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from schemaless.config import KafkaSettings
-from schemaless.errors import BusUnavailable, Misconfigured
+from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
 from schemaless.runtime.private_file import read_private_text
 from schemaless.runtime.tls import Tls, certificate_refusal
 
 SCRAM = "SCRAM-SHA-512"
+NO_RIGHT_ON_GROUP = "the account has no ACL with Read on this group"
+NO_RIGHT_ON_TOPIC = "the account has no ACL for this topic: Read to read it, Write to write it, Create to make it"
+WRONG_PASSWORD = "the account's name or password is wrong"
 _HANDSHAKE_TIMEOUT_S = 2.0
+# SaslHandshake, version 1, correlation 1, without a client id, for a mechanism that no broker has. A listener without
+# accounts answers that it isn't asked here.
+_ASK_FOR_MECHANISMS = struct.pack(">ihhihh1s", 13, 17, 1, 1, -1, 1, b"?")
+_ANSWER = struct.Struct(">iih")  # length, correlation, error
+_UNSUPPORTED_MECHANISM = 33
 
 
 class KafkaAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,22 +83,47 @@ def read_account(file: Path) -> KafkaAccount:
 
 
 def require_certificate_of(bootstrap: str, tls: Tls) -> None:
-    """Raises BusUnavailable with a sentence for a broker whose certificate is refused.
+    """Raises BusUnavailable with a sentence for a broker whose certificate is refused, and for a CA that can't be read.
 
     Kafka's clients only say that no broker can be reached, and try for ever. A broker that can't be reached now is left
     to them.
     """
-    context = tls.context()
+    try:
+        context = tls.context()
+    except Misconfigured as error:  # it may just be replaced
+        raise BusUnavailable(f"Kafka at {bootstrap}: {error}") from error
     for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        try:
-            with (
-                suppress(TimeoutError, ConnectionError),
-                socket.create_connection((host, int(port)), _HANDSHAKE_TIMEOUT_S) as plain,
-                context.wrap_socket(plain, server_hostname=host),
-            ):
-                pass
-        except ssl.SSLError as error:
-            raise BusUnavailable(f"Kafka at {address}: {certificate_refusal(error) or error}") from error
-        except OSError as error:
-            raise BusUnavailable(f"Kafka at {address}: {error}") from error
+        if (connection := _connect(address, context)) is not None:
+            connection.close()
+
+
+def require_account(bootstrap: str, context: ssl.SSLContext | None) -> None:
+    """Raises BusRefuses where a broker lets in nobody without an account. It is for a client that has none.
+
+    Such a broker closes the connections of Kafka's clients, which then say that none can be reached.
+    """
+    for address in bootstrap.split(","):
+        if (connection := _connect(address, context)) is None:
+            continue
+        with connection, connection.makefile("rb") as answers, suppress(OSError):
+            connection.sendall(_ASK_FOR_MECHANISMS)
+            answer = answers.read(_ANSWER.size)
+            if len(answer) == _ANSWER.size and _ANSWER.unpack(answer)[-1] == _UNSUPPORTED_MECHANISM:
+                raise BusRefuses(
+                    f"Kafka at {address} lets in nobody without an account, and there is none: name the file with one"
+                    " in SCHEMALESS_KAFKA_ACCOUNT"
+                )
+
+
+def _connect(address: str, context: ssl.SSLContext | None) -> socket.socket | None:
+    """Returns None for a broker that can't be reached now. Raises BusUnavailable for a certificate that is refused."""
+    host, _, port = address.strip().rpartition(":")
+    try:
+        plain = socket.create_connection((host, int(port)), _HANDSHAKE_TIMEOUT_S)
+        return plain if context is None else context.wrap_socket(plain, server_hostname=host)
+    except ssl.SSLError as error:
+        raise BusUnavailable(f"Kafka at {address}: {certificate_refusal(error) or error}") from error
+    except (TimeoutError, ConnectionError, ValueError):
+        return None
+    except OSError as error:
+        raise BusUnavailable(f"Kafka at {address}: {error}") from error

@@ -20,7 +20,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from schemaless.config import MeasuredSettings, program_version
+from schemaless.config import MeasuredSettings, program_version, variable_of
 from schemaless.errors import Misconfigured
 from schemaless.runtime.private_file import read_private_text
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -51,7 +51,10 @@ class ServiceMetrics:
 
     @asynccontextmanager
     async def served(self, settings: MeasuredSettings) -> AsyncIterator[None]:
-        """Serves `GET /metrics` while the context lasts, if the settings name a port. Raises Misconfigured."""
+        """Serves `GET /metrics` while the context lasts, if the settings name a port.
+
+        Raises Misconfigured for a port that can't be had. A service enters this before it begins any work.
+        """
         if settings.metrics_port is None:
             yield
             return
@@ -77,7 +80,8 @@ class ServiceMetrics:
             try:
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
-                raise Misconfigured(f"metrics can't be served at {host}:{port}: {error.strerror}") from error
+                setting = variable_of(type(settings), "metrics_port")
+                raise Misconfigured(f"{setting}: {host}:{port} can't be opened: {error.strerror}") from error
             log.info("metrics are served", addresses=[f"{host}:{port}" for host, port, *_ in runner.addresses])
             yield
         finally:

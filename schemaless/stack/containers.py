@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from schemaless.stack.plan import (
     MINIONS,
     admin_document,
     create_default_datastore,
+    known_datastores,
     nodes_document,
     write_private_json,
 )
@@ -97,8 +98,8 @@ def set_up(settings: ContainerSettings) -> None:
     kafka_accounts.write_account(account_file(settings.admin_topology.parent, KafkaUser.ADMIN), kafka_administrator)
     kafka = KafkaAddress(settings.kafka, KafkaAccess(kafka_administrator))
     await_kafka(kafka)
-    let_into_kafka(kafka, settings.topology.parent)
     topology = load_topology(settings.topology)
+    let_into_kafka(kafka, settings.topology.parent, known_datastores(topology))
     create_default_datastore(topology, kafka, load_topology(settings.admin_topology))
     token_file = settings.topology.with_name(TOKEN_FILE)
     if not token_file.exists():
@@ -113,14 +114,14 @@ async def keep_token(topology: Topology, file: Path) -> None:
     write_private_text(file, issued.secret + "\n")
 
 
-def let_into_kafka(kafka: KafkaAddress, folder: Path) -> None:
+def let_into_kafka(kafka: KafkaAddress, folder: Path, datastores: Iterable[str] = ()) -> None:
     """Makes the accounts of services and readers, and a file of each. A file that is there keeps its password."""
     for user in (KafkaUser.TAILER, KafkaUser.SERVICE, KafkaUser.READER):
         file = account_file(folder, user)
         account = read_account(file) if file.exists() else KafkaAccount(user, secrets.token_hex(16))
         kafka_accounts.let_in(kafka, account)
         kafka_accounts.write_account(file, account)
-    kafka_accounts.grant(kafka)
+    kafka_accounts.grant(kafka, datastores)
 
 
 def set_up_servers(servers: Sequence[ServerContainer], root_password: str, accounts: Accounts) -> None:

@@ -29,6 +29,7 @@ from schemaless.stack.plan import (
     admin_document,
     create_default_datastore,
     home_folder,
+    known_datastores,
     load_or_make_plan,
     load_plan,
     topology_document,
@@ -89,10 +90,10 @@ def up(
             start_supervisor(plan)
         _start_storage(plan, say)
         cold = not any(process.started for process in processes(home) if process.role is ProcessRole.KAFKA)
+        topology, administrators = map(load_topology, (plan.topology_file, plan.admin_topology_file))
         if _start(plan, ["kafka"], "Kafka", say):
             kafka_broker.wait_ready(plan.broker())
-            _let_into_kafka(plan)
-        topology, administrators = map(load_topology, (plan.topology_file, plan.admin_topology_file))
+            _let_into_kafka(plan, known_datastores(topology))
         create_default_datastore(topology, plan.broker().bootstrap, administrators)
         _start_services(plan, say)
         if cold and settings.warm_up_s:
@@ -167,11 +168,11 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
 
 
-def _let_into_kafka(plan: StackPlan) -> None:
+def _let_into_kafka(plan: StackPlan, datastores: Sequence[str]) -> None:
     """Gives each account its rights, and writes the files of those that services use."""
     if plan.kafka_accounts is None:
         return
-    kafka_accounts.grant(plan.broker().bootstrap)
+    kafka_accounts.grant(plan.broker().bootstrap, datastores)
     for user in (KafkaUser.TAILER, KafkaUser.SERVICE):
         kafka_accounts.write_account(plan.kafka_account_file(user), plan.kafka_accounts.account(user))
 

@@ -247,12 +247,18 @@ def write_private_json(path: Path, document: Any) -> None:
 
 def create_default_datastore(topology: Topology, kafka_bootstrap: str, administrators: Topology) -> None:
     """Creates the datastore unless it exists, also while a master is unreachable. Raises as `create_datastore` does."""
-    from schemaless.ops.datastores import create_datastore, list_datastores
+    from schemaless.ops.datastores import create_datastore
 
-    try:
-        exists = DEFAULT_DATASTORE in list_datastores(topology)
-    except SchemalessError:  # the catalogue itself isn't made yet
-        exists = False
-    if not exists:
+    if DEFAULT_DATASTORE not in known_datastores(topology):
         counts = (DEFAULT_SHARDS, DEFAULT_PARTITIONS)
         create_datastore(topology, kafka_bootstrap, DEFAULT_DATASTORE, *counts, administrators=administrators)
+
+
+def known_datastores(topology: Topology) -> list[str]:
+    """Returns the names of the datastores, none while the catalogue itself isn't made."""
+    from schemaless.ops.datastores import list_datastores
+
+    try:
+        return list(list_datastores(topology))
+    except SchemalessError:
+        return []

@@ -11,12 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import structlog
 from pymysql.constants import CLIENT
 
-from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import Misconfigured, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.storage.operation import Operation
 from schemaless.storage.translation import FAILURES, translate
 from schemaless.topology import Node, Topology
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 Connection = TypeVar("Connection")
@@ -39,10 +42,17 @@ IDLE_MAX_S = 30.0
 
 
 def connect_options(node: Node) -> dict[str, Any]:
-    """Returns the arguments that both drivers connect with. Raises Misconfigured for TLS material that can't be read.
+    """Returns the arguments that both drivers connect with.
 
-    With `ssl` both refuse a server that doesn't encrypt, before the password is sent.
+    With `ssl` both refuse a server that doesn't encrypt, before the password is sent. Its files are read each time, so
+    new ones count at once. Raises StorageUnavailable where they can't be read, as they may just be replaced: the node
+    can't be used now.
     """
+    try:
+        encrypted = node.tls and node.tls.context()
+    except Misconfigured as error:
+        log.warning("a server's TLS files can't be read, so it can't be used", node=node.name, why=str(error))
+        raise StorageUnavailable(f"{node.name}: {error}") from error
     return {
         "host": node.host,
         "port": node.port,
@@ -52,7 +62,7 @@ def connect_options(node: Node) -> dict[str, Any]:
         "charset": "utf8mb4",
         "autocommit": True,
         "client_flag": CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-        "ssl": node.tls and node.tls.context(),
+        "ssl": encrypted,
     }
 
 

@@ -21,7 +21,7 @@ from tests.integration.api.api_harness import api_process
 from tests.seed import SEED
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
-TIME_S, EXAMPLES, PHASES = (1200, 3_000, "examples,coverage,fuzzing") if LONG else (30, 2, "examples,fuzzing")
+TIME_S, EXAMPLES, PHASES = (1200, 3_000, "examples,coverage,fuzzing,stateful") if LONG else (30, 2, "examples,fuzzing")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 CONFIGURATION = """
 [parameters]

@@ -3,21 +3,34 @@
 import asyncio
 import json
 import os
+import re
 import threading
 import time
 import uuid
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AclBinding, AdminClient
+from typer.testing import CliRunner
 
+from schemaless import Client, Subscriber, kafka_address
+from schemaless.__main__ import app
+from schemaless.bus import kafka_accounts
 from schemaless.bus.client import client_settings
 from schemaless.bus.faust_app import faust_app
 from schemaless.bus.faust_cells import cells_topic, each_cell
+from schemaless.bus.group_reader import GroupReader
 from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
+from schemaless.bus.membership import Membership
+from schemaless.bus.parked_topic import ParkedCopy, ParkedTopic
+from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
-from schemaless.errors import BusUnavailable, Misconfigured
-from schemaless.names import tailer_group, trigger_group
+from schemaless.cell import StoredCell
+from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
+from schemaless.names import indexer_group, tailer_group, trigger_group
 from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, access_of
 from schemaless.stack.kafka_broker import KafkaBroker, answers, prepare
 from schemaless.stack.local import running_kafka
@@ -48,6 +61,7 @@ def datastore(guarded, make_datastore):
     """With topics that an administrator has made."""
     made = make_datastore(shards=2, partitions=2)
     ensure_topics(guarded, made)
+    kafka_accounts.grant_on_datastore(guarded, made.name)
     return made
 
 
@@ -55,10 +69,10 @@ def datastore(guarded, make_datastore):
 def account_file(tmp_path):
     """A file that only its owner can read, as SCHEMALESS_KAFKA_ACCOUNT names it."""
 
-    def write(user):
+    def write(user, password=None):
         file = tmp_path / f"{user}.json"
         file.touch(mode=0o600)
-        file.write_text(json.dumps({"user": user, "password": ACCOUNTS.passwords[user]}))
+        file.write_text(json.dumps({"user": user, "password": password or ACCOUNTS.passwords[user]}))
         return file
 
     return write
@@ -118,11 +132,91 @@ async def test_only_a_tailer_writes_cells_and_a_reader_reads_them(
             ensure_topics(as_user(user), make_unlike(datastore))
 
 
-def test_a_reader_joins_no_group_of_ours(as_user, datastore):
+def test_each_account_joins_its_own_groups_only(as_user, datastore):
     """A member gets partitions. In the tailers' group it would keep theirs from being published."""
-    for group in (tailer_group(datastore.name), trigger_group(datastore.name, "billing")):
-        assert refusal_of_a_member(as_user(KafkaUser.READER), datastore, group) == "GROUP_AUTHORIZATION_FAILED"
-    assert refusal_of_a_member(as_user(KafkaUser.READER), datastore, f"g{uuid.uuid4().hex}") is None
+    tailers, indexers = tailer_group(datastore.name), indexer_group(datastore.name)
+    triggers = trigger_group(datastore.name, "billing")
+    let_in = {
+        KafkaUser.READER: {f"g{uuid.uuid4().hex}"},
+        KafkaUser.SERVICE: {indexers, triggers},
+        KafkaUser.TAILER: {tailers},
+    }
+    for user, own in let_in.items():
+        for group in own:
+            assert refusal_of_a_member(as_user(user), datastore, group) is None
+    refused = {KafkaUser.READER: (tailers, indexers, triggers), KafkaUser.SERVICE: (tailers, f"g{uuid.uuid4().hex}")}
+    for user, others in refused.items():
+        for group in others:
+            assert refusal_of_a_member(as_user(user), datastore, group) == "GROUP_AUTHORIZATION_FAILED"
+
+
+def test_the_groups_of_a_datastore_open_when_it_is_granted(guarded, as_user, make_datastore):
+    """Its creation grants, and `datastore grant` does so again. A right that an earlier version gave is taken away."""
+    datastore = make_datastore(shards=2, partitions=2)
+    ensure_topics(guarded, datastore)
+    group = indexer_group(datastore.name)
+    assert refusal_of_a_member(as_user(KafkaUser.SERVICE), datastore, group) == "GROUP_AUTHORIZATION_FAILED"
+    wide = AclBinding("GROUP", "*", "LITERAL", f"User:{KafkaUser.SERVICE}", "*", "READ", "ALLOW")
+    admin = AdminClient(client_settings(guarded))
+    (made,) = admin.create_acls([wide]).values()
+    made.result(20)
+    assert refusal_of_a_member(as_user(KafkaUser.SERVICE), datastore, tailer_group(datastore.name)) is None
+    kafka_accounts.grant(guarded, [datastore.name])
+    assert refusal_of_a_member(as_user(KafkaUser.SERVICE), datastore, group) is None
+    refusal = refusal_of_a_member(as_user(KafkaUser.SERVICE), datastore, tailer_group(datastore.name))
+    assert refusal == "GROUP_AUTHORIZATION_FAILED"
+
+
+def test_only_a_tailer_uses_the_transactional_ids_of_tailers(as_user, datastore):
+    """Whoever uses one fences its tailer, so that nothing is published any more (I7)."""
+    log = PartitionLog(as_user(KafkaUser.TAILER), datastore, 0)
+    log.open()
+    for user in (KafkaUser.SERVICE, KafkaUser.READER):
+        lacking = rf"opening {datastore.topic} \[0\].*has no ACL with Write on this transactional id"
+        with pytest.raises(BusRefuses, match=lacking):
+            PartitionLog(as_user(user), datastore, 0).open()
+    log.publish([first_cell(datastore)])
+    log.close()
+
+
+def first_cell(datastore):
+    """The first cell of shard 0, as its tailer reads it."""
+    cell = new_cell(datastore, shard=0)
+    return StoredCell(*msgspec.structs.astuple(cell.key), 0, 1, 1, 1_700_000_000_000_000, cell.body)
+
+
+def test_a_tailer_with_another_account_ends_with_a_sentence(as_user, datastore):
+    """It would wait for partitions for ever."""
+    member = Membership(
+        as_user(KafkaUser.SERVICE), datastore, session_timeout_s=6, assigned=lambda _: None, revoked=lambda _: None
+    )
+    lacking = f"group {tailer_group(datastore.name)}.*the account has no ACL with Read on this group"
+    with closing(member), pytest.raises(BusRefuses, match=lacking):
+        poll_for(member, 40)
+
+
+def poll_for(member, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        member.poll(0.1)
+
+
+def test_copies_of_parked_cells_need_a_grant_for_their_program(guarded, as_user, datastore):
+    """Without it the error names the right. With it they are written, and to no other topic."""
+    copy = ParkedCopy(first_cell(datastore), "bill_rider", "error", "no card", 5, 1_700_000_000_000_000)
+    topic = ParkedTopic(as_user(KafkaUser.SERVICE), datastore, "billing")
+    with pytest.raises(BusRefuses, match=rf"{topic.name}.*the account has no ACL for this topic.*Create to make it"):
+        topic.publish([copy])
+    assert kafka_accounts.grant_copies(guarded, datastore, "billing")
+    topic.publish([copy])
+    with pytest.raises(BusRefuses, match="the account has no ACL for this topic"):
+        ParkedTopic(as_user(KafkaUser.SERVICE), datastore, "census").publish([copy])
+    assert refusal_of_a_record(as_user(KafkaUser.SERVICE), datastore) == "TOPIC_AUTHORIZATION_FAILED"
+
+
+def test_a_broker_that_asks_nobody_for_rights_gets_none(kafka, make_datastore):
+    """A datastore is created there as ever."""
+    assert not kafka_accounts.grant_on_datastore(kafka, make_datastore(shards=2, partitions=2).name)
 
 
 def refusal_of_a_member(address, datastore, group):
@@ -155,13 +249,20 @@ def make_unlike(datastore):
     return type(datastore)(f"t{uuid.uuid4().hex[:8]}", 2, 2, datastore.placement)
 
 
-async def test_a_faust_agent_reads_with_a_reader_s_account(
-    guarded, as_user, datastore, running, storage, account_file, monkeypatch
-):
-    """The account of the address is Faust's, too. Without one its app never gets a cell."""
+@pytest.fixture
+async def published(guarded, as_user, datastore, running, storage, account_file, monkeypatch):
+    """A cell that a tailer process has published. It has its account from a file."""
     cell = new_cell(datastore)
     storage.master(datastore.home(cell.shard)).run(entity_table.put_cells, datastore, [cell])
-    monkeypatch.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(account_file(KafkaUser.TAILER)))
+    with monkeypatch.context() as tailers:
+        tailers.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(account_file(KafkaUser.TAILER)))
+        with running_tailers(1, running.path, str(guarded), datastore):
+            await asyncio.to_thread(wait_for_cells, as_user(KafkaUser.READER), datastore, 1, 40)
+    return cell
+
+
+async def test_a_faust_agent_reads_with_a_reader_s_account(as_user, datastore, published):
+    """The account of the address is Faust's, too."""
     seen = []
     app = faust_app(f"g{uuid.uuid4().hex}", as_user(KafkaUser.READER))
 
@@ -170,10 +271,88 @@ async def test_a_faust_agent_reads_with_a_reader_s_account(
         async for found in each_cell(stream):
             seen.append(found.key)
 
-    with running_tailers(1, running.path, str(guarded), datastore):
+    async with app:
+        await until(lambda: bool(seen), 60)
+    assert seen == [published.key]
+
+
+@pytest.fixture(params=["nobody", "wrong password", "stranger"])
+def refused_account(request, guarded, account_file, monkeypatch):
+    """Who tries to read, and what they are told."""
+    if request.param == "nobody":
+        return "lets in nobody without an account.*SCHEMALESS_KAFKA_ACCOUNT"
+    monkeypatch.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(account_file(request.param, "another")))
+    if request.param == "wrong password":
+        return "account 'wrong password'.*name or password is wrong"
+    kafka_accounts.let_in(guarded, KafkaAccount("stranger", "another"))
+    return "topic.*the account has no ACL for this topic: Read to read it"
+
+
+def test_tail_says_why_kafka_refuses_it(guarded, datastore, refused_account):
+    result = CliRunner().invoke(app, ["tail", datastore.name, "--kafka", str(guarded), "--no-follow"])
+    assert isinstance(result.exception, BusRefuses)
+    assert re.search(refused_account, str(result.exception))
+
+
+def test_a_subscriber_says_why_kafka_refuses_it(guarded, datastore, refused_account):
+    client = Client(["http://127.0.0.1:1"], datastore=datastore.name)  # Kafka is asked first
+    with client, pytest.raises(BusRefuses, match=refused_account):
+        Subscriber(str(guarded), datastore.name, client=client)
+
+
+async def test_a_faust_agent_ends_with_why_kafka_refuses_it(guarded, datastore, refused_account):
+    """It would wait for partitions, or for a broker, for ever."""
+    with pytest.raises(BusRefuses, match=refused_account):
+        await end_of_agent(f"g{uuid.uuid4().hex}", str(guarded), datastore)
+
+
+async def test_groups_of_ours_refuse_a_reader_with_a_sentence(as_user, datastore):
+    """Subscriber reads through a GroupReader."""
+    group, address = indexer_group(datastore.name), as_user(KafkaUser.READER)
+    lacking = f"joining group {group}: .*the account has no ACL with Read on this group"
+    reader = GroupReader(address, datastore.topic, group, lambda _: None)
+    reader.join(())
+    with closing(reader), pytest.raises(BusRefuses, match=lacking):
+        consume_for(reader, 40)
+    with pytest.raises(BusRefuses, match=lacking):
+        await end_of_agent(group, address, datastore)
+
+
+def consume_for(reader, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        reader.consume(0.1)
+
+
+async def end_of_agent(group, address, datastore):
+    """Runs an agent until its app crashes. Raises why."""
+    app = faust_app(group, address)
+
+    @app.agent(cells_topic(app, datastore.name))
+    async def nothing(stream):
+        async for _ in each_cell(stream):
+            pass
+
+    try:
         async with app:
-            await until(lambda: bool(seen), 60)
-    assert seen == [cell.key]
+            await until(lambda: app.crash_reason is not None, 60)
+            raise app.crash_reason
+    finally:
+        app.consumer._thread.thread_loop.close()  # mode does it for a thread that has begun
+
+
+async def test_programs_read_with_what_endpoints_json_says(guarded, api, datastore, published, monkeypatch, tmp_path):
+    """`tail` and a Subscriber find address and account there, and need no setting."""
+    account = {"user": "reader", "password": ACCOUNTS.passwords["reader"]}
+    found = {"api": [f"http://127.0.0.1:{api.port}"], "kafka": str(guarded), "kafka_account": account}
+    (tmp_path / "endpoints.json").write_text(json.dumps(found))
+    monkeypatch.setenv("SCHEMALESS_HOME", str(tmp_path))
+    arguments = ["tail", datastore.name, "--from", "beginning", "--no-follow", "--json"]
+    result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    assert (result.exit_code, json.loads(result.stdout)["ref_key"]) == (0, 1)
+    with Subscriber(kafka_address(), datastore.name) as subscriber:
+        batch = await asyncio.to_thread(subscriber.poll, 40)
+    assert [one.key for one in batch.cells] == [published.key]
 
 
 def test_a_plain_address_takes_the_account_of_the_process(guarded, account_file, monkeypatch):
@@ -190,7 +369,5 @@ def test_a_plain_address_takes_the_account_of_the_process(guarded, account_file,
 
 def test_a_reader_may_not_grant_itself_more(as_user):
     """Rights are an administrator's."""
-    from schemaless.bus import kafka_accounts
-
     with pytest.raises((Misconfigured, BusUnavailable)):
         kafka_accounts.grant(as_user(KafkaUser.READER))

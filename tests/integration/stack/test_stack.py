@@ -262,7 +262,7 @@ def test_kafka_of_a_stack_with_accounts_lets_in_who_has_one(tmp_path: Path) -> N
     server = LocalServer("kafka", broker.argv(), broker.log, lambda me: kafka_broker.wait_ready(broker, alive=me.alive))
     try:
         server.start()
-        embedded._let_into_kafka(plan)
+        embedded._let_into_kafka(plan, [])
         account = _kafka_account(plan)["kafka_account"]
         plain = str(broker.bootstrap)
         assert not kafka_broker.answers(plain)

@@ -3,11 +3,13 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
-from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.errors import StorageUnavailable
 from schemaless.runtime.tls import Tls
 from schemaless.stack.admin import session
 from schemaless.stack.local import running_topology
@@ -126,6 +128,16 @@ def test_a_server_without_a_certificate_of_that_ca_is_refused(cipher_of, topolog
         cipher_of(node)
 
 
-def test_material_that_can_not_be_read_is_named(cipher_of, encrypted):
-    with pytest.raises(Misconfigured, match=r"no TLS material can be read from /nowhere/ca\.pem"):
-        cipher_of(replace(encrypted, tls=Tls("/nowhere/ca.pem")))
+def test_files_that_can_not_be_read_cost_their_node_only(cipher_of, encrypted, tmp_path):
+    """It can't be used while they are replaced, which is logged, and works when they are back."""
+    file = tmp_path / "ca.pem"
+    node = replace(encrypted, tls=Tls(str(file)))
+    for content in (None, "", "no PEM file"):
+        if content is not None:
+            file.write_text(content)
+        refused = pytest.raises(StorageUnavailable, match=rf"a-master: no TLS material can be read from {file}")
+        with capture_logs() as logged, refused:
+            cipher_of(node)
+        assert any("TLS files" in line["event"] and line["node"] == "a-master" for line in logged)
+    file.write_text(Path(encrypted.tls.ca).read_text())
+    assert cipher_of(node)

@@ -10,12 +10,15 @@ from schemaless.config import (
     RENAMED,
     ApiSettings,
     CleanerSettings,
+    ClientSettings,
     ConsumerSettings,
     IndexerSettings,
+    KafkaSettings,
     MeasuredSettings,
     ProbeSettings,
     ServiceSettings,
     Settings,
+    StackSettings,
     TailerSettings,
     read_settings,
     variable_of,
@@ -75,6 +78,21 @@ def test_the_changelog_names_no_former_setting_that_is_taken_for_nothing():
     former = {name for row in rows for name in re.findall(r"`(SCHEMALESS_\w+)`", row)}
     assert len(former) > 5
     assert former <= RENAMED.keys()
+
+
+@pytest.mark.parametrize(
+    "kind", [KafkaSettings, ClientSettings, StackSettings, ApiSettings], ids=lambda kind: kind.__name__
+)
+def test_an_empty_path_is_refused_by_its_variable(kind: type[Settings], environment):
+    """It would be the present folder. `SCHEMALESS_KAFKA_ACCOUNT=` means that somebody wanted an account."""
+    paths = {name: found.annotation for name, found in kind.model_fields.items() if "Path" in str(found.annotation)}
+    assert paths
+    for name in paths:
+        variable = variable_of(kind, name)
+        with environment.context() as one:
+            one.setenv(variable, "")
+            with pytest.raises(Misconfigured, match=f"^{variable}: is empty: it has to name a file or a folder"):
+                kind()
 
 
 def test_what_is_missing_or_malformed_is_told_by_its_variable(environment):

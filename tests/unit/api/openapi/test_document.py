@@ -34,6 +34,24 @@ def test_the_document_is_valid(document):
     validate(document)
 
 
+def test_a_write_links_to_what_may_be_asked_of_it_then(document):
+    """A link gives all path parameters of its operation, from the request or from members of the answer."""
+    found = operations(document)
+    links = {name: each["responses"]["201"]["links"] for name, each in found.items() if "201" in each["responses"]}
+    assert {"get_cell", "get_latest", "get_row"} <= links["put_cell"].keys()
+    assert links["post_version"]["get_cell"]["parameters"] == {
+        "path.datastore": "$request.path.datastore",
+        "path.row_key": "$request.path.row_key",
+        "path.column": "$request.path.column",
+        "path.ref_key": "$response.body#/ref_key",
+    }
+    for own in links.values():
+        for link in own.values():
+            parameters = found[link["operationId"]]["parameters"]
+            in_path = {f"path.{each['name']}" for each in parameters if each["in"] == "path"}
+            assert link["parameters"].keys() == in_path
+
+
 def test_an_operation_is_named_after_its_handler(document):
     """Names of functions in generated clients are short, and each exists once."""
     assert set(operations(document)) == {route.name for route in ROUTES}

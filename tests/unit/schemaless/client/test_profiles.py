@@ -52,6 +52,8 @@ def test_a_file_that_others_can_read_is_refused(profiles, monkeypatch):
         ("[prod]\npassword = 1", "password"),
         ("[prod", "prod"),
         ('[prod]\nhosts = "x"', "array"),
+        ('[prod]\ntoken = "sl_prod"', "prod.*missing required field `hosts`"),
+        ('[prod]\ntoken = "sl_prod"\nhosts = []', "prod.*length >= 1.*hosts"),
     ],
 )
 def test_a_profile_that_is_wrong(profiles, monkeypatch, text, said):

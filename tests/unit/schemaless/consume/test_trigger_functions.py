@@ -262,7 +262,7 @@ def test_a_program_is_named_after_its_module(tmp_path):
     path.write_text("from schemaless import trigger\n@trigger(column='BASE')\ndef f(row_key): ...\n")
     assert load_program(str(path)).consumer == "trigger:my_bills"
     assert load_program(str(path), name="bills").consumer == "trigger:bills"
-    with pytest.raises(Misconfigured, match="--name"):
+    with pytest.raises(Misconfigured, match="letters, digits"):
         load_program(str(path), name="no name")
     assert load_program("examples.census").consumer == "trigger:census"
     assert load_program("examples.census").origin == load_program("examples/census.py").origin == "examples.census"
