@@ -53,8 +53,7 @@ def cursor_of(
     """Returns the cursor of the page that begins behind an entry."""
     values = [to_json(field.type, last.entry.values[definition.fields.index(field)]) for field in selection.order]
     parts = [definition.number, digest, values, last.row_key.hex(), last.element, *([str(after)] if after else [])]
-    named = json.dumps(parts, separators=(",", ":"))
-    return base64.urlsafe_b64encode(named.encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.json.encode(parts)).decode().rstrip("=")
 
 
 class _Cursor(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

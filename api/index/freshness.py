@@ -72,10 +72,18 @@ class FreshnessSamples:
         self._taking: asyncio.Task[None] | None = None
         self._rest_until = 0.0
 
+    @property
+    def is_old(self) -> bool:
+        """Whether it is time for a new sample."""
+        return self._age_s(self._clock()) >= AGE_MAX_S / 2
+
+    def _age_s(self, now: float) -> float:
+        return now - self._samples[-1].at if self._samples else AGE_MAX_S
+
     async def refresh(self) -> None:
         """Makes sure that there is a sample young enough, if one can be had soon."""
         now = self._clock()
-        age_s = now - self._samples[-1].at if self._samples else AGE_MAX_S
+        age_s = self._age_s(now)
         if age_s < AGE_MAX_S / 2:
             return
         if self._taking is None and now >= self._rest_until:
@@ -130,7 +138,9 @@ class IndexFreshness:
         self._of: dict[tuple[str, str, str], FreshnessSamples] = {}
 
     async def refresh(self, datastore: Datastore, consumer: str, clusters: Iterable[str]) -> None:
-        await asyncio.gather(*(self._samples(datastore, consumer, cluster).refresh() for cluster in clusters))
+        old = [each for cluster in clusters if (each := self._samples(datastore, consumer, cluster)).is_old]
+        if old:
+            await asyncio.gather(*(samples.refresh() for samples in old))
 
     def of(
         self,

@@ -145,9 +145,12 @@ def merged(definition: IndexDefinition, query: IndexQuery, pages: Sequence[NodeP
 def entry_view(definition: IndexDefinition, query: IndexQuery, found: FoundEntry) -> dict[str, Any]:
     """Returns an entry as an answer shows it, without `cells`."""
     fields = entry_fields(definition, found.entry)
-    shown = {name: value for name, value in fields.items() if not query.fields or name in query.fields}
-    view = {"row_key": row_key_text(found.row_key), "fields": shown}
-    return {**view, "element": found.element} if definition.array_positions else view
+    if query.fields:
+        fields = {name: value for name, value in fields.items() if name in query.fields}
+    view: dict[str, Any] = {"row_key": row_key_text(found.row_key), "fields": fields}
+    if definition.array_positions:
+        view["element"] = found.element
+    return view
 
 
 async def current_entries(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,7 +14,7 @@ import yaml
 
 from schemaless.cell import ColumnName, parse_column_name
 from schemaless.errors import Invalid, Malformed
-from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Value, from_json, to_json
+from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Value, from_json, json_writer, to_json
 from schemaless.names import index_consumer, index_table_name
 from schemaless.where import AllOf, Comparison, Where, parse_where
 
@@ -129,6 +129,16 @@ class IndexDefinition:
         """The most bytes that the values of one entry take."""
         return sum(field.bytes_max for field in self.fields)
 
+    @cached_property
+    def json_writers(self) -> Sequence[tuple[str, Callable[[Any], Any] | None]]:
+        """Returns the names of the fields, each with what makes JSON of its values, None where nothing has to."""
+        return [(field.name, json_writer(field.type)) for field in self.fields]
+
+    @cached_property
+    def canonical_text(self) -> str:
+        """The JSON in which definitions are kept."""
+        return json.dumps(self.document(), ensure_ascii=True)
+
     def field(self, name: str) -> Field:
         """Returns the field of a name. Raises Invalid."""
         for field in self.fields:
@@ -167,7 +177,7 @@ def load_definition(text: str) -> IndexDefinition:
 
 def dump_definition(definition: IndexDefinition) -> str:
     """Returns the JSON in which definitions are kept."""
-    return json.dumps(definition.document(), ensure_ascii=True)
+    return definition.canonical_text
 
 
 def parse_definition(document: Any, number: int = 1) -> IndexDefinition:

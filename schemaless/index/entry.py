@@ -13,7 +13,7 @@ import msgspec
 
 from schemaless.cell import ColumnName
 from schemaless.index.definition import ELEMENTS_MAX, Field, IndexDefinition
-from schemaless.index.values import Value, shard_text, to_json
+from schemaless.index.values import Value, shard_text
 from schemaless.sharding import shard_of_text
 
 Bodies = Mapping[ColumnName, Mapping[str, Any]]
@@ -123,5 +123,6 @@ def entry_shard(definition: IndexDefinition, entry: IndexEntry, shards: int) -> 
 def entry_fields(definition: IndexDefinition, entry: IndexEntry) -> dict[str, Any]:
     """Returns an entry's fields as the API shows them: keyed and stored ones together, as JSON values."""
     return {
-        field.name: to_json(field.type, value) for field, value in zip(definition.fields, entry.values, strict=True)
+        name: value if value is None or write is None else write(value)
+        for (name, write), value in zip(definition.json_writers, entry.values, strict=True)
     }

@@ -77,9 +77,13 @@ def why_null(kind: FieldType, length: int, found: Any) -> str:
 
 def to_json(kind: FieldType, value: Value | None) -> Any:
     """Returns a value as JSON has it."""
-    if value is None or kind not in _TO_JSON:
-        return value
-    return _TO_JSON[kind](value)
+    write = json_writer(kind)
+    return value if value is None or write is None else write(value)
+
+
+def json_writer(kind: FieldType) -> Callable[[Any], Any] | None:
+    """Returns what makes JSON of the values of a type that aren't None, or None where JSON has them as they are."""
+    return _TO_JSON.get(kind)
 
 
 def shard_text(kind: FieldType, value: Value) -> str:

@@ -8,8 +8,9 @@ goes when no writer can come any more with a lower one (schemaless/storage/index
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 
@@ -183,7 +184,16 @@ def write(script: Script) -> Operation[None]:
 
 
 def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
-    return [FoundEntry(row[0], IndexEntry(tuple(map(read_value, definition.fields, row[2:]))), row[1]) for row in rows]
+    end = 2 + len(definition.fields)
+    reads = [(n, read) for n, field in enumerate(definition.fields) if (read := _reader(field)) is not None]
+    entries = []
+    for row in rows:
+        values = list(row[2:end])
+        for n, read in reads:
+            if values[n] is not None:
+                values[n] = read(values[n])
+        entries.append(FoundEntry(row[0], IndexEntry(tuple(values)), row[1]))
+    return entries
 
 
 def live_entries(
@@ -236,14 +246,18 @@ def field_literal(field: Field, value: Value | None) -> str:
     return format(value, "f") if isinstance(value, Decimal) else literal(value)
 
 
-def read_value(field: Field, value: object) -> Value | None:
-    if field.type is FieldType.STRING and isinstance(value, bytes):
-        return value.decode()
-    if field.type is FieldType.BOOL and value is not None:
-        return bool(value)
-    if field.type is FieldType.DECIMAL and isinstance(value, Decimal):
-        return field.convert(format(value, "f"))
-    return value  # type: ignore[return-value]  # the column's type is the field's
+def read_value(field: Field, value: Any) -> Value | None:
+    read = _reader(field)
+    return value if value is None or read is None else read(value)
+
+
+def _reader(field: Field) -> Callable[[Any], Value | None] | None:
+    """Returns what makes a field's value of what a driver returns, None where that is the value."""
+    if field.type is FieldType.STRING:
+        return bytes.decode
+    if field.type is FieldType.BOOL:
+        return bool
+    return (lambda value: field.convert(format(value, "f"))) if field.type is FieldType.DECIMAL else None
 
 
 def shown(field: Field) -> Script:
