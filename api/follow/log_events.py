@@ -185,7 +185,7 @@ class EventStream:
             )
 
     async def _events_of(self, events: ShardEvents, page: ShardLogPage) -> bytes:
-        views = await views_within(map(cell_view, page.cells), JSON, self._settings.follow_bytes_max)
+        views = await views_within(page.cells, cell_view, JSON, self._settings.follow_bytes_max)
         was_cut = len(views) < len(page.cells)
         self._limit = len(views) if was_cut else min(self._limit * 2, LIMIT_MAX)  # no more is read than can be sent
         page = page.cut(len(views))

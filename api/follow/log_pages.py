@@ -323,7 +323,7 @@ class ShardPages:
             wanted = msgspec.structs.replace(wanted, start=start)
         bytes_max = max(1, self._bytes_left // min(SHARDS_AT_ONCE, len(self._wanted)))
         page, served = await read_shard(self._request, self._datastore, shard, wanted, self._read_from, bytes_max)
-        views = await views_within(map(cell_view, page.cells), self._form, bytes_max)
+        views = await views_within(page.cells, cell_view, self._form, bytes_max)
         self._bytes_left -= sum(len(bytes(view)) for view in views)
         self._served[shard] = served
         page = page.cut(len(views))

@@ -31,6 +31,11 @@ One body is never split, so a step has at most this and the largest body.
 """
 
 
+def share_of_token(requests_max: int) -> int:
+    """Returns how many of the concurrent requests may have the same token."""
+    return (requests_max + 1) // 2
+
+
 class RequestsInFlight(msgspec.Struct):
     """What the limits on concurrent requests count, in all and by token. A follower isn't counted while it follows."""
 
@@ -174,6 +179,10 @@ class Held:
         self._budget = budget
         self._caller = caller
         self._count = 0
+
+    def covers(self, count: int) -> bool:
+        """Returns whether there is room for so many bytes in all."""
+        return count <= self._count
 
     async def reserve(self, count: int) -> None:
         """Makes room for so many bytes in all. Raises Unavailable."""

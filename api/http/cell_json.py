@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from api.http.budget import Steps
+from api.http.budget import Held, Steps
 from api.http.content import Format
 from schemaless.cell import StoredCell
-from schemaless.codec import cell_view
+from schemaless.codec import BODY_BYTES_MAX, cell_view
 from schemaless.errors import TooLarge
 
+T = TypeVar("T")
 
-async def views_within(documents: Iterable[dict[str, Any]], form: Format, bytes_max: int) -> list[msgspec.Raw]:
-    """Encodes the first documents, as many as fit, but at least one: bodies are larger than they are stored."""
+_ITEM_BYTES_MAX = 2 * BODY_BYTES_MAX
+"""About what one item may have when it is encoded: a conflict has two bodies."""
+
+
+async def views_within(
+    items: Sequence[T], view: Callable[[T], dict[str, Any]], form: Format, bytes_max: int, held: Held | None = None
+) -> list[msgspec.Raw]:
+    """Encodes the first items, as many as fit, but at least one: bodies are larger than they are stored.
+
+    `held` makes room as soon as they outgrow what it has. It is None where the caller has reserved enough. Raises
+    Unavailable.
+    """
     views: list[msgspec.Raw] = []
     size = 0
+    has_room = held is None
     steps = Steps()
-    for document in documents:
-        encoded = form.encode_one(document)
-        size += len(encoded)
-        if views and size > bytes_max:
+    for item in items:
+        encoded = form.encode_one(view(item))
+        if views and size + len(encoded) > bytes_max:
             break
+        if held is not None and not has_room and not held.covers(size + len(encoded)):
+            del encoded  # it would be held while this request waits for room
+            await held.reserve(min(bytes_max, len(items) * _ITEM_BYTES_MAX))
+            has_room = True
+            encoded = form.encode_one(view(item))
+        size += len(encoded)
         views.append(msgspec.Raw(encoded))
         await steps.after(len(encoded))
     return views
 
 
-async def all_views(cells: Iterable[StoredCell | None], form: Format, bytes_max: int) -> list[msgspec.Raw | None]:
-    """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response."""
-    views: list[msgspec.Raw | None] = []
-    size = 0
-    steps = Steps()
-    for cell in cells:
-        encoded = b"" if cell is None else form.encode_one(cell_view(cell))
-        size += len(encoded)
-        if size > bytes_max:
-            raise TooLarge(f"the response would have more than {bytes_max} bytes: ask for less at once")
-        views.append(msgspec.Raw(encoded) if encoded else None)
-        await steps.after(len(encoded))
-    return views
+async def all_views(
+    cells: Iterable[StoredCell | None], form: Format, bytes_max: int, held: Held
+) -> list[msgspec.Raw | None]:
+    """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response, and Unavailable
+    when there is no room for it.
+    """
+    found = list(cells)
+    existing = [cell for cell in found if cell is not None]
+    views = await views_within(existing, cell_view, form, bytes_max, held)
+    if len(views) < len(existing):
+        raise TooLarge(f"the response would have more than {bytes_max} bytes: ask for less at once")
+    following = iter(views)
+    return [None if cell is None else next(following) for cell in found]

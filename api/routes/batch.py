@@ -92,7 +92,7 @@ async def batch_get(request: Request) -> Response:
         cells=len(wanted),
     )
     answer_form = request.response_format(batch=True)
-    views = await all_views(cells, answer_form, settings.response_bytes_max)
+    views = await all_views(cells, answer_form, settings.response_bytes_max, request.read)
     return ok_response(answer_form, views if answer_form is NDJSON else {"cells": views}, *served.headers)
 
 

@@ -108,7 +108,7 @@ async def get_versions(request: Request) -> Response:
 
     page, served = await request.read.read(bytes_max, read, cells=limit)
     form = request.response_format()
-    views = await views_within(map(cell_view, page.cells), form, request.state.settings.response_bytes_max)
+    views = await views_within(page.cells, cell_view, form, request.state.settings.response_bytes_max, request.read)
     following = page.cells[len(views)].ref_key if len(views) < len(page.cells) else page.following
     return ok_response(form, {"cells": views, "next": following}, ASK_AGAIN, *served.headers)
 
@@ -128,7 +128,7 @@ async def get_row(request: Request) -> Response:
     if not cells:
         raise said_by(CellMissing(f"there is no row {request.path['row_key']}"), served)
     form = request.response_format()
-    views = await all_views(cells, form, request.state.settings.response_bytes_max)
+    views = await all_views(cells, form, request.state.settings.response_bytes_max, request.read)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}
     return ok_response(form, {"row_key": row_key_text(row_key), "cells": columns}, ASK_AGAIN, *served.headers)
 

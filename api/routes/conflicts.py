@@ -71,9 +71,10 @@ async def list_conflicts(request: Request) -> Response:
     )
     bytes_max = state.settings.response_bytes_max
     page = next(chunks(found, count_max=limit, bytes_max=bytes_max, size_bytes=lambda one: one[1].size_bytes), ())
+    await request.read.reserve(sum(entry.size_bytes for _, entry in page))
     conflicts = await _read(state.reader, page, read_from)
     form = request.response_format()
-    views = await views_within(map(_view, conflicts), form, bytes_max)
+    views = await views_within(conflicts, _view, form, bytes_max, request.read)
     position = {**below, **{cluster: entry.conflict_id for cluster, entry in page[: len(views)]}}
     is_last = len(views) == len(found) and all(len(part) < limit for part, _ in parts)
     served = served_together([served for _, served in parts])

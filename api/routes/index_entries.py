@@ -179,7 +179,8 @@ class _Answer:
         """Returns the entries with the cells that were asked for, null for an empty column."""
         include = self._query.include
         included = (cells[found.row_key, column] for found in entries for column in include)
-        views = iter(await all_views(included, form, self._state.settings.response_bytes_max))
+        bytes_max = self._state.settings.response_bytes_max
+        views = iter(await all_views(included, form, bytes_max, self._request.read))
         shown = []
         for found in entries:
             view = entry_view(self._definition, self._query, found)

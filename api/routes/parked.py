@@ -89,8 +89,8 @@ async def list_parked(request: Request) -> Response:
     if not page.count and after == BEFORE_ALL:
         await control.require_known()
     form = request.response_format()
-    documents = [view for _, view in page.views]
-    views = await views_within(documents, form, request.state.settings.response_bytes_max)
+    bytes_max = request.state.settings.response_bytes_max
+    views = await views_within(page.views, lambda one: one[1], form, bytes_max, request.read)
     following = page.following if len(views) == len(page.views) else page.views[len(views) - 1][0].cursor
     document = {
         "parked": views,

@@ -85,7 +85,9 @@ def asked(call, refusals):
 
 
 def test_memory_is_bounded_under_all_attacks_at_once(running, make_datastore):
-    """Clients that don't read, readers of large pages, slow payloads, endless heads, idle ones, large batches."""
+    """Clients that don't read, readers of large pages and of pages that grow, slow payloads, endless heads, idle ones,
+    large batches.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     datastore = make_datastore()
@@ -95,6 +97,9 @@ def test_memory_is_bounded_under_all_attacks_at_once(running, make_datastore):
         for version in range(VERSIONS):
             body = json.dumps({"a": os.urandom(520_000).hex()})
             assert api.client.put(f"{attack.path}/cells/{row}/V/{version}", content=body).status_code == 201
+        for version in range(16):  # a thousand bytes as it is stored
+            body = json.dumps({"a": "x" * 1_000_000})
+            assert api.client.put(f"{attack.path}/cells/{row}/SMALL/{version}", content=body).status_code == 201
         nested = b'{"a":[' + b",".join([b"[]"] * 49_000) + b"]}"
         item = b'{"row_key":"%b","column_name":"N","ref_key":1,"body":%b}'
         batch = b'{"cells":[' + b",".join(item % (str(uuid.uuid4()).encode(), nested) for _ in range(100)) + b"]}"
@@ -107,6 +112,7 @@ def test_memory_is_bounded_under_all_attacks_at_once(running, make_datastore):
         attack.hold(500, b"")
         attack.hold(1050, put)
         attack.repeat(16, "GET", f"/cells/{row}/V/versions?limit=1000")
+        attack.repeat(64, "GET", f"/cells/{row}/SMALL/versions?limit=16")
         attack.repeat(4, "POST", "/batch/put", batch)
         honest, refusals, slowest, peak = [], [], 0.0, 0
         ends = time.monotonic() + ATTACK_S

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from api.http import budget
-from api.http.budget import STEP_BYTES_MAX
+from api.http.budget import STEP_BYTES_MAX, Held, ReadBudget
 from api.http.cell_json import all_views, views_within
 from api.http.content import JSON, MSGPACK, NDJSON
 from api.routes import batch
@@ -54,16 +54,54 @@ async def test_a_batch_is_parsed_item_by_item(monkeypatch, turns, form):
     assert turns.longest <= STEP_BYTES_MAX + BODY_BYTES_MAX
 
 
-@pytest.mark.parametrize("render", [views_within, all_views])
-async def test_a_page_is_rendered_cell_by_cell(monkeypatch, turns, render):
+async def test_a_page_is_rendered_cell_by_cell(turns):
     """At most STEP_BYTES_MAX and one cell are encoded without a pause."""
-    monkeypatch.setattr("api.http.cell_json.cell_view", lambda document: document)
     counting = msgspec.structs.replace(
         JSON, encode_one=lambda document: (turns.work(len(document["a"])), JSON.encode_one(document))[1]
     )
     documents = [{"a": "x" * size} for size in (50_000, 1_000_000) * 10]
-    assert len(await render(documents, counting, 16 << 20)) == 20
+    assert len(await views_within(documents, lambda document: document, counting, 16 << 20)) == 20
     assert turns.longest <= STEP_BYTES_MAX + BODY_BYTES_MAX
+
+
+async def test_what_is_rendered_has_room_before_it_is_held():
+    """A body may be a thousand times as large as it is stored. So a page that outgrows its room waits for all of it,
+    and holds nothing of the piece that didn't fit meanwhile.
+    """
+    budget = ReadBudget(160, wait_s=60.0)
+    first, second, other = (Held(budget, caller) for caller in "abc")
+    await first.reserve(10)
+    await second.reserve(20)
+    await other.reserve(1)
+    documents = [{"a": "x" * 22} for _ in range(2)]  # 30 bytes each
+    encoded = []
+    counting = msgspec.structs.replace(
+        JSON, encode_one=lambda document: (encoded.append(1), JSON.encode_one(document))[1]
+    )
+
+    def render(held):
+        return views_within(documents, lambda document: document, counting, 80, held)
+
+    assert len(await render(first)) == 2
+    assert budget.held_bytes == 101
+    encoded.clear()
+    waiting = asyncio.ensure_future(render(second))
+    await asyncio.sleep(0)
+    assert (len(encoded), waiting.done()) == (1, False)
+    first.resize(0)
+    assert len(await waiting) == 2
+    assert budget.held_bytes == 81
+
+
+async def test_cells_that_dont_fit_into_one_response_are_refused(monkeypatch):
+    """As a whole, because it has no second page. A missing cell is null and takes no room."""
+    monkeypatch.setattr("api.http.cell_json.cell_view", lambda document: document)
+    held = Held(ReadBudget(100, wait_s=0.0), "a")
+    cells = [{"a": "x" * 22}, None, {"a": "y" * 22}]
+    views = await all_views(cells, JSON, 60, held)
+    assert [None if view is None else bytes(view)[6:7] for view in views] == [b"x", None, b"y"]
+    with pytest.raises(TooLarge):
+        await all_views(cells, JSON, 59, held)
 
 
 HOSTILE = {
