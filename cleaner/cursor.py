@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from cleaner.pair import ClusterPair
+from schemaless.errors import StorageUnavailable
 from schemaless.storage import buffer_table
 from schemaless.storage.buffer_table import Buffered, Sizes
 from schemaless.storage.operation import Operation
 
 ALL_SIZES = Sizes()
+_STRETCH_MAX = 1 << 63
 
 
 class PageSize:
@@ -43,12 +45,27 @@ class BufferCursor:
         self.after = 0
         self.page_size = page_size
         self._sizes = sizes
+        self._stretch = _STRETCH_MAX
 
     async def page(self, pair: ClusterPair, until: int) -> list[Buffered]:
-        """Returns the next rows up to `until`, none at the end. The cursor stays: `moved_past` or `failed` moves it."""
+        """Returns the next rows up to `until`. The cursor stays: `moved_past` or `failed` moves it.
+
+        Without rows it has moved on to `until`, or less far: the server looks at all rows in between, of any size, and
+        millions take longer than a time-out. After one, raised as StorageUnavailable, it looks at fewer.
+        """
         if self.after >= until:
             return []
-        return await pair.run(pair.secondary, self._page, pair.home, until)
+        until = min(until, self.after + self._stretch)
+        try:
+            rows = await pair.run(pair.secondary, self._page, pair.home, until)
+        except StorageUnavailable:
+            self.page_size.shrink()
+            self._stretch = max(1, (until - self.after) // 4)
+            raise
+        if not rows:
+            self.after = until
+        self._stretch = min(_STRETCH_MAX, self._stretch + self._stretch // 8 + 1)  # slowly: a time-out costs most
+        return rows
 
     def moved_past(self, rows: Sequence[Buffered]) -> None:
         """Goes on after a page that went well."""

@@ -113,10 +113,11 @@ class Rescue:
             worked = False
             turns += 1
             for cursor in tuple(self._turns):
+                self._turns.rotate(-1)  # before it can fail: the next pass begins with another one
+                before = cursor.after
                 rows = await self._next_rows(cursor, horizon)
+                worked = worked or bool(rows) or cursor.after > before
                 if rows:
-                    worked = True
-                    self._turns.rotate(-1)
                     page = await self._rescue_page(cursor, rows)
                     if page is None:
                         return swept
@@ -149,8 +150,9 @@ class Rescue:
         walk = next(walk for walk in self._walks if walk.cursor is cursor)
         if not walk.under_way:
             return []
-        rows = await cursor.page(self._pair, min(self._fresh.after, horizon))
-        if not rows and self._fresh.after <= horizon:
+        until = min(self._fresh.after, horizon)
+        rows = await cursor.page(self._pair, until)
+        if not rows and cursor.after >= until and self._fresh.after <= horizon:
             walk.end()
         return rows
 

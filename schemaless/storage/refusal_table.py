@@ -15,11 +15,15 @@ from schemaless.storage.sql import commas, sql
 
 REFUSED_FOR_S = 60
 """How long a home must have refused a cell until operators see it. A restart or a deadlock takes less."""
+COUNTED_CELLS_MAX = 10_000
 _REASON_CHARACTERS_MAX = 300
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Cells of a datastore that one home refuses. `reason` is the error of the one that it refuses longest."""
+    """Cells of a datastore that one home refuses. `reason` is the error of the one that it refuses longest.
+
+    The oldest `COUNTED_CELLS_MAX` are counted: that many mean as many or more.
+    """
 
     cells: int
     oldest_s: float
@@ -60,9 +64,11 @@ def refused() -> Operation[dict[tuple[str, str], Refused]]:
         sql(
             "SELECT datastore, home, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(refused_since), UTC_TIMESTAMP(6)),"
             " SUBSTRING_INDEX(GROUP_CONCAT(reason ORDER BY refused_since SEPARATOR '\\n'), '\\n', 1)"
-            " FROM schemaless.refusal JOIN schemaless.buffer USING (buffer_id)"
-            " WHERE refused_since <= UTC_TIMESTAMP(6) - INTERVAL %s SECOND GROUP BY datastore, home",
+            " FROM (SELECT buffer_id, reason, refused_since FROM schemaless.refusal"
+            " WHERE refused_since <= UTC_TIMESTAMP(6) - INTERVAL %s SECOND ORDER BY buffer_id LIMIT %s) AS oldest"
+            " JOIN schemaless.buffer USING (buffer_id) GROUP BY datastore, home",
             REFUSED_FOR_S,
+            COUNTED_CELLS_MAX,
         )
     )
     return {(datastore, home): Refused(count, age_us / 1e6, reason) for datastore, home, count, age_us, reason in rows}

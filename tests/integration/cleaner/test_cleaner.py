@@ -226,7 +226,7 @@ async def test_a_page_is_bounded_by_rows_and_bytes_and_by_the_sizes_that_are_ask
     assert await page(Sizes(least_bytes=small_bytes + 1), 1000, 1 << 30) == [keys[1], keys[3], keys[4]]
 
 
-async def test_a_cell_that_its_home_refuses_is_noted_until_it_is_taken(cleaner, async_storage, datastore):
+async def test_a_cell_that_its_home_refuses_is_noted_until_it_is_taken(monkeypatch, cleaner, async_storage, datastore):
     """D10: its table is gone. The error stands beside it, other cells of the page go home, and it follows them."""
     rows = [row_of(datastore, n=n) for n in range(20)]
     refused = rows[7]
@@ -245,6 +245,9 @@ async def test_a_cell_that_its_home_refuses_is_noted_until_it_is_taken(cleaner, 
     assert found.cells == len(rows) - len(others)
     assert "entity" in found.reason
     assert found.oldest_s > refusal_table.REFUSED_FOR_S
+    with monkeypatch.context() as bounded:  # I14: as many as that, or more
+        bounded.setattr(refusal_table, "COUNTED_CELLS_MAX", 1)
+        assert (await here.run(refusal_table.refused))[mine].cells == 1
     await Cleaner(async_storage, SETTINGS).step()
     assert mine not in await here.run(refusal_table.refused)
     noted = "SELECT * FROM schemaless.refusal JOIN schemaless.buffer USING (buffer_id)"

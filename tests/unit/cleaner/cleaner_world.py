@@ -70,7 +70,9 @@ class Server:
 
 
 class Secondary:
-    """The buffer, by id, the conflicts that were recorded, and the refusals by key."""
+    """The buffer, by id, the conflicts that were recorded, and the refusals by key. `looks_max` is how many rows it
+    looks at within the time-out, those of other sizes included.
+    """
 
     def __init__(self):
         self.node = SimpleNamespace(name="b-master")
@@ -78,6 +80,7 @@ class Secondary:
         self.conflicts = []
         self.refusals = {}
         self.pages = 0
+        self.looks_max = 1_000_000
         self._newest = 0
 
     def add(self, value, size_bytes=None):
@@ -114,8 +117,11 @@ class Secondary:
     def _page(self, cursor, until):
         self.pages += 1
         sizes, page_size, left, page = cursor._sizes, cursor.page_size, cursor.page_size.bytes, []
-        for number, (row, _) in sorted(self.rows.items()):
-            if cursor.after < number <= until and sizes.least_bytes <= row.size_bytes <= sizes.most_bytes:
+        asked = [(number, row) for number, (row, _) in sorted(self.rows.items()) if cursor.after < number <= until]
+        for looks, (_, row) in enumerate(asked, start=1):
+            if looks > self.looks_max:
+                raise StorageUnavailable("no answer within 1.5 s")
+            if sizes.least_bytes <= row.size_bytes <= sizes.most_bytes:
                 left -= row.size_bytes
                 if len(page) == page_size.rows or (page and left < 0):
                     break

@@ -81,6 +81,27 @@ async def test_small_cells_of_a_backlog_dont_wait_for_large_ones(world, rescue):
     assert len(world.master.cells) == 21 * PAGE_ROWS
 
 
+async def test_the_search_for_large_cells_among_many_small_ones_holds_up_nobody(world, rescue):
+    """S12: the server looks at every row in between, and millions take longer than the time-out. The search goes on
+    in stretches that fit it.
+    """
+    world.master.error = StorageUnavailable("down")
+    keys = {world.secondary.add(value) for value in range(40 * PAGE_ROWS)} | {world.secondary.add(0, LARGE)}
+    await world.passes(rescue)
+    world.master.error = None
+    world.secondary.looks_max = 8 * PAGE_ROWS
+    failed = 0
+    for _ in range(40):
+        try:
+            await rescue.step()
+        except StorageUnavailable:
+            failed += 1
+        if world.master.cells.keys() == keys:
+            break
+    assert world.master.cells.keys() == keys
+    assert 0 < failed < 8
+
+
 async def test_old_rows_hold_up_no_fresh_ones(world, rescue):
     """S12: what came since the home is back goes first, also beside a walk over everything that waits."""
     for value in range(200 * PAGE_ROWS):
