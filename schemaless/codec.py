@@ -203,10 +203,11 @@ class BodyComparison:
         canonical = _encode_sorted(decode_body(body))
         if canonical == self._canonical:
             return True
-        # 0.0 and -0.0 are the same number, and other bytes. The value decides wherever only such bytes differ.
+        # 0.0 and -0.0 are the same number, and other bytes. The value decides wherever only such bytes differ. It can,
+        # although Python takes 1, 1.0 and True for equal: up to the first bytes that differ both have the same kinds.
         if canonical.replace(_MINUS_ZERO, _ZERO) != self._canonical.replace(_MINUS_ZERO, _ZERO):
             return False
-        return _same(decode_body(body), decode_body(self._stored))
+        return bool(_decode_msgpack(canonical) == _decode_msgpack(self._canonical))
 
 
 def encode_record(cell: StoredCell) -> bytes:
@@ -280,13 +281,3 @@ def _containers_in(container: Any) -> list[Any]:
     if _CONTAINERS.isdisjoint(map(type, members)):  # at C's speed: a long list of numbers costs next to nothing
         return []
     return [member for member in members if isinstance(member, dict | list | tuple)]
-
-
-def _same(left: Any, right: Any) -> bool:
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(value, right[name]) for name, value in left.items())
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return bool(left == right)

@@ -16,6 +16,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.access.admission import scope_of_other
+from api.http.budget import share_of_token
 from api.http.request import Request
 from api.http.response import (
     METHOD_NOT_ALLOWED,
@@ -31,10 +32,9 @@ from api.http.response import (
 from api.http.route import RouteMatch, Router
 from api.state import ApiState
 from schemaless.access import Scope as AccessScope
-from schemaless.access import Token
 from schemaless.errors import NotRepeatable, SchemalessError, TooManyRequests, Unavailable
 from schemaless.ops.tokens import anybody, record_action
-from schemaless.storage.admin_action_table import AdminAction
+from schemaless.storage.admin_action_table import WHAT_CHARACTERS_MAX, AdminAction
 
 OTHER = "other"
 """The metrics' name for requests of no route of ours."""
@@ -84,7 +84,7 @@ class Dispatcher:
         began = time.perf_counter()
         try:
             token = await state.admission.admit(scope, path, *_needed_by(found, path, scope["method"]))
-            if token is not None and in_flight.of(token) >= (self._requests_max + 1) // 2:
+            if token is not None and in_flight.of(token) >= share_of_token(self._requests_max):
                 raise TooManyRequests(f"too many concurrent requests with the token {token.name!r}")
         except SchemalessError as error:
             response = problem_response(error)
@@ -120,7 +120,7 @@ class Dispatcher:
                     response = msgspec.structs.replace(response, headers=(*response.headers, _CLOSE))
                 request.finish()
                 if match.scope is AccessScope.ADMIN and scope["method"] not in ("GET", "HEAD"):
-                    await record_action(state.storage, action_of(scope, request.token, response.status))
+                    await record_action(state.storage, action_of(scope, request, response.status))
                 if isinstance(response, StreamResponse):
                     await self._serve_stream(state, response, send, began)
                 else:
@@ -224,11 +224,12 @@ def page_send(send: Send) -> Send:
     return send_with_headers
 
 
-def action_of(scope: Scope, token: Token | None, status: int) -> AdminAction:
+def action_of(scope: Scope, request: Request, status: int) -> AdminAction:
     """Returns what the log of admin actions says of a request. `at` is the server's."""
     client = scope.get("client")
-    who = (token or anybody()).name
-    return AdminAction(0, who, f"{scope['method']} {scope['path']}", client[0] if client else "", str(status))
+    who = (request.token or anybody()).name
+    what = f"{scope['method']} {scope['path']} {request.action}".rstrip()
+    return AdminAction(0, who, what[:WHAT_CHARACTERS_MAX], client[0] if client else "", str(status))
 
 
 def route_path(scope: Scope) -> str:

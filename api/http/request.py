@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from api.http.budget import SMALL_BYTES_MAX, Held
+from api.http.budget import SMALL_BYTES_MAX, Held, share_of_token
 from api.http.content import Format, request_format, response_format
 from api.http.parameters import Parameter, parse_query
 from api.http.response import Response
@@ -38,7 +38,7 @@ class Request:
     caller's, or None where none is needed.
 
     A handler sets `following` while it waits for the log to grow, and `repeatable` to False where the same request
-    sent twice may write twice.
+    sent twice may write twice. `action` is what the log of admin actions shall say beside method and path.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class Request:
         "_read",
         "_receive",
         "_scope",
+        "action",
         "arriving",
         "following",
         "path",
@@ -63,6 +64,7 @@ class Request:
         self.path = path
         self.following = False
         self.repeatable = True
+        self.action = ""
         self._scope = scope
         self._receive = receive
         self._headers: dict[bytes, bytes] | None = None
@@ -107,8 +109,8 @@ class Request:
     async def payload(self, bytes_max: int) -> bytes:
         """Returns the whole payload.
 
-        Raises TooLarge as soon as that is known, Malformed when the payload ends early or doesn't arrive in time, and
-        Unavailable when the process holds too many bytes of payloads.
+        Raises TooLarge as soon as that is known, Malformed when the payload ends early or doesn't arrive in time,
+        Unavailable when the process holds too many bytes of payloads, and TooManyRequests when the token has no place.
         """
         announced = self.header(b"content-length")
         if announced.isdigit() and int(announced) > bytes_max:
@@ -118,8 +120,11 @@ class Request:
             return await self._read_payload(bytes_max)
         payload = await self._in_time(bytes_max)
         self.arrived()
-        if self.state.in_flight.count > self.state.settings.requests_max:
+        in_flight, requests_max = self.state.in_flight, self.state.settings.requests_max
+        if in_flight.count > requests_max:
             raise Unavailable("too many concurrent requests: the payload arrived, and there is no room for it")
+        if self.token is not None and in_flight.of(self.token) > share_of_token(requests_max):
+            raise TooManyRequests(f"too many concurrent requests with the token {self.token.name!r}")
         return payload
 
     @property

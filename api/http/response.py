@@ -20,6 +20,7 @@ from schemaless.errors import (
     CellMissing,
     Conflict,
     Corrupt,
+    DuplicateKey,
     Fenced,
     Forbidden,
     Invalid,
@@ -28,9 +29,11 @@ from schemaless.errors import (
     Malformed,
     Misconfigured,
     Misdirected,
+    NeedsLockedHeads,
     NotBuilt,
     NotFound,
     NotReady,
+    Overloaded,
     SchemalessError,
     StorageUnavailable,
     TooLarge,
@@ -140,7 +143,17 @@ HEAD_TOO_LARGE_KIND = ProblemKind(431, "head-too-large", "The request's head is 
 METHOD_NOT_ALLOWED = ProblemKind(405, "method-not-allowed", "The path takes other methods")
 
 
-_OF_SERVERS = (StorageUnavailable, BusUnavailable, Busy, Fenced, Misconfigured, Corrupt)
+_OF_SERVERS = (
+    StorageUnavailable,
+    BusUnavailable,
+    Overloaded,
+    Busy,
+    Fenced,
+    Misconfigured,
+    Corrupt,
+    DuplicateKey,
+    NeedsLockedHeads,
+)
 """Errors whose texts may name servers or have SQL in them. They are for the log, and not for a stranger."""
 _LOG_PERIOD_S = 1.0
 _logged_at: dict[str, float] = {}

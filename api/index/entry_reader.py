@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
+import structlog
 
 from api.index.checkpoint_waiter import CheckpointsAt, CheckpointWaiter
 from api.index.overlay import Overlay, Overlays, Unevaluated
@@ -26,6 +27,8 @@ from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import DefinedIndex, RunState
 from schemaless.storage.index_select import PAGE_BYTES_MAX
 from schemaless.topology import Datastore, Role
+
+log = structlog.get_logger()
 
 OVERLAYS_MAX = 3
 """How often a query reads an overlay anew, because a node answered that is behind the one before."""
@@ -86,8 +89,11 @@ class EntryReader:
                 return Found(
                     *await self._with_overlay(datastore, index, query, after, read_from, answers), read_at, waited_s
                 )
-            except (Unevaluated, StorageUnavailable) as error:
+            except Unevaluated as error:
                 why = f"{why}: {error}"
+            except StorageUnavailable as error:  # its text names a server, which is for the log
+                log.info("cells that an index lacks can't be read", index=index.name, error=str(error))
+                why = f"{why}: the cells between can't be read now"
             wait_began = self._clock()
             try:
                 async with asyncio.timeout(deadline - wait_began):

@@ -34,10 +34,12 @@ async def post_token(request: Request) -> Response:
     request.query()
     asked = decode(await request.payload(PAYLOAD_BYTES_MAX), request.request_format().decoder(TokenRequest), "token")
     state = request.state
+    datastores = asked.datastores or [request.path["datastore"]]
+    request.action = f"name={asked.name} scope={asked.scope} expires={asked.expires} datastores={','.join(datastores)}"
     issued = await create_token(
         state.storage,
         asked.name,
-        asked.datastores or (request.path["datastore"],),
+        datastores,
         asked.scope,
         asked.expires,
         request.token or anybody(),

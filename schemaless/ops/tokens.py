@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from schemaless.access import ALL_DATASTORES, Scope, Token, issue, merged, now_us, reissue
-from schemaless.errors import Forbidden, Invalid, NotFound, SchemalessError, StateConflict, StorageUnavailable
+from schemaless.errors import Corrupt, Forbidden, Invalid, NotFound, SchemalessError, StateConflict, StorageUnavailable
 from schemaless.storage import admin_action_table, schema, token_table
 from schemaless.storage.admin_action_table import AdminAction
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -52,6 +52,9 @@ async def read_tokens(storage: AsyncStorage) -> Answers[list[Token]]:
     found: Answers[list[Token]] = Answers()
     found.found = {name: rows for name, (rows, _) in answers.found.items()}
     found.failures = answers.failures
+    for name, error in answers.failures.items():
+        if isinstance(error, Corrupt):
+            log.error("a cluster's tokens can't be read", cluster=name, error=str(error))
     return found
 
 

@@ -10,6 +10,7 @@ from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import sql
 
 KEPT_DAYS = 400
+WHAT_CHARACTERS_MAX = 255
 _DELETED_AT_ONCE = 100
 
 
@@ -28,7 +29,7 @@ def insert(action: AdminAction) -> Operation[None]:
     yield sql(
         "INSERT INTO schemaless.admin_action (at, who, what, peer, outcome) VALUES (UTC_TIMESTAMP(6), %s, %s, %s, %s)",
         action.who[:96],
-        action.what[:255],
+        action.what[:WHAT_CHARACTERS_MAX],
         action.peer[:64],
         action.outcome[:64],
     )

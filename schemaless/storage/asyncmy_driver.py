@@ -138,7 +138,7 @@ class AsyncNode:
             self.counts.errors["TimeoutError"] += 1
             if timeout.server_had_its_time:
                 raise StorageUnavailable(f"{self.node.name}: no answer within {limit_s} s") from error
-            raise Overloaded(f"{self.node.name}: this process was too late to see an answer") from error
+            raise self._too_late() from error
         finally:
             lane.slots.release()
             self.counts.operations += 1
@@ -176,10 +176,14 @@ class AsyncNode:
         lane.pool.give(connection)
         return value
 
+    def _too_late(self) -> Overloaded:
+        return Overloaded(f"{self.node.name}: this process was too late to see an answer")
+
     async def _connect(self) -> Any:
         limit_s = self._connect_timeout_s
+        timeout = LiveTimeout(limit_s, self._loop_lag)
         try:
-            async with LiveTimeout(limit_s, self._loop_lag):
+            async with timeout:
                 # The driver's own time-out knows nothing of a loop that is late, so it comes last.
                 connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=limit_s * 4)
             try:
@@ -188,7 +192,9 @@ class AsyncNode:
                 connection.close()
                 raise
         except TimeoutError as error:
-            raise StorageUnavailable(f"{self.node.name}: no connection within {limit_s} s") from error
+            if timeout.server_had_its_time:
+                raise StorageUnavailable(f"{self.node.name}: no connection within {limit_s} s") from error
+            raise self._too_late() from error
         except FAILURES as error:
             raise connecting_failed(error, self.node.name) from error
         except RuntimeError as error:  # asyncmy's, on uvloop: the server closed the connection as it was made

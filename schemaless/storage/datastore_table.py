@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from schemaless.errors import Corrupt
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.schema import check_format
 from schemaless.storage.sql import sql
@@ -28,7 +29,8 @@ def set_ready(name: str) -> Operation[None]:
 def all_of(*, ready: bool = True) -> Operation[dict[str, Datastore]]:
     """Returns datastores by name, with ready=False also those whose shards are still being made.
 
-    Every use of a datastore begins here, so the format is checked here. Raises Misconfigured for an unknown one.
+    Every use of a datastore begins here, so the format is checked here. Raises Misconfigured for an unknown one, and
+    Corrupt for a row that isn't a datastore.
     """
     yield from check_format()
     rows = yield from query(
@@ -37,7 +39,10 @@ def all_of(*, ready: bool = True) -> Operation[dict[str, Datastore]]:
             ready,
         )
     )
-    return {
-        name: Datastore(name, shards, partitions, tuple(json.loads(placement)))
-        for name, shards, partitions, placement in rows
-    }
+    try:
+        return {
+            name: Datastore(name, shards, partitions, tuple(json.loads(placement)))
+            for name, shards, partitions, placement in rows
+        }
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"a row of schemaless.datastore is no datastore: {error}") from error

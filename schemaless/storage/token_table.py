@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 
 from schemaless.access import DAY_S, Scope, Token
-from schemaless.errors import TableMissing
+from schemaless.errors import Corrupt, TableMissing
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Time, commas, literal, sql
@@ -20,15 +20,21 @@ _TIMES = ", ".join(MICROSECONDS.format(column) for column in ("created_at", "exp
 
 
 def all_rows() -> Operation[list[Token]]:
-    """Returns all tokens of a server. A server whose tables aren't made yet has none."""
+    """Returns all tokens of a server. A server whose tables aren't made yet has none.
+
+    Raises Corrupt for a row that isn't a token. Without it, access might seem to be off.
+    """
     try:
         rows = yield from query(f"SELECT digest, name, datastores, scope, {_TIMES} FROM schemaless.token")
     except TableMissing:
         return []
-    return [
-        Token(bytes(digest), name, tuple(json.loads(datastores)), Scope(scope), created_at, expires_at, revoked_at)
-        for digest, name, datastores, scope, created_at, expires_at, revoked_at in rows
-    ]
+    try:
+        return [
+            Token(bytes(digest), name, tuple(json.loads(datastores)), Scope(scope), created_at, expires_at, revoked_at)
+            for digest, name, datastores, scope, created_at, expires_at, revoked_at in rows
+        ]
+    except (TypeError, ValueError) as error:
+        raise Corrupt(f"a row of schemaless.token is no token: {error}") from error
 
 
 def put(tokens: Iterable[Token]) -> Operation[None]:

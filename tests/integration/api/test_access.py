@@ -119,8 +119,10 @@ def test_the_first_token_closes_a_running_process(own, command, no_tokens):
         assert asked(api, method="HEAD").status_code == 401
 
 
-def test_tokens_over_http(own, admin):
-    """An administrator makes, lists and revokes them. A narrower one can't make what reaches further."""
+def test_tokens_over_http(own, command, admin):
+    """An administrator makes, lists and revokes them. A narrower one can't make what reaches further. The list of
+    actions says which token was made, and how far it reaches.
+    """
     with api_process(own.path) as api, api_process(own.path) as second:
         new = {"name": "narrow", "scope": "admin", "expires": "1h"}
         made = asked(api, admin, "POST", "/v1/trips/tokens", json=new)
@@ -138,6 +140,9 @@ def test_tokens_over_http(own, admin):
         assert asked(api, admin, "DELETE", "/v1/trips/tokens/narrow").json() == {"name": "narrow", "unreached": []}
         assert asked(api, narrow).status_code == 401
         eventually_status(second, 401, narrow)
+    made = "POST /v1/trips/tokens name=narrow scope=admin expires=1h datastores=trips"
+    outcomes = [one["outcome"] for one in command("actions")["actions"] if one["what"] == made]
+    assert sorted(outcomes) == ["201", "409"]
 
 
 def test_a_stream_and_a_long_poll_end_with_their_token(own, command, admin):

@@ -71,6 +71,49 @@ def test_what_is_no_request_is_answered_with_a_document(bounded, parts, status):
     assert bounded.client.get("/healthz").status_code == 200
 
 
+def test_a_client_that_asks_before_it_sends_a_payload(bounded, shared_datastore):
+    """`Expect: 100-continue`: it is told to go on, or at once why its request is refused."""
+    path = f"/v1/{shared_datastore.name}/cells/{uuid.uuid4()}/BASE/1".encode()
+    head = b"PUT %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+    with closing(connect(bounded)) as sock:
+        sock.sendall(head % (path, b"localhost", 8))
+        assert sock.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b'{"a": 1}')
+        assert sock.recv(4096).startswith(b"HTTP/1.1 201 ")
+    for host, length, status in ((b"localhost", 2 << 20, 413), (b"evil.example", 8, 421)):
+        answered, body = answer_to(bounded, head % (path, host, length))
+        assert answered.startswith(f"http/1.1 {status} ")
+        assert json.loads(body)["status"] == status
+
+
+def test_pipelined_requests_are_answered_in_order(bounded, shared_datastore):
+    """Each after the one before has its outcome: the read sees the put."""
+    path = f"/v1/{shared_datastore.name}/cells/{uuid.uuid4()}/BASE/1".encode()
+    put = b'PUT %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8\r\n\r\n{"a": 1}' % path
+    get = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path
+    head = b"HEAD %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % path
+    first, rest = answer_to(bounded, put + get + head)
+    assert first.startswith("http/1.1 201 ")
+    assert rest.count(b"HTTP/1.1 200 OK") == 2
+    assert rest.count(b'"body":{"a":1}') == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "status"),
+    [
+        (b"GET http://localhost/healthz HTTP/1.1", b"localhost", 200),
+        (b"GET http://localhost/healthz HTTP/1.1", b"evil.example", 421),
+        (b"OPTIONS * HTTP/1.1", b"localhost", 404),
+        (b"CONNECT evil.example:443 HTTP/1.1", b"localhost", 400),
+    ],
+)
+def test_other_forms_of_a_target(bounded, line, host, status):
+    """An absolute one is its path, and `Host` is checked as always. This is no proxy, and no server as a whole."""
+    answered, body = answer_to(bounded, line + b"\r\nhost: " + host + b"\r\nconnection: close\r\n\r\n")
+    assert answered.startswith(f"http/1.1 {status} ")
+    assert status == 200 or json.loads(body)["status"] == status
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: "])
 def test_a_head_has_a_deadline(bounded, sent):
     """A connection that sends none, or half of one, is closed."""

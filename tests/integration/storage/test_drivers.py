@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from schemaless.errors import Busy, DuplicateKey, Invalid, NodeRefuses, Overloaded, StorageUnavailable, TableMissing
+from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic, _execute
 from schemaless.storage.operation import query
@@ -290,6 +291,23 @@ async def test_each_kind_of_traffic_has_connections_of_its_own(topology):
         assert await node.run(query, "SELECT 1", timeout_s=0.3, traffic=traffic) == ((1,),)
     assert await slow == ((0,),)
     await node.close()
+
+
+async def test_a_loop_that_stands_still_while_it_connects_blames_no_server():
+    """S8: the server's greeting lies in the socket. No breaker may open for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        node = Node("n", "a", Role.MASTER, "127.0.0.1", listener.getsockname()[1], "u", "p")
+        lag = LoopLag()
+        ticking = asyncio.create_task(lag.run())
+        silent = AsyncNode(node, connect_timeout_s=0.2, loop_lag=lag)
+        asked = asyncio.create_task(silent.run(shard_head.position, again_on=()))
+        await asyncio.sleep(0.05)
+        time.sleep(0.8)  # noqa: ASYNC251
+        with pytest.raises(Overloaded):
+            await asked
+        with pytest.raises(StorageUnavailable):
+            await silent.run(shard_head.position, again_on=())
+        ticking.cancel()
 
 
 async def test_a_loop_that_stood_still_is_not_taken_for_a_dead_server(topology):

@@ -112,6 +112,25 @@ async def test_a_request_is_in_flight_when_its_payload_is_whole():
         await late.payload(3)
 
 
+async def test_a_token_has_half_of_the_places_when_its_payloads_are_whole():
+    """Payloads that arrive take no place. So a token could send the heads first, and take all of them afterwards."""
+    in_flight = RequestsInFlight()
+    flood, honest = (issue(name, ["*"], "write", "1h", now_us())[1] for name in ("flood", "honest"))
+    taken = [request(part(b"all", more=False), in_flight=in_flight, token=flood) for _ in range(2)]
+    for one in taken:
+        in_flight.begin(flood)
+        await one.arrives()
+    assert await taken[0].payload(3) == b"all"
+    with pytest.raises(TooManyRequests, match="flood"):
+        await taken[1].payload(3)
+    other = request(part(b"all", more=False), in_flight=in_flight, token=honest)
+    taken[1].finish()
+    in_flight.end(flood)
+    in_flight.begin(honest)
+    await other.arrives()
+    assert await other.payload(3) == b"all"
+
+
 async def test_payloads_that_arrive_are_counted_by_address():
     """A thousand slow ones of one address leave places to everybody else, and to what is whole with its next part."""
     budget = PayloadBudget(100, arriving_max=3, caller_arriving_max=2)

@@ -65,7 +65,16 @@ def test_members_tell_what_to_do():
     assert (gone["head"], gone["resume_at"], gone["generation"]) == (7, 5, 2)
 
 
-OF_SERVERS = [errors.StorageUnavailable, errors.BusUnavailable, errors.Busy, errors.Misconfigured, errors.Corrupt]
+OF_SERVERS = [
+    errors.StorageUnavailable,
+    errors.BusUnavailable,
+    errors.Overloaded,
+    errors.Busy,
+    errors.Misconfigured,
+    errors.Corrupt,
+    errors.DuplicateKey,
+    errors.NeedsLockedHeads,
+]
 
 
 @pytest.mark.parametrize("kind", OF_SERVERS)

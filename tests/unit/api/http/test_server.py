@@ -1,16 +1,22 @@
 """Responses leave in one write, in order, and none is lost when the connection closes. Readers must take them."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from api.http import server
 from api.http.server import (
     STALL_TIMEOUT_S,
     STOP_STALL_TIMEOUT_S,
     TAKEN_BYTES_PER_S_MIN,
     CoalescingProtocol,
     CoalescingTransport,
+    connections_within_limits,
+    protocol_within,
 )
 
 
@@ -145,3 +151,79 @@ def test_a_stop_cuts_off_a_reader_that_takes_nothing_within_a_second(paused):
     assert not connection.aborted
     connection.time_passes()
     assert connection.aborted
+
+
+class Peer(Recorder):
+    """A client's connection. Its protocol is closed with it, as by a loop."""
+
+    protocol = None
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+    def close(self):
+        if not self.is_closing():
+            super().close()
+            self.protocol.connection_lost(None)
+
+
+@pytest.fixture
+async def connect():
+    """Connects clients to a process that has room for two. Its app never answers."""
+
+    async def waits(scope, receive, send):
+        await asyncio.Event().wait()
+
+    config = uvicorn.Config(waits, http=protocol_within(connections_max=2, head_timeout_s=10.0), log_config=None)
+    config.load()
+    state = ServerState()
+    peers = []
+
+    def connected():
+        peer = Peer()
+        peers.append(peer)
+        peer.protocol = config.http_protocol_class(config=config, server_state=state, app_state={})
+        peer.protocol.connection_made(peer)
+        return peer
+
+    yield connected
+    for peer in peers:
+        peer.close()
+    for task in state.tasks:
+        task.cancel()
+
+
+async def test_a_full_process_closes_who_was_idle_for_longest(connect):
+    """I14: idle connections below the limit of open files keep nobody out."""
+    first, second = connect(), connect()
+    first.protocol._idle_since += 60.0
+    third = connect()
+    assert (first.did, second.did, third.did) == ([], ["closed"], [])
+
+
+async def test_a_full_process_without_an_idle_client_turns_others_away(connect):
+    """With a document that says when to come again."""
+    busy = [connect() for _ in range(2)]
+    for peer in busy:
+        peer.protocol.data_received(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    turned_away = connect()
+    answer, closed = turned_away.did
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in head.lower()
+    assert json.loads(body)["detail"] == "too many connections"
+    assert closed == "closed"
+    assert [peer.did for peer in busy] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "clients"),
+    [((1024, 4096), (4096, 4096), 3932), ((4096, 4096), None, 3932), ((1 << 20, 1 << 20), None, 19_836)],
+)
+def test_clients_leave_files_for_servers_and_logs(monkeypatch, limits, raised, clients):
+    """A process that can open no file serves nobody."""
+    did = []
+    monkeypatch.setattr(server.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(server.resource, "setrlimit", lambda which, wanted: did.append(wanted))
+    assert connections_within_limits(64) == clients
+    assert did == ([raised] if raised else [])

@@ -298,7 +298,7 @@ async def test_too_many_cells_are_waited_for(world):
     [
         ("1001 cells", lambda world: [world.put(ROWS[0], "OTHER", n, {}) for n in range(CELLS_MAX)]),
         ("generation is 2", lambda world: world.table.open_generation(0, 4) or world.put(ROWS[3], "BASE", 9, {})),
-        ("away", lambda world: world.away.add(changed_rows)),
+        ("can't be read now", lambda world: world.away.add(changed_rows)),
         ("past the head", lambda world: setattr(world, "after", lambda: ("after", "0:1:99"))),
         ("generation 3 is unknown", lambda world: setattr(world, "after", lambda: ("after", "0:3:1"))),
         ("no checkpoint", lambda world: world.reached.update(a=None, b=None)),

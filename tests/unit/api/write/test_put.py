@@ -14,6 +14,7 @@ from schemaless.errors import (
     Corrupt,
     Misconfigured,
     NodeRefuses,
+    Overloaded,
     SchemalessError,
     StorageUnavailable,
     TableMissing,
@@ -255,3 +256,11 @@ async def test_a_refusing_secondary_is_not_asked_again_until_a_probe(world):
     assert (await put(writer)).copies == 1
     world.now += SETTINGS.breaker_open_s
     assert (await put(writer)).copies == 2
+
+
+async def test_a_post_that_can_t_ask_a_buffer_for_want_of_time_takes_no_ref_key(world):
+    """A process that has too much to do says nothing about the buffer, which may hold a cell that was acknowledged."""
+    world.secondary.says = Overloaded("no connection was free")
+    with pytest.raises(Overloaded):
+        await writer_of(world).put_next(TRIPS, CELL.key.row_key, CELL.key.column_name, CELL.body)
+    assert world.did == ["highest_ref_keys b"]
