@@ -47,7 +47,7 @@ class Page:
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="about 12 minutes, noisier figures")
+    parser.add_argument("--quick", action="store_true", help="about 14 minutes, noisier figures")
     parser.add_argument("--only", action="append", choices=SUITES, metavar="NAME", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the report there too")
     parser.add_argument(

@@ -30,6 +30,7 @@ class Scale:
     cost_cells_few: int
     cost_cells_many: int
     flights_cleaned: int
+    client_puts: int
 
 
 QUICK = Scale(
@@ -50,6 +51,7 @@ QUICK = Scale(
     cost_cells_few=20_000,
     cost_cells_many=100_000,
     flights_cleaned=30_000,
+    client_puts=2_000,
 )
 FULL = Scale(
     rounds=5,
@@ -69,6 +71,7 @@ FULL = Scale(
     cost_cells_few=100_000,
     cost_cells_many=5_000_000,
     flights_cleaned=336_776,
+    client_puts=10_000,
 )
 
 SHARDS = 64

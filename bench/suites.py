@@ -11,6 +11,7 @@ from bench import (
     calls,
     cell_cost,
     cleaning,
+    clients,
     drain,
     idle,
     indexing,
@@ -67,6 +68,17 @@ def with_minions(folder: Path, scale: Scale, _beside: Path | None) -> list[Secti
         ]
     notes = "The same with a minion for each master and the buffer cleaner at work, all on this machine: no floors."
     return [Section("With minions", notes, rows)]
+
+
+def both_clients(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with storage_stack(folder, BOTH) as stack:
+        rows = clients.measure(stack, scale, folder)
+    notes = (
+        f"{scale.client_puts:,} puts of bodies of about 300 bytes a round, a quarter of it one at a time, against one "
+        "API process and two masters. Each client is a process of its own, whose CPU counts. Client and boto3 put from "
+        "threads. Beside them: httpx with the same JSON bodies, and boto3 on DynamoDB Local in memory."
+    )
+    return [Section("The Python clients", notes, rows)]
 
 
 def tail_drain(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
@@ -238,6 +250,7 @@ def longest_steps(_folder: Path, _scale: Scale, _beside: Path | None) -> list[Se
 SUITES: Mapping[str, Suite] = {
     "one-copy": one_copy,
     "two-copies": two_copies,
+    "clients": both_clients,
     "drain": tail_drain,
     "idle": idle_tailer,
     "restart": restarted_indexer,

@@ -315,7 +315,7 @@ class ClientSettings(Settings):
 
     hosts: Names = ()  # Addresses of the API, separated by commas. The command line defaults to the embedded stack's.
     token: SecretStr | None = None  # The bearer token that the client sends.
-    # A PEM file with the CAs that sign the API's certificate. By default, those of the httpx library.
+    # A PEM file with the CAs that sign the API's certificate. By default, those of the system.
     ca: Path | None = None
     # A file with the token, which only its owner can read. It counts when SCHEMALESS_TOKEN isn't set.
     token_file: Path | None = None

@@ -6,10 +6,9 @@ import asyncio
 import copy
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-import httpx
-
+from schemaless.client.aiohttp_transport import AiohttpTransport
 from schemaless.client.answers import (
     EntriesPage,
     Entry,
@@ -37,10 +36,12 @@ from schemaless.client.requests import (
     VersionsOptions,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import headers_of, http_request, pools_of, response_of, settings_of
-from schemaless.errors import SchemalessError
+from schemaless.client.transport import AsyncTransport, headers_of, settings_of
+from schemaless.errors import SchemalessError, Unavailable
 from schemaless.location import ShardLocation
-from schemaless.runtime.tls import certificate_refusal
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 
@@ -61,8 +62,14 @@ class AsyncClient:
         self._requests = Requests(datastore)
         self._hosts = Hosts(settings.hosts)
         self._limits = limits or Limits()
-        self._headers = headers_of(settings)
-        self._pools = pools_of(transport, httpx.AsyncHTTPTransport, settings, self._limits)
+        headers = headers_of(settings)
+        self._transport: AsyncTransport
+        if transport is None:
+            self._transport = AiohttpTransport(settings, self._limits, headers)
+        else:
+            from schemaless.client.httpx_transport import AsyncHttpxTransport  # whoever gives one has httpx
+
+            self._transport = AsyncHttpxTransport(transport, headers)
 
     def caused_by(self, cause: str) -> AsyncClient:
         """Returns a client whose puts carry a cause. It shares the connections of this one. Raises Invalid."""
@@ -149,8 +156,7 @@ class AsyncClient:
         return await self._run(self._requests.get_json(path, params))
 
     async def close(self) -> None:
-        for transport in self._pools.all():
-            await transport.aclose()
+        await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -168,29 +174,24 @@ class AsyncClient:
                 return result
 
     async def _exchange(self, request: ClientRequest) -> ClientResponse:
-        await asyncio.sleep(request.delay_s)
-        attempts = Attempts(self._hosts, self._limits, time.monotonic())
-        while True:
-            attempt = attempts.begin(time.monotonic(), request.wait_s)
-            outgoing = http_request(request, attempt.url, attempt.timeout_s, self._limits, self._headers)
-            try:
-                with self._pools.taken() as transport:
-                    answer = await transport.handle_async_request(outgoing)
-                    try:
-                        await answer.aread()
-                    finally:
-                        await answer.aclose()  # an answer that can't be decompressed would keep its connection
-                response = response_of(answer)
-            except httpx.RequestError as error:
-                pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
-            else:
-                pause = attempts.answered(attempt, response, time.monotonic())
-                if pause is None:
-                    return response
-                pause_s = pause
-            finally:
-                attempts.end(attempt)
-            await asyncio.sleep(pause_s)
+        if request.delay_s:
+            await asyncio.sleep(request.delay_s)
+        async with self._transport.place():
+            attempts = Attempts(self._hosts, self._limits, time.monotonic())
+            while True:
+                attempt = attempts.begin(time.monotonic(), request.wait_s)
+                try:
+                    response = await self._transport.send(request, attempt.url, attempt.timeout_s)
+                except Unavailable as error:
+                    pause_s = attempts.broken(attempt, str(error), time.monotonic())
+                else:
+                    pause = attempts.answered(attempt, response, time.monotonic())
+                    if pause is None:
+                        return response
+                    pause_s = pause
+                finally:
+                    attempts.end(attempt)
+                await asyncio.sleep(pause_s)
 
 
 class AsyncTail(AsyncIterator[FoundCell]):

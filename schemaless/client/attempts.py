@@ -14,6 +14,7 @@ import random
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from schemaless.client.exchange import ClientResponse, is_retryable
 from schemaless.errors import Misconfigured, Unavailable
@@ -56,12 +57,12 @@ class Hosts:
     """The hosts of a client, and how each one did. Times are of a monotonic clock. Threads may share it."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        """Raises Misconfigured when there is no host."""
+        """Raises Misconfigured when there is no host, and for one that is no URL of an API."""
         if not urls:
             raise Misconfigured(
                 "no API is known: name hosts (--hosts), set SCHEMALESS_HOSTS, or start a stack with `schemaless up`"
             )
-        unique = dict.fromkeys(url.rstrip("/") for url in urls)
+        unique = dict.fromkeys(map(_parse_url, urls))
         self._hosts = {url: _Host(url, number) for number, url in enumerate(unique)}
         self._choices = len(self._hosts)
         self._lock = threading.Lock()
@@ -109,6 +110,21 @@ class Hosts:
         """Ends the attempt for which `choose` returned the host."""
         with self._lock:
             self._hosts[url].in_flight -= 1
+
+
+def _parse_url(text: str) -> str:
+    """Returns the URL of a host, without a slash at its end. Raises Misconfigured."""
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, or a bracket that isn't closed
+        good = False
+    if not good or parts.query or parts.fragment or "@" in parts.netloc or not text.isprintable() or " " in text:
+        raise Misconfigured(
+            f"{text!r} is no URL of an API: hosts are given as http://127.0.0.1:8000, with http:// or https://,"
+            " and without a user, a query or a fragment"
+        )
+    return parts.geturl().rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,11 @@
-"""Client: the sync driver of the client's core. Moves bytes with httpx and waits between attempts. Decides nothing."""
+"""Client: the sync driver of the client's core. Sends requests and waits between attempts. Decides nothing."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
-
-import httpx
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from schemaless.client.answers import (
     EntriesPage,
@@ -36,10 +34,13 @@ from schemaless.client.requests import (
     VersionsOptions,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import headers_of, http_request, pools_of, response_of, settings_of
-from schemaless.errors import SchemalessError
+from schemaless.client.transport import SyncTransport, headers_of, settings_of
+from schemaless.client.urllib3_transport import Urllib3Transport
+from schemaless.errors import SchemalessError, Unavailable
 from schemaless.location import ShardLocation
-from schemaless.runtime.tls import certificate_refusal
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 
@@ -65,8 +66,14 @@ class Client:
         self._requests = Requests(datastore)
         self._hosts = Hosts(settings.hosts)
         self._limits = limits or Limits()
-        self._headers = headers_of(settings)
-        self._pools = pools_of(transport, httpx.HTTPTransport, settings, self._limits)
+        headers = headers_of(settings)
+        self._transport: SyncTransport
+        if transport is None:
+            self._transport = Urllib3Transport(settings, self._limits, headers)
+        else:
+            from schemaless.client.httpx_transport import HttpxTransport  # whoever gives one has httpx
+
+            self._transport = HttpxTransport(transport, headers)
 
     def caused_by(self, cause: str) -> Client:
         """Returns a client whose puts carry a cause. It shares the connections of this one. Raises Invalid."""
@@ -149,8 +156,7 @@ class Client:
         return self._run(self._requests.get_json(path, params))
 
     def close(self) -> None:
-        for transport in self._pools.all():
-            transport.close()
+        self._transport.close()
 
     def __enter__(self) -> Client:
         return self
@@ -168,29 +174,24 @@ class Client:
                 return result
 
     def _exchange(self, request: ClientRequest) -> ClientResponse:
-        time.sleep(request.delay_s)
-        attempts = Attempts(self._hosts, self._limits, time.monotonic())
-        while True:
-            attempt = attempts.begin(time.monotonic(), request.wait_s)
-            outgoing = http_request(request, attempt.url, attempt.timeout_s, self._limits, self._headers)
-            try:
-                with self._pools.taken() as transport:
-                    answer = transport.handle_request(outgoing)
-                    try:
-                        answer.read()
-                    finally:
-                        answer.close()  # an answer that can't be decompressed would keep its connection
-                response = response_of(answer)
-            except httpx.RequestError as error:
-                pause_s = attempts.broken(attempt, certificate_refusal(error) or repr(error), time.monotonic())
-            else:
-                pause = attempts.answered(attempt, response, time.monotonic())
-                if pause is None:
-                    return response
-                pause_s = pause
-            finally:
-                attempts.end(attempt)
-            time.sleep(pause_s)
+        if request.delay_s:
+            time.sleep(request.delay_s)
+        with self._transport.place():
+            attempts = Attempts(self._hosts, self._limits, time.monotonic())
+            while True:
+                attempt = attempts.begin(time.monotonic(), request.wait_s)
+                try:
+                    response = self._transport.send(request, attempt.url, attempt.timeout_s)
+                except Unavailable as error:
+                    pause_s = attempts.broken(attempt, str(error), time.monotonic())
+                else:
+                    pause = attempts.answered(attempt, response, time.monotonic())
+                    if pause is None:
+                        return response
+                    pause_s = pause
+                finally:
+                    attempts.end(attempt)
+                time.sleep(pause_s)
 
 
 class CellIterator(Iterator[FoundCell]):

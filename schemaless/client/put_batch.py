@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from schemaless.cell import PutStatus, row_key_of
+from schemaless.cell import PutStatus, parse_column_name, parse_ref_key, row_key_of, row_key_text
 from schemaless.client.answers import PutAnswer, PutFailure, PutResult
 from schemaless.client.exchange import ClientRequest, Flow, error_of_problem
-from schemaless.client.json_body import json_body
+from schemaless.client.json_body import encode_json_body
 from schemaless.client.requests import Key, Requests, encode
-from schemaless.errors import SchemalessError, Unavailable
+from schemaless.errors import SchemalessError, TooLarge, Unavailable
 from schemaless.runtime.batching import chunks
 
 ITEMS_MAX = 1000
@@ -80,15 +80,18 @@ def put_cells(
 
 
 def _item(cell: NewCell) -> bytes:
-    """Raises Invalid or Malformed for a cell that can't be sent."""
-    return encode(
+    """Raises Invalid or TooLarge for a cell that can't be sent."""
+    item = encode(
         {
-            "row_key": str(cell.row_key),
-            "column_name": cell.column_name,
-            "ref_key": cell.ref_key,
-            "body": json_body(cell.body),
+            "row_key": row_key_text(row_key_of(cell.row_key)),
+            "column_name": parse_column_name(cell.column_name),
+            "ref_key": parse_ref_key(cell.ref_key),
+            "body": msgspec.Raw(encode_json_body(cell.body)),
         }
     )
+    if len(item) > BYTES_MAX:  # alone it would be a request that is refused as a whole
+        raise TooLarge(f"a cell of {len(item)} bytes is more than a request may have, which is {BYTES_MAX}")
+    return item
 
 
 def _put_items(requests: Requests, cells: Sequence[NewCell], items: Sequence[bytes]) -> Flow[list[PutResult]]:

@@ -28,7 +28,7 @@ from schemaless.client.answers import (
     column_of,
 )
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
-from schemaless.client.json_body import json_body
+from schemaless.client.json_body import encode_json_body
 from schemaless.errors import Invalid, SchemalessError, Unavailable
 from schemaless.location import Location, ShardLocation
 from schemaless.position import Position
@@ -99,14 +99,15 @@ class Requests:
 
     def put_cell(self, row_key: Key, column: str, ref_key: int, body: Body) -> Flow[PutAnswer]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
-        response = yield ClientRequest("PUT", path, headers=self.put_headers, content=encode(json_body(body)))
+        response = yield ClientRequest("PUT", path, headers=self.put_headers, content=encode_json_body(body))
         return _put_answer(response)
 
     def put(self, row_key: Key, column: str | ReadCell, body: Body, idempotency_key: str | None) -> Flow[PutAnswer]:
         """Puts the next version. A missing key is made here, so that a second attempt can't write a second version."""
-        headers = self.put_headers | {"idempotency-key": idempotency_key or str(uuid.uuid4())}
+        repeated = str(uuid.uuid4()) if idempotency_key is None else parse_idempotency_key(idempotency_key)
+        headers = self.put_headers | {"idempotency-key": repeated}
         path = self._column_path(row_key, column_of(column))
-        response = yield ClientRequest("POST", path, headers=headers, content=encode(json_body(body)))
+        response = yield ClientRequest("POST", path, headers=headers, content=encode_json_body(body))
         return _put_answer(response)
 
     def get_cell(self, row_key: Key, column: str, ref_key: int, read_from: ReadFrom) -> Flow[ReadCell]:
@@ -254,11 +255,18 @@ class _Shards(msgspec.Struct, frozen=True):
 
 
 def encode(value: Any) -> bytes:
-    """Encodes as MessagePack, which passes NaN and the like to the server's judgement. Raises Invalid."""
+    """Encodes what isn't a cell's body as MessagePack. Raises Invalid."""
     try:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Invalid("body", f"can't be sent: {error}") from error
+
+
+def parse_idempotency_key(key: str) -> str:
+    """Raises Invalid for a key that a header can't hold."""
+    if not isinstance(key, str) or not (1 <= len(key) <= 200 and key.isascii() and key.isprintable()):
+        raise Invalid("idempotency_key", "must be 1 to 200 visible characters of ASCII")
+    return key
 
 
 def time_text(moment: datetime, field: str) -> str:

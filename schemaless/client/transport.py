@@ -1,26 +1,28 @@
-"""Transport: sets up httpx for both drivers, with connections, time-outs and headers. Limits bound them (I14)."""
+"""Transport: what a driver of the client needs of an HTTP library, and the hosts, token and headers that it sends.
+
+The sync driver's library is urllib3 (schemaless/client/urllib3_transport.py), the other's aiohttp. With httpx a request
+cost two to eight times as much CPU, because it parses in Python and looks through all connections at each event.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import ssl
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol
+from urllib.parse import urlencode
 
-import httpx
 from pydantic import SecretStr
 
-from schemaless.client.attempts import Limits
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse
 from schemaless.client.local_stack import local_stack
 from schemaless.client.profiles import read_profile
 from schemaless.config import ClientSettings, program_version
+from schemaless.errors import Misconfigured
 from schemaless.runtime.private_file import read_private_text
 from schemaless.runtime.tls import Tls
-
-T = TypeVar("T")
 
 CHOSEN_PROFILE: ContextVar[str | None] = ContextVar("CHOSEN_PROFILE", default=None)
 """What `schemaless --profile NAME` chose, for all clients of the command."""
@@ -57,79 +59,51 @@ def settings_of(hosts: Sequence[str] = (), token: str | None = None) -> ClientSe
     return settings.model_copy(update={"hosts": tuple(stack.api), "token": SecretStr(kept) if kept else None})
 
 
-POOL_CONNECTIONS_MAX = 8
+class SyncTransport(Protocol):
+    """Sends requests for `Client`. Threads share it."""
+
+    def place(self) -> AbstractContextManager[object]:
+        """Bounds the requests in flight (I14). A request holds its place from its first attempt to its last."""
+
+    def send(self, request: ClientRequest, url: str, timeout_s: float) -> ClientResponse:
+        """Makes one attempt on the host at `url`. Raises Unavailable, with the reason alone, for whatever failed."""
+
+    def close(self) -> None: ...
 
 
-class TransportPools(Generic[T]):
-    """Transports of httpx with a few connections each, made as they are needed. Threads may share them.
+class AsyncTransport(Protocol):
+    """Sends requests for `AsyncClient`, as SyncTransport does."""
 
-    A pool of httpx looks through all its connections at each event, so one of 64 costs many times as much CPU a request
-    as eight of 8.
+    def place(self) -> AbstractAsyncContextManager[object]: ...
+
+    async def send(self, request: ClientRequest, url: str, timeout_s: float) -> ClientResponse: ...
+
+    async def close(self) -> None: ...
+
+
+def target_of(request: ClientRequest) -> str:
+    """Returns the path and the query. A parameter with several values is given several times."""
+    return f"{request.path}?{urlencode(request.params, doseq=True)}" if request.params else request.path
+
+
+def tls_context(settings: ClientSettings) -> ssl.SSLContext | None:
+    """Returns the CAs that are believed, or None where no host needs them: reading them takes as long as many requests.
+
+    Raises Misconfigured for a file of CAs that can't be read.
     """
-
-    def __init__(self, make: Callable[[], T], pools_max: int) -> None:
-        self._make = make
-        self._pools_max = pools_max
-        self._in_flight: dict[T, int] = {}
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def taken(self) -> Iterator[T]:
-        """Holds a place in the first pool that has a free connection. If none has, in the one with the least to do."""
-        with self._lock:
-            free = (pool for pool, requests in self._in_flight.items() if requests < POOL_CONNECTIONS_MAX)
-            pool = next(free, None)
-            if pool is None and len(self._in_flight) < self._pools_max:
-                pool = self._make()
-            elif pool is None:
-                pool = min(self._in_flight, key=self._in_flight.__getitem__)
-            self._in_flight[pool] = self._in_flight.get(pool, 0) + 1
-        try:
-            yield pool
-        finally:
-            with self._lock:
-                self._in_flight[pool] -= 1
-
-    def all(self) -> list[T]:
-        return list(self._in_flight)
-
-
-def pools_of(given: T | None, kind: Callable[..., T], settings: ClientSettings, limits: Limits) -> TransportPools[T]:
-    """Returns pools of transports of one kind, or the one that was given."""
-    if given is not None:
-        return TransportPools(lambda: given, 1)
-    verify = {} if settings.ca is None else {"verify": Tls(str(settings.ca)).context()}
-    connections = min(POOL_CONNECTIONS_MAX, limits.connections_max)
-    options = {
-        **verify,
-        "limits": httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        "trust_env": False,  # the environment is read in schemaless/config.py only
-    }
-    return TransportPools(lambda: kind(**options), max(1, limits.connections_max // connections))
+    if not any(url.lower().startswith("https:") for url in settings.hosts):
+        return None
+    return ssl.create_default_context() if settings.ca is None else Tls(str(settings.ca)).context()
 
 
 def headers_of(settings: ClientSettings) -> dict[str, str]:
-    """Returns the headers of every request."""
+    """Returns the headers of every request. Raises Misconfigured for a token that no header can hold."""
     headers = {"accept": MSGPACK, "accept-encoding": "gzip, deflate", "user-agent": f"schemaless/{program_version()}"}
     if settings.token is not None:
-        headers["authorization"] = f"Bearer {settings.token.get_secret_value()}"
+        token = settings.token.get_secret_value()
+        if not (token.isascii() and token.isprintable()):
+            raise Misconfigured(
+                "the token has characters that no token has: is it the file's name, or has it two lines?"
+            )
+        headers["authorization"] = f"Bearer {token}"
     return headers
-
-
-def http_request(
-    request: ClientRequest, url: str, attempt_timeout_s: float, limits: Limits, headers: Mapping[str, str]
-) -> httpx.Request:
-    """Returns a request for a transport of httpx. Its client would do more for each request than all of ours does."""
-    timeout = httpx.Timeout(attempt_timeout_s, connect=min(limits.connect_timeout_s, attempt_timeout_s))
-    return httpx.Request(
-        request.method,
-        url + request.path,
-        params=request.params or None,
-        headers={**headers, **request.headers},
-        content=request.content or None,
-        extensions={"timeout": timeout.as_dict()},
-    )
-
-
-def response_of(response: httpx.Response) -> ClientResponse:
-    return ClientResponse(response.status_code, response.headers, response.content)

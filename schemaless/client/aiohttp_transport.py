@@ -1,0 +1,70 @@
+"""AiohttpTransport: the asyncio client's connections, by aiohttp."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+
+import aiohttp
+from yarl import URL
+
+from schemaless.client.attempts import Limits
+from schemaless.client.exchange import ClientRequest, ClientResponse
+from schemaless.client.transport import target_of, tls_context
+from schemaless.config import ClientSettings
+from schemaless.errors import Unavailable
+from schemaless.runtime.tls import certificate_refusal
+
+
+class AiohttpTransport:
+    """Connections of one event loop. A session belongs to a loop, so it is made when the first request is sent."""
+
+    def __init__(self, settings: ClientSettings, limits: Limits, headers: Mapping[str, str]) -> None:
+        self._tls = tls_context(settings)
+        self._limits = limits
+        self._headers = headers
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: aiohttp.ClientSession
+        self._places: asyncio.Semaphore
+
+    def place(self) -> AbstractAsyncContextManager[object]:
+        self._open()
+        return self._places
+
+    async def send(self, request: ClientRequest, url: str, timeout_s: float) -> ClientResponse:
+        connect_s = min(self._limits.connect_timeout_s, timeout_s)
+        try:
+            async with self._session.request(
+                request.method,
+                URL(url + target_of(request), encoded=True),
+                data=request.content or None,
+                headers=request.headers,
+                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s),
+                allow_redirects=False,
+            ) as response:
+                content = await response.read()
+                return ClientResponse(response.status, response.headers, content)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise Unavailable(f"no connection within {connect_s:.3g} s") from error
+        except TimeoutError as error:
+            raise Unavailable(f"nothing came within {timeout_s:.3g} s") from error
+        except aiohttp.ClientError as error:
+            raise Unavailable(certificate_refusal(error) or str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        if self._loop is not None:
+            self._loop = None
+            await self._session.close()
+
+    def _open(self) -> None:
+        """Makes a session, unless this loop has one. One of a loop that has ended can't be closed any more."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._places = asyncio.Semaphore(self._limits.connections_max)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),  # the places are the limit
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+            )

@@ -1,0 +1,263 @@
+"""Both clients over the connections that they really make, against a small HTTP server on a port of this machine."""
+
+import asyncio
+import contextlib
+import threading
+import zlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgspec
+import pytest
+
+from schemaless import AsyncClient, Client, Limits
+from schemaless.errors import Invalid, Misconfigured, Unavailable
+from schemaless.stack.ports import free_ports
+
+ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
+PUT = {"row_key": ROW, "column_name": "A", "ref_key": 1, "status": "stored", "shard": 0, "copies": 2}
+ONCE = Limits(attempts_max=1)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request with a stored put, unless a test has a `plan` for it. Notes targets and headers."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.targets = []
+        self.headers = []
+        self.connections = self.at_once = self.most_at_once = 0
+        self.plan = []
+        self.together = threading.Barrier(1)
+        self.lock = threading.Lock()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_):
+        """Connections that clients close are part of the tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self):
+        server = self.server
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        with server.lock:
+            server.targets.append(self.path)
+            server.headers.append({name.lower(): value for name, value in self.headers.items()})
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+            planned = server.plan.pop(0) if server.plan else None
+        with contextlib.suppress(threading.BrokenBarrierError):
+            server.together.wait()
+        with server.lock:
+            server.at_once -= 1
+        content, headers = msgspec.json.encode(PUT), {"content-type": "application/json"}
+        if planned == "drop":  # closes without a word
+            self.close_connection = True
+            return
+        if planned == "no gzip":
+            headers["content-encoding"] = "gzip"
+        if planned == "deflate":
+            content, headers["content-encoding"] = zlib.compress(content), "deflate"
+        if planned == "last":  # closes after its answer, as a server does whose idle time is over
+            self.close_connection = True
+        self.send_response(302 if planned == "elsewhere" else 201)
+        for name, value in {**headers, "content-length": str(len(content)), "location": "/elsewhere"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = answer
+
+
+@pytest.fixture
+def server():
+    with Server() as started:
+        thread = threading.Thread(target=started.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield started
+        started.together.abort()
+        started.shutdown()
+        thread.join()
+
+
+def sync_puts(hosts, count, at_a_time=1, limits=None):
+    """Returns what each put gave or raised, and the failures that hosts had in a row."""
+
+    def put(client, number):
+        try:
+            return client.put_cell(ROW, "A", number, {})
+        except Exception as error:
+            return error
+
+    with Client(hosts, datastore="m", limits=limits) as client, ThreadPoolExecutor(at_a_time) as threads:
+        found = list(threads.map(lambda number: put(client, number), range(count)))
+        return found, [host.failures for host in client._hosts._hosts.values()]
+
+
+def async_puts(hosts, count, at_a_time=1, limits=None):
+    async def put_all():
+        async with AsyncClient(hosts, datastore="m", limits=limits) as client:
+            found, left = [], list(range(count))
+            while left:
+                some, left = left[:at_a_time], left[at_a_time:]
+                tasks = (client.put_cell(ROW, "A", number, {}) for number in some)
+                found += await asyncio.gather(*tasks, return_exceptions=True)
+            return found, [host.failures for host in client._hosts._hosts.values()]
+
+    return asyncio.run(put_all())
+
+
+both = pytest.mark.parametrize("puts", [sync_puts, async_puts])
+
+
+@both
+def test_requests_share_one_connection(server, puts):
+    found, _ = puts([server.url], 5)
+    assert [put.status for put in found] == ["stored"] * 5
+    assert server.connections == 1
+    assert Counter(headers["content-type"] for headers in server.headers) == {"application/msgpack": 5}
+
+
+@both
+def test_a_connection_that_the_server_closed_costs_no_put(server, puts):
+    """An idle time is over, or a process restarts: the next request takes another connection."""
+    server.plan = ["last", None, "last"]
+    found, _ = puts([server.url], 4, limits=Limits(attempts_max=2, pause_s=0.001))
+    assert [getattr(put, "status", put) for put in found] == ["stored"] * 4
+
+
+@both
+@pytest.mark.parametrize("broken", ["drop", "no gzip"])
+def test_an_answer_that_breaks_off_or_can_not_be_decompressed_is_one_that_never_came(server, puts, broken):
+    """I15: the next attempt counts, and the caller sees no error of the HTTP library."""
+    server.plan = [broken]
+    (put,), _ = puts([server.url], 1, limits=Limits(attempts_max=3, pause_s=0.001))
+    assert put.status == "stored"
+    server.plan = [broken] * 3
+    (error,), _ = puts([server.url], 1, limits=ONCE)
+    assert type(error) is Unavailable
+
+
+@both
+def test_a_compressed_answer_is_read(server, puts):
+    server.plan = ["deflate"]
+    (put,), _ = puts([server.url], 1, limits=ONCE)
+    assert put.status == "stored"
+
+
+@both
+def test_nobody_is_sent_elsewhere(server, puts):
+    """A redirect isn't followed: a token would go to whoever is named there."""
+    server.plan = ["elsewhere"]
+    (error,), _ = puts([server.url], 1, limits=ONCE)
+    assert isinstance(error, Unavailable)
+    assert len(server.targets) == 1
+
+
+@both
+def test_more_requests_than_places_wait_and_say_nothing_against_the_host(server, puts):
+    """I14: so many requests are in flight, and no more. A wait for a place of our own is no failure of a host."""
+    server.together = threading.Barrier(4)  # each answer waits for three others
+    found, failures = puts([server.url], 40, 40, Limits(connections_max=4, attempts_max=1))
+    assert [getattr(put, "status", put) for put in found] == ["stored"] * 40
+    assert failures == [0]
+    assert (server.most_at_once, server.connections) == (4, 4)
+
+
+@both
+def test_who_does_not_answer_is_named_with_the_time(server, puts):
+    server.together = threading.Barrier(2)  # for which nobody comes
+    (error,), failures = puts([server.url], 1, limits=Limits(attempts_max=1, attempt_timeout_s=0.05))
+    assert str(error) == f"no answer from {server.url} (nothing came within 0.05 s), the last of 1 attempts"
+    assert failures == [1]
+
+
+@both
+def test_who_refuses_a_connection_is_named_with_the_reason(puts):
+    (port,) = free_ports(1)
+    (error,), _ = puts([f"http://127.0.0.1:{port}"], 1, limits=ONCE)
+    assert f"no answer from http://127.0.0.1:{port} (" in str(error)
+    assert "Connection refused" in str(error) or "Connect call failed" in str(error)
+    assert "object at 0x" not in str(error)
+
+
+@both
+def test_a_host_may_have_a_path_and_the_environment_has_no_say(server, puts, monkeypatch):
+    """As behind a gateway. A proxy of the environment isn't used: settings are read in one place."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    (put,), _ = puts([f"{server.url}/gateway/"], 1, limits=ONCE)
+    assert put.status == "stored"
+    assert server.targets == [f"/gateway/v1/m/cells/{ROW}/A/0"]
+
+
+def test_targets_arrive_as_they_were_written(server):
+    """Both libraries send the same: escapes stay as they are, and a parameter may come several times."""
+    params = {"a": ["1", "x,y"], "b": "2026-01-01T00:00:00+00:00", "c": "ü &%"}
+    with Client([server.url], datastore="m") as client:
+        client.document("/triggers/a%20b", **params)
+
+    async def ask():
+        async with AsyncClient([server.url], datastore="m") as client:
+            await client.document("/triggers/a%20b", **params)
+
+    asyncio.run(ask())
+    query = "a=1%2Cx%2Cy&b=2026-01-01T00%3A00%3A00%2B00%3A00&c=%C3%BC+%26%25"
+    assert server.targets == [f"/v1/m/triggers/a%20b?{query}"] * 2
+
+
+def test_an_async_client_serves_the_event_loop_that_asks(server):
+    """A program may call asyncio.run more than once."""
+    client = AsyncClient([server.url], datastore="m", limits=ONCE)
+
+    async def put():
+        try:
+            return await client.put_cell(ROW, "A", 1, {})
+        finally:
+            await client.close()
+
+    assert [asyncio.run(put()).status, asyncio.run(put()).status] == ["stored", "stored"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:1", "localhost", "ftp://one", "http://", "http://one:port", "http://one:99999", "http://a b",
+     "http://one?x=1", "http://one/#x", "http://me:secret@one", "http://[::1", "", "http://one\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_host_that_is_no_url_is_refused_at_once(kind, host):
+    """It isn't tried eight times."""
+    with pytest.raises(Misconfigured, match="is no URL of an API"):
+        kind([host], datastore="m")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(kind):
+    with pytest.raises(Misconfigured, match="token") as refused:
+        kind(["http://one"], datastore="m", token="sl_secret\nx: y")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a\nb", "ü"])
+def test_an_idempotency_key_that_no_header_can_hold_is_refused(server, key):
+    with Client([server.url], datastore="m") as client, pytest.raises(Invalid) as refused:
+        client.put(ROW, "A", {}, idempotency_key=key)
+    assert refused.value.field == "idempotency_key"
+    assert server.targets == []
