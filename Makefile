@@ -1,6 +1,6 @@
 # Every command of the README. A bare Debian machine is enough: each target installs what it misses.
 .DEFAULT_GOAL := help
-.PHONY: help venv servers generators servers-mysql servers-debezium up down demo test test-mysql check pictures bench faults lock
+.PHONY: help venv servers generators servers-mysql servers-debezium up down demo test test-mysql check pictures recording bench faults lock
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -53,6 +53,9 @@ check: venv ## format, lint, types, import contracts, docs and sizes: no servers
 
 pictures: ## let Mermaid itself parse the pictures of the pages: needs node and npm
 	docs/render-pictures
+
+recording: venv servers ## run the demo, kill each of its processes, draw docs/demo.svg
+	$(BIN)/python -m bench.recording
 
 bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench

@@ -1,13 +1,19 @@
 """What deploy/ has for Prometheus and Grafana fits the code: names of metrics, sections of the runbook, valid files."""
 
+import copy
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from schemaless import config
 from tests.unit.test_pages import metrics_of_the_code
@@ -58,6 +64,29 @@ def test_the_dashboard_answers_its_questions_with_metrics_that_exist():
             assert unknown_metrics(target["expr"]) == set()
 
 
+def as_grafana_reads_it(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """Through the types that Grafana publishes of its schema. What they don't know is lost."""
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def lost(given: Any, kept: Any, where: str = "") -> list[str]:
+    """Where `given` has something that `kept` hasn't. Grafana adds defaults of its own."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [place for name, value in given.items() for place in lost(value, kept.get(name), f"{where}/{name}")]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        return [place for n, pair in enumerate(zip(given, kept, strict=True)) for place in lost(*pair, f"{where}/{n}")]
+    return [] if given == kept else [where]
+
+
+def test_the_schema_of_grafana_takes_the_dashboard():
+    """Nothing of it is lost on the way through the types. A member that Grafana doesn't know is."""
+    assert lost(DASHBOARD, as_grafana_reads_it(DASHBOARD)) == []
+    misspelt = copy.deepcopy(DASHBOARD)
+    misspelt["panels"][1]["fieldConfig"]["defaults"]["units"] = "short"
+    assert lost(misspelt, as_grafana_reads_it(misspelt)) == ["/panels/1/fieldConfig/defaults/units"]
+
+
 def test_a_name_that_no_service_serves_is_found():
     """The checks above could pass for want of names."""
     assert unknown_metrics("rate(schemaless_tailer_no_such_thing_total[1m])") == {"schemaless_tailer_no_such_thing"}
@@ -97,7 +126,7 @@ DEPLOYMENTS = {one["metadata"]["name"]: one["spec"] for one in MANIFESTS if one[
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_deployment_selects_its_pods_and_names_settings_that_exist(name):
-    """A structural check of what Kubernetes and the services would refuse. No right is to spare."""
+    """What the services would refuse, beside the schema of Kubernetes. No right is to spare."""
     spec = DEPLOYMENTS[name]
     pod = spec["template"]
     assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
@@ -113,6 +142,20 @@ def test_a_deployment_selects_its_pods_and_names_settings_that_exist(name):
     named = [entry["name"] for entry in container["env"] if entry["name"].startswith("SCHEMALESS_")]
     assert set(named) <= known
     assert {"SCHEMALESS_TOPOLOGY", "SCHEMALESS_KAFKA"} <= set(named)
+
+
+KUBERNETES = ("1.31", "1.34", "1.37")
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_schemas_of_kubernetes_take_each_manifest(version):
+    """Strictly: a name that isn't in the schema is refused, such as one that is misspelt."""
+    for manifest in MANIFESTS:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    misspelt = copy.deepcopy(next(one for one in MANIFESTS if one["kind"] == "Deployment"))
+    misspelt["spec"]["template"]["spec"]["terminationGracePeriodSecond"] = 35
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriodSecond"):
+        kubernetes_validate.validate(misspelt, version, strict=True)
 
 
 def test_kubernetes_runs_every_service():
