@@ -26,6 +26,7 @@ from api.index.freshness import IndexFreshness
 from api.index.overlay import Overlays
 from api.index.passes import PassSamples
 from api.index.problems import ProblemSamples
+from api.index.repairs import QueuedRepairs
 from api.metrics import Metrics
 from api.read.read_breaker import ReadBreaker
 from api.read.reader import Reader
@@ -60,6 +61,7 @@ class ApiState:
     build_eta: BuildEta
     index_catalogue: IndexCatalogue
     index_freshness: IndexFreshness
+    index_repairs: QueuedRepairs
     in_flight: RequestsInFlight
     followers: Followers
     tokens: KnownTokens
@@ -89,14 +91,13 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         metrics.watch_triggers(trigger_samples := TriggerSamples(storage, catalogue, timeout_s=timeout_s))
         metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
-        in_flight = RequestsInFlight()
+        in_flight, repairs = RequestsInFlight(), QueuedRepairs(storage)
         metrics.watch_followers(followers := Followers(watches, in_flight, followers_max=settings.followers_max))
         await asyncio.gather(lag.step(), tokens.refresh())
         async with (
             _issuer_of(settings) as issuer,
             _in_background(
-                lag.run(),
-                *(samples.run() for samples in (backlogs, problem_samples, pass_samples, trigger_samples)),
+                *(each.run() for each in (lag, repairs, backlogs, problem_samples, pass_samples, trigger_samples)),
                 _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
                 *(watch.run() for watch in watches.values()),
             ),
@@ -107,6 +108,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 catalogue=catalogue,
                 index_catalogue=IndexCatalogue(storage),
                 index_freshness=IndexFreshness(reader),
+                index_repairs=repairs,
                 build_eta=BuildEta(),
                 reader=reader,
                 entry_reader=EntryReader(reader, CheckpointWaiter(reader), Overlays(reader)),

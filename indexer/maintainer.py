@@ -365,15 +365,17 @@ class _Room:
 
     def take(self, writes: Sequence[IndexWrite], problem: ProblemWrite | None = None) -> bool:
         """Takes the writes of one cell, all or none. Returns whether they fit."""
-        left = dict(self._left)
+        taken: dict[str, int] = {}
         for write in writes:
-            is_first = write.shard not in self._shards
-            left[self._datastore.home(write.shard)] -= index_table.sql_bytes_max(self._definition, write, is_first)
+            home, is_first = self._datastore.home(write.shard), write.shard not in self._shards
+            taken[home] = taken.get(home, 0) + index_table.sql_bytes_max(self._definition, write, is_first)
         if problem is not None:
-            left[self._datastore.home(problem.shard)] -= index_problem_table.sql_bytes_max(problem)
-        if self._is_used and min(left.values()) < 0:
+            home = self._datastore.home(problem.shard)
+            taken[home] = taken.get(home, 0) + index_problem_table.sql_bytes_max(problem)
+        if self._is_used and any(size > self._left[home] for home, size in taken.items()):
             return False
-        self._left = left
+        for home, size in taken.items():
+            self._left[home] -= size
         self._is_used = self._is_used or bool(writes) or problem is not None
         self._shards.update(write.shard for write in writes)
         return True

@@ -41,7 +41,7 @@ from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
-_SHARDS_AT_ONCE = 3
+_SHARDS_AT_ONCE = 8  # their round trips overlap. Each holds a page of some megabytes
 _WANTED_S = 5.0  # for how long a shard is walked after it was last asked for
 _RETRY_S = 1.0
 _IDLE_S = 1.0

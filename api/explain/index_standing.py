@@ -10,7 +10,7 @@ import msgspec
 from schemaless.cell import ColumnName, StoredCell, created_at_text
 from schemaless.codec import Body, decode_packed, inflate_body
 from schemaless.errors import TooLarge
-from schemaless.index.entry import IndexEntry, entries_for, entry_fields, entry_shard, why_no_entry
+from schemaless.index.entry import IndexEntry, entries_for, entry_shard, stored_fields, why_no_entry
 from schemaless.location import GenerationStart, kept_until
 from schemaless.storage.checkpoint_table import Checkpoint
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
@@ -84,7 +84,7 @@ class IndexStanding(msgspec.Struct, frozen=True):
         expected = self.expected(bodies)
         stored = {(shard, one.element): one.entry for shard, each in found.items() for one in each}
         document["entries"] = [
-            {"shard": shard, "element": element, "fields": entry_fields(definition, entry)}
+            {"shard": shard, "element": element, "fields": stored_fields(definition, entry)}
             for (shard, element), entry in sorted(stored.items(), key=lambda each: each[0])[:ENTRIES_MAX]
         ]
         missing = any(stored.get((shard, element)) != entry for shard, element, entry in expected)

@@ -26,7 +26,11 @@ from schemaless.storage import checkpoint_table, index_select
 from schemaless.storage.index_select import NodePage
 from schemaless.storage.index_table import FoundEntry
 from schemaless.storage.operation import Operation, Result
+from schemaless.storage.sql import Script
 from schemaless.topology import Datastore
+
+DAMAGED_MAX = 1000
+"""How many rows with damaged entries one node leaves out of a page."""
 
 Places = Sequence[tuple[int, Value]]
 Newest = Mapping[tuple[RowKey, ColumnName], StoredCell | None]
@@ -46,6 +50,12 @@ class QueryTooSlow(Unavailable):
         "compare more of the keyed fields, in their order, and order by the first one that isn't given by equality:"
         " then the server reads few entries"
     )
+
+
+class ManyDamaged(Unavailable):
+    """More entries of a query are damaged than it leaves out."""
+
+    hint = "`schemaless index repair NAME` writes them anew"
 
 
 class Execution(msgspec.Struct, frozen=True):
@@ -91,10 +101,15 @@ def find_entries(
 ) -> Operation[NodeAnswer]:
     """Finds the entries of places that live on one cluster, on any node of it, without the excluded rows.
 
-    Raises QueryTooSlow.
+    A row with a damaged entry is left out, and named. So a page that is full of them doesn't look like the last one.
+    Raises QueryTooSlow and ManyDamaged.
     """
-    consumer = definition.consumer
-    select = index_select.select(datastore, definition, places, query.selection, bytes_max, excluded)
+    consumer, damaged = definition.consumer, list[RowKey]()
+
+    def select_now() -> Script:
+        return index_select.select(datastore, definition, places, query.selection, bytes_max, [*excluded, *damaged])
+
+    select = select_now()
     # Checkpoints are read first: entries that arrive in between do no harm.
     before = []
     if query.after is not None:
@@ -107,6 +122,13 @@ def find_entries(
         else:
             *first, result = yield ";".join([*before, select])
             execution = None
+        page = index_select.node_page(definition, query.selection, result.rows)
+        while page.damaged:
+            damaged += page.damaged
+            if len(damaged) > DAMAGED_MAX:
+                raise ManyDamaged(f"more than {DAMAGED_MAX} entries of index {definition.name} are damaged")
+            (result,) = yield select_now()
+            page = index_select.node_page(definition, query.selection, result.rows)
     except (StatementTimeout, LockTimeout) as error:  # MySQL has one number for both, and a SELECT waits for no lock
         raise QueryTooSlow(
             f"a server worked on the query for {index_select.STATEMENT_MS_MAX / 1000} s and gave it up"
@@ -116,8 +138,7 @@ def find_entries(
         rows = first.pop(0).rows
         reached = Location(*rows[0]) if rows else None
     added_ids_sum = int(first.pop(0).rows[0][0]) if sums else None
-    page = index_select.node_page(definition, query.selection, result.rows)
-    return NodeAnswer(page, reached, added_ids_sum, execution)
+    return NodeAnswer(msgspec.structs.replace(page, damaged=damaged), reached, added_ids_sum, execution)
 
 
 def merged(definition: IndexDefinition, query: IndexQuery, pages: Sequence[NodePage]) -> EntryPage:

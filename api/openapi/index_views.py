@@ -150,13 +150,17 @@ class EntryView(View, frozen=True):
 
 
 class EntriesView(View, frozen=True):
-    """Entries in order. `cursor` leads to the next page, and is null on the last one."""
+    """Entries in order. `cursor` leads to the next page, and is null on the last one.
+
+    `damaged` are rows that are left out, because an entry of them can't be read.
+    """
 
     entries: list[EntryView]
     cursor: str | None
     version: Count
     freshness: FreshnessView
     dropped: Count | UnsetType = UNSET
+    damaged: list[RowKeyText] | UnsetType = UNSET
     overlay: dict[str, int] | UnsetType = UNSET
     waited: float | UnsetType = UNSET
     explain: list[dict[str, Any]] | UnsetType = UNSET

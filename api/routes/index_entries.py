@@ -21,7 +21,7 @@ from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
 from api.routes.indexes import progress_view
 from schemaless.access import Scope
-from schemaless.cell import ColumnName, RowKey, StoredCell
+from schemaless.cell import ColumnName, RowKey, StoredCell, row_key_text
 from schemaless.errors import (
     Invalid,
     NotFound,
@@ -139,8 +139,15 @@ class _Answer:
             document["entries"] = await self._with_cells(shown, cells, form)
         else:
             document["entries"] = [entry_view(definition, query, entry) for entry in shown]
+        wrong = list(dict.fromkeys(row_key for each in pages for row_key in each.damaged))
+        if wrong:
+            document["damaged"] = [row_key_text(row_key) for row_key in wrong]
         if query.verify:
             document["dropped"] = len(page.entries) - len(shown)
+            kept = {(each.row_key, each.element) for each in shown}
+            wrong += [each.row_key for each in page.entries if (each.row_key, each.element) not in kept]
+        if wrong:
+            self._state.index_repairs.add(self._datastore, definition, wrong)
         freshness = self._state.index_freshness.of(
             self._datastore,
             self._consumer,

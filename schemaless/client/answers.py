@@ -199,6 +199,7 @@ class EntriesPage(msgspec.Struct, frozen=True):
 
     `version` is the number of the version of the index that answered.
     `dropped` entries were left out by `verify`: the newest cells of their rows make other ones.
+    `damaged` are row keys of entries that can't be read. They are left out.
 
     With `after`, `overlay` says how many `cells` were evaluated that the index lacked. `waited` is how many seconds the
     query waited for the index.
@@ -212,6 +213,7 @@ class EntriesPage(msgspec.Struct, frozen=True):
     overlay: dict[str, int] | None = None
     waited: float | None = None
     version: int = 1
+    damaged: list[str] = []
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -229,7 +229,7 @@ def _move(consumer: str, known: _Known, to: Advance) -> Move:
     mark = to.mark or _NO_MARK
     return Move(
         consumer, known.version, to.to, to.finished, to.stop_reason, to.restart, mark.begun, mark.kills, to.counts,
-        known.counts,
+        known.counts, at=known.position.location,
     )  # fmt: skip
 
 

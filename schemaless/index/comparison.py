@@ -16,9 +16,8 @@ import msgspec
 
 from schemaless.cell import RowKey, row_key_text
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import Bodies, IndexEntry, entries_for, entry_shard
+from schemaless.index.entry import Bodies, IndexEntry, entries_for, entry_shard, stored_fields
 from schemaless.index.transition import IndexWrite
-from schemaless.index.values import to_json
 from schemaless.location import Location
 
 FIRST_ROW = RowKey(b"")
@@ -177,26 +176,14 @@ NOTHING_CHECKED = CheckResult(FaultCounts(), FaultCounts(), {})
 
 def fault_document(definition: IndexDefinition, node: str, fault: EntryFault) -> dict[str, Any]:
     """Returns a fault of a node as JSON. A value that no cell can make is shown as it is."""
-
-    def fields(entry: IndexEntry | None) -> dict[str, Any] | None:
-        if entry is None:
-            return None
-        return {
-            # JSON has no lone surrogates, which stand for bytes of a damaged value that are no UTF-8
-            field.name: value.encode(errors="backslashreplace").decode()
-            if isinstance(value, str)
-            else to_json(field.type, value)
-            for field, value in zip(definition.fields, entry.values, strict=True)
-        }
-
     return {
         "kind": fault.kind,
         "node": node,
         "shard": fault.place.shard,
         "row_key": row_key_text(fault.place.row_key),
         "element": fault.place.element,
-        "found": fields(fault.found),
-        "expected": fields(fault.expected),
+        "found": None if fault.found is None else stored_fields(definition, fault.found),
+        "expected": None if fault.expected is None else stored_fields(definition, fault.expected),
     }
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,7 +15,15 @@ import yaml
 
 from schemaless.cell import ColumnName, parse_column_name
 from schemaless.errors import Invalid, Malformed
-from schemaless.index.values import SHARD_FIELD_TYPES, FieldType, Value, from_json, json_writer, to_json
+from schemaless.index.values import (
+    DOES_NOT_FIT,
+    FROM_JSON,
+    SHARD_FIELD_TYPES,
+    FieldType,
+    Value,
+    json_writer,
+    to_json,
+)
 from schemaless.names import index_consumer, index_table_name
 from schemaless.where import AllOf, Comparison, Where, parse_where
 
@@ -59,6 +68,10 @@ class Field:
     type: FieldType
     length: int = 0
     array: int | None = None
+    _from_json: Callable[[Any, int], Value | None] = dataclass_field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_from_json", FROM_JSON[self.type])  # looked up once: each value of a cell needs it
 
     @property
     def bytes_max(self) -> int:
@@ -68,7 +81,11 @@ class Field:
         return self.length if self.type is FieldType.BYTES else _BYTES.get(self.type, 8)
 
     def convert(self, found: Any) -> Value | None:
-        return from_json(self.type, self.length, found)
+        """Returns the typed value of what a body holds, or None when it is missing or doesn't fit."""
+        try:
+            return self._from_json(found, self.length)
+        except DOES_NOT_FIT:
+            return None
 
     def document(self) -> dict[str, Any]:
         parts = [part + "[]" * (n == self.array) for n, part in enumerate(self.path, start=1)]

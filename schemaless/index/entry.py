@@ -13,7 +13,7 @@ import msgspec
 
 from schemaless.cell import ColumnName
 from schemaless.index.definition import ELEMENTS_MAX, Field, IndexDefinition
-from schemaless.index.values import Value, shard_text
+from schemaless.index.values import Value, shard_text, to_json
 from schemaless.sharding import shard_of_text
 
 Bodies = Mapping[ColumnName, Mapping[str, Any]]
@@ -100,7 +100,9 @@ def _entry(definition: IndexDefinition, values: Sequence[Any]) -> IndexEntry | N
 
 def _value(field: Field, path: Sequence[str], found: Any) -> Value | None:
     for part in path:
-        found = found.get(part) if isinstance(found, Mapping) else None
+        if not isinstance(found, dict):  # a Mapping takes ten times as long, and each value comes by here
+            return None
+        found = found.get(part)
     return None if found is None else field.convert(found)
 
 
@@ -125,4 +127,15 @@ def entry_fields(definition: IndexDefinition, entry: IndexEntry) -> dict[str, An
     return {
         name: value if value is None or write is None else write(value)
         for (name, write), value in zip(definition.json_writers, entry.values, strict=True)
+    }
+
+
+def stored_fields(definition: IndexDefinition, entry: IndexEntry) -> dict[str, Any]:
+    """Returns an entry's fields for people, as `entry_fields` does. A value that no cell can make is text."""
+    return {
+        # JSON has no lone surrogates, which stand for bytes of a damaged value that are no UTF-8
+        field.name: value.encode(errors="backslashreplace").decode()
+        if isinstance(value, str)
+        else to_json(field.type, value)
+        for field, value in zip(definition.fields, entry.values, strict=True)
     }

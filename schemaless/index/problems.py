@@ -34,7 +34,9 @@ def misfits_of(
     definition: IndexDefinition, column: ColumnName, values: Values, body: Mapping[str, Any]
 ) -> tuple[Misfit, ...]:
     """Returns what in the body of a source column became null in `values`, although the cell has something there."""
-    found = (_misfit(definition.fields[position], values[position], body) for position in definition.positions[column])
+    fields = definition.fields
+    doubtful = [n for n in definition.positions[column] if values[n] is None or fields[n].array is not None]
+    found = [_misfit(fields[position], values[position], body) for position in doubtful]
     return tuple([misfit for misfit in found if misfit is not None])
 
 

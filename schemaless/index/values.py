@@ -35,7 +35,7 @@ DECIMAL_PLACES = 9
 _EXACT = Context(prec=DECIMAL_DIGITS, traps=[Inexact, InvalidOperation])
 _DECIMAL_LIMIT = Decimal(10) ** (DECIMAL_DIGITS - DECIMAL_PLACES)
 _INT_MIN, _INT_MAX = -INT64_MAX - 1, INT64_MAX
-_DATETIME_MIN_US = parse_time("1000-01-01T00:00:00Z")  # what MySQL's DATETIME is defined for
+DATETIME_MIN_US = parse_time("1000-01-01T00:00:00Z")  # what MySQL's DATETIME is defined for
 _DATETIME_MAX_US = parse_time("9999-12-31T23:59:59.499999Z")
 
 
@@ -53,8 +53,8 @@ class FieldType(StrEnum):
 def from_json(kind: FieldType, length: int, found: Any) -> Value | None:
     """Returns the typed value of what a body holds, or None when it is missing or doesn't fit."""
     try:
-        return _FROM_JSON[kind](found, length)
-    except (Invalid, ValueError, ArithmeticError):
+        return FROM_JSON[kind](found, length)
+    except DOES_NOT_FIT:
         return None
 
 
@@ -116,7 +116,7 @@ def _decimal(found: Any, _length: int) -> Value | None:
 
 def _datetime(found: Any, _length: int) -> Value | None:
     moment = parse_time(found)
-    return moment if _DATETIME_MIN_US <= moment <= _DATETIME_MAX_US else None
+    return moment if DATETIME_MIN_US <= moment <= _DATETIME_MAX_US else None
 
 
 def _bytes(found: Any, length: int) -> Value | None:
@@ -129,7 +129,9 @@ def _bytes(found: Any, length: int) -> Value | None:
     return value if len(value) <= length else None
 
 
-_FROM_JSON: Mapping[FieldType, Callable[[Any, int], Value | None]] = {
+DOES_NOT_FIT = (Invalid, ValueError, ArithmeticError)
+
+FROM_JSON: Mapping[FieldType, Callable[[Any, int], Value | None]] = {
     FieldType.UUID: lambda found, _: parse_row_key(found),
     FieldType.STRING: lambda found, length: found if isinstance(found, str) and len(found) <= length else None,
     FieldType.INT: _int,
@@ -139,6 +141,7 @@ _FROM_JSON: Mapping[FieldType, Callable[[Any, int], Value | None]] = {
     FieldType.DATETIME: _datetime,
     FieldType.BYTES: _bytes,
 }
+"""Converts what a body holds, with the field's length. None and DOES_NOT_FIT mean that it doesn't fit."""
 
 
 def _int_of_text(text: str) -> Any:

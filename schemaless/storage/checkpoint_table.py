@@ -93,6 +93,8 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
 class Move(msgspec.Struct, frozen=True, gc=False):
     """From the version of the row that was read to a position. With a reason the shard stops there.
 
+    `at` is the location of the row that was read, if that is known. A version alone may come again: in a row that is
+    made anew, and on a node that is promoted.
     `finished` and `counts` are added to the row's. `restart`: the move goes back, and counting begins there.
     `begun` and `kills` are as in a checkpoint. `counts_before` are those of the row that was read, if that is known.
     """
@@ -109,6 +111,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     counts_before: CellCounts | None = None
     holds: bool = False
     """The checkpoint stays where it is. So another process that held it, too, can't be told from ourselves."""
+    at: Location | None = None
 
     @property
     def counts_after(self) -> CellCounts | None:
@@ -237,7 +240,8 @@ def move(
         # what came later isn't stored.
         if row is not None and known == moved and not move.holds and move.counts_after in (None, row.counts):
             continue
-        if row is not None and row.version == move.version and row.state is State.RUNNING:
+        is_as_read = row is not None and row.version == move.version and move.at in (None, row.location)
+        if is_as_read and row is not None and row.state is State.RUNNING:
             undone.append(move)
         else:
             overtaken.append(move)
@@ -256,11 +260,14 @@ def write_at(datastore: str, checkpoint: Checkpoint, script: Script) -> Operatio
     """
     # A match counts, though nothing changes: every connection has CLIENT_FOUND_ROWS.
     lock = sql(
-        f"UPDATE {_TABLE} SET version = version WHERE datastore = %s AND consumer = %s AND shard = %s AND version = %s",
+        f"UPDATE {_TABLE} SET version = version WHERE datastore = %s AND consumer = %s AND shard = %s AND version = %s"
+        " AND generation = %s AND added_id = %s",  # a version comes again in a row that is made anew
         datastore,
         checkpoint.consumer,
         checkpoint.shard,
         checkpoint.version,
+        checkpoint.location.generation,
+        checkpoint.location.added_id,
     )
     try:
         yield f"BEGIN;{lock};SET @moved = ROW_COUNT();{UNDO.format(1)};{script};COMMIT"
@@ -339,6 +346,8 @@ def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) 
         values: tuple[object, ...] = (
             to.shard,
             move.version,
+            None if move.at is None else move.at.generation,
+            None if move.at is None else move.at.added_id,
             to.generation,
             to.added_id,
             BEGINNING_DIGEST if to.added_id == 0 else to.digest,
@@ -366,13 +375,14 @@ def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) 
         " rows_.begun = moved.begun, rows_.kills = moved.kills,"
         + sql(" rows_.worker = %s,", worker)
         + " rows_.updated_at = UTC_TIMESTAMP(6), rows_.version = rows_.version + 1"
-        " WHERE rows_.version = moved.read_version AND rows_.state = 'running'"
+        " WHERE rows_.version = moved.read_version AND rows_.state = 'running' AND (moved.read_added_id IS NULL"
+        " OR (rows_.generation = moved.read_generation AND rows_.added_id = moved.read_added_id))"
     )
 
 
 _MOVED = (
-    "consumer", "shard", "read_version", "generation", "added_id", "digest", "cells", "restarted", "reason", "begun",
-    "kills", "called", "filtered", "skipped", "parked", "waiting",
+    "consumer", "shard", "read_version", "read_generation", "read_added_id", "generation", "added_id", "digest",
+    "cells", "restarted", "reason", "begun", "kills", "called", "filtered", "skipped", "parked", "waiting",
 )  # fmt: skip
 _COUNTS = commas(list(CellCounts.__struct_fields__))
 _COUNTED = ", ".join(

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from schemaless.cell import RowKey
 from schemaless.index.comparison import EntryPlace, row_before
-from schemaless.index.definition import Field, IndexDefinition
+from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry
-from schemaless.index.values import FieldType, Value
 from schemaless.storage import index_table
 from schemaless.storage.index_table import EntryKey
 from schemaless.storage.operation import Operation, Row, query
@@ -79,15 +78,4 @@ def _columns(definition: IndexDefinition) -> Script:
 
 
 def _entries(definition: IndexDefinition, shard: int, rows: Sequence[Row]) -> Entries:
-    return {
-        EntryPlace(shard, row[0], row[1]): IndexEntry(tuple(map(_value, definition.fields, row[2:]))) for row in rows
-    }
-
-
-def _value(field: Field, value: object) -> Value | None:
-    """Returns a value as an entry has it. One that no cell can make equals no value of an entry."""
-    if field.type is FieldType.STRING and isinstance(value, bytes):
-        return value.decode(errors="surrogateescape")
-    if field.type is FieldType.BOOL and value not in (None, 0, 1):
-        return str(value)
-    return index_table.read_value(field, value)
+    return {EntryPlace(shard, one.row_key, one.element): one.entry for one in index_table.found(definition, rows)}

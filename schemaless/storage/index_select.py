@@ -15,7 +15,7 @@ import msgspec
 from schemaless.cell import RowKey
 from schemaless.index.definition import Field, IndexDefinition
 from schemaless.index.values import FieldType, Value
-from schemaless.storage.index_table import FoundEntry, field_literal, found, quoted, shown, table
+from schemaless.storage.index_table import FoundEntry, field_literal, quoted, shown, sound, table
 from schemaless.storage.operation import Row
 from schemaless.storage.sql import Script, commas, literal
 from schemaless.topology import Datastore
@@ -77,10 +77,14 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class NodePage(msgspec.Struct, frozen=True):
-    """What one node returned. `more`: it may have entries behind these."""
+    """What one node returned. `more`: it may have entries behind these. `damaged` are rows of entries that it lacks.
+
+    These have a value that no cell can make.
+    """
 
     entries: list[FoundEntry]
     more: bool
+    damaged: Sequence[RowKey] = ()
 
 
 def select(
@@ -125,7 +129,17 @@ def without_limits(select: Script) -> Script:
 def node_page(definition: IndexDefinition, selection: Selection, rows: Sequence[Row]) -> NodePage:
     """Reads the rows of `select`."""
     is_cut = bool(rows) and bool(rows[-1][-1])
-    return NodePage(found(definition, rows), is_cut or len(rows) >= selection.limit)
+    more = is_cut or len(rows) >= selection.limit
+    try:
+        return NodePage(sound(definition, rows), more)
+    except ValueError:
+        entries, damaged = list[FoundEntry](), list[RowKey]()
+    for row in rows:
+        try:
+            entries += sound(definition, [row])
+        except ValueError:
+            damaged.append(row[0])
+    return NodePage(entries, more, damaged)
 
 
 def page_bytes(definition: IndexDefinition, selection: Selection) -> int:

@@ -9,7 +9,6 @@ goes when no writer can come any more with a lower one (schemaless/storage/index
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -18,11 +17,11 @@ from schemaless.cell import RowKey
 from schemaless.index.definition import Field, IndexDefinition
 from schemaless.index.entry import IndexEntry
 from schemaless.index.transition import IndexWrite
-from schemaless.index.values import DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Value
+from schemaless.index.values import DATETIME_MIN_US, DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Value
 from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, Row
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Name, Script, Time, commas, literal, sql
+from schemaless.storage.sql import Name, Script, commas, literal, sql, time_literal
 from schemaless.topology import Datastore
 
 _TYPES: Mapping[FieldType, str] = {
@@ -119,7 +118,8 @@ def _insertion(
 ) -> Script:
     names = [quoted(field) for field in definition.fields]
     columns = commas(["row_key", "element", "source_generation", "source_added_id", "live", *names])
-    rows = commas([_row(definition, write) for write in writes])
+    literals = [_LITERALS[field.type] for field in definition.fields]
+    rows = commas([_row(literals, write) for write in writes])
     return (
         f"INSERT INTO {table(datastore, shard, definition)} ({columns}) VALUES {rows} ON DUPLICATE KEY UPDATE {update}"
     )
@@ -183,7 +183,8 @@ def write(script: Script) -> Operation[None]:
     yield script
 
 
-def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
+def sound(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
+    """Returns entries to answer queries with. Raises ValueError if one has a value that no cell can make."""
     end = 2 + len(definition.fields)
     reads = [(n, read) for n, field in enumerate(definition.fields) if (read := _reader(field)) is not None]
     entries = []
@@ -194,6 +195,15 @@ def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
                 values[n] = read(values[n])
         entries.append(FoundEntry(row[0], IndexEntry(tuple(values)), row[1]))
     return entries
+
+
+def found(definition: IndexDefinition, rows: Sequence[Row]) -> list[FoundEntry]:
+    """Returns entries to compare with cells. A value that no cell can make equals no value of an entry."""
+    return [FoundEntry(row[0], stored_entry(definition, row[2:]), row[1]) for row in rows]
+
+
+def stored_entry(definition: IndexDefinition, values: Sequence[object]) -> IndexEntry:
+    return IndexEntry(tuple(map(_stored_value, definition.fields, values)))
 
 
 def live_entries(
@@ -228,36 +238,77 @@ def count_live(datastore: Datastore, shard: int, definition: IndexDefinition) ->
     return int(result.rows[0][0])
 
 
-def _row(definition: IndexDefinition, write: IndexWrite) -> str:
+def _row(literals: Sequence[Callable[[Any], str]], write: IndexWrite) -> str:
     version = f"{write.version.generation},{write.version.added_id}"
     if write.entry is None:
-        return f"(x'{write.row_key.hex()}',{write.element},{version},0{',NULL' * len(definition.fields)})"
+        return f"(x'{write.row_key.hex()}',{write.element},{version},0{',NULL' * len(literals)})"
     values = commas(
-        [field_literal(field, value) for field, value in zip(definition.fields, write.entry.values, strict=True)]
+        [
+            "NULL" if value is None else as_literal(value)
+            for as_literal, value in zip(literals, write.entry.values, strict=True)
+        ]
     )
     return f"(x'{write.row_key.hex()}',{write.element},{version},1,{values})"
 
 
+def _bytes_literal(value: bytes) -> str:
+    return f"x'{value.hex()}'"
+
+
+_LITERALS: Mapping[FieldType, Callable[[Any], str]] = {
+    FieldType.UUID: _bytes_literal,
+    FieldType.STRING: lambda value: _bytes_literal(value.encode()),
+    FieldType.INT: str,
+    FieldType.FLOAT: repr,
+    FieldType.DECIMAL: lambda value: format(value, "f"),
+    FieldType.BOOL: lambda value: "1" if value else "0",
+    FieldType.DATETIME: time_literal,
+    FieldType.BYTES: _bytes_literal,
+}
+
+
 def field_literal(field: Field, value: Value | None) -> str:
-    if field.type is FieldType.DATETIME and isinstance(value, int):
-        return literal(Time(value))
-    if isinstance(value, str):
-        return f"x'{value.encode().hex()}'"
-    return format(value, "f") if isinstance(value, Decimal) else literal(value)
+    return "NULL" if value is None else _LITERALS[field.type](value)
 
 
 def read_value(field: Field, value: Any) -> Value | None:
+    """Returns a value as an entry has it. Raises ValueError for one that no cell can make."""
     read = _reader(field)
     return value if value is None or read is None else read(value)
 
 
 def _reader(field: Field) -> Callable[[Any], Value | None] | None:
     """Returns what makes a field's value of what a driver returns, None where that is the value."""
-    if field.type is FieldType.STRING:
-        return bytes.decode
-    if field.type is FieldType.BOOL:
-        return bool
-    return (lambda value: field.convert(format(value, "f"))) if field.type is FieldType.DECIMAL else None
+    if field.type is FieldType.DECIMAL:
+        return lambda value: field.convert(format(value, "f"))
+    return _READERS.get(field.type)
+
+
+def _bool(value: int) -> bool:
+    if value not in (0, 1):
+        raise ValueError(f"{value} is no bool")
+    return bool(value)
+
+
+def _moment(microseconds: int) -> int:
+    if microseconds < DATETIME_MIN_US:
+        raise ValueError("the time is before the first that a field has")
+    return microseconds
+
+
+_READERS: Mapping[FieldType, Callable[[Any], Value]] = {
+    FieldType.STRING: bytes.decode,
+    FieldType.BOOL: _bool,
+    FieldType.DATETIME: _moment,
+}
+
+
+def _stored_value(field: Field, value: object) -> Value | None:
+    """Returns a value as `read_value` does, and text for one that no cell can make."""
+    try:
+        return read_value(field, value)
+    except ValueError:
+        return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
 
 
 def shown(field: Field) -> Script:

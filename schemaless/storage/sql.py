@@ -61,7 +61,8 @@ def literal(value: object) -> str:
 @lru_cache(maxsize=1024)
 def time_literal(microseconds: int) -> str:
     """Returns a DATETIME(6). It is cached: rendering is slow, and the cells of a transaction share few times."""
-    return "'" + (EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%d %H:%M:%S.%f") + "'"
+    moment = (EPOCH + timedelta(microseconds=microseconds)).replace(tzinfo=None)
+    return f"'{moment.isoformat(' ', 'microseconds')}'"
 
 
 def commas(rendered: list[str]) -> str:

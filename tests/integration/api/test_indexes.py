@@ -27,7 +27,7 @@ from schemaless.storage import entity_table, index_pass_table, index_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_problem_table import IndexVersion
 from tests.integration.api.api_harness import assert_problem
-from tests.log_harness import run_sql
+from tests.log_harness import run_sql, until
 
 pytestmark = pytest.mark.storage
 
@@ -209,6 +209,27 @@ async def test_verify_drops_what_the_newest_cells_don_t_make(call, by_hand):
     await by_hand.index_all()
     answer = ask(call, verify="true")
     assert (days(answer), answer.json()["dropped"]) == ([1, 3], 0)
+
+
+async def test_what_a_query_finds_wrong_is_repaired(call, by_hand, storage, datastore):
+    """`verify` queues what it drops, and any query what it can't read. An index that is behind costs no write."""
+    damaged, stale, behind = (uuid.uuid4() for _ in range(3))
+    for day, row in enumerate((damaged, stale, behind), start=1):
+        trip(call, DRIVERS[0], day, row=row)
+    make(call)
+    await by_hand.index_all()
+    for row, change in ((damaged, "created = '0000-05-01'"), (stale, "fare = 9")):
+        for shard in range(datastore.shards):
+            table = f"{datastore.database(shard)}.index_{NAME}"
+            run_sql(storage.master(datastore.home(shard)), f"UPDATE {table} SET {change} WHERE row_key = x'{row.hex}'")
+    trip(call, DRIVERS[0], 4, row=behind, ref_key=2)
+    answer = ask(call, verify="true").json()
+    assert (answer["damaged"], answer["dropped"], answer["entries"]) == ([str(damaged)], 2, [])
+    await until(lambda: days(ask(call, verify="true")) == [1, 2])
+    answer = ask(call).json()
+    assert ("damaged" not in answer, [entry["fields"]["fare"] for entry in answer["entries"]]) == (True, [1.0] * 3)
+    await by_hand.index_all()
+    assert days(ask(call, verify="true")) == [1, 2, 4]
 
 
 async def test_every_answer_says_how_far_the_index_is(call, by_hand):

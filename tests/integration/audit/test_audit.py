@@ -214,6 +214,7 @@ INDEX = parse_definition(
         "name": "by_n",
         "shard_field": "n",
         "fields": [{"name": "n", "column": "BASE", "path": "n", "type": "int"}],
+        "stored": [{"name": "label", "column": "BASE", "path": "label", "type": "string"}],
     }
 )
 
@@ -608,6 +609,14 @@ def make_an_entry_stale(site):
     return [(FindingKind.INDEX_DIFFERS, f"index by_n: row {row_key_text(stale)}")]
 
 
+def damage_a_text(site):
+    """It is no UTF-8 any more."""
+    site.publish()
+    damaged = site.indexed_in(0).row_key
+    site.sql(f"UPDATE {site.index} SET label = x'ff' WHERE row_key = x'{damaged.hex()}'")
+    return [(FindingKind.INDEX_DIFFERS, f"index by_n: row {row_key_text(damaged)}")]
+
+
 def write_a_ghost(site):
     """An entry of a row that belongs into the table of the other shard."""
     site.publish()
@@ -652,6 +661,7 @@ def write_a_ghost(site):
         lose_progress_and_the_beginning,
         delete_an_entry,
         make_an_entry_stale,
+        damage_a_text,
         write_a_ghost,
     ],
 )

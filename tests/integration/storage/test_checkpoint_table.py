@@ -106,6 +106,23 @@ def test_making_a_checkpoint_leaves_one_that_is_there(node, datastore):
     assert {n: c.location.added_id for n, c in rows(node, datastore).items()} == {1: 5, 2: 0}
 
 
+def test_a_late_process_changes_nothing_in_a_checkpoint_that_was_made_anew(node, datastore):
+    """The row has the version that the process read, and another location: the walk of an index began anew (I10)."""
+    node.run(checkpoint_table.make, datastore, CONSUMER, [at(1, 9)])
+    assert move(node, datastore, to(1, 10)) == []
+    read = rows(node, datastore)[1]
+    node.run(checkpoint_table.delete_all, datastore, CONSUMER)
+    node.run(checkpoint_table.make, datastore, CONSUMER, [at(1, 4)])
+    assert move(node, datastore, to(1, 5)) == []
+    assert rows(node, datastore)[1].version == read.version
+    late = to(1, 12, version=read.version, at=read.location)
+    for effect in ("", "DO 1"):
+        assert move(node, datastore, late, effect=effect) == [late]
+    assert not node.run(checkpoint_table.write_at, datastore, read, "DO 1")
+    assert rows(node, datastore)[1].position == at(1, 5)
+    assert move(node, datastore, to(1, 12, version=read.version, at=at(1, 5).location)) == []
+
+
 def test_an_effect_and_its_checkpoints_are_one_transaction(node, datastore):
     make(node, datastore, 1, 7)
     effect = f"UPDATE schemaless.checkpoint SET added_id = 99 WHERE datastore = '{datastore}' AND shard = 7"

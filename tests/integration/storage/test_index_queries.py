@@ -4,8 +4,9 @@ from decimal import Decimal
 
 import pytest
 
+from api.index import search
 from api.index.query import parse_query
-from api.index.search import QueryTooSlow, find_entries, merged, places_by_cluster
+from api.index.search import ManyDamaged, QueryTooSlow, find_entries, merged, places_by_cluster
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
 from schemaless.index.transition import IndexWrite
@@ -237,3 +238,33 @@ def test_a_server_gives_a_slow_query_up(storage, datastore):
     with pytest.raises(QueryTooSlow) as gave_up:
         node.run(operation)
     assert gave_up.value.retryable
+
+
+def test_damaged_entries_are_left_out_and_named(make_datastore, storage, monkeypatch):
+    """A text that is no text, a bool that is neither, a time of the year 0. Pages that have nothing else don't end."""
+    made = make_datastore(shards=1, partitions=1)
+    node = storage.master(made.home(0))
+    node.run(index_table.create, made, 0, DEFINITION)
+    entries = {bytes([n]) * 16: IndexEntry((1, f"n{n}", n, None, None, True, None, None)) for n in range(8)}
+    writes = [IndexWrite(0, row_key, Location(1, 1), entry) for row_key, entry in entries.items()]
+    node.run(index_table.write, index_table.upserts(made, DEFINITION, writes))
+    damages = {0: "name = x'ff'", 1: "name = x'6ee9'", 2: "flag = 7", 5: "at = '0000-05-01'"}
+    for n, damage in damages.items():
+        table = index_table.table(made, 0, DEFINITION)
+        node.run(index_table.write, f"UPDATE {table} SET {damage} WHERE row_key = x'{(bytes([n]) * 16).hex()}'")
+    shown, named, cursor = [], set(), None
+    while cursor is not None or not shown:
+        query = parse_query(
+            DEFINITION, 1, [("owner", "1"), ("limit", "1"), *([("cursor", cursor)] if cursor is not None else [])]
+        )
+        answer = node.run(find_entries, made, DEFINITION, query, query.places)
+        page = merged(DEFINITION, query, [answer.page])
+        assert page.entries or page.cursor is None
+        shown += [(found.row_key, found.entry) for found in page.entries]
+        named |= set(answer.page.damaged)
+        cursor = page.cursor
+    assert shown == [(bytes([n]) * 16, entries[bytes([n]) * 16]) for n in (3, 4, 6, 7)]
+    assert named == {bytes([n]) * 16 for n in damages}
+    monkeypatch.setattr(search, "DAMAGED_MAX", 3)
+    with pytest.raises(ManyDamaged):
+        node.run(find_entries, made, DEFINITION, parse_query(DEFINITION, 1, [("owner", "1")]), [(0, 1)])
