@@ -24,6 +24,7 @@ _MEMBERS: dict[str, Any] = {
     "objects": {"a": "", "b": "", "c": "", "d": ""},
     "floats": 1e9,
     "texts of brackets": "[",
+    "texts of letters": "\u0440",  # in MessagePack they look like arrays and objects
 }
 
 
@@ -39,6 +40,7 @@ def measure() -> list[Figure]:
             value = decode_body(stored)
             steps: dict[str, Callable[[], object]] = {
                 "split a batch": partial(split_puts, _batch(body, form), form),
+                "count a piece of a body": lambda form=form, body=body: next(iter(form.count_first(body)), None),  # type: ignore[misc]
                 "parse a body": partial(form.parse_body, body),
                 "show a cell": partial(form.encode_one, value),
                 "read a stored body": partial(decode_body, stored),

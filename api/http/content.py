@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, compress
 from typing import Any
@@ -24,7 +25,8 @@ from schemaless.errors import Invalid, Malformed, TooLarge, UnsupportedMedia
 
 
 class Format(msgspec.Struct, frozen=True, eq=False):
-    """How one media type is read and written. `parse_body` returns the stored form of a cell's body.
+    """How one media type is read and written. `parse_body` returns the stored form of a cell's body, whose arrays and
+    objects `count_first` has counted: in pieces, between which others have their turn.
 
     `encode` writes a whole response, `encode_one` one item of it: they differ for NDJSON only. `check` raises Malformed
     for a decoded value that JSON can't represent.
@@ -35,6 +37,7 @@ class Format(msgspec.Struct, frozen=True, eq=False):
     encode_one: Callable[[Any], bytes]
     parse: Callable[[bytes], Any]
     parse_body: Callable[[bytes], bytes]
+    count_first: Callable[[bytes], Iterable[None]]
     decoder: Callable[[Any], Any]
     check: Callable[[Any], object]
 
@@ -81,7 +84,8 @@ def parse_msgpack(raw: bytes) -> Any:
     """Raises Malformed for what is no MessagePack, and for what JSON can't represent: bin, ext, keys that are no
     strings, NaN, Infinity.
     """
-    check_containers_of_msgpack(raw)
+    for _ in count_msgpack(raw):
+        pass
     value = _decode_msgpack(raw)
     check_json_only(value)
     return value
@@ -100,7 +104,6 @@ def parse_msgpack_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """Returns the stored form of a body that came as MessagePack. Raises TooLarge, Malformed or Invalid."""
     if len(raw) > bytes_max:
         raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
-    check_containers_of_msgpack(raw)
     value = _decode_msgpack(raw)
     check_depth(check_json_only(value))
     return encode_body(value, check_shape=False)
@@ -117,23 +120,40 @@ _TOKEN_BYTES = (
 """By the first byte of a value: its bytes, those of an array or object without its members. 0: it names its length."""
 
 
-def check_containers_of_msgpack(raw: bytes) -> None:
-    """Raises Invalid for more arrays and objects than a body may have, before a decoder makes them."""
-    if len(raw) - len(raw.translate(None, _CONTAINER_BYTES)) <= CONTAINERS_MAX:
+_COUNTED_BYTES = 64 << 10
+"""How much is counted without a pause: at worst a value for each byte, and some milliseconds."""
+
+
+def count_msgpack(raw: bytes) -> Iterator[None]:
+    """Raises Invalid for more arrays and objects than a body may have, before a decoder makes them.
+
+    It yields between pieces of work. What is too large for a body isn't counted.
+    """
+    if len(raw) - len(raw.translate(None, _CONTAINER_BYTES)) <= CONTAINERS_MAX or len(raw) > BODY_BYTES_MAX:
         return
     at = count = 0
     while at < len(raw):  # some of those bytes may stand in texts and numbers
-        first = raw[at]
-        step = _TOKEN_BYTES[first]
-        if step:
-            at += step
-            if 0x80 <= first < 0xA0 or 0xDC <= first < 0xE0:
-                count += 1
-                if count > CONTAINERS_MAX:
-                    check_containers(count)
-        else:
-            width = _TEXT_LENGTH_BYTES.get(first, len(raw))  # what can't be parsed ends the count: the decoder says so
-            at += 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "big")
+        end = min(len(raw), at + _COUNTED_BYTES)
+        while at < end:
+            first = raw[at]
+            step = _TOKEN_BYTES[first]
+            if step:
+                at += step
+                if 0x80 <= first < 0xA0 or 0xDC <= first < 0xE0:
+                    count += 1
+                    if count > CONTAINERS_MAX:
+                        check_containers(count)
+            else:  # what can't be parsed ends the count: the decoder says so
+                width = _TEXT_LENGTH_BYTES.get(first, len(raw))
+                at += 1 + width + int.from_bytes(raw[at + 1 : at + 1 + width], "big")
+        yield
+
+
+async def stored_body(raw: bytes, form: Format) -> bytes:
+    """Returns the stored form of a body. Raises TooLarge, Malformed or Invalid."""
+    for _ in form.count_first(raw):
+        await asyncio.sleep(0)
+    return form.parse_body(raw)
 
 
 def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:
@@ -157,13 +177,34 @@ def _encode_lines(values: Iterable[Any]) -> bytes:
 _json_decoder = msgspec.json.Decoder
 
 
+def _counts_nothing(raw: bytes) -> Iterable[None]:
+    """JSON's brackets are counted at C's speed, by `parse_json_body`."""
+    return ()
+
+
 def _has_json(value: Any) -> None:
     """Needs no check: the input was parsed as JSON."""
 
 
-JSON = Format("application/json", _encode_json, _encode_json, parse_json, parse_json_body, _json_decoder, _has_json)
+JSON = Format(
+    "application/json",
+    _encode_json,
+    _encode_json,
+    parse_json,
+    parse_json_body,
+    _counts_nothing,
+    _json_decoder,
+    _has_json,
+)
 NDJSON = Format(
-    "application/x-ndjson", _encode_lines, _encode_json, parse_json, parse_json_body, _json_decoder, _has_json
+    "application/x-ndjson",
+    _encode_lines,
+    _encode_json,
+    parse_json,
+    parse_json_body,
+    _counts_nothing,
+    _json_decoder,
+    _has_json,
 )
 MSGPACK = Format(
     "application/msgpack",
@@ -171,6 +212,7 @@ MSGPACK = Format(
     _encode_msgpack,
     parse_msgpack,
     parse_msgpack_body,
+    count_msgpack,
     msgspec.msgpack.Decoder,
     check_json_only,
 )

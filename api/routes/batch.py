@@ -13,7 +13,7 @@ import msgspec
 
 from api.http.budget import Steps
 from api.http.cell_json import all_views
-from api.http.content import NDJSON, Format, decode
+from api.http.content import NDJSON, Format, decode, stored_body
 from api.http.parameters import READ_FROM
 from api.http.request import Request
 from api.http.response import Response, ok_response
@@ -104,7 +104,7 @@ async def parse_puts(payload: bytes, form: Format, cause: str | None = None) -> 
     items = split_puts(payload, form)
     await steps.after(len(payload))
     for item in items:
-        parsed.append(_put_item(item, form, decoder, cause))
+        parsed.append(await _put_item(item, form, decoder, cause))
         await steps.after(len(bytes(item)))
     return parsed
 
@@ -167,7 +167,7 @@ def _lines(payload: bytes) -> list[bytes]:
     return lines
 
 
-def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, cause: str | None) -> Cell | InvalidRequest:
+async def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, cause: str | None) -> Cell | InvalidRequest:
     try:
         size = len(bytes(raw))
         if size > BODY_BYTES_MAX + KEY_BYTES_MAX:
@@ -179,7 +179,7 @@ def _put_item(raw: bytes | msgspec.Raw, form: Format, decoder: Any, cause: str |
         form.check([item.row_key, item.column_name, item.ref_key])
         if not raw_body:
             raise Invalid("body", "is missing")
-        body = form.parse_body(raw_body)
+        body = await stored_body(raw_body, form)
         key = CellKey(parse_row_key(item.row_key), parse_column_name(item.column_name), _ref_key(item))
         return Cell(key, body, cause=cause)
     except Malformed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from api.http.cell_json import all_views, views_within
+from api.http.content import stored_body
 from api.http.parameters import DESCENDING, FROM, LIMIT, READ_FROM, TO, Parameter
 from api.http.request import Request
 from api.http.response import Header, Response, ok_response
@@ -141,7 +142,7 @@ def cause_of(request: Request) -> str | None:
 
 async def _stored_body(request: Request) -> bytes:
     form = request.request_format()
-    return form.parse_body(await request.payload(request.state.settings.body_bytes_max))
+    return await stored_body(await request.payload(request.state.settings.body_bytes_max), form)
 
 
 def _idempotency_key(request: Request) -> str | None:

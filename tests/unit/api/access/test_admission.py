@@ -1,13 +1,15 @@
 """I17: every call needs a token of its scope and datastore, whatever the route, and the same place decides for all."""
 
+import asyncio
 import inspect
 import secrets
 
 import msgspec
 import pytest
 
+from api.access import known_tokens
 from api.access.admission import Admission, refuse_open_port, scope_of_other
-from api.access.known_tokens import KnownTokens
+from api.access.known_tokens import WAITING_MAX, KnownTokens
 from api.routes import ROUTES
 from schemaless.access import Scope, digest_of, issue, merged
 from schemaless.config import ApiSettings
@@ -22,6 +24,7 @@ from schemaless.errors import (
     Unauthenticated,
     Unavailable,
 )
+from schemaless.storage.failover import Answers
 from schemaless.storage.token_table import KEPT_AFTER_EXPIRY_S
 
 NOW = 1_800_000_000_000_000
@@ -280,6 +283,56 @@ async def test_rates_are_counted_for_each_token():
     await admission.admit(request(quiet), "/x", Scope.READ, "trips")
     for _ in range(100):
         await admission.admit(request(), "/healthz", Scope.READ, None)
+
+
+async def test_unknown_tokens_are_looked_for_together_and_seldom(monkeypatch):
+    """A stranger's flood costs the servers five questions a second."""
+    read, slept = [], []
+
+    async def read_tokens(storage):
+        read.append(1)
+        answers = Answers()
+        answers.found = {"a": []}
+        return answers
+
+    async def nothing(*arguments):
+        pass
+
+    async def sleep(delay):
+        slept.append(delay)
+
+    monkeypatch.setattr(known_tokens, "read_tokens", read_tokens)
+    monkeypatch.setattr(known_tokens, "bring_up_to_date", nothing)
+    tokens = KnownTokens(object())
+    strangers = [secrets.token_urlsafe(32).encode() for _ in range(20)]
+    answers = await asyncio.gather(*(tokens.find(one) for one in strangers), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {Unauthenticated}
+    assert len(read) == 1
+    monkeypatch.setattr(known_tokens.asyncio, "sleep", sleep)
+    assert await outcome(tokens.find(strangers[0])) is Unauthenticated
+    assert len(read) == 2
+    assert 0 < slept[-1] <= known_tokens.UNKNOWN_PAUSE_S
+
+
+async def test_unknown_tokens_wait_in_a_bounded_number():
+    """A stranger's flood holds no more requests than that, and those with known tokens don't wait."""
+    (secret, token), (stranger, _) = issued(), issued()
+    tokens = known(token)
+    async with tokens._refreshing:
+        waiting = [asyncio.ensure_future(tokens.find(stranger.encode())) for _ in range(WAITING_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await tokens.find(stranger.encode())
+        assert await tokens.find(secret.encode()) == token
+    assert {type(answer) for answer in await asyncio.gather(*waiting, return_exceptions=True)} == {Unauthenticated}
+
+
+async def test_without_tokens_rates_are_counted_for_each_address():
+    """But not behind a proxy, where one address is everybody (A27)."""
+    for behind_proxy, refused in ((False, TooManyRequests), (True, None)):
+        admission = Admission(settings(requests_per_second_max=1, behind_proxy=behind_proxy), known())
+        answers = [await outcome(admission.admit(request(), "/x", Scope.READ, "trips")) for _ in range(5)]
+        assert answers[-1] is refused
 
 
 def test_only_the_digest_is_kept():

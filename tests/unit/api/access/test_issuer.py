@@ -1,11 +1,13 @@
 """JWTs of an OIDC issuer: what is believed, for how long, and what a forger achieves (I17)."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import time
 
+import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -14,11 +16,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from api.access.admission import Admission
 from api.access.issuer import (
     CLOCK_SKEW_S,
+    DOCUMENT_BYTES_MAX,
     JWT_BYTES_MAX,
     KEYS_AGE_MAX_S,
+    KEYS_MAX,
     RETRY_S,
+    WAITING_MAX,
     Issuer,
     IssuerKeys,
+    fetch_over,
     verified_audience,
 )
 from api.access.known_tokens import KnownTokens
@@ -188,6 +194,7 @@ PUBLIC_PEM = RSA_KEYS[0].public_key().public_bytes(Encoding.PEM, PublicFormat.Su
         lambda body: b"..",
         lambda body: b"\xff.\xff.\xff",
         lambda body: b"a.b.c" + b"d" * JWT_BYTES_MAX,
+        lambda body: signed(headers={"crit": ["x"], "x": 1}),
         lambda body: signed(RSA_KEYS[1]),
         lambda body: signed(algorithm="RS512"),
         lambda body: signed(algorithm="PS256"),
@@ -241,6 +248,60 @@ async def test_unknown_keys_are_asked_for_seldom(issuer, site, clock):
         with pytest.raises(Unauthenticated):
             await issuer.find(signed(kid=str(number)))
     assert site.asked == asked + 2  # the two pages, once
+
+
+async def test_a_jwt_is_short(issuer):
+    """Also a valid one: what is verified is bounded (I14)."""
+    with pytest.raises(Unauthenticated, match="at most"):
+        await issuer.find(signed(more="x" * JWT_BYTES_MAX))
+
+
+async def test_unknown_keys_wait_in_a_bounded_number(issuer, site):
+    """A stranger's flood holds no more requests than that while the issuer hangs."""
+    await issuer.find(signed())
+    async with issuer.keys._reading:
+        waiting = [asyncio.ensure_future(issuer.find(signed(kid=str(n)))) for n in range(WAITING_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await issuer.find(signed(kid="more"))
+        await issuer.find(signed())
+    assert {type(answer) for answer in await asyncio.gather(*waiting, return_exceptions=True)} == {Unauthenticated}
+
+
+async def test_so_many_keys_are_kept(issuer, site):
+    """Of a set of any size."""
+    site.keys = [jwk(RSA_KEYS[0], str(n)) for n in range(KEYS_MAX + 1)]
+    await issuer.find(signed(kid=str(KEYS_MAX - 1)))
+    with pytest.raises(Unauthenticated, match="key"):
+        await issuer.find(signed(kid=str(KEYS_MAX)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        (httpx.Response(200, content=b"{}"), True),
+        (httpx.Response(200, content=b"x" * (DOCUMENT_BYTES_MAX + 1)), False),
+        (httpx.Response(302, headers={"location": "https://evil.example"}), False),
+        (httpx.Response(500), False),
+    ],
+    ids=["whole", "endless", "redirect", "failed"],
+)
+async def test_what_is_read_of_an_issuer(answer, taken):
+    """A bounded document of the configured address, and nothing of where it points to."""
+    asked = []
+
+    def answers(request):
+        asked.append(request.url.host)
+        return answer
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answers)) as client:
+        fetch = fetch_over(client)
+        if taken:
+            assert await fetch(ISSUER) == b"{}"
+        else:
+            with pytest.raises(OSError):
+                await fetch(ISSUER)
+    assert asked == ["login.example"]
 
 
 async def test_an_issuer_that_is_away_harms_nobody_for_an_hour(issuer, site, clock):

@@ -17,9 +17,12 @@ from starlette.responses import Response
 from api.access.admission import Admission
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
+from api.http import response as http_response
 from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
+from api.http.route import Route
 from api.metrics import Metrics
 from api.routes import ROUTES
+from schemaless.access import Scope
 from schemaless.config import ApiSettings
 from schemaless.errors import NotFound, StorageUnavailable
 
@@ -260,6 +263,39 @@ async def test_an_unforeseen_error_is_a_problem_document(app, state, method, pat
 
 async def gather(sent, message):
     sent.append(message)
+
+
+@pytest.mark.parametrize(("arriving_max", "status"), [(0, 503), (1, 404)])
+async def test_a_payload_that_there_is_no_room_for_ends_its_connection(app, state, arriving_max, status):
+    """I14: its rest would keep the connection. A request that failed for another reason keeps its connection."""
+    state.payload_budget = PayloadBudget(1 << 20, arriving_max=arriving_max)
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{", "more_body": True}
+
+    scope = {"type": "http", "method": "PUT", "path": CELL, "query_string": b"", "headers": []}
+    await app(scope, receive, lambda message: gather(sent, message))
+    assert sent[0]["status"] == status
+    assert ((b"connection", b"close") in sent[0]["headers"]) == (status == 503)
+    assert (state.in_flight.count, state.payload_budget.arriving) == (0, 0)
+
+
+async def test_a_response_that_there_is_no_room_for_is_a_503(settings, state, monkeypatch):
+    """Others haven't taken theirs. It holds nothing then, and comes when they have."""
+
+    async def large(request):
+        return http_response.Response(200, b"x" * 100_000, ())
+
+    monkeypatch.setattr("api.app.ROUTES", (Route("GET", "/large", large, Scope.READ),))
+    app = create_app(settings)
+    app.api_state = state
+    await state.read_budget.take(1 << 20, "somebody else")
+    refused = problem(await ask(app, "GET", "/large"), 503, "unavailable")
+    assert refused["retryable"]
+    state.read_budget.give_back(1 << 20, "somebody else")
+    assert len((await ask(app, "GET", "/large")).content) == 100_000
+    assert state.read_budget.held_bytes == 0
 
 
 def no_middleware(app):

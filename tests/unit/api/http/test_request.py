@@ -150,6 +150,18 @@ async def test_payloads_that_arrive_are_counted_by_address():
     assert budget.arriving == 3
 
 
+async def test_behind_a_proxy_an_address_is_nobody():
+    """A27: one address is everybody there. The bound on all of them stays."""
+    budget = PayloadBudget(100, arriving_max=2, caller_arriving_max=1)
+    behind = [request(part(b"{"), budget=budget) for _ in range(3)]
+    for one in behind:
+        one.state.settings.behind_proxy = True
+    for one in behind[:2]:
+        await one.arrives()
+    with pytest.raises(Unavailable):
+        await behind[2].arrives()
+
+
 async def test_payloads_with_a_token_are_counted_by_token():
     """Whatever address they come from, and whoever else comes from there."""
     flood, honest = (issue(name, ["*"], "write", "1h", now_us())[1] for name in ("flood", "honest"))

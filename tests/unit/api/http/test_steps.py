@@ -5,14 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from api.http import budget
+from api.http import budget, content
 from api.http.budget import STEP_BYTES_MAX, Held, ReadBudget
 from api.http.cell_json import all_views, views_within
-from api.http.content import JSON, MSGPACK, NDJSON
+from api.http.content import JSON, MSGPACK, NDJSON, stored_body
 from api.routes import batch
 from api.routes.batch import ITEMS_MAX, parse_gets, parse_puts
 from schemaless.cell import Cell
-from schemaless.codec import BODY_BYTES_MAX
+from schemaless.codec import BODY_BYTES_MAX, decode_body
 from schemaless.errors import Invalid, TooLarge
 
 KEY = {"row_key": "6c9e5b1e-7f5a-4a8f-9c58-0d7b52d1f001", "column_name": "BASE", "ref_key": 1}
@@ -144,8 +144,29 @@ async def test_what_is_beside_a_body_is_small():
         await parse_gets(JSON.encode({"keys": [{**KEY, "row_key": "x" * 5000}]}), JSON)
 
 
+@pytest.mark.parametrize(("value", "count"), [(0, 850_000), (-100, 450_000), ("", 850_000)])
+async def test_containers_of_messagepack_are_counted_in_pieces(monkeypatch, value, count):
+    """Letters that look like containers have all values of the body looked at, one after the other."""
+    body = MSGPACK.encode({"letters": "\u0440" * 60_000, "a": [value] * count})
+    turns = []
+
+    async def sleep(delay):
+        turns.append(delay)
+
+    monkeypatch.setattr(content.asyncio, "sleep", sleep)
+    assert decode_body(await stored_body(body, MSGPACK))["a"] == [value] * count
+    assert len(turns) >= len(body) // (64 << 10)
+
+
+async def test_a_messagepack_body_with_too_many_containers_is_never_decoded(monkeypatch):
+    """A million empty arrays are as many objects."""
+    monkeypatch.setattr(content, "_decode_msgpack", lambda raw: pytest.fail("decoded it"))
+    with pytest.raises(Invalid, match="50000"):
+        await stored_body(MSGPACK.encode({"a": [[]] * 1_000_000}), MSGPACK)
+
+
 def test_a_messagepack_body_has_so_many_containers():
-    """They are counted before a decoder makes them. Texts and numbers that look like them don't count."""
+    """Texts and numbers that look like them don't count."""
     texts = {"a": ["\u0430\u0440\u0430\u0440" * 20_000, 0x8080808080808080 - 2**63, "x" * 300]}
     MSGPACK.parse_body(MSGPACK.encode(texts))
     most = [[]] * 49_997

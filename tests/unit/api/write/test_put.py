@@ -1,11 +1,13 @@
 """The writer's way of a put, with servers that say what the test gives them (I1, I5, I6)."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from api.write.put import CellWriter
+from api.write.queue import MasterWriteQueues
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body, same_body
 from schemaless.config import ApiSettings
@@ -20,8 +22,9 @@ from schemaless.errors import (
     TableMissing,
     Unavailable,
 )
-from schemaless.storage import buffer_table, entity_table, put_transaction
+from schemaless.storage import buffer_table, entity_table, post_version, put_transaction
 from schemaless.storage.buffer_table import BufferOutcome
+from schemaless.storage.post_version import NextVersion
 from schemaless.topology import Datastore, Role
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
@@ -41,6 +44,7 @@ class Server:
         self.says = says
         self.shown = None
         self.reads = self.removes = None  # the errors of these operations
+        self.damaged = None  # the key at which alone a read fails
         self.claims = []
         self._did = did
 
@@ -48,13 +52,17 @@ class Server:
         self._did.append(f"{operation.__name__} {self.node.name}")
         if isinstance(self.says, Exception):
             raise self.says
+        if operation is buffer_table.highest_ref_keys:
+            return [0 for _ in args[0]]
+        if operation is post_version.put_next:
+            return [NextVersion(CELL, _at_home(PutStatus.STORED), replayed=False) for _ in args[1]]
         if operation is put_transaction.put_copies:
             self.claims.append([row.claim for row in args[2]])
             return [
                 self.says if isinstance(self.says, BufferOutcome) else Placed(self.says, 3, 1, 42, 99) for _ in args[2]
             ]
         if operation is entity_table.look_up:
-            if self.reads is not None:
+            if self.reads is not None and (self.damaged is None or self.damaged in [row.key for row in args[1]]):
                 raise self.reads
             if self.shown is None:
                 return [None for _ in args[1]]
@@ -264,3 +272,82 @@ async def test_a_post_that_can_t_ask_a_buffer_for_want_of_time_takes_no_ref_key(
     with pytest.raises(Overloaded):
         await writer_of(world).put_next(TRIPS, CELL.key.row_key, CELL.key.column_name, CELL.body)
     assert world.did == ["highest_ref_keys b"]
+
+
+async def post(writer):
+    return await writer.put_next(TRIPS, CELL.key.row_key, CELL.key.column_name, CELL.body)
+
+
+async def test_a_post_is_stored_first_and_copied_then(world):
+    """A buffer that can't be asked, because its master is away, is not waited for."""
+    writer = writer_of(world)
+    outcome = await post(writer)
+    assert (outcome.status, outcome.copies) == (PutStatus.STORED, 2)
+    assert world.did == ["highest_ref_keys b", "put_next a", "put_copies b"]
+    writer._queues.breakers["b"].failed()
+    world.did.clear()
+    assert (await post(writer)).copies == 1
+    assert world.did == ["put_next a"]
+
+
+async def test_a_post_with_two_copies_required(world):
+    """Without a secondary the home isn't asked. With one that fails, the version may be stored."""
+    writer = writer_of(world, min_copies=2)
+    assert (await post(writer)).copies == 2
+    world.secondary.says = StorageUnavailable("down")
+    world.did.clear()
+    with pytest.raises(StorageUnavailable, match="2 durable copies are required, and 1"):
+        await post(writer)
+    assert "put_next a" in world.did
+    world.did.clear()
+    with pytest.raises(StorageUnavailable, match="2 durable copies are required, and 0"):
+        await post(writer)
+    assert world.did == []
+
+
+async def test_a_full_queue_of_the_home_refuses_before_anything_is_buffered(world, monkeypatch):
+    """The caller comes again, and no buffer row waits for a cell that nobody was told about (I14)."""
+    monkeypatch.setattr(MasterWriteQueues, "is_full", lambda self, cluster, datastore: True)
+    refused = await put(writer_of(world))
+    assert isinstance(refused, Unavailable)
+    assert world.did == []
+
+
+async def test_a_damaged_cell_fails_its_own_put_only(world):
+    """The others of the batch are compared without it."""
+    other = Cell(CellKey(RowKey(bytes(16)), ColumnName("BASE"), RefKey(2)), encode_body(BODY))
+    world.secondary.says, world.home.shown = BufferOutcome.CONFLICT, BODY
+    world.home.reads, world.home.damaged = Corrupt("cut short"), CELL.key
+    damaged, compared = await writer_of(world).put(TRIPS, [CELL, other])
+    assert isinstance(damaged, Corrupt)
+    assert compared.status is PutStatus.ALREADY_STORED
+
+
+async def test_secondaries_are_tried_within_the_time_of_a_put(world):
+    """I5: the first one may take all of it. What the next one does is waited for no longer."""
+    order = []
+
+    async def hangs(operation, *args, **options):
+        order.append("hangs")
+        await asyncio.Event().wait()
+
+    async def takes_all_the_time(operation, *args, **options):
+        order.append("late")
+        world.now += 1.25
+        raise StorageUnavailable("no answer within 1.25 s")
+
+    async def fails(operation, *args, **options):
+        raise StorageUnavailable("down")
+
+    world.third = Server("c", BufferOutcome.INSERTED, world.did)
+    for server in (world.secondary, world.third):
+        server.run = takes_all_the_time
+    assert (await put(writer_of(world))).copies == 1
+    assert order == ["late"]
+    world.secondary.run, world.third.run = fails, hangs
+    writer = writer_of(world, write_timeout_s=0.01)
+    first = writer._secondaries.choose("a", CELL.key.row_key)
+    if first == "c":
+        world.secondary.run, world.third.run = hangs, fails
+    assert (await put(writer)).copies == 1
+    assert order == ["late", "hangs"]

@@ -7,8 +7,9 @@ import pytest
 
 from api.write.held_shards import HeldShards
 from api.write.queue import MasterWriteQueues
+from api.write.write_breaker import BreakerState
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
-from schemaless.errors import Busy, HeadsLocked, StorageUnavailable
+from schemaless.errors import Busy, HeadsLocked, Overloaded, SchemalessError, StorageUnavailable, TableMissing
 from schemaless.storage import post_version, put_transaction, shard_head
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import AGAIN_ON
@@ -26,6 +27,7 @@ class Master:
         self.locked = set()
         self.wrote = []
         self.again_on = []
+        self.asked = 0
         self.error = None
         self.ended = 0
 
@@ -36,6 +38,7 @@ class Master:
         if operation is shard_head.end_idle_holders:
             self.ended += 1
             return []
+        self.asked += 1
         if self.error is not None:
             raise self.error
         items = args[-2]
@@ -146,3 +149,50 @@ async def test_a_master_that_is_lost_opens_its_breaker(queues, master):
         await queues.append("a", TRIPS, version(1))
     with pytest.raises(StorageUnavailable, match="breaker"):
         await queues.store("a", TRIPS, [row(1)])
+
+
+@pytest.mark.parametrize("error", [StorageUnavailable("down"), TableMissing("no buffer")])
+async def test_copies_that_wait_while_one_fails_fail_with_it(queues, master, error):
+    """They go to another secondary at once. Each would cost its put a round trip, or a time-out."""
+    master.error = error
+    first = queues.buffer("a", TRIPS, [row(3, home="b")])
+    await asyncio.sleep(0)
+    second = queues.buffer("a", TRIPS, [row(4, home="b")])
+    for waiting in (first, second):
+        with pytest.raises(StorageUnavailable):
+            await waiting
+    assert master.asked == 1
+
+
+async def test_cells_that_wait_for_a_master_that_is_lost_fail_with_it(queues, master):
+    """So each is answered in the time of one time-out (I5)."""
+    master.error = StorageUnavailable("down")
+    first = queues.store("a", TRIPS, [row(1)])
+    await asyncio.sleep(0)
+    second = queues.store("a", TRIPS, [row(2)])
+    for waiting in (first, second):
+        with pytest.raises(StorageUnavailable):
+            await waiting
+    assert master.asked == 1
+    with pytest.raises(StorageUnavailable, match="breaker"):
+        queues.append("a", TRIPS, version(1))
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (Overloaded("no connection was free"), BreakerState.HALF_OPEN),
+        (TableMissing("no table"), BreakerState.CLOSED),
+        (StorageUnavailable("down"), BreakerState.OPEN),
+    ],
+)
+async def test_what_a_probe_says_of_its_master(master, error, state):
+    """A refusal is an answer. That this process has too much to do says nothing."""
+    storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None}), master=lambda name: master)
+    queues = MasterWriteQueues(storage, timeout_s=1.25, open_s=0.0)
+    queues.breakers["a"].failed()
+    master.error = error
+    with pytest.raises(SchemalessError):
+        await queues.store("a", TRIPS, [row(1)])
+    assert queues.breakers["a"].state is state
+    await queues.drain()
