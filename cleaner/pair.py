@@ -11,7 +11,7 @@ import structlog
 
 from schemaless.codec import same_body
 from schemaless.config import CleanerSettings
-from schemaless.errors import HeadsLocked, NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import ClockAhead, HeadsLocked, NodeRefuses, NotDurable, SchemalessError, StorageUnavailable
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage import buffer_table, entity_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
@@ -127,6 +127,10 @@ Digests = dict[int, bytes | None]
 Errors = dict[int, SchemalessError]
 
 
+_OF_THE_SERVER = (NotDurable, ClockAhead)
+"""Refusals of all that is put there: halves would have every body read a dozen times, in vain."""
+
+
 async def in_parts(
     rows: Sequence[Buffered], work: Callable[[Sequence[Buffered]], Awaitable[None]]
 ) -> dict[int, SchemalessError]:
@@ -145,8 +149,8 @@ async def in_parts(
             return held | (await in_parts(free, work) if free else {})
         if isinstance(error, StorageUnavailable) and not isinstance(error, NodeRefuses):
             raise
-        if len(rows) == 1:
-            return {rows[0].buffer_id: error}
+        if len(rows) == 1 or isinstance(error, _OF_THE_SERVER):
+            return {row.buffer_id: error for row in rows}
         middle = len(rows) // 2
         return await in_parts(rows[:middle], work) | await in_parts(rows[middle:], work)
     return {}

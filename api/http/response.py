@@ -155,6 +155,8 @@ _OF_SERVERS = (
     NeedsLockedHeads,
 )
 """Errors whose texts may name servers or have SQL in them. They are for the log, and not for a stranger."""
+_HIDDEN_HINT = "try again after a moment: the log of the API process says which server it was, and why"
+"""Instead of hints that send people to the server that the message names."""
 _LOG_PERIOD_S = 1.0
 _logged_at: dict[str, float] = {}
 
@@ -176,12 +178,13 @@ def problem_of(error: SchemalessError) -> dict[str, Any]:
     """Returns the members of an error's problem document."""
     kind = kind_of(error)
     detail = str(error)
-    if isinstance(error, _OF_SERVERS):
+    is_hidden = isinstance(error, _OF_SERVERS)
+    if is_hidden:
         log_hidden(kind, detail)
         detail = kind.title
     document = problem(kind, detail, retryable=error.retryable)
     if error.hint:
-        document["hint"] = error.hint
+        document["hint"] = _HIDDEN_HINT if is_hidden and error.retryable else error.hint
     if isinstance(error, Invalid):
         document["field"] = error.field
     elif isinstance(error, LocationGone):

@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from cleaner.pair import in_parts
-from schemaless.errors import HeadsLocked, TableMissing
+from schemaless.errors import ClockAhead, HeadsLocked, NotDurable, TableMissing
 
 ROWS = [SimpleNamespace(buffer_id=n, shard=n % 4) for n in range(100)]
 
@@ -35,3 +37,16 @@ async def test_a_row_that_is_refused_is_found_by_halves():
 
     assert (await in_parts(ROWS, put)).keys() == {37}
     assert len(done) == 99
+
+
+@pytest.mark.parametrize("error", [NotDurable("sync_binlog is 0"), ClockAhead("an hour")])
+async def test_a_home_that_takes_nothing_is_asked_once(error):
+    """Each half would have the bodies of all rows read again."""
+    calls = []
+
+    async def put(rows):
+        calls.append(len(rows))
+        raise error
+
+    assert (await in_parts(ROWS, put)).keys() == {row.buffer_id for row in ROWS}
+    assert calls == [100]

@@ -84,4 +84,5 @@ def test_details_name_no_server(kind):
     with capture_logs() as logged:
         shown = [problem_of(kind("a-master: (1146, 'no table')")) for _ in range(3)]
     assert "a-master" not in json.dumps(shown)
+    assert "message names" not in shown[0]["hint"] or not shown[0]["retryable"]
     assert [line["error"] for line in logged] == ["a-master: (1146, 'no table')"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from api.read.replica_lag import ReplicaLag, fresh_until
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import NodeRefuses, Overloaded, StorageUnavailable
 from schemaless.storage.shard_head import Head, ServerPosition, ahead
 
 MASTER = deque([(100.0, 10), (101.0, 10), (102.0, 25), (103.0, 40)])
@@ -68,3 +68,25 @@ def test_a_shard_that_met_a_clock_ahead_is_named():
     """Its created_at stands still until then (I4)."""
     heads = [Head(0, 1, 5, 1_059_000_000), Head(1, 1, 5, 1_061_000_000)]
     assert ahead(heads, 1000.0) == [heads[1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (None, [("master", True)]),
+        (NodeRefuses("no table yet"), [("master", True)]),
+        (StorageUnavailable("down"), [("master", False)]),
+        (Overloaded("no connection was free"), []),
+    ],
+)
+async def test_what_a_sample_says_of_its_server(error, said):
+    """S8: nothing, where this process had too much to do. The read breaker would take it for a dead server."""
+    master = Master(lambda: 1000.0, 0)
+    master.error = error
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters={"a": master}), master=lambda cluster: master, minions=lambda cluster: []
+    )
+    seen = []
+    lag = ReplicaLag(storage, clock=lambda: 1000.0, on_sample=lambda node, answered: seen.append((node, answered)))
+    await lag.step()
+    assert seen == said

@@ -181,6 +181,20 @@ async def test_a_shard_that_lacks_its_table_keeps_no_other_one_out():
     assert await batcher.submit([8], 1) == [8]
 
 
+async def test_a_shard_that_lacks_its_table_is_asked_a_few_times():
+    """That holds for a kind of refusal, too, for which the node isn't left alone."""
+    asked = []
+
+    async def refuse(items):
+        asked.append(items)
+        raise TableMissing("no entity")
+
+    batcher = Batcher(refuse, BatchLimits())
+    results = await asyncio.gather(*(batcher.submit([n], 1) for n in range(100)), return_exceptions=True)
+    assert {type(result) for result in results} == {TableMissing}
+    assert len(asked) == 1 + 8
+
+
 async def test_units_that_fail_otherwise_dont_hide_that_a_node_refuses():
     """A batch has cells of its own and copies for others. While the copies' breaker is open, the cells still count."""
     asked = []

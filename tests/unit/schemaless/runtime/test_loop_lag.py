@@ -92,6 +92,18 @@ async def test_the_context_ends_a_call_that_had_its_time():
     assert timeout.server_had_its_time
 
 
+async def test_a_call_that_a_late_loop_gives_up_blames_nobody(clock):
+    """S8: nobody knows whether the server answered."""
+    lag = LoopLag(clock)
+    lag.tick()
+    timeout = LiveTimeout(0.06, lag)
+    asyncio.get_running_loop().call_soon(lambda: setattr(clock, "now", clock.now + 1.0))
+    with pytest.raises(TimeoutError):
+        async with timeout:
+            await asyncio.Event().wait()
+    assert not timeout.server_had_its_time
+
+
 async def test_a_cancelled_call_stays_cancelled():
     """A client that hangs up, or a stop, is no time-out."""
 
