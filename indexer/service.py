@@ -90,7 +90,9 @@ class DatastoreIndexer:
         self._host = ConsumerHost(storage, datastore, settings)
         if metrics is not None:
             metrics.watch(datastore, self._host)
-        self._transport = transport_of(settings, indexer_group(datastore.name), datastore.topic, self._host)
+        self._transport = transport_of(
+            settings, indexer_group(datastore.name), datastore.topic, self._host, settings.read_pause_s
+        )
         self._host.join(self._transport)
         self._worker = Worker(storage, datastore, INDEXER)
         self._cleaner = IndexCleaner(

@@ -272,6 +272,8 @@ class IndexerSettings(FollowerSettings):
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_INDEXER_")
 
     datastores: Names = ()  # The datastores to index, separated by commas. By default, all of the catalogue.
+    # Least time between two reads of the topic. A cell that comes alone doesn't wait, nor does a query with `after`.
+    read_pause_s: float = Field(default=0.05, ge=0.0, le=1.0)
     # Rows that the index cleaner compares with their entries a second, a tenth while cells come in. 0 turns it off.
     cleaner_rows_per_s: int = Field(default=1200, ge=0)
     # A build waits while a minion is so many cells behind what the build has written. 0 means that it never waits.

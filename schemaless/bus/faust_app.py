@@ -68,7 +68,7 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
     async def on_start(self) -> None:
         await super().on_start()
         consumer = self._ensure_consumer()
-        keep_fetches_apart(consumer._fetcher)
+        keep_fetches_apart(consumer._fetcher, self.app.fetch_pause_s)
         self.heartbeats = Heartbeats(consumer._coordinator)
 
     @property
@@ -155,11 +155,12 @@ class Heartbeats:
 
 def keep_fetches_apart(
     fetcher: Any,
+    pause_s: float = FETCH_PAUSE_S,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Lets the fetches of aiokafka's `fetcher` from one broker begin at least FETCH_PAUSE_S apart.
+    """Lets the fetches of aiokafka's `fetcher` from one broker begin at least `pause_s` apart.
 
     A fetch that waits at the broker for the next record began long ago, so a record that comes alone comes at once.
     """
@@ -167,10 +168,10 @@ def keep_fetches_apart(
     begun: dict[int, float] = {}
 
     async def fetch_later(assignment: Any, node_id: int, request: Any) -> Any:
-        pause_s = begun.get(node_id, 0.0) + FETCH_PAUSE_S - clock()
-        if pause_s > 0:
+        wait_s = begun.get(node_id, 0.0) + pause_s - clock()
+        if wait_s > 0:
             try:
-                await sleep(pause_s)
+                await sleep(wait_s)
             except asyncio.CancelledError:  # by the fetcher's close, which expects an answer and no error
                 return False
         begun[node_id] = clock()
@@ -235,6 +236,8 @@ class CorrectedTransport(driver.Transport):  # type: ignore[misc]
 
 
 class CorrectedApp(faust.App):  # type: ignore[misc]
+    fetch_pause_s = FETCH_PAUSE_S
+
     async def on_start(self) -> None:
         await self._require_let_in()
         await super().on_start()

@@ -19,6 +19,7 @@ from faust.types.tuples import ConsumerMessage
 from mode.supervisors import CrashingSupervisor
 
 from schemaless.bus.faust_app import (
+    FETCH_PAUSE_S,
     SESSION_TIMEOUT_S,
     CorrectedApp,
     CorrectedConsumer,
@@ -76,6 +77,7 @@ class FaustTransport:
         receiver: Receiver,
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
+        read_pause_s: float | None = None,
     ) -> None:
         self._receiver = receiver
         self._session_timeout_s = session_timeout_s
@@ -83,6 +85,7 @@ class FaustTransport:
         self._revoked_partitions: set[int] = set()
         self._topic = topic
         self._app = _app(bootstrap, group, session_timeout_s)
+        self._app.fetch_pause_s = FETCH_PAUSE_S if read_pause_s is None else read_pause_s
         channel = self._app.topic(topic, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
         self._app.agent(channel, concurrency=1, supervisor_strategy=CrashingSupervisor)(self._receive)
         self._app.on_partitions_assigned.connect(self._assigned, weak=False)

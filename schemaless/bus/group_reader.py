@@ -17,7 +17,7 @@ from schemaless.bus.reader import Span, partitions_of, record_of
 from schemaless.errors import SchemalessError
 from schemaless.record import Record
 
-_BATCH = 500
+READ_RECORDS_MAX = 500
 _KEEP_PERIOD_S = 1.0
 _TIMEOUT_S = 10.0
 _QUEUE_KBYTES = 16 << 10
@@ -117,7 +117,7 @@ class GroupReader:
         self._seen_at = time.monotonic()
         with translated(f"reading {self._topic}"):
             first = self._consumer.poll(wait_s)
-            messages = [] if first is None else [first, *self._consumer.consume(_BATCH, 0)]
+            messages = [] if first is None else [first, *self._consumer.consume(READ_RECORDS_MAX - 1, 0)]
         for message in messages:
             try:
                 self._note(message.error(), message.partition())

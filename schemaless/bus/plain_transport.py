@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from schemaless.bus.group_reader import GroupReader, heartbeat_interval_s
+from schemaless.bus.group_reader import READ_RECORDS_MAX, GroupReader, heartbeat_interval_s
 from schemaless.bus.transport import Receiver, refused
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError
 from schemaless.record import Record
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class PlainTransport:
     """Connects one topic and one group with one receiver. `run` ends only by being cancelled or by raising."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # half of them have defaults
         self,
         bootstrap: str,
         group: str,
@@ -43,6 +43,7 @@ class PlainTransport:
         receiver: Receiver,
         *,
         session_timeout_s: float = 10.0,
+        read_pause_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -51,6 +52,7 @@ class PlainTransport:
         self._receiver = receiver
         self._session_timeout_s = session_timeout_s
         self._alive_s = session_timeout_s - heartbeat_interval_s(session_timeout_s)
+        self._read_pause_s = _READ_PAUSE_S if read_pause_s is None else read_pause_s
         self._clock = clock
         self._sleep = sleep
         self._owned: set[int] = set()
@@ -100,7 +102,8 @@ class PlainTransport:
                 polled_at = self._clock()
                 if records:  # before anything that may fail, because they don't come again
                     self._in_loop(self._hand_over(records))
-                    self._sleep(_READ_PAUSE_S)
+                    if len(records) < READ_RECORDS_MAX:
+                        self._sleep(self._read_pause_s)
                 self._note_poll(polled_at)
                 self._begin_fresh()
                 self._confirm()

@@ -47,12 +47,23 @@ def refused(group: str, why: object) -> Misconfigured:
     )
 
 
-def transport_of(settings: FollowerSettings, group: str, topic: str, receiver: Receiver) -> Transport:
-    """Returns the transport that the settings name, which is not started yet."""
+def transport_of(
+    settings: FollowerSettings, group: str, topic: str, receiver: Receiver, read_pause_s: float | None = None
+) -> Transport:
+    """Returns the transport that the settings name, which is not started yet.
+
+    `read_pause_s` is the least time between two reads, by default a few milliseconds. A record that comes alone comes
+    at once.
+    """
+    session_timeout_s = settings.session_timeout_s
     if settings.transport is TransportKind.PLAIN:
         from schemaless.bus.plain_transport import PlainTransport  # one of the two is loaded
 
-        return PlainTransport(settings.kafka, group, topic, receiver, session_timeout_s=settings.session_timeout_s)
+        return PlainTransport(
+            settings.kafka, group, topic, receiver, session_timeout_s=session_timeout_s, read_pause_s=read_pause_s
+        )
     from schemaless.bus.faust_transport import FaustTransport
 
-    return FaustTransport(settings.kafka, group, topic, receiver, session_timeout_s=settings.session_timeout_s)
+    return FaustTransport(
+        settings.kafka, group, topic, receiver, session_timeout_s=session_timeout_s, read_pause_s=read_pause_s
+    )

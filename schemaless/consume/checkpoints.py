@@ -25,7 +25,7 @@ from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, Move, State
 from schemaless.topology import Datastore
 
-_BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20)
+_BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20, gather_s=0.002)  # one fetch is cells of all clusters
 _MOVE_BYTES = 200  # of a move as SQL, about
 
 

@@ -37,7 +37,7 @@ log = structlog.get_logger()
 IDLE_S = 1.0  # how long a delivery waits at most until it looks again whether something is due
 _SHARDS_PER_READ = 32
 _READ_AHEAD_BYTES_MAX = 64 << 20  # of bodies that wait in a process. One read more may come on top
-_CALLS_MAX = 4  # of a handler that takes shards together
+_CALLS_MAX, _GATHER_S = 4, 0.003  # of a handler that takes shards together. One fetch brings several partitions
 _FAILED_PAUSE_S, _FAILED_PAUSE_MAX_S = 0.1, 5.0
 
 
@@ -265,6 +265,7 @@ class Delivery:
             self._wake.clear()
             if pause_s := await self.step():
                 await pause(self._wake, min(pause_s, IDLE_S))
+                await asyncio.sleep(_GATHER_S if self._handler.together else 0.0)
 
     async def step(self) -> float:
         """Makes one pass. Returns for how many seconds nothing will be due unless something happens."""
@@ -443,8 +444,7 @@ class Delivery:
                 work.fail(failures, self._clock() + pause_s, why)
                 if anew and work.cursor.state is not CursorState.UNCONFIRMED:
                     work.begin_anew()
-            consumer = self._checkpoints.consumer
             if known:
-                log.warning("delivery waits", consumer=consumer, why=why, again_in_s=pause_s)
+                log.warning("delivery waits", consumer=self._checkpoints.consumer, why=why, again_in_s=pause_s)
             else:
-                log.error("delivery failed", consumer=consumer, again_in_s=pause_s, exc_info=error)
+                log.error("delivery failed", consumer=self._checkpoints.consumer, again_in_s=pause_s, exc_info=error)

@@ -73,13 +73,17 @@ _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`lanes` flushes run at once. At most `queued_bytes_max` bytes wait, and more are turned away."""
+    """`lanes` flushes run at once. At most `queued_bytes_max` bytes wait, and more are turned away.
+
+    An idle lane waits `gather_s` for what is submitted at nearly the same time.
+    """
 
     lanes: int = 1
     items_max: int = 1000
     bytes_max: int = 4 << 20
     queued_bytes_max: int = 64 << 20
     queued_units_max: int = 20_000
+    gather_s: float = 0.0
 
 
 class _Unit(Generic[Item, Outcome]):
@@ -149,6 +153,8 @@ class Batcher(Generic[Item, Outcome]):
 
     async def _run_lane(self) -> None:
         try:
+            if self._limits.gather_s:
+                await asyncio.sleep(self._limits.gather_s)
             while batch := self._take():
                 began = self._loop.time()
                 await self._settle(batch)

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.faust_app import FETCH_PAUSE_S
 from schemaless.bus.faust_transport import FaustTransport
 from schemaless.bus.plain_transport import PlainTransport
 from schemaless.bus.topics import ensure_topics
@@ -23,6 +22,7 @@ from tests.unit.schemaless.consume.test_host import MemoryConsumer, MemoryMaster
 pytestmark = [pytest.mark.storage, pytest.mark.filterwarnings("ignore")]
 
 PARTITIONS = 3
+READ_PAUSE_S = 0.03
 GREETING = b"greeting "
 
 
@@ -247,14 +247,14 @@ async def test_the_next_member_goes_on_where_the_last_one_stopped(kafka, datasto
         assert second.values == between
 
 
-async def test_records_that_come_soon_after_one_another_are_fetched_together(kafka, datastore):
-    """Work for each fetch is bounded: there is at most one in FETCH_PAUSE_S."""
-    member = running(kafka, datastore)
+async def test_records_that_come_soon_after_one_another_are_read_together(kafka, datastore, kind):
+    """Work for each read is bounded: there is at most one in the pause."""
+    member = running(kafka, datastore, kind, read_pause_s=READ_PAUSE_S)
     async with member as collector:
         before, began = collector.fetches, time.monotonic()
         await asyncio.to_thread(trickle, kafka, datastore, 150)
         await collector.wait_for(150)
-        assert collector.fetches - before <= (time.monotonic() - began) / FETCH_PAUSE_S + 2
+        assert collector.fetches - before <= (time.monotonic() - began) / READ_PAUSE_S + 2
 
 
 async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore, kind):

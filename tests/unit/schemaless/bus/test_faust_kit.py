@@ -69,11 +69,11 @@ def test_what_is_committed_is_finished_to_the_last_record(offsets, chooser):
 class Fetcher:
     """A fetcher and its clock, on which only a pause takes time."""
 
-    def __init__(self):
+    def __init__(self, pause_s=FETCH_PAUSE_S):
         self.now_s = 100.0
         self.begun_at_s = {}
         self.pauses_end = True
-        keep_fetches_apart(self, clock=lambda: self.now_s, sleep=self._sleep)
+        keep_fetches_apart(self, pause_s, clock=lambda: self.now_s, sleep=self._sleep)
 
     async def _proc_fetch_request(self, assignment, node_id, request):
         self.begun_at_s[request] = self.now_s
@@ -90,13 +90,15 @@ def fetcher():
     return Fetcher()
 
 
-async def test_fetches_from_one_broker_begin_a_little_apart(fetcher):
+@pytest.mark.parametrize("pause_s", [FETCH_PAUSE_S, 0.05])
+async def test_fetches_from_one_broker_begin_a_little_apart(pause_s):
     """Each returns what the fetcher's own returns. Those from another broker don't wait, nor does a late one."""
+    fetcher = Fetcher(pause_s)
     fetches = ((1, "first"), (2, "other"), (1, "second"))
     assert [await fetcher._proc_fetch_request(None, *fetch) for fetch in fetches] == ["first", "other", "second"]
     fetcher.now_s = 200.0
     await fetcher._proc_fetch_request(None, 1, "late")
-    assert fetcher.begun_at_s == {"first": 100.0, "other": 100.0, "second": 100.0 + FETCH_PAUSE_S, "late": 200.0}
+    assert fetcher.begun_at_s == {"first": 100.0, "other": 100.0, "second": 100.0 + pause_s, "late": 200.0}
 
 
 async def test_a_fetch_that_is_closed_in_its_pause_answers(fetcher):

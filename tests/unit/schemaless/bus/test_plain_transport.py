@@ -137,6 +137,21 @@ def transport(monkeypatch, receiver, clock):
     )
 
 
+async def test_reads_are_a_pause_apart_unless_more_waits(monkeypatch, receiver, clock):
+    monkeypatch.setattr(plain_transport, "GroupReader", ScriptedReader)
+    monkeypatch.setattr(plain_transport, "READ_RECORDS_MAX", 3)
+    pauses = []
+    transport = PlainTransport("nowhere", "g", "t", receiver, read_pause_s=0.05, clock=clock, sleep=pauses.append)
+    async with running(transport):
+        await transport._reader.assign(0)
+        await transport._reader.in_poll(records=[record(0, b"")] * 3)
+        await transport._reader.in_poll()
+        assert pauses == []
+        await transport._reader.in_poll(records=[record(0, b"")] * 2)
+        await transport._reader.in_poll()
+    assert pauses == [0.05]
+
+
 @pytest.fixture
 def reader(transport):
     return transport._reader

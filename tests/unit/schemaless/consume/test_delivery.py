@@ -252,6 +252,30 @@ async def test_a_shards_cells_wait_for_those_before_and_for_no_other_shard(world
     assert world.handler.seen[0] == [1, 2, 3, 4, 5]
 
 
+async def test_what_one_fetch_brings_for_several_shards_is_one_call(world):
+    """It comes shard by shard, and the first shard doesn't go alone."""
+    for shard in SHARDS:
+        world.log.grow(shard, 1)
+    running = asyncio.create_task(world.delivery.run())
+    await asyncio.sleep(0)
+    calls, handle, both = [], world.handler.handle, asyncio.Event()
+
+    async def noted(runs):
+        calls.append([run.shard for run in runs])
+        if sum(map(len, calls)) == len(SHARDS):
+            both.set()
+        return await handle(runs)
+
+    world.handler.handle = noted
+    for shard in SHARDS:
+        world.delivery.take(shard, cells(shard, 1, 1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await asyncio.wait_for(both.wait(), 10)
+    running.cancel()
+    assert [sorted(shards) for shards in calls] == [list(SHARDS)]
+
+
 async def test_what_comes_while_a_call_runs_is_one_call(world):
     world.handler.gates[0] = asyncio.Event()
     world.log.grow(0, 20)

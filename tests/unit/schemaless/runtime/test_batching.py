@@ -63,6 +63,16 @@ async def test_what_arrives_during_a_flush_goes_together(flusher):
     assert flusher.batches == [[1], [2, 3, 4, 5, 6, 7]]
 
 
+async def test_a_lane_that_gathers_takes_what_is_submitted_a_moment_after_the_first(flusher):
+    flusher.open.set()
+    batcher = Batcher(flusher, BatchLimits(gather_s=0.02))
+    first = batcher.submit([1], 1)
+    await settled()
+    second = batcher.submit([2], 1)
+    assert [await first, await second] == [[10], [20]]
+    assert flusher.batches == [[1, 2]]
+
+
 async def test_what_arrives_in_a_pause_goes_together(flusher):
     """After a flush a lane waits as its pace says. What comes meanwhile shares the next flush."""
     flusher.open.set()
