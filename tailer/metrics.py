@@ -131,6 +131,9 @@ def _standing(tailing: Tailing) -> Iterable[Metric]:
     tailed = GaugeMetricFamily(
         "schemaless_tailer_partition_open", "1 while the log of a partition is open, 0 before.", labels=by_partition
     )
+    partitions = GaugeMetricFamily(
+        "schemaless_tailer_partitions", "Partitions that a datastore has, whoever tails them.", labels=["datastore"]
+    )
     paused = GaugeMetricFamily(
         "schemaless_tailer_paused", "1 while an operator has paused a datastore.", labels=["datastore"]
     )
@@ -147,6 +150,7 @@ def _standing(tailing: Tailing) -> Iterable[Metric]:
     now = time.time()
     for one in tailing.datastores:
         name = one.datastore.name
+        partitions.add_metric([name], one.datastore.partitions)
         paused.add_metric([name], float(tailing.is_paused(name)))
         in_state: Counter[TailState] = Counter()
         by_cause: Counter[HoldCause] = Counter()
@@ -166,4 +170,4 @@ def _standing(tailing: Tailing) -> Iterable[Metric]:
             states.add_metric([name, state.name.lower()], in_state[state])
         for cause in HoldCause:
             held.add_metric([name, cause.value], by_cause[cause])
-    return (cells, seconds, tailed, paused, states, held, readable)
+    return (cells, seconds, tailed, partitions, paused, states, held, readable)

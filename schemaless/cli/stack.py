@@ -89,6 +89,7 @@ def status(as_json: JsonOption = False) -> None:
         rows.append((process.name, process.role, state, process.pid, uptime))
     print_table(("process", "role", "state", "pid", "up"), rows)
     _print_endpoints(refresh_endpoints(home))
+    print("what waits or fails: `schemaless tailer status DATASTORE`, `schemaless triggers list -d DATASTORE`")
 
 
 def _print_endpoints(endpoints: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     for shard in document["stopped"]:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
     for worker in document["workers"]:
-        _print_worker(worker)
+        print_worker(worker)
 
 
 @api_command
@@ -155,12 +155,14 @@ def _state(program: dict[str, Any]) -> str:
     return "nobody runs it" if program["state"] == "running" else f"{program['state']}, and nobody runs it"
 
 
-def _print_worker(worker: dict[str, Any]) -> None:
+def print_worker(worker: dict[str, Any]) -> None:
     place = f"{worker['host']}, pid {worker['pid']}"
     more = "" if worker["partitions"] == len(worker["assigned"]) else " and more"
     numbers = f" ({', '.join(map(str, worker['assigned']))}{more})" if worker["assigned"] else ""
     print(f"worker {place}: {worker['partitions']} partitions{numbers}, {worker['rate']} cells/s")
     print(f"  {worker['transport']}, version {worker['version']}")
+    if not worker["is_member"]:
+        print("  calls nothing, because it gets no answer from its group: mostly Kafka is away")
     if many := [f"{most} of {name}" for name, most in worker["parallel"].items() if most > 1]:
         print(f"calls at once in a shard: {', '.join(many)}")
     for kind, state in {"unconfirmed": "unconfirmed", "refused": "refused", "failing_shards": "failing"}.items():

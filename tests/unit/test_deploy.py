@@ -120,6 +120,41 @@ def test_promtool_takes_the_rules_and_the_configuration():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+RULE_TESTS = """
+rule_files: [{rules}]
+evaluation_interval: 15s
+tests:
+  - name: Kafka is away, so the group took all partitions of one datastore, and one can't be opened in another
+    interval: 15s
+    input_series:
+      - {{series: 'schemaless_tailer_partitions{{datastore="trips"}}', values: '8x20'}}
+      - {{series: 'schemaless_tailer_partitions{{datastore="fares"}}', values: '2x20'}}
+      - {{series: 'schemaless_tailer_partitions{{datastore="fine"}}', values: '1x20'}}
+      - {{series: 'schemaless_tailer_partition_open{{datastore="fares", partition="0"}}', values: '0x20'}}
+      - {{series: 'schemaless_tailer_partition_open{{datastore="fares", partition="1"}}', values: '1x20'}}
+      - {{series: 'schemaless_tailer_partition_open{{datastore="fine", partition="0"}}', values: '1x20'}}
+    promql_expr_test:
+      - expr: sum by (alertname, datastore) (ALERTS{{alertstate="firing"}})
+        eval_time: 2m
+        exp_samples:
+          - labels: '{{alertname="SchemalessPartitionClosed", datastore="trips"}}'
+            value: 1
+          - labels: '{{alertname="SchemalessPartitionClosed", datastore="fares"}}'
+            value: 1
+"""
+
+
+def test_partitions_that_nobody_has_are_an_alert(tmp_path):
+    """Without consumers it is the only one in an outage of Kafka. Where promtool is absent, nothing is evaluated."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        return
+    tests = tmp_path / "tests.yml"
+    tests.write_text(RULE_TESTS.format(rules=PROMETHEUS / "alerts.yml"))
+    done = subprocess.run([promtool, "test", "rules", str(tests)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 MANIFESTS = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "schemaless.yaml").read_text()))
 DEPLOYMENTS = {one["metadata"]["name"]: one["spec"] for one in MANIFESTS if one["kind"] == "Deployment"}
 

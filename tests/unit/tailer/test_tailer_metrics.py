@@ -74,6 +74,13 @@ async def test_what_isnt_known_is_absent_and_never_0(queue, tailing, shown):
     assert (shown("cluster_up", cluster="a"), shown("cluster_up", cluster="b")) == (0, 1)
 
 
+async def test_a_datastore_has_its_partitions_though_the_group_assigned_none(tailing, shown):
+    """While Kafka is away nobody has a partition, and an alert has to find that."""
+    tailing.datastores[0].partitions = []
+    assert shown("partitions", datastore="trips") == 2
+    assert shown("partition_open", **NAMED) is None
+
+
 async def test_a_shard_that_isnt_published_shows_its_cause_until_it_is(queue, tailing, shown):
     """Also between two attempts, when it only looks as if it were behind."""
     queue.heads_moved({0: Location(1, 5), 2: Location(1, 3)})
