@@ -101,8 +101,11 @@ class Cleaner:
 def pause_after(swept: Swept, took_s: float, before_s: float, shortest_s: float) -> float:
     """Returns the pause in seconds after a pass that took `took_s`, when the pause before it was `before_s`.
 
-    It is as long as the pass took, so that a busy machine makes few large ones, and longer while nothing changes.
+    It is as long as the pass took, so that a busy machine makes few large ones, and longer while nothing changes. A
+    pass that wrote cells at home, which only a backlog needs, is followed by the next one soon.
     """
+    if swept.rewritten:
+        return shortest_s
     longest_s = shortest_s * _PAUSE_GROWTH_MAX
     pause_s = shortest_s if swept.changed else min(before_s * 2, longest_s)
     return max(pause_s, min(took_s, longest_s))

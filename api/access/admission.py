@@ -70,10 +70,15 @@ class Admission:
         return None
 
     async def _authorized(self, authorization: bytes, needed: Scope, datastore: str | None) -> Token:
+        """A caller has one token of ours, or a JWT, which is one token for each of its scopes, the widest first."""
         kind, _, secret = authorization.partition(b" ")
         if kind.lower() != b"bearer" or not secret:
             raise Unauthenticated("every request needs a token")
-        tokens = await self._find(secret.strip())
+        secret = secret.strip()
+        if self._issuer is not None and secret.count(b".") == _DOTS_OF_JWT:
+            tokens: Sequence[Token] = await self._issuer.find(secret)
+        else:
+            tokens = (self._tokens.known(secret) or await self._tokens.find(secret),)
         self._rates.count(tokens[0].digest)
         for token in tokens:
             if token.scope.includes(needed) and token.reaches(datastore):
@@ -83,12 +88,6 @@ class Admission:
             raise Forbidden(f"the token {token.name!r} has scope {token.scope}, and this needs {needed}")
         what = "everything" if datastore == ALL_DATASTORES else f"datastore {datastore!r}"
         raise Forbidden(f"the token {token.name!r} was not issued for {what}")
-
-    async def _find(self, secret: bytes) -> Sequence[Token]:
-        """Returns what a caller may do, the widest scope first: one token of ours, or a JWT for each of its scopes."""
-        if self._issuer is not None and secret.count(b".") == _DOTS_OF_JWT:
-            return await self._issuer.find(secret)
-        return (await self._tokens.find(secret),)
 
     def hold(self, token: Token | None) -> bool:
         """Returns whether a caller that was admitted with this token, or without one, would be admitted now."""

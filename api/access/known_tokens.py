@@ -61,15 +61,22 @@ class KnownTokens:
 
         Reads the tokens again for one that is unknown, at most five times a second for all callers together.
         """
-        digest = digest_of(secret)
-        token = self._by_digest.get(digest)
+        token = self.known(secret)
         if token is None:
             await self._refresh_for_unknown()
-            token = self._by_digest.get(digest)
-        if token is None or not hmac.compare_digest(token.digest, digest):
+            token = self.known(secret)
+        if token is None:
             raise Unauthenticated("the token isn't known")
+        return token
+
+    def known(self, secret: bytes) -> Token | None:
+        """Returns the token of a secret without waiting, None for one that is unknown. Raises Unauthenticated."""
+        digest = digest_of(secret)
+        token = self._by_digest.get(digest)
+        if token is None or not hmac.compare_digest(token.digest, digest):
+            return None
         now = self._clock()
-        if now >= token.ends_at:
+        if now >= token.expires_at or (token.revoked_at is not None and now >= token.revoked_at):
             raise Unauthenticated("the token has expired" if now >= token.expires_at else "the token was revoked")
         return token
 

@@ -82,8 +82,12 @@ class Dispatcher:
         path = route_path(scope) if scope.get("root_path") else scope["path"]
         found = self._router.find(scope["method"], path)
         began = time.perf_counter()
+        if found is None:
+            needed, datastore = scope_of_other(path, scope["method"])
+        else:
+            needed, datastore = found[0].scope, found[1].get("datastore")
         try:
-            token = await state.admission.admit(scope, path, *_needed_by(found, path, scope["method"]))
+            token = await state.admission.admit(scope, path, needed, datastore)
             if token is not None and in_flight.of(token) >= share_of_token(self._requests_max):
                 raise TooManyRequests(f"too many concurrent requests with the token {token.name!r}")
         except SchemalessError as error:
@@ -97,13 +101,12 @@ class Dispatcher:
                 await self._serve_other(state, scope, receive, send, began)
             else:
                 match, parameters = found
-                await self._serve_route(match, Request(state, scope, receive, parameters, token), scope, send)
+                await self._serve_route(match, Request(state, scope, receive, parameters, token), scope, send, began)
         finally:
             in_flight.end(token)
 
-    async def _serve_route(self, match: RouteMatch, request: Request, scope: Scope, send: Send) -> None:
+    async def _serve_route(self, match: RouteMatch, request: Request, scope: Scope, send: Send, began: float) -> None:
         state = request.state
-        began = time.perf_counter()
         response = UNEXPECTED
         try:
             if not request.is_whole:
@@ -160,15 +163,6 @@ class Dispatcher:
             await answered_at_stop(self._app_of_user(scope, receive, watched), watched)
         finally:
             state.metrics.answered(OTHER, watched.status or 500, watched.started_at - began)
-
-
-def _needed_by(
-    found: tuple[RouteMatch, dict[str, str]] | None, path: str, method: str
-) -> tuple[AccessScope, str | None]:
-    """Returns the scope and the datastore that a request needs a token for."""
-    if found is None:
-        return scope_of_other(path, method)
-    return found[0].scope, found[1].get("datastore")
 
 
 def _problem(request: Request, error: SchemalessError) -> Response:

@@ -40,18 +40,20 @@ class RequestsInFlight(msgspec.Struct):
     """What the limits on concurrent requests count, in all and by token. A follower isn't counted while it follows."""
 
     count: int = 0
-    by_token: Counter[bytes] = msgspec.field(default_factory=Counter)
+    by_token: dict[bytes, int] = {}
 
     def begin(self, token: Token | None) -> None:
         self.count += 1
         if token is not None:
-            self.by_token[token.digest] += 1
+            self.by_token[token.digest] = self.by_token.get(token.digest, 0) + 1
 
     def end(self, token: Token | None) -> None:
         self.count -= 1
         if token is not None:
-            self.by_token[token.digest] -= 1
-            if not self.by_token[token.digest]:
+            left = self.by_token.get(token.digest, 0) - 1
+            if left:
+                self.by_token[token.digest] = left
+            else:
                 del self.by_token[token.digest]
 
     def of(self, token: Token) -> int:

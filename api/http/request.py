@@ -67,7 +67,7 @@ class Request:
         self.action = ""
         self._scope = scope
         self._receive = receive
-        self._headers: dict[bytes, bytes] | None = None
+        self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self._held_bytes = 0
         self._read: Held | None = None
         self.arriving = False
@@ -78,10 +78,7 @@ class Request:
 
     def header(self, name: bytes) -> bytes:
         """Returns the first value of a header, or nothing. `name` is in lower case."""
-        headers = self._headers
-        if headers is None:
-            headers = self._headers = dict(reversed(self._scope["headers"]))
-        return headers.get(name, b"")
+        return self._headers.get(name, b"")
 
     @property
     def root_path(self) -> str:
@@ -255,7 +252,8 @@ class Request:
         """Counts a response instead of what was read for it, until `release`. False: there is no room for it."""
         if size > SMALL_BYTES_MAX:
             return self.read.resize(size)
-        self.release()
+        if self._read is not None:
+            self._read.resize(0)
         return True
 
     def release(self) -> None:
@@ -265,7 +263,8 @@ class Request:
 
     def finish(self) -> None:
         """Gives back the bytes that the payload took of the process's budget. The response is made."""
-        self.arrived()
+        if self.arriving:
+            self.arrived()
         if self._held_bytes:
             self.state.payload_budget.give_back(self._held_bytes)
             self._held_bytes = 0

@@ -99,6 +99,8 @@ class Secondaries:
 
         Any error of a secondary, of whatever kind, means that the next one is tried (I5).
         """
+        if len(self._queues.breakers) == 1:  # there is no other cluster
+            return
         deadline = self._clock() + self._timeout_s
         failed: set[str] = set()
         waiting = await self._buffer_once(datastore, home, puts, failed)

@@ -70,11 +70,12 @@ async def test_a_pass_that_fails_ends_no_process_and_holds_up_no_other(error):
 
 
 def test_the_pause_after_a_pass_grows_with_its_cost_and_while_nothing_changes():
-    """Under load passes are few and large, and a backlog waits a second at most. An idle pass comes soon."""
+    """Under load passes are few and large. An idle pass comes soon, and the next one of a backlog at once."""
     changed, idle = Swept(confirmed=1), Swept()
     assert pause_after(changed, took_s=0.01, before_s=1.0, shortest_s=0.2) == 0.2
     assert pause_after(changed, took_s=0.6, before_s=0.2, shortest_s=0.2) == 0.6
     assert pause_after(changed, took_s=60.0, before_s=0.2, shortest_s=0.2) == 1.0
+    assert pause_after(Swept(rewritten=1), took_s=60.0, before_s=0.2, shortest_s=0.2) == 0.2
     assert pause_after(idle, took_s=0.01, before_s=0.2, shortest_s=0.2) == 0.4
     assert pause_after(idle, took_s=0.01, before_s=0.9, shortest_s=0.2) == 1.0
     assert pause_after(idle, took_s=0.7, before_s=0.2, shortest_s=0.2) == 0.7
