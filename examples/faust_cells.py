@@ -13,7 +13,6 @@ that raises ends the process, and the cell that it was at comes first when it is
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ topic = cells_topic(app, datastore)
 @app.agent(topic)
 async def note(stream: Any) -> None:
     async for cell in each_cell(stream):
-        location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
-        notes.add(cell.column_name, str(uuid.UUID(bytes=cell.row_key)), location)
+        notes.add(cell.column_name, str(cell.row_key), str(cell.location))
 
 
 if __name__ == "__main__":

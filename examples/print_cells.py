@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer
 
-from schemaless import ForeignRecord, StoredCell, decode_body, decode_record, kafka_address
+from schemaless import ForeignRecord, FoundCell, decode_record, kafka_address
 
 POLL_S = 0.5
 
 
-def cells(consumer: Consumer) -> Iterator[StoredCell]:
+def cells(consumer: Consumer) -> Iterator[FoundCell]:
     """Yields cells. Records that are not ours are named and skipped."""
     while True:
         message = consumer.poll(POLL_S)
@@ -34,7 +34,7 @@ def cells(consumer: Consumer) -> Iterator[StoredCell]:
             partition=message.partition(),
             offset=message.offset(),
         )
-        if isinstance(found, StoredCell):
+        if isinstance(found, FoundCell):
             yield found
         elif isinstance(found, ForeignRecord):
             print(f"passed over: {found}", file=sys.stderr)
@@ -60,7 +60,7 @@ def main() -> int:
     consumer.subscribe([f"schemaless.{arguments.datastore}.cells"])
     try:
         for number, cell in enumerate(cells(consumer), start=1):
-            print(cell.shard, cell.added_id, cell.column_name, decode_body(cell.body), flush=True)
+            print(cell.shard, cell.added_id, cell.column_name, cell.body, flush=True)
             if number == arguments.limit:
                 break
     except KeyboardInterrupt:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from schemaless.cell import StoredCell as StoredCell
 from schemaless.codec import decode_body as decode_body
 from schemaless.errors import (
     BusUnavailable as BusUnavailable,
@@ -38,6 +37,7 @@ from schemaless.errors import (
     Unavailable as Unavailable,
     UnsupportedMedia as UnsupportedMedia,
 )
+from schemaless.found_cell import FoundCell as FoundCell
 from schemaless.runtime.extras import Extra as _Extra, require as _require
 from schemaless.location import Location as Location
 from schemaless.record import (

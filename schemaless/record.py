@@ -14,6 +14,7 @@ import msgspec
 from schemaless.cell import StoredCell
 from schemaless.codec import decode_body, decode_cell
 from schemaless.errors import Corrupt
+from schemaless.found_cell import FoundCell, found_cell
 from schemaless.location import ADDED_ID_MAX, GenerationStart, Location
 from schemaless.names import (
     CAUSE_HEADER,
@@ -90,7 +91,18 @@ class ForeignRecord(msgspec.Struct, frozen=True, gc=False):
 DecodedRecord = StoredCell | Announcement | Seek | ForeignRecord
 
 
-def decode_record(  # the last ones have defaults
+def decode_record(
+    value: bytes | None, headers: Headers, *, topic: str = "", partition: int = -1, offset: int = -1
+) -> FoundCell | Announcement | Seek | ForeignRecord:
+    """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord."""
+    found = decode_stored(value, headers, topic=topic, partition=partition, offset=offset, check_body=False)
+    try:
+        return found_cell(found) if isinstance(found, StoredCell) else found
+    except Corrupt as error:
+        return ForeignRecord(topic, partition, offset, str(error))
+
+
+def decode_stored(  # the last ones have defaults
     value: bytes | None,
     headers: Headers,
     *,
@@ -99,7 +111,7 @@ def decode_record(  # the last ones have defaults
     offset: int = -1,
     check_body: bool = True,
 ) -> DecodedRecord:
-    """Decodes any bytes without raising. `topic`, `partition` and `offset` are for a ForeignRecord.
+    """Decodes as `decode_record` does, and leaves the cell as it is stored.
 
     A body is decoded only to check it. `check_body=False` leaves that to the first that needs the body.
     """
@@ -122,7 +134,7 @@ def decode_record(  # the last ones have defaults
 
 def decoded(record: Record, *, check_body: bool = True) -> DecodedRecord:
     """Decodes a record that one of our readers read."""
-    return decode_record(
+    return decode_stored(
         record.value,
         record.headers,
         topic=record.topic,

@@ -1,4 +1,4 @@
-"""cells_topic: the cells topic for agents of users' own Faust apps. An event is a StoredCell.
+"""cells_topic: the cells topic for agents of users' own Faust apps. An event is a FoundCell.
 
 Records that are not ours, and notices of the tailer, never reach an agent. They are counted and skipped.
 """
@@ -14,7 +14,7 @@ import msgspec
 from faust.exceptions import ValueDecodeError
 from faust.types.tuples import Message
 
-from schemaless.cell import StoredCell
+from schemaless.found_cell import FoundCell
 from schemaless.names import cells_topic_name
 from schemaless.record import Announcement, ForeignRecord, decode_record
 
@@ -39,17 +39,17 @@ class _Skipped(ValueDecodeError):  # type: ignore[misc]  # Faust has no types fo
 
 
 class CellSchema(faust.Schema):  # type: ignore[misc]
-    """Decodes values into StoredCells. Keys stay the bytes of the row key's text."""
+    """Decodes values into cells. Keys stay the bytes of the row key's text."""
 
     def __init__(self) -> None:
         super().__init__(key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw")
         self.counts = TopicCounts()
 
-    def loads_value(self, app: Any, message: Message, **_: Any) -> StoredCell:
+    def loads_value(self, app: Any, message: Message, **_: Any) -> FoundCell:
         found = decode_record(
             message.value, message.headers, topic=message.topic, partition=message.partition, offset=message.offset
         )
-        if isinstance(found, StoredCell):
+        if isinstance(found, FoundCell):
             self.counts.cells += 1
             return found
         if isinstance(found, Announcement):
@@ -84,7 +84,7 @@ def cells_topic(app: faust.App, datastore: str) -> CellsTopic:
     return CellsTopic(app, topics=[cells_topic_name(datastore)], schema=CellSchema())
 
 
-async def each_cell(stream: Any) -> AsyncIterator[StoredCell]:
+async def each_cell(stream: Any) -> AsyncIterator[FoundCell]:
     """Yields the cells of a stream. A cell is acknowledged when the agent asks for the next, so not if it raised."""
     async for event in stream.noack().events():
         yield event.value

@@ -16,9 +16,9 @@ import typer
 from schemaless.cell import row_key_of
 from schemaless.cli.output import print_json, print_notice
 from schemaless.cli.targets import DatastoreOption, HostsOption, JsonOption, api_command, open_client
-from schemaless.client.answers import FoundCell
 from schemaless.client.client import CellIterator, Client
 from schemaless.errors import CellMissing, Invalid, Malformed
+from schemaless.found_cell import FoundCell
 from schemaless.sharding import shard_of
 from schemaless.stack.plan import DEFAULT_DATASTORE
 

@@ -11,35 +11,9 @@ import msgspec
 
 from schemaless.cell import PutStatus, microseconds_since_epoch
 from schemaless.errors import Invalid, SchemalessError
+from schemaless.found_cell import FoundCell
 from schemaless.location import Location
 from schemaless.position import Position, insertion_digest, parse_digest
-
-
-class FoundCell(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stored cell. A member of the body reads as an attribute, and as None when the body has no such member.
-
-    The cell's own fields go before members of the same name, and names that begin with an underscore are not looked
-    up: `cell.body["shard"]` always works.
-    """
-
-    row_key: uuid.UUID
-    column_name: str
-    ref_key: int
-    body: dict[str, Any]
-    shard: int
-    generation: int
-    added_id: int
-    created_at: datetime
-    cause: str | None = None
-    """Who wrote the cell, and for which cell: PROGRAM/FUNCTION@SHARD:GENERATION:ADDED_ID of a trigger function."""
-
-    def __bool__(self) -> Literal[True]:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self.body.get(name)
 
 
 class MissingCell(msgspec.Struct, frozen=True):

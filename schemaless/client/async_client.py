@@ -9,16 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from schemaless.client.aiohttp_transport import AiohttpTransport
-from schemaless.client.answers import (
-    EntriesPage,
-    Entry,
-    FoundCell,
-    LogPage,
-    PutAnswer,
-    PutResult,
-    ReadCell,
-    VersionsPage,
-)
+from schemaless.client.answers import EntriesPage, Entry, LogPage, PutAnswer, PutResult, ReadCell, VersionsPage
 from schemaless.client.attempts import Attempts, Hosts, Limits
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
@@ -38,6 +29,7 @@ from schemaless.client.requests import (
 from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import AsyncTransport, headers_of, settings_of
 from schemaless.errors import SchemalessError, Unavailable
+from schemaless.found_cell import FoundCell
 from schemaless.location import ShardLocation
 
 if TYPE_CHECKING:

@@ -7,16 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from schemaless.client.answers import (
-    EntriesPage,
-    Entry,
-    FoundCell,
-    LogPage,
-    PutAnswer,
-    PutResult,
-    ReadCell,
-    VersionsPage,
-)
+from schemaless.client.answers import EntriesPage, Entry, LogPage, PutAnswer, PutResult, ReadCell, VersionsPage
 from schemaless.client.attempts import Attempts, Hosts, Limits
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
@@ -37,6 +28,7 @@ from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import SyncTransport, headers_of, settings_of
 from schemaless.client.urllib3_transport import Urllib3Transport
 from schemaless.errors import SchemalessError, Unavailable
+from schemaless.found_cell import FoundCell
 from schemaless.location import ShardLocation
 
 if TYPE_CHECKING:

@@ -17,19 +17,11 @@ from urllib.parse import quote
 import msgspec
 
 from schemaless.cell import parse_cause, parse_column_name, parse_ref_key, row_key_of, row_key_text
-from schemaless.client.answers import (
-    EntriesPage,
-    FoundCell,
-    LogPage,
-    MissingCell,
-    PutAnswer,
-    ReadCell,
-    VersionsPage,
-    column_of,
-)
+from schemaless.client.answers import EntriesPage, LogPage, MissingCell, PutAnswer, ReadCell, VersionsPage, column_of
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
 from schemaless.client.json_body import encode_json_body
 from schemaless.errors import Invalid, SchemalessError, Unavailable
+from schemaless.found_cell import FoundCell
 from schemaless.location import Location, ShardLocation
 from schemaless.position import Position
 
@@ -345,7 +337,7 @@ def _query_text(term: str, value: Any) -> str:
         return base64.b64encode(value).decode()
     if term in INDEX_OPTIONS and isinstance(value, list | tuple):
         return ",".join(map(str, value))
-    if isinstance(value, str | int | float | Decimal | uuid.UUID):
+    if isinstance(value, str | int | float | Decimal | uuid.UUID | ShardLocation):
         return str(value)
     raise Invalid(term, f"a query can't compare with {type(value).__name__}")
 

@@ -13,10 +13,11 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from schemaless.client.answers import FoundCell, LogPage, position_after
+from schemaless.client.answers import LogPage, position_after
 from schemaless.client.exchange import MSGPACK, ClientRequest, Flow, error_of_problem
 from schemaless.client.requests import LogLocation, ReadFrom, encode, location_member
 from schemaless.errors import Corrupt, Invalid, LocationGone, SchemalessError
+from schemaless.found_cell import FoundCell
 from schemaless.location import Location, is_lag
 from schemaless.position import Position, parse_position
 from schemaless.shard_cursor import verify_next

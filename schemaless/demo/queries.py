@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
-from schemaless.client.answers import Entry, FoundCell
+from schemaless.client.answers import Entry
 from schemaless.client.client import Client
 from schemaless.demo.flights import STATUS, row_key_of_flight
 from schemaless.errors import CellMissing
+from schemaless.found_cell import FoundCell
 from schemaless.sharding import shard_of_text
 
 INDEX = "flights_by_tailnum"

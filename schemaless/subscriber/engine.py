@@ -20,6 +20,7 @@ import msgspec
 
 from schemaless.cell import StoredCell
 from schemaless.errors import LocationGone
+from schemaless.found_cell import FoundCell, found_cell
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
@@ -54,7 +55,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     shard: int
     after: Location
-    cells: Sequence[StoredCell]
+    cells: Sequence[FoundCell]
     position: Position
     change: GenerationChange | None = None
 
@@ -237,7 +238,7 @@ class FollowedShards:
             yield from self._change(shard, generation, same[0].added_id)
             after, last = shard.given.location, same[-1]
             shard.given = Position(number, generation, last.added_id, digest=cell_digest(last))
-            yield Batch(number, after, same, self._with_offset(shard, shard.given))
+            yield Batch(number, after, [found_cell(cell) for cell in same], self._with_offset(shard, shard.given))
 
     def _change(self, shard: _FollowedShard, generation: int, starts_at: int) -> Iterator[Batch]:
         """Yields the change to the generation of the next cell, unless that just follows what was given out."""

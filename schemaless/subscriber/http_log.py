@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, microseconds_since_epoch
-from schemaless.client.answers import FoundCell, LogPage
+from schemaless.client.answers import LogPage
 from schemaless.client.client import Client
 from schemaless.codec import encode_body
 from schemaless.errors import LocationGone, SchemalessError
+from schemaless.found_cell import FoundCell
 from schemaless.location import Location
 from schemaless.position import Position
 from schemaless.runtime.batching import chunks

@@ -15,9 +15,9 @@ from typing import Literal
 
 from schemaless.bus.group_reader import GroupReader
 from schemaless.bus.reader import Span
-from schemaless.cell import StoredCell
 from schemaless.client.client import Client
 from schemaless.errors import Invalid, Misconfigured, Unavailable
+from schemaless.found_cell import FoundCell
 from schemaless.location import BEGINNING, Location
 from schemaless.names import cells_topic_name
 from schemaless.position import Position
@@ -133,7 +133,7 @@ class Subscriber:
                 return batch
         raise StopIteration
 
-    def cells(self) -> Iterator[StoredCell]:
+    def cells(self) -> Iterator[FoundCell]:
         """Yields cell by cell, for programs that keep no positions. Superseded cells are only counted."""
         for batch in self:
             yield from batch.cells

@@ -19,9 +19,9 @@ from datetime import timedelta
 from enum import Enum, StrEnum
 from typing import Any, Literal, TypeVar
 
-from schemaless.cell import ColumnName, StoredCell, created_at_text, parse_column_name
-from schemaless.codec import decode_body
+from schemaless.cell import ColumnName, StoredCell, parse_column_name
 from schemaless.errors import Misconfigured
+from schemaless.found_cell import FoundCell, found_cell
 from schemaless.location import ShardLocation
 from schemaless.triggers.context import Context
 from schemaless.triggers.retry_policy import RetryPolicy
@@ -30,7 +30,7 @@ from schemaless.where import Where, parse_where
 
 __all__ = [
     "Context", "DidNotHappen", "Doubt", "Park", "ParkMode", "Retry", "RetryPolicy", "Skip", "Stop", "Takes", "Trigger",
-    "TriggerCell", "Verdict", "Where", "trigger", "trigger_cell", "triggers_of",
+    "TriggerCell", "Verdict", "Where", "trigger", "triggers_of",
 ]  # fmt: skip
 Function = TypeVar("Function", bound=Callable[..., Any])
 PARALLEL_MAX = 1000
@@ -38,17 +38,8 @@ _MARK = "__schemaless_triggers__"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerCell:
-    """What a function sees of a cell. `created_at` is RFC 3339 in UTC. str(location) is SHARD:GENERATION:ADDED_ID."""
-
-    row_key: uuid.UUID
-    column_name: str
-    ref_key: int
-    body: Mapping[str, Any]
-    created_at: str
-    location: ShardLocation
-    cause: str | None = None
+TriggerCell = FoundCell
+"""What a function sees of a cell."""
 
 
 class ParkMode(StrEnum):
@@ -85,8 +76,8 @@ class Trigger:
         if self.takes is Takes.ROW_KEY:
             return (uuid.UUID(bytes=cell.row_key),)
         if self.takes is Takes.CELL:
-            return (trigger_cell(cell),)
-        return (trigger_cell(cell), context.of_call(self.name, cell.key, ShardLocation(cell.shard, cell.location)))
+            return (found_cell(cell),)
+        return (found_cell(cell), context.of_call(self.name, cell.key, ShardLocation(cell.shard, cell.location)))
 
 
 def trigger(
@@ -159,16 +150,3 @@ def triggers_of(namespace: Mapping[str, Any]) -> list[Trigger]:
         if callable(value) and hasattr(value, _MARK):
             found.setdefault(id(value), getattr(value, _MARK))
     return [marked for marks in found.values() for marked in marks]
-
-
-def trigger_cell(cell: StoredCell) -> TriggerCell:
-    """Returns what a function sees of a stored cell. Raises Corrupt when the body can't be read."""
-    return TriggerCell(
-        uuid.UUID(bytes=cell.row_key),
-        cell.column_name,
-        cell.ref_key,
-        decode_body(cell.body),
-        created_at_text(cell.created_at),
-        ShardLocation(cell.shard, cell.location),
-        cell.cause,
-    )

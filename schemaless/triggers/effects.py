@@ -26,9 +26,10 @@ from typing import Any
 import msgspec
 
 from schemaless.cell import CellKey, PutStatus, row_key_text
-from schemaless.client.answers import FoundCell, PutAnswer, VersionsPage
+from schemaless.client.answers import PutAnswer, VersionsPage
 from schemaless.client.requests import encode
 from schemaless.errors import Conflict, Corrupt, Invalid, InvalidRequest, Misconfigured, SchemalessError
+from schemaless.found_cell import FoundCell
 from schemaless.triggers.verdicts import DOUBT_PREFIX, DidNotHappen, Doubt, Park, Retry
 
 RESULT_BYTES_MAX = 1 << 20

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from schemaless.cell import PutStatus
-from schemaless.client.answers import FoundCell, LogPage, MissingCell, PutAnswer, PutFailure
+from schemaless.client.answers import LogPage, MissingCell, PutAnswer, PutFailure
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem
 from schemaless.client.put_batch import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, NewCell, put_cells
@@ -28,6 +28,7 @@ from schemaless.errors import (
     TooLarge,
     Unavailable,
 )
+from schemaless.found_cell import FoundCell
 from schemaless.location import Location
 from schemaless.position import Position
 

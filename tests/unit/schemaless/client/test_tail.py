@@ -11,8 +11,9 @@ import pytest
 
 from schemaless import AsyncClient, Client, Limits, Location, Position
 from schemaless.cell import StoredCell
-from schemaless.client.answers import FoundCell, position_after
+from schemaless.client.answers import position_after
 from schemaless.errors import Corrupt, Invalid, LocationGone, NotFound, SchemalessError, Unavailable
+from schemaless.found_cell import FoundCell
 from schemaless.position import cell_digest
 
 HOSTS = ["http://one", "http://two"]

@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 import uuid
+from datetime import UTC, datetime
 from math import inf
 
 import pytest
@@ -112,7 +113,7 @@ async def test_a_plain_function_gets_a_uuid_and_others_the_cell(settings):
     assert (await outcome_of(handler_of(settings, plain, whole), run_of(1))).counts == CellCounts(called=1)
     assert got == [
         ROW,
-        (ROW, "BASE", 1, {"n": 1}, "1970-01-01T00:00:01.000000Z", "0:1:1"),
+        (ROW, "BASE", 1, {"n": 1}, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "0:1:1"),
         ("program", "mezzanine", 1),
     ]
 

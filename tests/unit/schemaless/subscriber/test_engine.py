@@ -9,6 +9,7 @@ from msgspec import structs
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import LocationGone
+from schemaless.found_cell import found_cell
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, verify_position
 from schemaless.record import Announcement, Record
@@ -64,6 +65,10 @@ class Log:
 
     def cells(self, shard=0):
         return self.table.read_after(shard, 0, 10_000)
+
+    def found(self):
+        """The cells as a subscriber gives them out."""
+        return [found_cell(stored) for stored in self.cells()]
 
     def answer(self, wanted: ReadLog):
         self.asked += [(str(at.location), wanted.limit) for at in wanted.positions]
@@ -212,7 +217,7 @@ def test_a_generation_takes_back_what_it_superseded():
     log = Log().grow(5).supersede(4).grow(5)
     old = [cell(n) for n in range(1, 6)]
     reader = Reader(log).take(*old, Announcement(0, 2, 4), cell(4, 2), cell(5, 2))
-    assert reader.kept[0] == log.cells()
+    assert reader.kept[0] == log.found()
     assert reader.changes == [GenerationChange(2, 4, superseded=2)]
     assert [str(position) for position in reader.positions[1:]] == ["2:3", str(position_of(log.cells()[-1]))]
 
@@ -232,7 +237,7 @@ def test_a_reader_at_a_superseded_location_is_told_by_the_log(new_cells):
     reader.look()
     reader.take(log.grow(4 + new_cells).cells()[-1])
     reader.look()
-    assert reader.kept[0] == log.cells()
+    assert reader.kept[0] == log.found()
     assert sum(change.superseded for change in reader.changes) == 2
 
 
@@ -240,7 +245,7 @@ def test_a_batch_has_one_generation():
     """A page of the log that spans several is split, with a change before each."""
     log = Log().grow(2).supersede(3).grow(4).supersede(5).grow(5)
     reader = Reader(log, to_end=True)
-    assert reader.kept[0] == log.cells()
+    assert reader.kept[0] == log.found()
     assert reader.changes == [GenerationChange(2, 3, superseded=0), GenerationChange(3, 5, superseded=0)]
     assert [str(position.location) for position in reader.positions] == ["1:2", "2:2", "2:4", "3:4", "3:5"]
 
@@ -281,7 +286,7 @@ def test_a_restored_master_that_grew_again_gives_out_nothing_until_a_generation_
     restored.supersede(7).grow(head)
     reader.look(1)
     assert reader.changes == [GenerationChange(2, 7, superseded=4)]
-    assert reader.kept[0] == restored.cells()[6:]
+    assert reader.kept[0] == restored.found()[6:]
     assert reader.followed.refused() == {}
 
 
@@ -363,4 +368,4 @@ def test_whatever_the_topic_lacks_repeats_or_adds_the_log_is_what_a_user_has(his
         reader.take(*damaged[:size])
         del damaged[:size]
     reader.look()
-    assert reader.kept[0] == log.cells()
+    assert reader.kept[0] == log.found()

@@ -9,8 +9,9 @@ import pytest
 
 from schemaless import Conflict, Context, DidNotHappen, Doubt, Park, Retry
 from schemaless.cell import CellKey, PutStatus, parse_cause
-from schemaless.client.answers import FoundCell, PutAnswer, VersionsPage
+from schemaless.client.answers import PutAnswer, VersionsPage
 from schemaless.errors import Corrupt, Forbidden, Misconfigured, Unavailable
+from schemaless.found_cell import FoundCell
 from schemaless.location import Location, ShardLocation
 from schemaless.triggers.context import ContextServices
 from schemaless.triggers.effects import RESULT_BYTES_MAX, SETTLE_S, Ledger
