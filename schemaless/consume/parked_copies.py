@@ -52,7 +52,7 @@ class ParkedCopies:
             except SchemalessError as error:
                 copied, failures = 0, failures + 1
                 self.failed += 1
-                log.warning("parked cells wait for their copies", failed=self.failed, why=str(error))
+                log.warning("parked cells wait for their copies", failed=self.failed, why=str(error), hint=error.hint)
             if not copied:
                 await asyncio.sleep(min(_PAUSE_MAX_S, _PAUSE_S * 2**failures))
 
