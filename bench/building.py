@@ -23,6 +23,16 @@ from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.pymysql_driver import SyncStorage
 
 PUTS_PER_S = 200
+CELL_BYTES = 430
+"""What a cell of a flight takes on its master, with its keys, as information_schema tells."""
+
+POOL_MIB_MIN = 6
+"""Both servers refuse a buffer pool below 5 MiB."""
+
+
+def small_pool_mib(scale: Scale) -> int:
+    """Returns a tenth of what the cells take on each of two masters."""
+    return max(POOL_MIB_MIN, round(scale.flights_cleaned * CELL_BYTES / 10 / (1 << 20)))
 
 
 def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:

@@ -75,9 +75,13 @@ def storage_stack(
     shards: int = SHARDS,
     partitions: int = PARTITIONS,
     kafka: str = NO_BROKER,
+    options: str = "",
 ) -> Iterator[BenchStack]:
-    """Durable masters, `minions` for each, one datastore of ours and the tables of the plain tier."""
-    with running_topology(folder, clusters, minions) as running:
+    """Durable masters, `minions` for each, one datastore of ours and the tables of the plain tier.
+
+    `options` are further lines of every server's option file.
+    """
+    with running_topology(folder, clusters, minions, options=options) as running:
         wanted = Datastore(DATASTORE, shards, partitions, tuple(clusters))
         datastore = make_shards(running.topology, running.administrators, wanted)
         if kafka != NO_BROKER:

@@ -217,10 +217,25 @@ def index_queries(folder: Path, scale: Scale, _beside: Path | None) -> list[Sect
 
 
 def index_builds(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
-    with running_broker(folder / "kafka") as kafka, storage_stack(folder, BOTH, kafka=kafka) as stack:
-        rows = building.measure(stack, scale)
-    notes = f"One indexer process, {scale.flights_cleaned:,} flights of the demo in two columns, no tailer."
-    return [Section("Builds of an index", notes, rows)]
+    sections = []
+    small = building.small_pool_mib(scale)
+    for name, pool_mib in (("pool", None), ("small-pool", small)):
+        options = "" if pool_mib is None else f"innodb-buffer-pool-size={pool_mib}M\n"
+        (here := folder / name).mkdir()
+        with (
+            running_broker(here / "kafka") as kafka,
+            storage_stack(here, BOTH, kafka=kafka, options=options) as stack,
+        ):
+            rows = building.measure(stack, scale)
+        notes = f"One indexer process, {scale.flights_cleaned:,} flights of the demo in two columns, no tailer."
+        if pool_mib is None:
+            sections.append(Section("Builds of an index", notes, rows))
+        else:
+            notes += (
+                f" Each server has a buffer pool of {pool_mib} MiB: a tenth of its cells, or the least that it takes."
+            )
+            sections.append(Section("Builds of an index with a small buffer pool", notes, rows))
+    return sections
 
 
 def restarted_indexer(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:

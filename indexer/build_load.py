@@ -1,16 +1,22 @@
-"""BuildLoad decides when a build has to rest: a minion lags behind what the build wrote, or its commits became slow."""
+"""BuildLoad decides when a build has to rest, and how much it may do at once.
+
+It rests while a minion lags behind what it wrote, and when its commits became slow. While cells come in, it takes small
+pages, one at a time, and works a share of the time only: a large commit makes puts wait that come behind it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
 from schemaless.errors import SchemalessError
-from schemaless.storage import index_walk_table
+from schemaless.runtime.batching import all_or_first_error
+from schemaless.storage import index_walk_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_problem_table import IndexVersion
 
@@ -21,13 +27,18 @@ _LOOK_TIMEOUT_S = 2.0
 _COMMITS_MAX = 100
 _COMMITS_MIN = 10  # one that was slow says nothing
 _SLOW_REST_S = 2.0
+_BUSY_COLUMNS_MAX = 256  # of a page while cells come in
+_BUSY_CELLS_PER_S = 5.0
+_COUNT_PAUSE_S = 0.5
+_FIRST_COUNT_PAUSE_S = 0.1  # nobody knows before the second look whether cells come in
 
 
 class BuildLoad:
     """The load of one build in this process. `clock` counts seconds, and `sleep` rests for some.
 
     A build rests while a minion is more than `lag_cells_max` cells behind, 0: it doesn't look. And it rests when one of
-    a hundred of its commits takes longer than `commit_max_s`.
+    a hundred of its commits takes longer than `commit_max_s`. While cells come in, it works `busy_share` of the time.
+    With 1 it doesn't look whether they do.
     """
 
     def __init__(
@@ -37,6 +48,7 @@ class BuildLoad:
         *,
         lag_cells_max: int,
         commit_max_s: float,
+        busy_share: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -44,14 +56,48 @@ class BuildLoad:
         self._version = version
         self._lag_cells_max = lag_cells_max
         self._commit_max_s = commit_max_s
+        self._busy_share = busy_share
         self._clock = clock
         self._sleep = sleep
         self._commits_s: deque[float] = deque(maxlen=_COMMITS_MAX)
         self._looked_at = clock()
+        self._one_page = asyncio.Lock()
+        self._works_at = clock()
+        self._cells: int | None = None
+        self._counted_at = clock() - _COUNT_PAUSE_S
+        self._is_busy: bool | None = None
 
     def note(self, commit_s: float) -> None:
         """Takes note of how long a commit took."""
         self._commits_s.append(commit_s)
+
+    @asynccontextmanager
+    async def page(self, columns_max: int) -> AsyncIterator[int]:
+        """Waits until a page may be walked. Gives how many columns of rows it may have. Raises StorageUnavailable."""
+        await self.rest()
+        if self._busy_share >= 1 or not await self._cells_come_in():
+            yield columns_max
+            return
+        async with self._one_page:
+            await self._sleep(max(0.0, self._works_at - self._clock()))
+            began = self._clock()
+            yield min(columns_max, _BUSY_COLUMNS_MAX)
+            worked_s = self._clock() - began
+            self._works_at = self._clock() + worked_s * (1 / self._busy_share - 1)
+
+    async def _cells_come_in(self) -> bool:
+        """Returns whether the datastore's heads have moved lately, and True while that isn't known."""
+        passed_s = self._clock() - self._counted_at
+        if passed_s >= (_FIRST_COUNT_PAUSE_S if self._is_busy is None else _COUNT_PAUSE_S):
+            self._counted_at = self._clock()
+            answers = await all_or_first_error(
+                master.run(shard_head.movement, self._version.datastore) for master in self._storage.masters
+            )
+            cells, before = sum(found.heads_sum for found in answers), self._cells
+            self._cells = cells
+            if before is not None:
+                self._is_busy = cells - before > _BUSY_CELLS_PER_S * passed_s
+        return self._is_busy is not False
 
     async def rest(self) -> None:
         """Returns when the build may go on. A minion that doesn't answer isn't waited for."""

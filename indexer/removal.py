@@ -31,6 +31,15 @@ from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 _TABLES_PER_STATEMENT = 16
+_TABLES = (
+    index_problem_table,
+    index_walk_table,
+    index_tombstones,
+    index_pass_table,
+    index_check_table,
+    index_write_table,
+)
+"""They have rows of versions."""
 
 
 async def remove_from(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, cluster: str) -> None:
@@ -76,7 +85,7 @@ async def remove_strays(storage: AsyncStorage, datastore: Datastore) -> Collecti
         master = storage.master(cluster)
         names = await master.run(consumer_summary.names, datastore.name)
         found |= {(cluster, name) for name in names if name.startswith(INDEX_PREFIX)}
-        for table in (index_problem_table, index_walk_table):
+        for table in _TABLES:
             rows |= {(cluster, key) for key in await master.run(table.versions, datastore.name)}
     versions = await read_versions(storage, datastore)  # after the names: a version is noted before its checkpoints
     if versions.away:

@@ -260,6 +260,7 @@ class HostedIndex:
             maintainer.version,
             lag_cells_max=settings.build_lag_cells_max,
             commit_max_s=settings.build_commit_max_s,
+            busy_share=settings.build_busy_share,
         )
         walker = Walker(storage, datastore, index.definition, maintainer, load)
         kept = Checkpoints(host.lanes, index.definition.consumer, CheckpointPlacement.EVERYWHERE, start_at=None)

@@ -118,11 +118,17 @@ class Walker:
             self._known.pop(shard, None)  # a promotion may take it back
             return False
         self._known[shard] = walks
-        await self._load.rest()
-        columns_max = self._maintainer.throttle.take(entity_walk.COLUMNS_AT_ONCE)
-        if not columns_max:
-            await asyncio.sleep(self._maintainer.throttle.wait_s)
-            return True
+        async with self._load.page(entity_walk.COLUMNS_AT_ONCE) as columns_max:
+            allowed = self._maintainer.throttle.take(columns_max)
+            if allowed:
+                return await self._page(shard, walks, open_walks, allowed)
+        await asyncio.sleep(self._maintainer.throttle.wait_s)
+        return True
+
+    async def _page(
+        self, shard: int, walks: dict[str, RowWalk], open_walks: Mapping[str, RowWalk], columns_max: int
+    ) -> bool:
+        """Walks a page of rows, where the cluster is that is furthest behind. Returns what `step` does."""
         at = min(open_walks.values(), key=lambda walk: walk.row_key)
         part = await self._maintainer.walk(shard, at.until, at.row_key, columns_max)
         self._maintainer.throttle.correct(columns_max, part.keys)

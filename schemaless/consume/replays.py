@@ -71,8 +71,11 @@ class Replays:
         self._kills_max = kills_max
         self._clock = clock
 
-    def take_record(self, rows: ParkedRows, record: ParkedCell, *, died: bool) -> None:
-        """Takes a record of a shard that begins. If a process died while it called the cell, the cell may be why."""
+    def take_record(self, rows: ParkedRows, record: ParkedCell, *, died: bool, since: int | None) -> None:
+        """Takes a record of a shard that begins. If a process died while it called the cell, the cell may be why.
+
+        `since`: this process has had the shard from then on, in microseconds, None if it takes it only now.
+        """
         marked, was = self._cell_calls.function_of(record), counted(record)
         if record.begun:
             kills = record.kills + died
@@ -87,7 +90,8 @@ class Replays:
             record = msgspec.structs.replace(record, cause=Cause.ERROR, error=self._cell_calls.no_function(record))
             rows.to_put.append((record, was))
         if record.cause is Cause.WAITING:
-            rows.wait(record, self._clock()).inherited = bool(record.attempted_at)
+            inherited = bool(record.attempted_at) and (since is None or record.attempted_at[-1] < since)
+            rows.wait(record, self._clock()).inherited = inherited
         elif not record.holds_row:
             rows.apart.add(record.added_id)
         else:

@@ -99,6 +99,7 @@ class TriggerHandler:
         )
         self._turns: dict[int, _Turn] = {}
         self._shards: dict[int, ParkedRows] = {}
+        self._had_since: dict[int, int] = {}  # microseconds, also of shards that were begun anew
         self._listeners: list[Callable[[Iterable[int]], None]] = []
 
     # What delivery asks for
@@ -114,8 +115,12 @@ class TriggerHandler:
             self.forget(shard)
             rows = ParkedRows(shard, checkpoint.position.added_id, checkpoint.counted_from, self._now_us())
             self._shards[shard] = rows
+            since = self._had_since.get(shard) if checkpoint.predecessor is Predecessor.OURSELVES else None
+            if since is None:
+                self._had_since[shard] = rows.began_at
             for record in found.get(shard, ()):
-                self._replays.take_record(rows, record, died=checkpoint.predecessor is Predecessor.DIED)
+                died = checkpoint.predecessor is Predecessor.DIED
+                self._replays.take_record(rows, record, died=died, since=since)
         return {shard: self._shards[shard].due_in_s(self._clock()) for shard in checkpoints}
 
     def forget(self, shard: int) -> None:

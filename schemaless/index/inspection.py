@@ -49,9 +49,7 @@ _PAGE_ENTRIES = 4000
 
 _SPAN_ENTRY_BYTES_MAX = 32 << 20
 _SPAN_ENTRIES_MIN = 32
-_ENTRY_BYTES = 64  # of row key, element and what a driver adds to them
 
-_SHARDS_AT_ONCE = 256
 _ROWS_AT_ONCE = 250
 _LOOKS_MAX = 3
 _LOOK_AGAIN_S = 0.1
@@ -182,7 +180,8 @@ class IndexInspector:
             for cluster, here in shards.items()
         )
         last = min(last, *(part.last for part in cells))
-        limit = _SPAN_ENTRY_BYTES_MAX // (self.datastore.shards * (_ENTRY_BYTES + self.definition.entry_bytes_max))
+        together = min(self.datastore.shards, index_inspection.SHARDS_AT_ONCE)
+        entry_bytes = index_inspection.ENTRY_BYTES + self.definition.entry_bytes_max
         entries = await all_or_first_error(
             node.run(
                 index_inspection.live_in_span,
@@ -190,7 +189,8 @@ class IndexInspector:
                 self.definition,
                 shards[node.node.cluster],
                 (after, last),
-                max(_SPAN_ENTRIES_MIN, limit),
+                max(_SPAN_ENTRIES_MIN, _SPAN_ENTRY_BYTES_MAX // (together * entry_bytes)),
+                _SPAN_ENTRY_BYTES_MAX // len(nodes),
             )
             for node in nodes
         )
@@ -242,7 +242,7 @@ class IndexInspector:
         found = []
         for node in nodes:
             here: dict[EntryPlace, IndexEntry] = {}
-            for some_shards in chunks(shards[node.node.cluster], count_max=_SHARDS_AT_ONCE):
+            for some_shards in chunks(shards[node.node.cluster], count_max=index_inspection.SHARDS_AT_ONCE):
                 wanted = {shard: row_keys for shard in some_shards}
                 here |= await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
             found.append(here)

@@ -11,7 +11,7 @@ import msgspec
 
 from schemaless.index.comparison import CheckRequest, CheckResult
 from schemaless.storage import job_table
-from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.job_table import Job
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import commas, sql
@@ -130,3 +130,8 @@ def delete_all(version: IndexVersion) -> Operation[None]:
     yield f"DELETE FROM {_TABLE}" + sql(
         " WHERE datastore = %s AND name = %s AND number = %s", version.datastore, version.name, version.number
     )
+
+
+def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
+    """Returns the names and numbers of the versions that have rows here."""
+    return (yield from versions_in(_TABLE, datastore))

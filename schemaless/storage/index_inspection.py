@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from schemaless.cell import RowKey
-from schemaless.index.comparison import EntryPlace, row_before
+from schemaless.index.comparison import LAST_ROW, EntryPlace, row_before
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry
+from schemaless.runtime.batching import chunks
 from schemaless.storage import index_table
 from schemaless.storage.index_table import EntryKey
 from schemaless.storage.operation import Operation, Row, query
@@ -15,6 +16,12 @@ from schemaless.storage.sql import Script, commas, literal, sql
 from schemaless.topology import Datastore
 
 Entries = dict[EntryPlace, IndexEntry]
+
+SHARDS_AT_ONCE = 256
+"""How many shards one statement reads."""
+
+ENTRY_BYTES = 64
+"""Row key, element and what a driver adds to them."""
 
 
 def live_page(
@@ -37,25 +44,45 @@ def live_in_span(
     shards: Sequence[int],
     span: tuple[RowKey, RowKey],
     limit: int,
+    bytes_max: int,
 ) -> Operation[tuple[Entries, RowKey]]:
     """Returns the entries of shards of one cluster whose rows are above the first row key, up to the second.
 
-    And up to which row key that is. Each shard gives `limit` entries at most, so it ends before a row that has as many.
+    And up to which row key that is. It ends before a row that has `limit` entries of a shard, or that takes the entries
+    beyond `bytes_max`. Some shards are read at a time, so that no more is in memory than these bytes and one page.
     """
     after, last = span
-    results = yield ";".join(
-        f"SELECT {_columns(definition)} FROM {index_table.table(datastore, shard, definition)}"
-        + sql(" WHERE live = 1 AND row_key > %s AND row_key <= %s ORDER BY row_key, element", after, last)
-        + f" LIMIT {limit}"
-        for shard in shards
-    )
-    for result in results:
-        if len(result.rows) == limit:
-            last = min(last, row_before(result.rows[-1][0]))
     found: Entries = {}
-    for shard, result in zip(shards, results, strict=True):
-        found |= _entries(definition, shard, [row for row in result.rows if row[0] <= last])
+    for some in chunks(shards, count_max=SHARDS_AT_ONCE):
+        results = yield ";".join(
+            f"SELECT {_columns(definition)} FROM {index_table.table(datastore, shard, definition)}"
+            + sql(" WHERE live = 1 AND row_key > %s AND row_key <= %s ORDER BY row_key, element", after, last)
+            + f" LIMIT {limit}"
+            for shard in some
+        )
+        for shard, result in zip(some, results, strict=True):
+            if len(result.rows) == limit:
+                last = min(last, row_before(result.rows[-1][0]))
+            found |= _entries(definition, shard, result.rows)
+        last = min(last, _end_within(found, bytes_max))
+        found = {place: entry for place, entry in found.items() if place.row_key <= last}
     return found, last
+
+
+def _end_within(entries: Entries, bytes_max: int) -> RowKey:
+    """Returns the last row key up to which entries take at most so many bytes."""
+    sizes = {
+        place: ENTRY_BYTES + sum([len(value) for value in entry.values if isinstance(value, str | bytes)])
+        for place, entry in entries.items()
+    }
+    if sum(sizes.values()) <= bytes_max:
+        return LAST_ROW
+    left = bytes_max
+    for place in sorted(entries, key=lambda place: place.row_key):
+        left -= sizes[place]
+        if left < 0:
+            return row_before(place.row_key)
+    return LAST_ROW
 
 
 def of_rows(

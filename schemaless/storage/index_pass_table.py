@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from schemaless.index.comparison import FaultCounts
-from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Script, commas, sql
@@ -67,6 +67,11 @@ def of_all() -> Operation[dict[IndexVersion, IndexPass]]:
 def delete_all(version: IndexVersion) -> Operation[None]:
     """Deletes the rows of a version that is gone."""
     yield f"DELETE FROM {_TABLE}{_where(version)}"
+
+
+def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
+    """Returns the names and numbers of the versions that have rows here."""
+    return (yield from versions_in(_TABLE, datastore))
 
 
 def _sums(where: Script) -> Operation[dict[IndexVersion, IndexPass]]:

@@ -130,7 +130,12 @@ def delete_some(of: IndexVersion) -> Operation[bool]:
 
 def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
     """Returns the names and numbers of the versions that have rows here."""
-    rows = yield from query(sql(f"SELECT DISTINCT name, number FROM {_TABLE} WHERE datastore = %s", datastore))
+    return (yield from versions_in(_TABLE, datastore))
+
+
+def versions_in(table: Script, datastore: str) -> Operation[set[tuple[str, int]]]:
+    """Returns the names and numbers of the versions of indexes that have rows in a table of this server."""
+    rows = yield from query(sql(f"SELECT DISTINCT name, number FROM {table} WHERE datastore = %s", datastore))
     return {(name, number) for name, number in rows}
 
 

@@ -18,7 +18,7 @@ from schemaless.cell import RowKey
 from schemaless.index.definition import IndexDefinition
 from schemaless.location import Location
 from schemaless.storage import index_table
-from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.index_table import EntryKey
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Script, literal, sql
@@ -132,6 +132,11 @@ def refusal(of: IndexVersion, shard: int, until: int) -> Script:
 def delete(of: IndexVersion) -> Operation[None]:
     """Deletes the notes of a version that is gone."""
     yield f"DELETE FROM {_TABLE} WHERE {_of(of)}"
+
+
+def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
+    """Returns the names and numbers of the versions that have rows here."""
+    return (yield from versions_in(_TABLE, datastore))
 
 
 def _of(of: IndexVersion) -> Script:

@@ -13,7 +13,7 @@ import msgspec
 from schemaless.cell import RowKey
 from schemaless.errors import NeedsLockedHeads
 from schemaless.storage.checkpoint_table import UNDO
-from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Script, commas, sql
 
@@ -150,8 +150,7 @@ def delete(of: IndexVersion) -> Operation[None]:
 
 def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
     """Returns the names and numbers of the versions that have walks here."""
-    rows = yield from query(sql(f"SELECT DISTINCT name, number FROM {_TABLE} WHERE datastore = %s", datastore))
-    return {(name, number) for name, number in rows}
+    return (yield from versions_in(_TABLE, datastore))
 
 
 def _is_superseded(of: IndexVersion, shard: int, anew: RowWalk) -> Script:

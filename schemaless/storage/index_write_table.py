@@ -5,7 +5,7 @@ It is counted in the transaction of the entries, for a shard of their cells. So 
 
 from __future__ import annotations
 
-from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Script, sql
 
@@ -41,3 +41,8 @@ def delete_all(version: IndexVersion) -> Operation[None]:
         version.name,
         version.number,
     )
+
+
+def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
+    """Returns the names and numbers of the versions that have rows here."""
+    return (yield from versions_in(_TABLE, datastore))

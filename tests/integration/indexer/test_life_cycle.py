@@ -22,12 +22,26 @@ from schemaless.index.catalogue import (
     resume_index,
     throttle_index,
 )
+from schemaless.index.comparison import CheckRequest, FaultCounts
 from schemaless.index.definition import parse_definition
 from schemaless.location import Location
 from schemaless.names import index_consumer, index_table_name
 from schemaless.position import position_of
-from schemaless.storage import checkpoint_table, entity_table, index_definition_table, index_table
+from schemaless.storage import (
+    checkpoint_table,
+    entity_table,
+    index_check_table,
+    index_definition_table,
+    index_pass_table,
+    index_table,
+    index_tombstones,
+    index_walk_table,
+    index_write_table,
+)
 from schemaless.storage.index_definition_table import IndexStage, IndexState, defined
+from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_walk_table import RowWalk
+from schemaless.storage.job_table import Job, JobKind
 from schemaless.storage.operation import query
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.indexer.test_indexer import Rows, definition, wait_active
@@ -219,6 +233,27 @@ async def test_a_frozen_process_with_an_old_definition_writes_into_no_later_vers
         await frozen.move(advance, effect.scripts)
     assert rows.found(new) == {}
     assert await remove_strays(async_storage, datastore) == [old.consumer]
+
+
+async def test_rows_that_a_late_process_left_of_a_dropped_version_go(make_datastore, async_storage, storage):
+    """Of each table that has rows of versions. Those of a version that is there stay."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    await create_index(async_storage, datastore, definition())
+    tables = (index_pass_table, index_check_table, index_write_table, index_tombstones, index_walk_table)
+    node = storage.master(datastore.clusters[0])
+    for number in (1, 7):
+        version = IndexVersion(datastore.name, definition().name, number)
+        node.run(index_pass_table.note, version, 0, FaultCounts())
+        job = Job(number, "index:x", JobKind.VERIFY, 1, None, "test")
+        node.run(index_check_table.put, version, job, {0: CheckRequest()})
+        node.run(index_walk_table.begin, version, 0, RowWalk(1, 0))
+        run_sql(node, index_write_table.count(version, 0, 5))
+        run_sql(
+            node,
+            f"INSERT INTO schemaless.index_forgotten VALUES ('{datastore.name}', '{version.name}', {number}, 0, 1)",
+        )
+    await remove_strays(async_storage, datastore)
+    assert [node.run(table.versions, datastore.name) for table in tables] == [{(definition().name, 1)}] * 5
 
 
 async def test_a_late_creation_brings_no_dropped_version_back(make_datastore, async_storage, storage):

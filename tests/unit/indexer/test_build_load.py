@@ -1,8 +1,12 @@
-"""A build rests while a minion lags behind what it wrote, and when its commits become slow."""
+"""A build rests while a minion lags behind what it wrote, when its commits become slow, and while cells come in."""
+
+import asyncio
 
 from indexer.build_load import BuildLoad
 from schemaless.errors import StorageUnavailable
+from schemaless.storage import shard_head
 from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.shard_head import Movement
 from schemaless.topology import Node, Role
 
 
@@ -10,9 +14,12 @@ class FakeNode:
     def __init__(self, role, *walked):
         self.node = Node(name=f"a-{role}", cluster="a", role=role, host="", port=1, user="", password="")
         self.walked = list(walked)
+        self.heads_sum = 100
 
     async def run(self, operation, *arguments, **options):
         """Answers in turn, the last one for ever. None doesn't answer."""
+        if operation is shard_head.movement:
+            return Movement(self.heads_sum, 1)
         found = self.walked[0] if len(self.walked) == 1 else self.walked.pop(0)
         if found is None:
             raise StorageUnavailable("away")
@@ -29,18 +36,27 @@ class FakeStorage:
 
 
 class World:
-    def __init__(self, *minions, lag_cells_max=100):
+    def __init__(self, *minions, lag_cells_max=100, busy_share=1):
         self.now, self.rests = 0.0, []
-        storage = FakeStorage(FakeNode(Role.MASTER, 1000), *(FakeNode(Role.MINION, *walked) for walked in minions))
+        self.master = FakeNode(Role.MASTER, 1000)
+        storage = FakeStorage(self.master, *(FakeNode(Role.MINION, *walked) for walked in minions))
         self.load = BuildLoad(
             storage,
             IndexVersion("d", "i", 1),
             lag_cells_max=lag_cells_max,
             commit_max_s=0.5,
+            busy_share=busy_share,
             clock=lambda: self.now,
             sleep=self.sleep,
         )
         self.now += 1.0
+
+    async def page(self, work_s, cells=0):
+        """Walks a page that takes so long, while some cells come in. Returns how many columns it may have."""
+        async with self.load.page(4096) as columns_max:
+            self.now += work_s
+            self.master.heads_sum += cells
+        return columns_max
 
     async def sleep(self, seconds):
         self.rests.append(seconds)
@@ -75,3 +91,36 @@ async def test_slow_commits_make_it_rest_once_and_one_slow_commit_of_a_hundred_d
     await world.load.rest()
     await world.load.rest()
     assert len(world.rests) == 1
+
+
+async def test_while_cells_come_in_pages_are_small_and_the_build_works_a_share_of_the_time():
+    world = World(lag_cells_max=0, busy_share=0.1)
+    began = world.now
+    for _ in range(20):
+        assert await world.page(0.05, cells=50) < 1000
+    assert sum(world.rests) >= 0.85 * (world.now - began)
+
+
+async def test_pages_of_several_shards_take_turns_while_cells_come_in():
+    world = World(lag_cells_max=0, busy_share=0.1)
+    under_way = []
+
+    async def page():
+        async with world.load.page(4096):
+            under_way.append(1)
+            assert len(under_way) == 1
+            await asyncio.sleep(0)
+            under_way.pop()
+
+    await asyncio.gather(*(page() for _ in range(5)))
+
+
+async def test_a_build_knows_soon_that_no_cells_come_in_and_then_takes_all_it_can():
+    world = World(lag_cells_max=0, busy_share=0.1)
+    assert await world.page(0.1) < 1000
+    assert await world.page(0.1) == 4096
+    assert await world.page(0.6, cells=1000) == 4096
+    assert await world.page(0.6) < 1000
+    assert await world.page(0.6) == 4096
+    without = World(lag_cells_max=0, busy_share=1)
+    assert await without.page(0.1, cells=1000) == 4096

@@ -211,6 +211,18 @@ async def test_a_generation_that_supersedes_a_record_leaves_nothing_of_it_to_sto
     await process.kill()
 
 
+async def test_attempts_of_this_process_count_after_the_shard_began_anew():
+    """It has seen them fail itself. Only those of another process may have failed in an outage."""
+    server, program = Server(), Program(1, retry=RetryPolicy(attempts=2, delay=1, backoff=1, jitter=0))
+    rows(server, 1)
+    process = Process(server, 1, [program.function], breaker="off")
+    await process.pass_by(0.5)
+    assert (server.causes(), program.called) == ({1: "waiting"}, [1])
+    await process.handler.take_over({SHARD: ShardCheckpoint(server.position, None, ())})
+    await process.pass_by(5)
+    assert (server.causes(), program.called) == ({1: "error"}, [1, 1])
+
+
 async def test_live_cells_of_other_rows_share_the_time_with_a_mass_retry(parallel):
     """Each call takes a tenth of a second here. A pass has time for both."""
     server, program = Server(), Program(*range(1, 101), retry=ONCE)
