@@ -17,7 +17,7 @@ from uvicorn.config import STARTUP_FAILURE
 from api.access.admission import is_loopback, refuse_open_port
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
-from api.http.server import ApiServer, connections_within_limits, protocol_within
+from api.http.server import ApiLoop, ApiServer, connections_within_limits, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
 from schemaless.runtime.lifecycle import report_failure
@@ -61,7 +61,7 @@ def main() -> int:
         port=settings.port,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
-        loop="uvloop",
+        loop=f"{ApiLoop.__module__}:{ApiLoop.__name__}",
         http=protocol,
         ws="none",
         access_log=False,

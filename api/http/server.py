@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.http.request import PAYLOAD_COMPLETE
@@ -36,6 +37,19 @@ HEAD_TOO_LARGE = document_response(
     problem(HEAD_TOO_LARGE_KIND, f"path and headers have at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers")
 )
 _EXTENSIONS: dict[str, dict[object, object]] = {PAYLOAD_COMPLETE: {}}
+
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""For the TLS of a connection. By itself uvloop waits for a minute, and the connection counts only afterwards."""
+
+
+class ApiLoop(uvloop.Loop):
+    """The event loop of an API process."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> Any:
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HANDSHAKE_TIMEOUT_S
+        return await super().create_server(*arguments, **options)
 
 
 class ApiServer(uvicorn.Server):

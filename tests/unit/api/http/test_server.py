@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import ssl
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from api.http.server import (
     STALL_TIMEOUT_S,
     STOP_STALL_TIMEOUT_S,
     TAKEN_BYTES_PER_S_MIN,
+    ApiLoop,
     CoalescingProtocol,
     CoalescingTransport,
     connections_within_limits,
@@ -227,3 +230,21 @@ def test_clients_leave_files_for_servers_and_logs(monkeypatch, limits, raised, c
     monkeypatch.setattr(server.resource, "setrlimit", lambda which, wanted: did.append(wanted))
     assert connections_within_limits(64) == clients
     assert did == ([raised] if raised else [])
+
+
+def test_a_tls_handshake_has_a_deadline(monkeypatch):
+    """A client that never says a word holds a file, and is no connection yet (I14)."""
+    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.1)
+
+    async def silent():
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listening = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=listener, ssl=context)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            async with asyncio.timeout(30):
+                assert await reader.read() == b""
+            writer.close()
+            listening.close()
+
+    with asyncio.Runner(loop_factory=ApiLoop) as runner:
+        runner.run(silent())
