@@ -30,6 +30,7 @@ class Scale:
     cost_cells_few: int
     cost_cells_many: int
     flights_cleaned: int
+    cells_backlogged: int
     client_puts: int
 
 
@@ -51,6 +52,7 @@ QUICK = Scale(
     cost_cells_few=20_000,
     cost_cells_many=100_000,
     flights_cleaned=30_000,
+    cells_backlogged=200,
     client_puts=2_000,
 )
 FULL = Scale(
@@ -71,6 +73,7 @@ FULL = Scale(
     cost_cells_few=100_000,
     cost_cells_many=5_000_000,
     flights_cleaned=336_776,
+    cells_backlogged=1_600,
     client_puts=10_000,
 )
 

@@ -100,10 +100,17 @@ def make_shards(topology: Topology, administrators: Topology, datastore: Datasto
 @contextmanager
 def our_api(stack: BenchStack) -> Iterator[int]:
     """Runs one API process, and yields its port."""
+    with api_process(stack) as (_, port):
+        yield port
+
+
+@contextmanager
+def api_process(stack: BenchStack) -> Iterator[tuple[LocalServer, int]]:
+    """Runs one API process, and yields it and its port."""
     (port,) = free_ports(1)
     with service(stack, "api", ["api"], {"SCHEMALESS_API_PORT": str(port)}) as process:
         wait_for_http(process, port, "/readyz")
-        yield port
+        yield process, port
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench import (
+    backlog,
     batches,
     building,
     calls,
@@ -23,6 +24,7 @@ from bench import (
     reads,
     restart,
     steps,
+    tokens,
     waiting,
     whole_stack,
 )
@@ -59,6 +61,16 @@ def two_copies(folder: Path, scale: Scale, _beside: Path | None) -> list[Section
     return [Section("Writes with one secondary", f"Two masters, both sides write durably to both. {_PUTS}", rows)]
 
 
+def checked_tokens(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with storage_stack(folder / "open", BOTH) as open_stack, storage_stack(folder / "checked", BOTH) as checked:
+        rows = tokens.measure(checked, open_stack, scale)
+    notes = (
+        f"Single puts from {tokens.CONNECTIONS} connections with two copies. Each request carries a token, which is "
+        "checked. Beside it, in turns: the same on servers that have no token."
+    )
+    return [Section("Checks of tokens", notes, rows)]
+
+
 def with_minions(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
     with storage_stack(folder, BOTH, minions=1) as stack, service(stack, "cleaner", ["cleaner"]):
         rows = [
@@ -79,6 +91,17 @@ def both_clients(folder: Path, scale: Scale, _beside: Path | None) -> list[Secti
         "threads. Beside them: httpx with the same JSON bodies, and boto3 on DynamoDB Local in memory."
     )
     return [Section("The Python clients", notes, rows)]
+
+
+def large_backlog(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    with storage_stack(folder, BOTH, minions=1) as stack:
+        rows = backlog.measure(stack, scale)
+    notes = (
+        f"{scale.cells_backlogged:,} buffered cells with stored bodies of about 0.8 MB, and behind them "
+        f"{backlog.SMALL_CELLS} small ones of other rows, all with the same home. One minion each. Time counts "
+        "from the cleaner's start to the last confirmation."
+    )
+    return [Section("A backlog goes home", notes, rows)]
 
 
 def tail_drain(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
@@ -282,4 +305,6 @@ SUITES: Mapping[str, Suite] = {
     "debezium": beside_debezium,
     "log": log_beside_debezium,
     "with-minions": with_minions,
+    "backlog": large_backlog,
+    "tokens": checked_tokens,
 }

@@ -73,9 +73,9 @@ class TripMaker:
         return Trip(self._uuid(), json.dumps(body, ensure_ascii=False).encode())
 
 
-def put_request(trip: Trip, prefix: str = "") -> bytes:
+def put_request(trip: Trip, prefix: str = "", token: str | None = None) -> bytes:
     path = f"{prefix}/cells/{trip.row_key}/{COLUMN}/{trip.ref_key}"
-    return _request("PUT", path, trip.json)
+    return _request("PUT", path, trip.json, f"Authorization: Bearer {token}\r\n" if token else "")
 
 
 def newest_request(row_key: uuid.UUID, prefix: str = "") -> bytes:
@@ -91,6 +91,6 @@ def batch_request(trips: Sequence[Trip], prefix: str) -> bytes:
     return _request("POST", f"{prefix}/batch/put", payload)
 
 
-def _request(method: str, path: str, payload: bytes = b"") -> bytes:
+def _request(method: str, path: str, payload: bytes = b"", more: str = "") -> bytes:
     body = f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n" if payload else ""
-    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{body}\r\n".encode() + payload
+    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}{body}\r\n".encode() + payload
