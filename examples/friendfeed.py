@@ -65,8 +65,7 @@ class EntityStore:
     def wait_for(self, index: EntityIndex, until: datetime, **properties: Any) -> None:
         """Waits until an index is built, and has every entity from before a time."""
         asked = self.client.index(index.name)
-        while self.client.document(f"/indexes/{index.name}")["state"] != "active":
-            time.sleep(PAUSE_S)
+        asked.wait()
         while (complete := asked.query(**properties, limit=1).freshness.complete_until) is None or complete <= until:
             time.sleep(PAUSE_S)
 

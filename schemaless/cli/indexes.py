@@ -15,13 +15,12 @@ from rich.progress import Progress
 from schemaless.cli.index_checks import job, repair, verify
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
+from schemaless.client.answers import awaited_version, is_ready
 from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
-from schemaless.errors import Invalid, NotFound, NotReady, StateConflict
+from schemaless.errors import Invalid, NotFound, NotReady
 from schemaless.index.definition import load_definition, parse_index_name
 
-ACTIVE = "active"
-_WAITED_FOR_IN_VAIN = ("paused", "failed", "deleting")
 _POLL_S = 0.5
 
 Name = Annotated[str, typer.Argument(help="name of the index")]
@@ -100,12 +99,9 @@ def wait(
         task = bar.add_task(f"building {name}", total=None)
         while True:
             document = client.document(f"/indexes/{parse_index_name(name)}")
-            changes = [version for version in document["versions"] if version["role"] == "change"]
-            awaited = changes[-1] if changes else document
-            if awaited["state"] == ACTIVE and awaited.get("switch") != "automatic":
+            awaited = awaited_version(document)
+            if is_ready(awaited):
                 break
-            if awaited["state"] in _WAITED_FOR_IN_VAIN:
-                raise StateConflict(f"index {_line({'name': name, **awaited})}")
             if time.monotonic() > deadline:
                 raise NotReady(f"index {_line({'name': name, **awaited})} after {timeout:.0f} s")
             progress = awaited.get("progress") or {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
 from schemaless.cell import PutStatus, microseconds_since_epoch
-from schemaless.errors import Invalid, SchemalessError
+from schemaless.errors import Invalid, SchemalessError, StateConflict
 from schemaless.found_cell import FoundCell
 from schemaless.location import Location
 from schemaless.position import Position, insertion_digest, parse_digest
@@ -194,3 +194,21 @@ class EntriesPage(msgspec.Struct, frozen=True):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+INDEX_POLL_S = 0.5
+"""How often a client that waits for an index asks for it."""
+
+
+def awaited_version(index: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the version of an index that somebody waits for: the change, or else the one that answers."""
+    changes = [version for version in index["versions"] if version["role"] == "change"]
+    return changes[-1] if changes else index
+
+
+def is_ready(awaited: Mapping[str, Any]) -> bool:
+    """Returns whether a version answers, or waits for its switch. Raises StateConflict if it doesn't come by itself."""
+    if awaited["state"] in ("paused", "failed", "deleting"):
+        why = f": {awaited['reason']}" if awaited.get("reason") else ""
+        raise StateConflict(f"version {awaited['number']} of the index is {awaited['state']}{why}")
+    return awaited["state"] == "active" and awaited.get("switch") != "automatic"

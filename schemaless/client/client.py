@@ -7,7 +7,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from schemaless.client.answers import EntriesPage, Entry, LogPage, PutAnswer, PutResult, ReadCell, VersionsPage
+from schemaless.client import answers
+from schemaless.client.answers import (
+    EntriesPage,
+    Entry,
+    LogPage,
+    PutAnswer,
+    PutResult,
+    ReadCell,
+    VersionsPage,
+    awaited_version,
+    is_ready,
+)
 from schemaless.client.attempts import Attempts, Hosts, Limits
 from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
@@ -27,7 +38,7 @@ from schemaless.client.requests import (
 from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import SyncTransport, headers_of, settings_of
 from schemaless.client.urllib3_transport import Urllib3Transport
-from schemaless.errors import SchemalessError, Unavailable
+from schemaless.errors import NotReady, SchemalessError, Unavailable
 from schemaless.found_cell import FoundCell
 from schemaless.location import ShardLocation
 
@@ -240,6 +251,18 @@ class Index:
         """Returns the index's document: its state, why it failed, how far it is, what to do, and its versions."""
         client = self._client
         return client._run(client._requests.get_index(self._name))
+
+    def wait(self, timeout_s: float = 3600.0) -> dict[str, Any]:
+        """Returns the index's document once it is active. Its change, if there is one, answers or waits for `switch`.
+
+        Raises StateConflict if it is paused, has failed or is dropped, and NotReady after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not is_ready(awaited_version(document := self.status())):
+            if time.monotonic() > deadline:
+                raise NotReady(f"index {self._name} isn't active after {timeout_s:.0f} s")
+            time.sleep(answers.INDEX_POLL_S)
+        return document
 
     def problems(
         self, version: int | None = None, *, limit: int | None = None, cursor: str | None = None

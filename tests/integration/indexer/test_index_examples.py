@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
@@ -64,12 +63,8 @@ def test_trips_are_found_by_driver_and_by_city(hosts, datastore):
             }
             client.put_cell(trip, "BASE", 1, base)
         last = [client.put(trip, "STATUS", {"is_completed": day != 2}) for day, trip in enumerate(trips, start=1)]
-        deadline = time.monotonic() + 40
-        while any(
-            client.document(f"/indexes/{name}")["state"] != "active" for name in ("driver_partner_index", "city_index")
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        for name in ("driver_partner_index", "city_index"):
+            assert client.index(name).wait(40)["state"] == "active"
         locations = [put.location for put in last]
         for location in locations:
             found = client.index("driver_partner_index").query(driver_partner_uuid=driver, after=location, wait=30)

@@ -14,8 +14,10 @@ from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, Com
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Conflict, Invalid, NotFound, RefusedForGood, TableMissing
 from schemaless.index.catalogue import (
+    build_progress,
     create_index,
     drop_index,
+    fail_index,
     find_index,
     pause_index,
     read_versions,
@@ -170,6 +172,39 @@ async def test_a_paused_index_stays_where_it_is_and_continues_from_there(
     wait_until_finished(storage, datastore, "index:paused")
     assert time.monotonic() - began >= 120 / 60 - 0.2
     assert rows.found(index) == rows.wanted(index)
+
+
+async def test_a_build_is_paused_and_continues_and_is_dropped_in_every_state(
+    processes, rows, async_storage, storage, datastore
+):
+    """It is slowed down and paused while it walks, and stays where it is. Paused and failed indexes go as others do."""
+    fill(rows, 300)
+    await create_index(async_storage, datastore, definition("slow"))
+    await throttle_index(async_storage, datastore, "slow", 40)
+
+    async def done():
+        return (await build_progress(async_storage, datastore, await find_index(async_storage, datastore, "slow"))).done
+
+    await wait_for(done)
+    assert (await pause_index(async_storage, datastore, "slow")).state is IndexState.PAUSED
+    await create_index(async_storage, datastore, definition("other"))
+    await wait_active(async_storage, datastore, "other")  # ordered after the pause: so the pause was seen
+    stands = await done()
+    await create_index(async_storage, datastore, definition("another"))
+    await wait_active(async_storage, datastore, "another")
+    assert await done() == stands > 0
+    await resume_index(async_storage, datastore, "slow")
+    await throttle_index(async_storage, datastore, "slow", None)
+    await wait_active(async_storage, datastore, "slow")
+    assert rows.found(definition("slow")) == rows.wanted(definition("slow"))
+    await pause_index(async_storage, datastore, "slow")
+    await fail_index(async_storage, datastore, await find_index(async_storage, datastore, "other"), "for a test")
+    for name in ("slow", "other"):
+        assert (await find_index(async_storage, datastore, name)).state in (IndexState.PAUSED, IndexState.FAILED)
+        assert (await drop_index(async_storage, datastore, name)).state is IndexState.DELETING
+        await wait_gone(async_storage, datastore, name, 1)
+        assert left_of(storage, datastore, name, 1) == []
+    await drop_index(async_storage, datastore, "another")
 
 
 async def test_an_index_whose_table_is_lost_fails_alone(processes, rows, async_storage, storage, datastore):
