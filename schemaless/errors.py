@@ -54,13 +54,19 @@ from typing import ClassVar
 class SchemalessError(Exception):
     """Base of all errors that leave our code.
 
-    `retryable` says whether the very same request may succeed later. `hint` says what a person should do.
+    `retryable` says whether the very same request may succeed later. `hint` says what a person should do. Whoever
+    raises an error gives its own `hint` where that of the class isn't true.
     """
 
     retryable: ClassVar[bool] = False
     hint: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """HTTP headers of a response with this error: which node said so."""
+
+    def __init__(self, *args: object, hint: str | None = None) -> None:
+        super().__init__(*args)
+        if hint is not None:
+            self.hint = hint
 
 
 class InvalidRequest(SchemalessError):
@@ -110,7 +116,9 @@ class NotFound(SchemalessError):
 
 
 class CellMissing(NotFound):
-    hint = "it wasn't written, or its put was answered `buffered` and waits until its home is back"
+    hint = (
+        "nothing is stored there. A put that was answered `buffered` can be read once the cleaner has brought it home"
+    )
 
 
 class Conflict(SchemalessError):

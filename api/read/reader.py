@@ -17,7 +17,7 @@ from api.read.batching import ReadBatcher
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from schemaless.cell import CellKey, ColumnName, RowKey, StoredCell
-from schemaless.errors import LocationGone, NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import CellMissing, LocationGone, NodeRefuses, SchemalessError, StorageUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import first_answer
@@ -128,9 +128,22 @@ class Reader:
 
 
 def said_by(error: SchemalessError, served: Served) -> SchemalessError:
-    """Returns the error of a response that names who said so: a minion's "missing" may only be late."""
+    """Returns the error of a response that names who said so."""
     error.headers = served.headers
     return error
+
+
+def missing(what: str, served: Served, read_from: Role | None) -> SchemalessError:
+    """Returns the error for a cell that the node doesn't have. It says why the cell may exist all the same."""
+    hint = None
+    if served.role is Role.MINION and read_from is None:
+        hint = (
+            f"the master of cluster {served.cluster} can't be reached, and a minion answered: the cell may wait in a"
+            " buffer, or not be replicated yet. Ask again when the master is back"
+        )
+    elif served.role is Role.MINION:
+        hint = "a minion may be behind: ask the master (read_from=master)"
+    return said_by(CellMissing(what, hint=hint), served)
 
 
 def served_together(parts: Sequence[Served]) -> Served:

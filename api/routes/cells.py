@@ -9,7 +9,7 @@ from api.http.request import Request
 from api.http.response import Header, Response, ok_response
 from api.http.route import Route
 from api.openapi.cell_views import CellBody, CellView, PutView, RowView, VersionsView
-from api.read.reader import Served, said_by
+from api.read.reader import Served, missing
 from api.write.response import put_answer
 from schemaless.access import Scope
 from schemaless.cell import (
@@ -25,7 +25,7 @@ from schemaless.cell import (
     row_key_text,
 )
 from schemaless.codec import cell_view
-from schemaless.errors import CellMissing, Invalid, TooLarge
+from schemaless.errors import Invalid, TooLarge
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
 
@@ -65,7 +65,7 @@ async def get_cell(request: Request) -> Response:
     key = CellKey(*_column_of(request), parse_ref_key(request.path["ref_key"]))
     cell, served = await request.state.reader.exact(datastore, key, read_from)
     if cell is None:
-        raise said_by(CellMissing(f"there is no cell {key}"), served)
+        raise missing(f"there is no cell {key}", served, read_from)
     return _cell_answer(request, cell, served, IMMUTABLE)
 
 
@@ -76,8 +76,8 @@ async def get_latest(request: Request) -> Response:
     row_key, column_name = _column_of(request)
     cell, served = await request.state.reader.newest(datastore, row_key, column_name, read_from)
     if cell is None:
-        missing = CellMissing(f"row {request.path['row_key']} has no cell in column {column_name}")
-        raise said_by(missing, served)
+        what = f"row {request.path['row_key']} has no cell in column {column_name}"
+        raise missing(what, served, read_from)
     return _cell_answer(request, cell, served, ASK_AGAIN)
 
 
@@ -127,7 +127,7 @@ async def get_row(request: Request) -> Response:
         ),
     )
     if not cells:
-        raise said_by(CellMissing(f"there is no row {request.path['row_key']}"), served)
+        raise missing(f"there is no row {request.path['row_key']}", served, read_from)
     form = request.response_format()
     views = await all_views(cells, form, request.state.settings.response_bytes_max, request.read)
     columns = {cell.column_name: view for cell, view in zip(cells, views, strict=True)}

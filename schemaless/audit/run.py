@@ -28,6 +28,7 @@ from schemaless.audit.report import (
 )
 from schemaless.audit.shard_audit import Published, ShardComparison, StoredCells
 from schemaless.bus.reader import PartitionReader
+from schemaless.errors import BusUnavailable, StorageUnavailable
 from schemaless.index.versions import merge
 from schemaless.location import GenerationStart
 from schemaless.names import INDEX_PREFIX
@@ -50,6 +51,9 @@ AUDITED = (IndexState.BUILDING, IndexState.ACTIVE)
 """An index that is paused, has failed or is being deleted is behind, and nothing promises otherwise."""
 
 
+_NEEDS_ALL = "an audit needs every master and Kafka: run it again when that server is back. Nothing was judged"
+
+
 def audit(
     topology: Topology,
     bootstrap: str,
@@ -63,9 +67,14 @@ def audit(
     The report names `findings_max` findings, or all. Raises StorageUnavailable or BusUnavailable when a server is
     unreachable, because nothing can be judged then.
     """
-    with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
-        progress = ProgressRecords(bootstrap, reader, datastore)
-        return _DatastoreAudit(storage, reader, progress, datastore, Findings(findings_max)).run(stall_s)
+    try:
+        with SyncStorage(topology) as storage, PartitionReader(bootstrap) as reader:
+            progress = ProgressRecords(bootstrap, reader, datastore)
+            return _DatastoreAudit(storage, reader, progress, datastore, Findings(findings_max)).run(stall_s)
+    except (StorageUnavailable, BusUnavailable) as error:
+        if type(error) not in (StorageUnavailable, BusUnavailable):
+            raise  # a right or a table is missing, and its own hint says what to do
+        raise type(error)(f"{datastore.name} was not audited: {error}", hint=_NEEDS_ALL) from error
 
 
 class _DatastoreAudit:

@@ -244,7 +244,7 @@ def partitions_of(consumer: Consumer, bootstrap: str, topic: str, timeout_s: flo
     if found.error is not None and found.error.code() in REFUSALS:
         raise translate(found.error, f"asking for topic {topic}")
     if found.error is not None or not found.partitions:
-        raise NotFound(f"there is no topic {topic}")
+        raise NotFound(f"there is no topic {topic}", hint="check the datastore's name: a tailer makes its topic")
     return range(len(found.partitions))
 
 

@@ -64,7 +64,7 @@ def get(client: Client, as_json: bool, row_key: RowKey, column: Column, ref_key:
     """Read one cell."""
     cell = client.get_cell(row_key, column, ref_key)
     if not cell:
-        raise CellMissing(f"there is no cell {row_key}/{column}/{ref_key}")
+        raise CellMissing(f"there is no cell {row_key}/{column}/{ref_key}", hint=cell._hint)
     _print_cells([cell], as_json)
 
 
@@ -73,7 +73,7 @@ def latest(client: Client, as_json: bool, row_key: RowKey, column: Column) -> No
     """Read the newest version of a column."""
     cell = client.get_cell_latest(row_key, column)
     if not cell:
-        raise CellMissing(f"there is no cell {row_key}/{column}")
+        raise CellMissing(f"there is no cell {row_key}/{column}", hint=cell._hint)
     _print_cells([cell], as_json)
 
 

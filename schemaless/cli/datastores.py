@@ -19,6 +19,7 @@ from schemaless.runtime.extras import Extra, needs
 from schemaless.topology import Datastore, Node, load_topology
 
 SHARDS = 4096  # for a datastore that may grow over many servers
+PARTITIONS = 64
 
 
 def register(app: typer.Typer) -> None:
@@ -33,12 +34,14 @@ def register(app: typer.Typer) -> None:
 def create(
     name: Annotated[str, typer.Argument(help="a-z, 0-9 and _")],
     shards: Annotated[int, typer.Option(min=1, help="how many shards; can't be changed later")] = SHARDS,
-    partitions: Annotated[int, typer.Option(min=1, help="partitions of the topic; must divide the shards")] = 64,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="partitions of the topic; must divide the shards; default: at most 64")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a datastore, or finish its creation. Its counts can't be changed later."""
     reached = servers()
-    datastore = create_with_progress(reached, name, shards, partitions)
+    datastore = create_with_progress(reached, name, shards, partitions or partitions_of(shards))
     if as_json:
         print_json(_document(datastore))
         return
@@ -129,6 +132,11 @@ def list_conflicts(client: Client, as_json: bool) -> None:
     columns = tuple(conflicts[0]) if conflicts else ("no conflicts",)
     rows = [[conflict.get(column) for column in columns] for conflict in conflicts]
     print_table(columns, [[value if isinstance(value, str) else json.dumps(value) for value in row] for row in rows])
+
+
+def partitions_of(shards: int) -> int:
+    """Returns as many partitions as divide the shards, and at most 64."""
+    return max(count for count in range(1, PARTITIONS + 1) if shards % count == 0)
 
 
 def create_with_progress(reached: Servers, name: str, shards: int, partitions: int) -> Datastore:

@@ -23,6 +23,8 @@ class MissingCell(msgspec.Struct, frozen=True):
     """
 
     _column: str | None = None
+    _hint: str | None = None
+    """Why it may exist all the same, as the API says it."""
 
     def __bool__(self) -> Literal[False]:
         return False

@@ -166,7 +166,10 @@ class Attempts:
         pause = self._pause(attempt, now, 0.0)
         if pause is None:
             tries = len(self._tried)
-            raise Unavailable(f"no answer from {attempt.url} ({why}), the last of {tries} attempts")
+            raise Unavailable(
+                f"no answer from {attempt.url} ({why}), the last of {tries} attempts",
+                hint="check that an API runs there. Reads and puts may be sent again: they are idempotent",
+            )
         return pause
 
     def end(self, attempt: Attempt) -> None:

@@ -72,7 +72,10 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
         try:
             return decode(self.content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Unavailable(f"a response of status {self.status} can't be decoded: {error}") from error
+            raise Unavailable(
+                f"a response of status {self.status} can't be decoded: {error}",
+                hint="check the host: something else than the API answers there",
+            ) from error
 
     def good(self) -> ClientResponse:
         """Returns itself. Raises the error that an unsuccessful response stands for."""

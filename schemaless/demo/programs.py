@@ -19,6 +19,7 @@ import yaml
 
 from schemaless.client.client import Client
 from schemaless.demo.flights import BILLED_CARRIER
+from schemaless.demo.progress import SEE_STATUS
 from schemaless.errors import Conflict, NotFound, Unavailable
 from schemaless.names import index_consumer, trigger_consumer
 from schemaless.stack import supervision
@@ -104,7 +105,9 @@ def change_index(client: Client) -> IndexChange:
         if not states:
             return IndexChange(before)
         if time.monotonic() - began > INDEX_TIMEOUT_S:
-            raise Unavailable(f"the change of {ADDED_INDEX_NAME} was still {states[0]} after {INDEX_TIMEOUT_S:.0f} s")
+            raise Unavailable(
+                f"the change of {ADDED_INDEX_NAME} was still {states[0]} after {INDEX_TIMEOUT_S:.0f} s", hint=SEE_STATUS
+            )
         time.sleep(INDEX_POLL_S)
     kept_until = next((version["kept_until"] for version in changed["versions"] if version["role"] == "kept"), None)
     return IndexChange(changed["number"], time.monotonic() - began, kept_until)
@@ -120,7 +123,7 @@ def wait_for_index(client: Client, name: str) -> None:
     deadline = time.monotonic() + INDEX_TIMEOUT_S
     while (state := client.document(f"/indexes/{name}")["state"]) != "active":
         if time.monotonic() > deadline:
-            raise Unavailable(f"index {name} was still {state} after {INDEX_TIMEOUT_S:.0f} s")
+            raise Unavailable(f"index {name} was still {state} after {INDEX_TIMEOUT_S:.0f} s", hint=SEE_STATUS)
         time.sleep(INDEX_POLL_S)
 
 

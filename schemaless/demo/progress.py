@@ -21,6 +21,7 @@ POLL_S = 0.5
 STALL_TIMEOUT_S = 120.0
 LINE_EVERY_S = 10.0
 LOADED = "cells loaded"
+SEE_STATUS = "`schemaless status` says what runs, and `schemaless status --json` names the logs"
 
 
 class ProgramStopped(SchemalessError):
@@ -75,7 +76,9 @@ def wait_until_caught_up(
         elif clock() - moved_at > STALL_TIMEOUT_S:
             lags = {name: now.lag(name) for name in sorted(consumers)} | {"buffers": now.buffered}
             behind = ", ".join(f"{name} {lag}" for name, lag in lags.items() if lag)
-            raise Unavailable(f"nothing moved for {STALL_TIMEOUT_S:.0f} s; cells still to be done: {behind}")
+            raise Unavailable(
+                f"nothing moved for {STALL_TIMEOUT_S:.0f} s; cells still to be done: {behind}", hint=SEE_STATUS
+            )
         sleep(POLL_S)
     show(now)
     return now

@@ -202,7 +202,10 @@ def _union(answers: Answers[dict[str, Datastore]]) -> dict[str, Datastore]:
 
 
 def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
-    """Writes the catalogue row on every master. Of two creators at once, the first master decides who was first."""
+    """Writes the catalogue row on every master. Of two creators at once, the first master decides who was first.
+
+    Raises Misconfigured where it exists with other counts.
+    """
 
     def existing(master: SyncNode) -> Datastore | None:
         return master.run(lambda: datastore_table.all_of(ready=False)).get(wanted.name)
@@ -216,7 +219,7 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
         master.run(datastore_table.insert, agreed)
         written = existing(master)
         if written is None or (written.shards, written.partitions) != (wanted.shards, wanted.partitions):
-            raise Misconfigured(f"datastore {wanted.name} exists with other counts: {written}")
+            raise _other_counts(wanted, written)
         agreed = written
     return agreed
 
@@ -248,3 +251,14 @@ def _create_missing_shards(storage: SyncStorage, datastore: Datastore, progress:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _other_counts(wanted: Datastore, written: Datastore | None) -> Misconfigured:
+    if written is None:
+        return Misconfigured(f"datastore {wanted.name} is missing on a master that has just taken it", hint="try again")
+    finish = f"--shards {written.shards} --partitions {written.partitions}"
+    return Misconfigured(
+        f"datastore {wanted.name} exists with {written.shards} shards and {written.partitions} partitions, which can't"
+        f" be changed to {wanted.shards} and {wanted.partitions}",
+        hint=f"give the new one another name, or finish the creation of that one with {finish}",
+    )

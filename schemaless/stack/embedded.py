@@ -45,6 +45,7 @@ from schemaless.stack.processes import (
     service_programs,
     with_present_settings,
 )
+from schemaless.stack.programs import SEE_LOG
 from schemaless.stack.replication import attach
 from schemaless.stack.supervision import (
     ProcessState,
@@ -215,7 +216,9 @@ def _await_api(plan: StackPlan, process: ProcessStatus) -> None:
             if httpx.get(url, timeout=2.0).status_code == httpx.codes.OK:
                 return
         if time.monotonic() > deadline:
-            raise Unavailable(f"{process.name} is not ready after {READY_TIMEOUT_S:.0f} s; its log: {process.log}")
+            raise Unavailable(
+                f"{process.name} is not ready after {READY_TIMEOUT_S:.0f} s; its log: {process.log}", hint=SEE_LOG
+            )
         time.sleep(0.1)
 
 

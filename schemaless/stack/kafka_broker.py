@@ -21,7 +21,7 @@ from schemaless.errors import BusUnavailable
 from schemaless.runtime.kafka_access import SCRAM, KafkaAccess, KafkaAddress
 from schemaless.runtime.private_file import write_private_text
 from schemaless.runtime.tls import Tls
-from schemaless.stack.programs import find_kafka_jars, find_program
+from schemaless.stack.programs import SEE_LOG, find_kafka_jars, find_program
 
 FORMAT_TIMEOUT_S = 60
 READY_TIMEOUT_S = 60.0
@@ -181,9 +181,11 @@ def wait_ready(
     deadline = time.monotonic() + timeout_s
     while not answers(broker.bootstrap):
         if not alive():
-            raise BusUnavailable(f"the Kafka broker ended while starting; its log: {broker.log}")
+            raise BusUnavailable(f"the Kafka broker ended while starting; its log: {broker.log}", hint=SEE_LOG)
         if time.monotonic() > deadline:
-            raise BusUnavailable(f"the Kafka broker does not answer after {timeout_s:.0f} s: {broker.log}")
+            raise BusUnavailable(
+                f"the Kafka broker does not answer after {timeout_s:.0f} s: {broker.log}", hint=SEE_LOG
+            )
         time.sleep(0.1)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from schemaless.errors import Misconfigured, StorageUnavailable
 from schemaless.stack.admin import ADMIN_USER, SERVICE_USER, Accounts, ServerAddress, account_statements, answers
-from schemaless.stack.programs import Flavour, MySQLProgram, find_mysql, find_program
+from schemaless.stack.programs import SEE_LOG, Flavour, MySQLProgram, find_mysql, find_program
 from schemaless.stack.server_options import render_options
 from schemaless.topology import Node, Role
 
@@ -115,9 +115,11 @@ def wait_ready(
     deadline = time.monotonic() + timeout_s
     while not answers(server.address(accounts)):
         if not alive():
-            raise StorageUnavailable(f"server {server.name} ended while starting. Its log: {server.log}")
+            raise StorageUnavailable(f"server {server.name} ended while starting. Its log: {server.log}", hint=SEE_LOG)
         if time.monotonic() > deadline:
-            raise StorageUnavailable(f"server {server.name} does not answer after {timeout_s:.0f} s: {server.log}")
+            raise StorageUnavailable(
+                f"server {server.name} does not answer after {timeout_s:.0f} s: {server.log}", hint=SEE_LOG
+            )
         time.sleep(0.05)
 
 

@@ -14,6 +14,8 @@ from schemaless.errors import Misconfigured
 
 KAFKA_FOLDER = "kafka-4.3.1"
 MYSQL_FOLDER = "mysql-9.7"
+SEE_LOG = "the log that is named says why"
+"""Hint of an error about a process that doesn't start."""
 SYSTEM_FOLDERS = (
     "/usr/sbin",
     "/usr/bin",

@@ -32,6 +32,7 @@ from schemaless.stack.processes import (
     save_program,
     with_metrics_port,
 )
+from schemaless.stack.programs import SEE_LOG
 
 SUPERVISOR_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 90.0  # above every program's own, after which it is killed
@@ -168,7 +169,9 @@ def wait_for(
             otherwise(process)
         if time.monotonic() > deadline:
             first = late[0]
-            raise Unavailable(f"{first.name} is {first.state} after {timeout_s:.0f} s; its log: {first.log}")
+            raise Unavailable(
+                f"{first.name} is {first.state} after {timeout_s:.0f} s; its log: {first.log}", hint=SEE_LOG
+            )
         time.sleep(0.1)
 
 
@@ -201,7 +204,7 @@ def start_supervisor(plan: StackPlan) -> None:
     argv = [sys.executable, "-m", "supervisor.supervisord", "-c", str(plan.supervisor_config)]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unavailable(f"the supervisor did not start: {(done.stderr or done.stdout).strip()[-500:]}")
+        raise Unavailable(f"the supervisor did not start: {(done.stderr or done.stdout).strip()[-500:]}", hint="")
     _until(lambda: is_up(plan), "the supervisor does not answer")
 
 
@@ -216,7 +219,7 @@ def _until(done: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + SUPERVISOR_TIMEOUT_S
     while not done():
         if time.monotonic() > deadline:
-            raise Unavailable(otherwise)
+            raise Unavailable(otherwise, hint="look into supervisord.log of the stack's folder")
         time.sleep(0.05)
 
 

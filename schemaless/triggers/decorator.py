@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Never, TypeVar
 
 from schemaless.cell import ColumnName, StoredCell, parse_column_name
 from schemaless.errors import Misconfigured
@@ -81,8 +81,8 @@ class Trigger:
 
 
 def trigger(
-    *,
-    column: str,
+    *bare: Never,
+    column: str = "",
     retry: RetryPolicy | None = None,
     park: Literal["row", "cell"] | ParkMode = ParkMode.ROW,
     max_age: float | timedelta | None = None,
@@ -96,6 +96,8 @@ def trigger(
 
     Raises Invalid for a column name or a condition, and Misconfigured for whatever else is wrong.
     """
+    if bare or column == "":
+        raise Misconfigured('@trigger needs a column, and its name: write @trigger(column="BASE") above the function')
     column_name = parse_column_name(column, "column")
     if not isinstance(retry, RetryPolicy | None):
         raise Misconfigured(f"@trigger: retry must be a RetryPolicy, not {retry!r}")

@@ -70,6 +70,13 @@ def test_a_wrong_argument_is_refused_by_name(arguments, named):
         marked(**arguments)
 
 
+def test_a_decorator_without_a_column_says_how_it_is_written():
+    """`@trigger` and `@trigger()` ended in a TypeError about arguments that nobody had written."""
+    for arguments in ([], [lambda row_key: None]):
+        with pytest.raises(Misconfigured, match=r'@trigger\(column="BASE"\)'):
+            trigger(*arguments)
+
+
 @pytest.mark.parametrize("where", ["", "n >", 7, [], [{"field": "n"}]])
 def test_a_wrong_condition_is_refused(where):
     """It names the argument, as every part of a request or a definition that is wrong."""
