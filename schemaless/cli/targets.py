@@ -121,7 +121,8 @@ def servers() -> Servers:
     plan = _stack()
     if plan is None:
         raise Misconfigured(
-            "no servers are known: set SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, or run `schemaless up`"
+            "no servers are known: set SCHEMALESS_TOPOLOGY and SCHEMALESS_KAFKA, or SCHEMALESS_HOME to the folder of a"
+            " stack that runs elsewhere, or start one here with `schemaless up`"
         )
     if given.topology is not None:
         return Servers(load_topology(given.topology), given.topology, plan.broker().bootstrap, given.admin_topology)

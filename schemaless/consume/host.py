@@ -91,7 +91,7 @@ class ConsumerHost:
         self._heads = ShardHeads(storage, datastore)
         self._group: ConsumerGroup | None = None
         self._shared = SharedWork()
-        self._is_member = True  # as it was logged last
+        self._is_member = False  # as it was logged last: nobody is a member before it has joined
         self._finished: deque[tuple[float, int]] = deque()
         self._running: dict[tuple[str, str], _RunningDelivery] = {}
         self._partitions: set[int] = set()

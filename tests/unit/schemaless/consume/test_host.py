@@ -5,6 +5,7 @@ import types
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from schemaless.cell import StoredCell
 from schemaless.codec import encode_body, encode_record
@@ -127,6 +128,18 @@ async def test_every_consumer_gets_the_cells_of_assigned_partitions_once(host, m
     assert sorted(first.seen) == sorted(second.seen) == [(0, 1), (0, 2), (2, 1)]
 
 
+async def test_a_start_is_no_outage(host):
+    """Nobody is a member before it has joined. What ends afterwards is said, and once."""
+    group = Group()
+    host.join(group)
+    said = []
+    for group.alive in (False, False, True, True, False, False):
+        with capture_logs() as logs:
+            await host.step()
+        said.append([entry["event"].partition(":")[0] for entry in logs])
+    assert said == [[], [], ["calls go on"], [], ["calls wait"], []]
+
+
 async def test_a_revoked_partition_is_not_delivered(host, masters):
     """The cell of the partition that stays, which is taken later, shows that the other one would have come."""
     consumer = await added(host, "trigger:p")
@@ -171,10 +184,11 @@ class Group:
 
     def __init__(self):
         self.confirms = False
+        self.alive = True
         self.asked = []
 
     def is_alive(self):
-        return True
+        return self.alive
 
     async def confirm(self, partitions):
         self.asked.append(set(partitions))
