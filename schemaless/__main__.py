@@ -23,6 +23,7 @@ from schemaless.cli import (
     tokens,
     triggers,
 )
+from schemaless.cli.examples import add_examples
 from schemaless.cli.output import print_error
 from schemaless.client.transport import CHOSEN_PROFILE
 from schemaless.config import program_version
@@ -64,6 +65,7 @@ def options(
 
 for part in PARTS:
     part.register(app)
+add_examples(app)
 
 
 def main() -> None:

@@ -65,9 +65,7 @@ def show(
         print_json(page)
         return
     if not page["parked"]:
-        raise NotFound(
-            f"nothing of row {row} is parked", hint=f"`schemaless triggers parked list {program}` shows what is"
-        )
+        raise NotFound(f"nothing of row {row} is parked", hint=f"`schemaless parked list {program}` shows what is")
     for cell in page["parked"]:
         print(f"{cell['id']} {cell['column_name']} {cell['ref_key']}: {cell['cause']}, {cell['attempts']} attempts")
         if cell["error"]:
