@@ -274,19 +274,26 @@ async def test_rows_that_a_late_process_left_of_a_dropped_version_go(make_datast
     """Of each table that has rows of versions. Those of a version that is there stay."""
     datastore = make_datastore(shards=SHARDS, partitions=2)
     await create_index(async_storage, datastore, definition())
-    tables = (index_pass_table, index_check_table, index_write_table, index_tombstones, index_walk_table)
     node = storage.master(datastore.clusters[0])
-    for number in (1, 7):
-        version = IndexVersion(datastore.name, definition().name, number)
-        node.run(index_pass_table.note, version, 0, FaultCounts())
-        job = Job(number, "index:x", JobKind.VERIFY, 1, None, "test")
-        node.run(index_check_table.put, version, job, {0: CheckRequest()})
-        node.run(index_walk_table.begin, version, 0, RowWalk(1, 0))
-        run_sql(node, index_write_table.count(version, 0, 5))
-        run_sql(
-            node,
-            f"INSERT INTO schemaless.index_forgotten VALUES ('{datastore.name}', '{version.name}', {number}, 0, 1)",
-        )
+
+    def write(table, version):
+        if table is index_pass_table:
+            node.run(table.note, version, 0, FaultCounts())
+        elif table is index_check_table:
+            job = Job(version.number, "index:x", JobKind.VERIFY, 1, None, "test")
+            node.run(table.put, version, job, {0: CheckRequest()})
+        elif table is index_write_table:
+            run_sql(node, table.count(version, 0, 5))
+        elif table is index_walk_table:
+            node.run(table.begin, version, 0, RowWalk(1, 0))
+        else:
+            values = f"'{version.datastore}', '{version.name}', {version.number}, 0, 1"
+            run_sql(node, f"INSERT INTO schemaless.index_forgotten VALUES ({values})")
+
+    tables = (index_pass_table, index_check_table, index_write_table, index_tombstones, index_walk_table)
+    for number, table in enumerate(tables, start=7):  # of a version each, so that no other table tells of it
+        for each in (1, number):
+            write(table, IndexVersion(datastore.name, definition().name, each))
     await remove_strays(async_storage, datastore)
     assert [node.run(table.versions, datastore.name) for table in tables] == [{(definition().name, 1)}] * 5
 
