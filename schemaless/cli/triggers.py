@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -93,7 +94,7 @@ def list_all(client: Client, as_json: bool) -> None:
         (
             each["program"],
             _state(each),
-            each["lag"],
+            _cells(each["lag"], document["unknown"]),
             len(each["stopped"]),
             each["worker_count"],
             each["unconfirmed_count"] + each["refused_count"] + each["failing_shards_count"],
@@ -107,6 +108,7 @@ def list_all(client: Client, as_json: bool) -> None:
         "oldest call, s",
     )  # fmt: skip
     print_table(columns, rows)
+    _print_unknown(document["unknown"])
 
 
 @api_command
@@ -116,7 +118,7 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     if as_json:
         print_json(document)
         return
-    behind = f"{document['lag']} cells ({document['lag_seconds']} s) behind"
+    behind = f"{_cells(document['lag'], document['unknown'])} cells ({document['lag_seconds']} s) behind"
     print(f"{document['program']}: {_state(document)}, {behind}, {document['rate']} cells/s")
     if document["reason"] and document["state"] in ("paused", "tripped"):
         print(document["reason"])
@@ -128,6 +130,17 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
     for worker in document["workers"]:
         print_worker(worker)
+    _print_unknown(document["unknown"])
+
+
+def _cells(lag: int, unknown: Mapping[str, str]) -> str:
+    """What is unknown isn't 0: a cluster that doesn't answer has shards of which nobody can tell."""
+    return f"at least {lag}" if unknown else str(lag)
+
+
+def _print_unknown(unknown: Mapping[str, str]) -> None:
+    for cluster, why in unknown.items():
+        print_notice(f"cluster {cluster}: nothing is known of its shards ({why})")
 
 
 @api_command

@@ -1,7 +1,10 @@
 """What `triggers status` says of a worker."""
 
 import pytest
+from typer.testing import CliRunner
 
+from schemaless import Client
+from schemaless.__main__ import app
 from schemaless.cli.triggers import print_worker
 
 WORKER = {
@@ -17,3 +20,22 @@ def test_a_worker_without_an_answer_of_its_group_says_why_it_calls_nothing(capsy
     """Its program is said to run, and is behind. Only this line names Kafka."""
     print_worker(WORKER | {"is_member": is_member})
     assert ("calls nothing" in capsys.readouterr().out) is not is_member
+
+
+PROGRAM = {
+    "program": "billing", "state": "running", "reason": None, "lag": 0, "lag_seconds": 0.0, "worker_count": 1,
+    "oldest_call_s": None, "stopped": [], "rate": 0.0, "counts": {}, "parked": 0, "workers": [],
+    **dict.fromkeys(("unconfirmed_count", "refused_count", "failing_shards_count", "failing_count"), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unknown", [{}, {"a": "no answer within 2 s"}])
+@pytest.mark.parametrize("command", ["list", "status"])
+def test_a_cluster_that_does_not_answer_is_named_once_and_its_lag_is_not_zero(monkeypatch, unknown, command):
+    """32 of 64 shards may be behind, and the others say 0."""
+    document = {"triggers": [PROGRAM], "unknown": unknown} if command == "list" else PROGRAM | {"unknown": unknown}
+    monkeypatch.setattr(Client, "document", lambda *_: document)
+    arguments = ["triggers", command, *(["billing"] if command == "status" else []), "--hosts", "http://one"]
+    done = CliRunner().invoke(app, arguments)
+    assert ("at least 0" in done.stdout) == bool(unknown)
+    assert done.stderr.count("nothing is known of its shards (no answer within 2 s)") == len(unknown)
