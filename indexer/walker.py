@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 
 import structlog
 from msgspec.structs import replace
@@ -118,7 +119,9 @@ class Walker:
             self._known.pop(shard, None)  # a promotion may take it back
             return False
         self._known[shard] = walks
-        async with self._load.page(entity_walk.COLUMNS_AT_ONCE) as columns_max:
+        # A shard without cells has nothing to walk, and queries with `after` wait for its checkpoint.
+        has_cells = any(walk.until for walk in open_walks.values())
+        async with self._load.page(entity_walk.COLUMNS_AT_ONCE) if has_cells else nullcontext(1) as columns_max:
             allowed = self._maintainer.throttle.take(columns_max)
             if allowed:
                 return await self._page(shard, walks, open_walks, allowed)

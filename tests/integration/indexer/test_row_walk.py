@@ -114,6 +114,15 @@ async def test_a_walk_then_the_log_make_what_the_cells_say(rows):
     assert rows.found(definition()) == rows.wanted(definition()) != {}
 
 
+async def test_a_shard_without_cells_has_its_checkpoint_however_busy_the_datastore_is(rows):
+    """An index without cells is active at once, and queries with `after` need the checkpoint of the put's shard."""
+    await rows.begin()
+    walker = rows.walker()
+    walker._load.page = None  # it would wait for its share of the time
+    await rows.walk(walker=walker)
+    assert set(rows.checkpoints().values()) == {0}
+
+
 async def test_walkers_that_die_or_walk_at_once_continue_one_another(rows):
     """Each step may be another process's, two of them hold what they last read. No cell is counted twice."""
     row_keys = row_keys_of(0, 40)
