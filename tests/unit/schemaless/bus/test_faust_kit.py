@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from schemaless import cells_topic, faust_app
 from schemaless.bus.faust_app import FETCH_PAUSE_S, CorrectedConsumer, keep_fetches_apart
 from schemaless.codec import encode_record
+from schemaless.found_cell import found_cell
 from tests.topic_harness import stored_cell
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,7 +33,7 @@ async def test_an_agent_is_given_cells_and_no_error(make):
     topic = cells_topic(make("kit", "127.0.0.1:9"), "mezzanine")
     cell = stored_cell(0, 4)
     event = await topic.decode(message(encode_record(cell)), propagate=True)
-    assert (event.value, event.key) == (cell, b"key")
+    assert (event.value, event.key) == (found_cell(cell), b"key")
     foreign = message(b"not ours")
     with pytest.raises(ValueDecodeError) as raised:
         await topic.decode(foreign, propagate=True)
