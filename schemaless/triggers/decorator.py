@@ -140,9 +140,12 @@ def _takes(function: Callable[..., Any]) -> Takes:
     parameters = list(inspect.signature(function).parameters)
     if len(parameters) == 1:
         return Takes.ROW_KEY if parameters[0] == "row_key" else Takes.CELL
-    if len(parameters) == 2:
+    if len(parameters) == 2 and parameters[0] != "row_key" and parameters[1] != "cell":
         return Takes.CELL_AND_CONTEXT
-    raise Misconfigured(f"trigger function {function.__name__} must take row_key, or cell, or cell and context")
+    raise Misconfigured(
+        f"trigger function {function.__name__} must take row_key, or cell, or cell and context, in this order."
+        f" It takes {', '.join(parameters) or 'nothing'}. A cell has its row_key"
+    )
 
 
 def triggers_of(namespace: Mapping[str, Any]) -> list[Trigger]:

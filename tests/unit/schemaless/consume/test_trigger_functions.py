@@ -88,11 +88,19 @@ def test_what_a_function_takes_is_told_by_its_parameters(function, takes):
     assert found.takes is takes
 
 
-@pytest.mark.parametrize("function", [lambda: None, lambda cell, context, more: None])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: None,
+        lambda cell, context, more: None,
+        lambda row_key, cell: None,  # the first would be the cell, and the second the context
+        lambda context, cell: None,
+    ],
+)
 def test_a_function_that_takes_something_else_is_refused(function):
     """When it is marked, not when the first cell comes."""
-    with pytest.raises(Misconfigured):
-        trigger(column="BASE")(function)
+    with pytest.raises(Misconfigured, match="must take row_key, or cell, or cell and context, in this order"):
+        trigger(column="BASE", name="f")(function)
     with pytest.raises(Invalid):
         trigger(column="1")
 
