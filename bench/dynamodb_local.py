@@ -56,8 +56,8 @@ def dynamodb_local(folder: Path) -> Iterator[DynamoDB]:
     """Runs it in memory. Raises CannotRun."""
     jars, python = _jars(), _boto3_python()
     java = [find_program("java"), "-Xmx1g", f"-Djava.library.path={jars}", "-cp", f"{jars}/*", MAIN, "-inMemory"]
-    loopback = 'ip link set lo up && exec "$@"'
-    argv = ["unshare", "--map-root-user", "--net", "sh", "-c", loopback, "sh", *java, "-port", str(PORT)]
+    loopback = 'ip link set lo up && cd "$0" && exec "$@"'  # it writes a file to where it starts
+    argv = ["unshare", "--map-root-user", "--net", "sh", "-c", loopback, str(folder), *java, "-port", str(PORT)]
     process = LocalServer("dynamodb", argv, folder / "dynamodb.log", lambda me: None)
     process.start()
     try:

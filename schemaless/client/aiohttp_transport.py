@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
@@ -15,6 +16,9 @@ from schemaless.client.transport import target_of, tls_context
 from schemaless.config import ClientSettings
 from schemaless.errors import Unavailable
 from schemaless.runtime.tls import certificate_refusal
+
+_AT_ONCE_MAX_BYTES = 1 << 20
+"""More is written in pieces, between which other tasks run. aiohttp warns of more."""
 
 
 class AiohttpTransport:
@@ -34,17 +38,19 @@ class AiohttpTransport:
 
     async def send(self, request: ClientRequest, url: str, timeout_s: float) -> ClientResponse:
         connect_s = min(self._limits.connect_timeout_s, timeout_s)
+        content = request.content
+        if self._session.closed:
+            raise Unavailable("the client was closed")
         try:
             async with self._session.request(
                 request.method,
                 URL(url + target_of(request), encoded=True),
-                data=request.content or None,
+                data=io.BytesIO(content) if len(content) > _AT_ONCE_MAX_BYTES else content or None,
                 headers=request.headers,
                 timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s),
                 allow_redirects=False,
             ) as response:
-                content = await response.read()
-                return ClientResponse(response.status, response.headers, content)
+                return ClientResponse(response.status, response.headers, await response.read())
         except aiohttp.ConnectionTimeoutError as error:
             raise Unavailable(f"no connection within {connect_s:.3g} s") from error
         except TimeoutError as error:

@@ -63,7 +63,10 @@ def _json_scalar(value: Any, name: str) -> Any:
         if offset is None:
             raise Invalid(name, "is a datetime without a time zone: nobody could tell which moment it is")
         if offset % _MINUTE:  # RFC 3339 has offsets of whole minutes
-            value = value.astimezone(UTC)
+            try:
+                value = value.astimezone(UTC)
+            except OverflowError as error:
+                raise Invalid(name, "is a datetime that UTC can't hold: its year would be 0 or 10000") from error
         return value.isoformat().removesuffix("+00:00") + ("" if value.utcoffset() else "Z")
     if isinstance(value, Enum) and type(value.value) in _PLAIN and isinstance(value, str | int):
         return value.value

@@ -24,7 +24,10 @@ class Extra(Enum):
     KAFKA = ("kafka", "Kafka", ("confluent_kafka",))
     MYSQL = ("mysql", "MySQL", ("pymysql", "asyncmy"))
     FAUST = ("faust", "Faust", ("faust",))
-    TRIGGERS = ("triggers", "Kafka, MySQL and Faust", ("confluent_kafka", "pymysql", "asyncmy", "faust", "uvloop"))
+    TRIGGERS = (
+        "triggers", "Kafka, MySQL and Faust",
+        ("confluent_kafka", "pymysql", "asyncmy", "faust", "uvloop", "httpx"),
+    )  # fmt: skip
     SERVER = ("server", "the server's packages", ("supervisor", "fastapi", "confluent_kafka", "pymysql"))
 
     def __init__(self, extra: str, title: str, packages: tuple[str, ...]) -> None:

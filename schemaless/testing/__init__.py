@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from schemaless.runtime.extras import Extra, require
 
-require("schemaless.testing", Extra.MYSQL)
+require("schemaless.testing", Extra.TRIGGERS)
 
 from schemaless.testing.entity_table import MemoryEntityTable as MemoryEntityTable  # noqa: E402
 from schemaless.testing.trigger_kit import SetAside as SetAside  # noqa: E402

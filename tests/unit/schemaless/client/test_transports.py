@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import zlib
 from collections import Counter
@@ -12,12 +14,25 @@ import msgspec
 import pytest
 
 from schemaless import AsyncClient, Client, Limits
+from schemaless.client.exchange import ClientRequest
 from schemaless.errors import Invalid, Misconfigured, Unavailable
 from schemaless.stack.ports import free_ports
 
 ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 PUT = {"row_key": ROW, "column_name": "A", "ref_key": 1, "status": "stored", "shard": 0, "copies": 2}
 ONCE = Limits(attempts_max=1)
+EMPTY = {}
+FORKED = """
+import os, sys
+from schemaless import Client
+client = Client([sys.argv[1]], datastore="m")
+client.put_cell(sys.argv[2], "A", 1, {})
+child = os.fork()
+client.put_cell(sys.argv[2], "A", 2, {})
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+os._exit(0)
+"""
 
 
 class Server(ThreadingHTTPServer):
@@ -32,6 +47,8 @@ class Server(ThreadingHTTPServer):
         self.headers = []
         self.connections = self.at_once = self.most_at_once = 0
         self.plan = []
+        self.reads_after_s = 0.0
+        self.never = threading.Event()
         self.together = threading.Barrier(1)
         self.lock = threading.Lock()
 
@@ -56,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self):
         server = self.server
+        if server.reads_after_s:
+            server.never.wait(server.reads_after_s)
         self.rfile.read(int(self.headers.get("content-length", 0)))
         with server.lock:
             server.targets.append(self.path)
@@ -97,12 +116,12 @@ def server():
         thread.join()
 
 
-def sync_puts(hosts, count, at_a_time=1, limits=None):
+def sync_puts(hosts, count, at_a_time=1, limits=None, body=EMPTY):
     """Returns what each put gave or raised, and the failures that hosts had in a row."""
 
     def put(client, number):
         try:
-            return client.put_cell(ROW, "A", number, {})
+            return client.put_cell(ROW, "A", number, body)
         except Exception as error:
             return error
 
@@ -111,13 +130,13 @@ def sync_puts(hosts, count, at_a_time=1, limits=None):
         return found, [host.failures for host in client._hosts._hosts.values()]
 
 
-def async_puts(hosts, count, at_a_time=1, limits=None):
+def async_puts(hosts, count, at_a_time=1, limits=None, body=EMPTY):
     async def put_all():
         async with AsyncClient(hosts, datastore="m", limits=limits) as client:
             found, left = [], list(range(count))
             while left:
                 some, left = left[:at_a_time], left[at_a_time:]
-                tasks = (client.put_cell(ROW, "A", number, {}) for number in some)
+                tasks = (client.put_cell(ROW, "A", number, body) for number in some)
                 found += await asyncio.gather(*tasks, return_exceptions=True)
             return found, [host.failures for host in client._hosts._hosts.values()]
 
@@ -160,6 +179,32 @@ def test_a_compressed_answer_is_read(server, puts):
     server.plan = ["deflate"]
     (put,), _ = puts([server.url], 1, limits=ONCE)
     assert put.status == "stored"
+
+
+@both
+def test_a_large_body_has_the_time_of_an_attempt_not_that_of_connecting(server, puts):
+    """Otherwise a batch of 15 MiB over a network that takes longer than that could never be sent."""
+    server.reads_after_s = 0.2
+    limits = Limits(attempts_max=1, connect_timeout_s=0.1)
+    (put,), _ = puts([server.url], 1, limits=limits, body={"text": "x" * (14 << 20)})
+    assert getattr(put, "status", put) == "stored"
+    assert server.headers[0]["content-type"] == "application/msgpack"
+    assert int(server.headers[0]["content-length"]) > 14 << 20
+
+
+def test_a_child_of_fork_has_connections_of_its_own(server):
+    """Both would write into one connection, and read each other's answers."""
+    subprocess.run([sys.executable, "-c", FORKED, server.url, ROW], check=True, timeout=60)
+    assert len(server.targets) == 3
+    assert server.connections == 2
+
+
+async def test_what_is_in_flight_when_an_async_client_is_closed_ends_in_an_error_of_ours(server):
+    client = AsyncClient([server.url], datastore="m")
+    async with client._transport.place():
+        await client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await client._transport.send(ClientRequest("GET", "/"), server.url, 1)
 
 
 @both

@@ -1,6 +1,7 @@
 """The extras of the wheel: what is loaded without them, and how a missing one is named."""
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 
 import schemaless
 from schemaless.errors import MissingExtra, SchemalessError
+from schemaless.runtime import extras
 from schemaless.runtime.extras import Extra, needs, require
 
-HEAVY = {"aiokafka", "asyncmy", "confluent_kafka", "faust", "mode", "pymysql", "stamina", "uvloop"}
+HEAVY = {"aiokafka", "asyncmy", "confluent_kafka", "faust", "httpx", "mode", "pymysql", "stamina", "uvloop"}
 
 
 @pytest.mark.parametrize("module", ["schemaless", "schemaless.__main__", "schemaless.client.client"])
@@ -33,6 +35,15 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch)
         require("`schemaless audit`", Extra.KAFKA, Extra.MYSQL)
     with pytest.raises(ImportError, match=r"schemaless.Subscriber needs Kafka"):
         _ = schemaless.Subscriber
+
+
+def test_the_kit_names_the_extra_that_has_all_it_imports(monkeypatch):
+    """With the extra mysql alone it ended in `No module named 'httpx'`."""
+    monkeypatch.delitem(sys.modules, "httpx", raising=False)
+    monkeypatch.setattr(extras, "find_spec", lambda package: None if package == "httpx" else package)
+    kit = Path(schemaless.__file__).parent / "testing" / "__init__.py"
+    with pytest.raises(MissingExtra, match=r"schemaless.testing needs .*\[triggers\]"):
+        runpy.run_path(str(kit))
 
 
 def test_public_names_are_the_ones_that_type_checkers_see():
