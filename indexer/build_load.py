@@ -19,6 +19,7 @@ from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_walk_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.topology import Datastore
 
 log = structlog.get_logger()
 
@@ -41,9 +42,10 @@ class BuildLoad:
     With 1 it doesn't look whether they do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # most of them are named, and two have defaults
         self,
         storage: AsyncStorage,
+        datastore: Datastore,
         version: IndexVersion,
         *,
         lag_cells_max: int,
@@ -53,6 +55,7 @@ class BuildLoad:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._storage = storage
+        self._datastore = datastore
         self._version = version
         self._lag_cells_max = lag_cells_max
         self._commit_max_s = commit_max_s
@@ -91,12 +94,16 @@ class BuildLoad:
         if passed_s >= (_FIRST_COUNT_PAUSE_S if self._is_busy is None else _COUNT_PAUSE_S):
             self._counted_at = self._clock()
             answers = await all_or_first_error(
-                master.run(shard_head.movement, self._version.datastore) for master in self._storage.masters
+                self._storage.master(cluster).run(shard_head.movement, self._datastore.name)
+                for cluster in self._datastore.clusters
             )
             cells, before = sum(found.heads_sum for found in answers), self._cells
             self._cells = cells
             if before is not None:
-                self._is_busy = cells - before > _BUSY_CELLS_PER_S * passed_s
+                is_busy = cells - before > _BUSY_CELLS_PER_S * passed_s
+                if is_busy and not self._is_busy:
+                    log.info("a build gives way to puts", index=self._version.name, busy_share=self._busy_share)
+                self._is_busy = is_busy
         return self._is_busy is not False
 
     async def rest(self) -> None:
@@ -117,8 +124,8 @@ class BuildLoad:
     async def _lag_cells(self) -> int:
         """Returns how many cells the minion that lags most is behind what the build has written on its master."""
         lag = 0
-        for master in self._storage.masters:
-            cluster = master.node.cluster
+        for cluster in self._datastore.clusters:
+            master = self._storage.master(cluster)
             minions = self._storage.minions(cluster)
             if minions:
                 written = await master.run(index_walk_table.walked_sum, self._version, timeout_s=_LOOK_TIMEOUT_S)

@@ -257,6 +257,7 @@ class HostedIndex:
         maintainer = Maintainer(storage, datastore, index.definition, Throttle(index.order.cells_per_s))
         load = BuildLoad(
             storage,
+            datastore,
             maintainer.version,
             lag_cells_max=settings.build_lag_cells_max,
             commit_max_s=settings.build_commit_max_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from schemaless.errors import StorageUnavailable
@@ -16,6 +17,8 @@ from schemaless.topology import Datastore
 KEPT_S = 2.0
 PATIENCE_S = 0.2
 """How long a query waits for a look-up if the index is known already."""
+
+_PACE_S, _LOOK_PAUSE_S = 300.0, 10.0  # what an estimate looks back on, and in which steps
 
 
 class IndexCatalogue:
@@ -69,16 +72,26 @@ class IndexCatalogue:
 
 
 class BuildEta:
-    """Estimates when an index that is building is ready, from the pace since this process first looked."""
+    """Estimates when an index that is building is ready, from its pace of the last minutes, as this process saw it.
+
+    A build works a tenth of the time while cells come in, so an earlier pace says nothing.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._first: dict[tuple[str, str], tuple[float, int]] = {}
+        self._seen: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def seconds(self, datastore: str, consumer: str, progress: BuildProgress) -> float | None:
         """Returns the seconds that are left for a version, by its consumer, or None as long as no pace is known."""
         now = self._clock()
-        began, done = self._first.setdefault((datastore, consumer), (now, progress.done))
+        seen = self._seen.setdefault((datastore, consumer), deque())
+        if seen and progress.done < seen[-1][1]:  # a walk began anew
+            seen.clear()
+        if not seen or now - seen[-1][0] >= _LOOK_PAUSE_S:
+            seen.append((now, progress.done))
+        while len(seen) > 1 and seen[1][0] <= now - _PACE_S:
+            seen.popleft()
+        began, done = seen[0]
         built = progress.done - done
         if progress.total is None or built <= 0:
             return None
@@ -86,4 +99,4 @@ class BuildEta:
 
     def forget(self, datastore: str, consumer: str) -> None:
         """Drops what is known of a version, because it isn't being built."""
-        self._first.pop((datastore, consumer), None)
+        self._seen.pop((datastore, consumer), None)

@@ -125,7 +125,7 @@ class Hosted:
         storage, datastore = process.storage, process.world.datastore
         self.definition = definition
         maintainer = Maintainer(storage, datastore, definition, effect_bytes_max=3000, examined_rows_max=3)
-        load = BuildLoad(storage, maintainer.version, lag_cells_max=0, commit_max_s=9.0, busy_share=1)
+        load = BuildLoad(storage, datastore, maintainer.version, lag_cells_max=0, commit_max_s=9.0, busy_share=1)
         self.walker = Walker(storage, datastore, definition, maintainer, load)
         kept = Checkpoints(process.lanes, definition.consumer, CheckpointPlacement.EVERYWHERE, start_at=None)
         self.checkpoints = WalkedCheckpoints(kept, self.walker)

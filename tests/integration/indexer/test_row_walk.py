@@ -47,7 +47,8 @@ class WalkedRows(IndexedRows):
 
     def walker(self):
         """A process that walks."""
-        load = BuildLoad(self.async_storage, self.maintainer.version, lag_cells_max=1, commit_max_s=9.0, busy_share=1)
+        version = self.maintainer.version
+        load = BuildLoad(self.async_storage, self.datastore, version, lag_cells_max=1, commit_max_s=9.0, busy_share=1)
         return Walker(self.async_storage, self.datastore, definition(), self.maintainer, load)
 
     async def walk(self, shard=0, walker=None):

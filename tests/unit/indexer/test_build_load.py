@@ -7,7 +7,7 @@ from schemaless.errors import StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.shard_head import Movement
-from schemaless.topology import Node, Role
+from schemaless.topology import Datastore, Node, Role
 
 
 class FakeNode:
@@ -18,7 +18,7 @@ class FakeNode:
 
     async def run(self, operation, *arguments, **options):
         """Answers in turn, the last one for ever. None doesn't answer."""
-        if operation is shard_head.movement:
+        if operation is shard_head.movement and self.walked[0] is not None:
             return Movement(self.heads_sum, 1)
         found = self.walked[0] if len(self.walked) == 1 else self.walked.pop(0)
         if found is None:
@@ -28,8 +28,11 @@ class FakeNode:
 
 class FakeStorage:
     def __init__(self, master, *minions):
-        self.masters = [master]
+        self.masters = {"a": master}
         self._minions = list(minions)
+
+    def master(self, cluster):
+        return self.masters[cluster]
 
     def minions(self, cluster):
         return self._minions
@@ -39,9 +42,10 @@ class World:
     def __init__(self, *minions, lag_cells_max=100, busy_share=1):
         self.now, self.rests = 0.0, []
         self.master = FakeNode(Role.MASTER, 1000)
-        storage = FakeStorage(self.master, *(FakeNode(Role.MINION, *walked) for walked in minions))
+        self.storage = FakeStorage(self.master, *(FakeNode(Role.MINION, *walked) for walked in minions))
         self.load = BuildLoad(
-            storage,
+            self.storage,
+            Datastore("d", 4, 1, ("a",)),
             IndexVersion("d", "i", 1),
             lag_cells_max=lag_cells_max,
             commit_max_s=0.5,
@@ -124,3 +128,9 @@ async def test_a_build_knows_soon_that_no_cells_come_in_and_then_takes_all_it_ca
     assert await world.page(0.6) == 4096
     without = World(lag_cells_max=0, busy_share=1)
     assert await without.page(0.1, cells=1000) == 4096
+
+
+async def test_a_cluster_without_shards_of_the_datastore_is_not_waited_for():
+    world = World([950], busy_share=0.1)
+    world.storage.masters["b"] = FakeNode(Role.MASTER, None)
+    assert await world.page(0.1)

@@ -108,3 +108,17 @@ def test_the_time_left_follows_the_pace_that_was_seen():
     assert eta.seconds("trips", "other", BuildProgress(60, 110)) is None
     eta.forget("trips", "driver")
     assert eta.seconds("trips", "driver", BuildProgress(60, 110)) is None
+
+
+def test_the_time_left_follows_the_pace_of_the_last_minutes():
+    """A build is ten times slower once cells come in, so its earlier pace says nothing. Nor does a walk begun anew."""
+    now, done = 0.0, 0
+    eta = BuildEta(lambda: now)
+    for look in range(1440):
+        now, done = look * 10.0, done + (1000 if look < 720 else 10)
+        left_s = eta.seconds("trips", "driver", BuildProgress(done, 10_000_000))
+    assert left_s == pytest.approx(10_000_000 - done, rel=0.01)
+    now += 10
+    assert eta.seconds("trips", "driver", BuildProgress(0, 10_000_000)) is None
+    now += 10
+    assert eta.seconds("trips", "driver", BuildProgress(10, 10_000_000)) == pytest.approx(9_999_990)
