@@ -212,5 +212,6 @@ def is_ready(awaited: Mapping[str, Any]) -> bool:
     """Returns whether a version answers, or waits for its switch. Raises StateConflict if it doesn't come by itself."""
     if awaited["state"] in ("paused", "failed", "deleting"):
         why = f": {awaited['reason']}" if awaited.get("reason") else ""
-        raise StateConflict(f"version {awaited['number']} of the index is {awaited['state']}{why}")
+        what = f"version {awaited['number']} of the index is {awaited['state']}{why}"
+        raise StateConflict(what, hint=awaited.get("what_to_do"))
     return awaited["state"] == "active" and awaited.get("switch") != "automatic"

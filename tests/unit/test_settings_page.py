@@ -41,7 +41,7 @@ UNITS = {
     "_bytes_max": "bytes",
     "_cells_max": "cells",
     "_rows_max": "rows",
-    "port": "TCP port",
+    "_port": "TCP port",
 }
 NAMED = re.compile(r"\bSCHEMALESS_[A-Z0-9_]*[A-Z0-9]\b")
 NO_SETTINGS = {"SCHEMALESS_PUBLISHED_PORT_0", "SCHEMALESS_PUBLISHED_PORT_1"}  # of docker-compose.yml
@@ -89,7 +89,7 @@ def table() -> str:
     for kind in order:
         for name, field in kind.model_fields.items():
             owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", {}))
-            unit = next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
+            unit = next((unit for suffix, unit in UNITS.items() if f"_{name}".endswith(suffix)), "")
             row = (shown_default(name, field.default), unit, described[owner.__name__, name], [])
             found.setdefault(variable_of(kind, name), row)[3].append(READERS[kind])
     lines = ["| variable | default | unit | read by | meaning |", "|---|---|---|---|---|"]

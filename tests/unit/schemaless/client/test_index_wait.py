@@ -11,7 +11,9 @@ HOST = ["http://one"]
 
 
 def version(state, role="answers", switch="automatic", reason=None):
-    return {"number": 2 if role == "change" else 1, "role": role, "state": state, "switch": switch, "reason": reason}
+    number = 2 if role == "change" else 1
+    shown = {"number": number, "role": role, "state": state, "switch": switch, "reason": reason}
+    return shown | {"what_to_do": "bring it back"}
 
 
 def document(state, *others):
@@ -59,8 +61,9 @@ async def test_it_waits_for_the_build_and_for_the_change(wait):
 async def test_what_does_not_come_by_itself_is_not_waited_for(wait, state):
     with pytest.raises(StateConflict, match=f"version 1 of the index is {state}"):
         await wait(document("building"), document(state))
-    with pytest.raises(StateConflict, match=f"version 2 of the index is {state}: its table is lost"):
+    with pytest.raises(StateConflict, match=f"version 2 of the index is {state}: its table is lost") as raised:
         await wait(document("active", version(state, "change", reason="its table is lost")))
+    assert raised.value.hint == "bring it back"
 
 
 async def test_it_gives_up_in_time(wait):
