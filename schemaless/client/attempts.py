@@ -116,8 +116,8 @@ def _parse_url(text: str) -> str:
     """Returns the URL of a host, without a slash at its end. Raises Misconfigured."""
     try:
         parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number, or a bracket that isn't closed
+        good = parts.scheme in ("http", "https") and (parts.hostname or "").encode("idna") and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that isn't closed, or a name that no DNS takes
         good = False
     if not good or parts.query or parts.fragment or "@" in parts.netloc or not text.isprintable() or " " in text:
         raise Misconfigured(

@@ -64,7 +64,7 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
     def retry_after_s(self) -> float:
         """Seconds of Retry-After, or 0 when there is none, or when it is a date."""
         text = self.headers.get("retry-after", "")
-        return float(text) if text.isdigit() else 0.0
+        return float(text) if text.isdecimal() else 0.0
 
     def read(self, kind: type[T]) -> T:
         """Decodes the content as `kind`. Raises Unavailable for other content: the host is not our API."""

@@ -43,7 +43,8 @@ def require_certificate(certificate: Path, key: Path | None) -> None:
 def certificate_refusal(error: BaseException | None) -> str | None:
     """Returns a sentence if an error, or one behind it, is about the other side's certificate, else None."""
     while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
+        # aiohttp's error is one of these, too, and has no text of its own
+        if isinstance(error, ssl.SSLCertVerificationError) and hasattr(error, "verify_message"):
             return f"its certificate is refused: {error.verify_message}"
         error = getattr(error, "original_exception", None) or error.__cause__ or error.__context__
     return None

@@ -117,6 +117,12 @@ def test_attempts_are_bounded_in_time():
         attempts.broken(attempt, "hangs", 10.0)
 
 
+@pytest.mark.parametrize("text", ["\u00b2", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT"])
+def test_a_retry_after_that_is_no_number_of_seconds_is_none(text):
+    """A proxy may send anything: it is no error of the caller's."""
+    assert answer(503, retry_after=text).retry_after_s == 0
+
+
 def test_retry_after_is_honoured():
     """Not before the server said; and when that is too late, its answer is the last word."""
     attempts = Attempts(Hosts([A]), LIMITS, 0.0)

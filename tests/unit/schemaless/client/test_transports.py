@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
+import trustme
 
 from schemaless import AsyncClient, Client, Limits
 from schemaless.client.exchange import ClientRequest
@@ -253,6 +255,23 @@ def test_a_host_may_have_a_path_and_the_environment_has_no_say(server, puts, mon
     assert server.targets == [f"/gateway/v1/m/cells/{ROW}/A/0"]
 
 
+@both
+def test_a_certificate_is_verified_and_one_that_is_refused_is_named(server, puts, tmp_path, monkeypatch):
+    """I17. The error is ours, whatever the library makes of it."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http:", "https:")
+    (error,), _ = puts([url], 1, limits=ONCE)
+    assert type(error) is Unavailable
+    assert "its certificate is refused: unable to get local issuer certificate" in str(error)
+    monkeypatch.setenv("SCHEMALESS_CA", str(tmp_path / "ca.pem"))
+    (put,), _ = puts([url], 1, limits=ONCE)
+    assert getattr(put, "status", put) == "stored"
+
+
 def test_targets_arrive_as_they_were_written(server):
     """Both libraries send the same: escapes stay as they are, and a parameter may come several times."""
     params = {"a": ["1", "x,y"], "b": "2026-01-01T00:00:00+00:00", "c": "ü &%"}
@@ -284,7 +303,7 @@ def test_an_async_client_serves_the_event_loop_that_asks(server):
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1:1", "localhost", "ftp://one", "http://", "http://one:port", "http://one:99999", "http://a b",
-     "http://one?x=1", "http://one/#x", "http://me:secret@one", "http://[::1", "", "http://one\n"],
+     "http://one?x=1", "http://one/#x", "http://me:secret@one", "http://[::1", "", "http://one\n", "http://one..two"],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_host_that_is_no_url_is_refused_at_once(kind, host):
