@@ -85,7 +85,7 @@ class BuildEta:
         """Returns the seconds that are left for a version, by its consumer, or None as long as no pace is known."""
         now = self._clock()
         seen = self._seen.setdefault((datastore, consumer), deque())
-        if seen and progress.done < seen[-1][1]:  # a walk began anew
+        if seen and progress.done < seen[0][1]:  # a walk began anew
             seen.clear()
         if not seen or now - seen[-1][0] >= _LOOK_PAUSE_S:
             seen.append((now, progress.done))
