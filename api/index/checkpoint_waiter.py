@@ -36,6 +36,7 @@ class _Waiting(msgspec.Struct, frozen=True, eq=False):
     wanted: ShardLocation
     done: asyncio.Future[None]
     since: float
+    has_seen: bool
 
 
 class CheckpointWaiter:
@@ -54,9 +55,12 @@ class CheckpointWaiter:
         self._waiting: dict[CheckpointsAt, set[_Waiting]] = {}
         self._polling: dict[CheckpointsAt, asyncio.Task[None]] = {}
 
-    async def reached(self, place: CheckpointsAt, wanted: ShardLocation) -> None:
-        """Returns when a node has shown a checkpoint at or after `wanted`. Raises StorageUnavailable."""
-        me = _Waiting(wanted, asyncio.get_running_loop().create_future(), self._clock())
+    async def reached(self, place: CheckpointsAt, wanted: ShardLocation, *, has_seen: bool = False) -> None:
+        """Returns when a node has shown a checkpoint at or after `wanted`, or none after one was seen.
+
+        `has_seen`: whether the query has seen one, before it waited. Raises StorageUnavailable.
+        """
+        me = _Waiting(wanted, asyncio.get_running_loop().create_future(), self._clock(), has_seen)
         waiting = self._waiting.setdefault(place, set())
         waiting.add(me)
         if place not in self._polling:
@@ -89,7 +93,8 @@ class CheckpointWaiter:
                 for one in waiting:
                     location = reached.get(one.wanted.shard)
                     # One that is there no more went with its index. The query finds that out.
-                    is_due = one.wanted.shard in seen if location is None else location >= one.wanted.location
+                    was_there = one.has_seen or one.wanted.shard in seen
+                    is_due = was_there if location is None else location >= one.wanted.location
                     if is_due and not one.done.done():
                         one.done.set_result(None)
                 seen.update(reached)

@@ -97,9 +97,9 @@ class EntryReader:
             wait_began = self._clock()
             try:
                 async with asyncio.timeout(deadline - wait_began):
-                    for cluster in behind:
+                    for cluster, at in behind.items():
                         place = CheckpointsAt(cluster, read_from, datastore.name, index.definition.consumer)
-                        await self._waiter.reached(place, after)
+                        await self._waiter.reached(place, after, has_seen=at is not None)
             except TimeoutError:
                 await self._verify_kept(datastore, after)
                 raise Behind(why) from None

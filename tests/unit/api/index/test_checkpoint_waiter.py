@@ -81,6 +81,16 @@ async def test_a_checkpoint_that_goes_ends_the_wait(index, waiter):
     await query
 
 
+async def test_a_checkpoint_that_went_before_the_first_poll_ends_the_wait_of_who_had_seen_it(index, waiter):
+    """The index may be dropped between a query's page and its wait."""
+    unseen = waiting_for(waiter, 3, 10)
+    seen = asyncio.create_task(waiter.reached(PLACE, ShardLocation(3, Location(1, 10)), has_seen=True))
+    await index.poll()
+    await seen
+    assert not unseen.done()
+    unseen.cancel()
+
+
 async def test_queries_of_one_index_share_polls(index, waiter):
     """One question for all of them; each leaves when its own put is reached, and then nobody asks any more."""
     first, second, third = (waiting_for(waiter, shard, 5) for shard in (1, 2, 2))
