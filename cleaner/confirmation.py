@@ -65,6 +65,7 @@ class Confirmation:
         for turn in range(_TURNS_MAX):
             for cursor, is_moving in moving.items():
                 end = horizon if cursor is self._fresh else until
+                before = cursor.after
                 rows = await cursor.page(self._pair, end) if is_moving else []
                 shown = await self._shown(cursor, rows) if rows else {}
                 if shown is None:
@@ -72,7 +73,8 @@ class Confirmation:
                     return swept
                 swept += await self._confirm(rows, shown)
                 shows_some = any(digest is not None for digest in shown.values())
-                moving[cursor] = bool(rows) and (shows_some or cursor is self._fresh)
+                # Without rows it may have passed a stretch of ids that are gone: the oldest rows come behind it.
+                moving[cursor] = cursor.after > before and (not rows or shows_some or cursor is self._fresh)
                 if cursor is self._oldest and turn == 0 and rows and not shows_some:
                     self._look_beyond(until)
                     moving[self._beyond] = True

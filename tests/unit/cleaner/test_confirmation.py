@@ -147,3 +147,21 @@ async def test_a_row_that_a_minion_cant_show_holds_up_no_other(world, confirmati
     world.minion.bodies_error = Misconfigured("damaged")
     await confirmation.step()
     assert [row.key for row, _ in world.secondary.rows.values()] == [differing]
+
+
+async def test_rows_behind_many_ids_that_are_gone_are_confirmed_soon_after_a_time_out_of_the_secondary(
+    world, confirmation
+):
+    """I6: a time-out makes the stretch of ids that a page looks at smaller, and the oldest row may lie beyond it."""
+    world.secondary._newest = 1_000_000
+    for value in range(2 * PAGE_ROWS):
+        world.minion.cells[world.secondary.add(value)] = body(value)
+    await confirmation.step()
+    world.now += 10.0
+    world.secondary.looks_max = 0
+    with pytest.raises(StorageUnavailable):
+        await confirmation.step()
+    world.secondary.looks_max = 1_000_000
+    await confirmation.step()
+    await confirmation.step()
+    assert world.secondary.rows == {}
