@@ -119,7 +119,7 @@ class World:
         verify_evaluable(changes, after.location, reached)
         return (changes, self.table.newest_until({0: (self.head.added_id, row_keys)}, index.columns).cells), served
 
-    async def reached_put(self, place, after):
+    async def reached_put(self, place, after, *, has_seen):
         """The index reaches the put while a query waits for it, unless it is to wait for ever."""
         self.waits.append(place.cluster)
         if None in self.waits:
