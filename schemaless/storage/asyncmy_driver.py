@@ -182,10 +182,16 @@ class AsyncNode:
     async def _connect(self) -> Any:
         limit_s = self._connect_timeout_s
         timeout = LiveTimeout(limit_s, self._loop_lag)
+        task = asyncio.current_task()
+        assert task is not None, "only tasks connect"
         try:
             async with timeout:
+                cancels = task.cancelling()
                 # The driver's own time-out knows nothing of a loop that is late, so it comes last.
                 connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=limit_s * 4)
+                if task.cancelling() > cancels:  # Python 3.11's wait_for drops a cancellation that meets its result
+                    connection.close()
+                    raise asyncio.CancelledError
             try:
                 await _execute(connection, SESSION)
             except BaseException:  # nobody else knows of it, so it would stay open
