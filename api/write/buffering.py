@@ -12,7 +12,7 @@ import structlog
 from api.write.outcome import BufferState, PendingPut
 from api.write.queue import MasterWriteQueues, tells_breaker
 from schemaless.cell import ColumnName, RowKey
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import Overloaded, SchemalessError
 from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.sharding import by_rendezvous
 from schemaless.storage import buffer_table
@@ -67,7 +67,7 @@ class Secondaries:
     async def highest_ref_key(self, datastore: Datastore, home: str, row_key: RowKey, column_name: ColumnName) -> int:
         """Returns the highest ref_key of a column's cells that wait in a buffer which can be asked, 0 for none.
 
-        It asks all that can be asked, because another process may have answered "buffered". Raises Unavailable where
+        It asks all that can be asked, because another process may have answered "buffered". Raises Overloaded where
         this process has too much to do to ask: that says nothing about the buffer.
         """
         others = [name for name in self._queues.breakers if name != home]
@@ -76,7 +76,7 @@ class Secondaries:
         questions = {name: self._ask_for_ref_key(name, column) for name in asked}
         answers = await answers_of_all(questions, tolerated=SchemalessError)
         for name, error in answers.failures.items():
-            if not isinstance(error, StorageUnavailable):
+            if isinstance(error, Overloaded):
                 raise error
             log.info("a buffer can't be asked for a ref_key", cluster=name, error=str(error))
         return max(answers.found.values(), default=0)

@@ -14,6 +14,7 @@ from schemaless.config import ApiSettings
 from schemaless.errors import (
     Busy,
     Corrupt,
+    LockTimeout,
     Misconfigured,
     NodeRefuses,
     Overloaded,
@@ -276,6 +277,14 @@ async def test_a_post_that_can_t_ask_a_buffer_for_want_of_time_takes_no_ref_key(
 
 async def post(writer):
     return await writer.put_next(TRIPS, CELL.key.row_key, CELL.key.column_name, CELL.body)
+
+
+@pytest.mark.parametrize("error", [Busy("1213: deadlock"), LockTimeout("3024: too long"), TableMissing("1146")])
+async def test_whatever_a_secondary_answers_a_post_is_stored(world, error):
+    """Any error of a secondary costs a copy, and never the put (I5)."""
+    world.secondary.says = error
+    outcome = await post(writer_of(world))
+    assert (outcome.status, outcome.copies) == (PutStatus.STORED, 1)
 
 
 async def test_a_post_is_stored_first_and_copied_then(world):
