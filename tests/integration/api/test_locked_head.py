@@ -121,5 +121,5 @@ async def test_many_posts_to_one_column_cost_other_rows_nothing(api, make_datast
     assert sorted(answer.json()["ref_key"] for answer in stored) == list(range(1, len(stored) + 1))
     assert len(stored) > 100  # all on a quiet machine: how many a busy one stores in time is no matter of this test
     for answer in answers:
-        if answer.status_code != 201:
-            assert_problem(answer, 503)
+        if answer.status_code != 201:  # 429 where too many payloads of one caller have not arrived yet
+            assert_problem(answer, 429 if answer.status_code == 429 else 503)
