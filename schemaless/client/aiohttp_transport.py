@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
@@ -30,6 +30,7 @@ class AiohttpTransport:
         self._headers = headers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: aiohttp.ClientSession
+        self._end_of_loop: AsyncGenerator[None] | None = None
         self._places: asyncio.Semaphore
 
     def place(self) -> AbstractAsyncContextManager[object]:
@@ -41,6 +42,9 @@ class AiohttpTransport:
         content = request.content
         if self._session.closed:
             raise Unavailable("the client was closed")
+        if self._end_of_loop is None:
+            self._end_of_loop = _closed_with_its_loop(self._session)
+            await anext(self._end_of_loop)
         try:
             async with self._session.request(
                 request.method,
@@ -54,7 +58,7 @@ class AiohttpTransport:
         except aiohttp.ConnectionTimeoutError as error:
             raise Unavailable(f"no connection within {connect_s:.3g} s") from error
         except TimeoutError as error:
-            raise Unavailable(f"nothing came within {timeout_s:.3g} s") from error
+            raise Unavailable(f"no whole answer within {timeout_s:.3g} s") from error
         except aiohttp.ClientError as error:
             raise Unavailable(certificate_refusal(error) or str(error) or type(error).__name__) from error
 
@@ -68,9 +72,21 @@ class AiohttpTransport:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
+            self._end_of_loop = None
             self._places = asyncio.Semaphore(self._limits.connections_max)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),  # the places are the limit
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
             )
+
+
+async def _closed_with_its_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
+    """Closes the session when its event loop ends: asyncio.run closes the generators that its tasks began.
+
+    A program that never closes its client, or calls asyncio.run again, would be warned of each session.
+    """
+    try:
+        yield
+    finally:
+        await session.close()

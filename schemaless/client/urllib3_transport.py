@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import io
 import os
+import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
@@ -19,6 +24,9 @@ from schemaless.config import ClientSettings
 from schemaless.errors import Unavailable
 from schemaless.runtime.tls import certificate_refusal
 
+_TLS_RECORD_BYTES = 1 << 14
+"""TLS sends so much at once. A time-out of the socket counts anew for each."""
+
 
 class Urllib3Transport:
     """A pool of connections for each host. Idle connections stay open. A child of `fork` makes its own."""
@@ -27,6 +35,7 @@ class Urllib3Transport:
         self._tls = tls_context(settings)
         self._limits = limits
         self._headers = headers
+        self._attempt = _Attempt()
         self._begin()
 
     def _begin(self) -> None:
@@ -43,6 +52,7 @@ class Urllib3Transport:
     def send(self, request: ClientRequest, url: str, timeout_s: float) -> ClientResponse:
         pool, prefix = self._pools.get(url) or self._make_pool(url)
         connect_s = min(self._limits.connect_timeout_s, timeout_s)
+        self._attempt.ends = time.monotonic() + timeout_s
         try:
             response = pool.urlopen(
                 request.method,
@@ -57,9 +67,9 @@ class Urllib3Transport:
             raise Unavailable(_reason(error)) from error
         except ConnectTimeoutError as error:
             raise Unavailable(f"no connection within {connect_s:.3g} s") from error
-        except ReadTimeoutError as error:
-            raise Unavailable(f"nothing came within {timeout_s:.3g} s") from error
         except HTTPError as error:
+            if isinstance(error, ReadTimeoutError) or isinstance(error.args[-1], TimeoutError):
+                raise Unavailable(f"no whole answer within {timeout_s:.3g} s") from error
             raise Unavailable(certificate_refusal(error) or _reason(error)) from error
         return ClientResponse(response.status, response.headers, response.data)
 
@@ -67,25 +77,73 @@ class Urllib3Transport:
         for pool, _ in self._pools.values():
             pool.close()
 
-    def _kind_of_connection(self, *, secure: bool) -> type[HTTPConnection]:
-        """Returns connections whose sending has the time of an attempt. With urllib3's it has that of connecting."""
-        base, sending_s = HTTPSConnection if secure else HTTPConnection, self._limits.attempt_timeout_s
-
-        class Connection(base):  # type: ignore[valid-type, misc]
-            def connect(self) -> None:
-                super().connect()
-                self.sock.settimeout(sending_s)
-
-        return Connection
-
     def _make_pool(self, url: str) -> tuple[urllib3.HTTPConnectionPool, str]:
         tls = {"ssl_context": self._tls} if url.startswith("https:") else {}
         with self._lock:
             if url not in self._pools:
                 pool = urllib3.connection_from_url(url, maxsize=self._limits.connections_max, **tls)
-                pool.ConnectionCls = self._kind_of_connection(secure=bool(tls))
+                pool.ConnectionCls = _bounded_connection(HTTPSConnection if tls else HTTPConnection, self._attempt)
                 self._pools[url] = pool, urlsplit(url).path
             return self._pools[url]
+
+
+class _Attempt(threading.local):
+    """The attempt that a thread makes. Its time is that of all its writes and reads together (I14)."""
+
+    ends = 0.0
+
+    def left_s(self) -> float:
+        """Returns the seconds that are left. Raises TimeoutError when none are."""
+        if (left := self.ends - time.monotonic()) <= 0:
+            raise TimeoutError("the time of the attempt is over")
+        return left
+
+
+def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt) -> type[HTTPConnection]:
+    """Returns connections that end with the attempt. In urllib3's, each byte begins a new time-out."""
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+            super().__init__(sock, *args, **options)
+            self.fp: Any = io.BufferedReader(_BoundedReader(self.fp.detach(), sock, attempt))
+
+    class Connection(base):  # type: ignore[valid-type, misc]
+        response_class = Response
+
+        def send(self, data: bytes) -> None:
+            if self.sock is None:
+                self.connect()
+            for start in range(0, len(data), _TLS_RECORD_BYTES):
+                self.sock.settimeout(attempt.left_s())
+                super().send(memoryview(data)[start : start + _TLS_RECORD_BYTES])
+
+        def getresponse(self) -> urllib3.HTTPResponse:
+            self.timeout = attempt.left_s()  # to which urllib3 sets the socket's
+            response: urllib3.HTTPResponse = super().getresponse()
+            return response
+
+    return Connection
+
+
+class _BoundedReader(io.RawIOBase):
+    """What the answer is read from, until the attempt ends."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, attempt: _Attempt) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._attempt = attempt
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(self._attempt.left_s())
+        read: int | None = self._raw.readinto(buffer)
+        return read
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _reason(error: HTTPError) -> str:

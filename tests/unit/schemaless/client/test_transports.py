@@ -35,6 +35,17 @@ if child:
     sys.exit(os.waitpid(child, 0)[1])
 os._exit(0)
 """
+TWO_LOOPS = """
+import asyncio, gc, logging, sys
+from schemaless import AsyncClient
+logging.basicConfig()
+client = AsyncClient([sys.argv[1]], datastore="m")
+first = asyncio.run(client.put_cell(sys.argv[2], "A", 1, {}))
+second = asyncio.run(client.put_cell(sys.argv[2], "A", 1, {}))
+print(first.status, second.status)
+del client
+gc.collect()
+"""
 
 
 class Server(ThreadingHTTPServer):
@@ -50,6 +61,7 @@ class Server(ThreadingHTTPServer):
         self.connections = self.at_once = self.most_at_once = 0
         self.plan = []
         self.reads_after_s = 0.0
+        self.reads_slowly = False
         self.never = threading.Event()
         self.together = threading.Barrier(1)
         self.lock = threading.Lock()
@@ -77,7 +89,11 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         if server.reads_after_s:
             server.never.wait(server.reads_after_s)
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        length = int(self.headers.get("content-length", 0))
+        while server.reads_slowly and length:
+            length -= len(self.rfile.read(min(length, 1 << 16)))
+            server.never.wait(0.02)
+        self.rfile.read(length)
         with server.lock:
             server.targets.append(self.path)
             server.headers.append({name.lower(): value for name, value in self.headers.items()})
@@ -96,6 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
             headers["content-encoding"] = "gzip"
         if planned == "deflate":
             content, headers["content-encoding"] = zlib.compress(content), "deflate"
+        if planned == "trickle":  # the whole answer would take 20 s
+            content += b" " * 1000
+            self.wfile = _Trickle(self.wfile, server.never)
         if planned == "last":  # closes after its answer, as a server does whose idle time is over
             self.close_connection = True
         self.send_response(302 if planned == "elsewhere" else 201)
@@ -107,6 +126,22 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = answer
 
 
+class _Trickle:
+    """Writes a byte, and another one a moment later."""
+
+    def __init__(self, file, never):
+        self._file = file
+        self._never = never
+
+    def write(self, data):
+        for byte in data:
+            self._file.write(bytes([byte]))
+            self._never.wait(0.02)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
 @pytest.fixture
 def server():
     with Server() as started:
@@ -116,6 +151,16 @@ def server():
         started.together.abort()
         started.shutdown()
         thread.join()
+
+
+def encrypt(server, ca):
+    """Lets the server speak TLS, and writes the CA of its certificate. Returns its URL."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(ca)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    return server.url.replace("http:", "https:")
 
 
 def sync_puts(hosts, count, at_a_time=1, limits=None, body=EMPTY):
@@ -188,8 +233,9 @@ def test_a_large_body_has_the_time_of_an_attempt_not_that_of_connecting(server, 
     """Otherwise a batch of 15 MiB over a network that takes longer than that could never be sent."""
     server.reads_after_s = 0.2
     limits = Limits(attempts_max=1, connect_timeout_s=0.1)
-    (put,), _ = puts([server.url], 1, limits=limits, body={"text": "x" * (14 << 20)})
-    assert getattr(put, "status", put) == "stored"
+    found, _ = puts([server.url], 2, limits=limits, body={"text": "x" * (14 << 20)})
+    assert [getattr(put, "status", put) for put in found] == ["stored"] * 2
+    assert server.connections == 1  # the second one went where the first had gone
     assert server.headers[0]["content-type"] == "application/msgpack"
     assert int(server.headers[0]["content-length"]) > 14 << 20
 
@@ -232,8 +278,30 @@ def test_more_requests_than_places_wait_and_say_nothing_against_the_host(server,
 def test_who_does_not_answer_is_named_with_the_time(server, puts):
     server.together = threading.Barrier(2)  # for which nobody comes
     (error,), failures = puts([server.url], 1, limits=Limits(attempts_max=1, attempt_timeout_s=0.05))
-    assert str(error) == f"no answer from {server.url} (nothing came within 0.05 s), the last of 1 attempts"
+    assert str(error) == f"no answer from {server.url} (no whole answer within 0.05 s), the last of 1 attempts"
     assert failures == [1]
+
+
+@both
+def test_an_answer_that_comes_byte_by_byte_ends_with_its_attempt(server, puts):
+    """I14. A time-out of the socket begins again with every byte, so it bounds nothing."""
+    server.plan = ["trickle"]
+    (put,), _ = puts([server.url], 1, limits=Limits(attempt_timeout_s=0.3, pause_s=0.001))
+    assert put.status == "stored"
+    assert server.connections > 1  # the next attempt didn't wait for it
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_a_body_that_is_taken_piece_by_piece_ends_with_its_attempt(server, encrypted, tmp_path, monkeypatch):
+    """I14: the whole body would take four seconds."""
+    server.reads_slowly = True
+    url = server.url
+    if encrypted:
+        url = encrypt(server, tmp_path / "ca.pem")
+        monkeypatch.setenv("SCHEMALESS_CA", str(tmp_path / "ca.pem"))
+    limits = Limits(attempts_max=1, attempt_timeout_s=0.5)
+    (error,), _ = sync_puts([url], 1, limits=limits, body={"text": "x" * (14 << 20)})
+    assert str(error) == f"no answer from {url} (no whole answer within 0.5 s), the last of 1 attempts"
 
 
 @both
@@ -258,12 +326,7 @@ def test_a_host_may_have_a_path_and_the_environment_has_no_say(server, puts, mon
 @both
 def test_a_certificate_is_verified_and_one_that_is_refused_is_named(server, puts, tmp_path, monkeypatch):
     """I17. The error is ours, whatever the library makes of it."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    url = server.url.replace("http:", "https:")
+    url = encrypt(server, tmp_path / "ca.pem")
     (error,), _ = puts([url], 1, limits=ONCE)
     assert type(error) is Unavailable
     assert "its certificate is refused: unable to get local issuer certificate" in str(error)
@@ -298,6 +361,15 @@ def test_an_async_client_serves_the_event_loop_that_asks(server):
             await client.close()
 
     assert [asyncio.run(put()).status, asyncio.run(put()).status] == ["stored", "stored"]
+
+
+def test_an_async_client_that_outlives_its_event_loop_is_quiet(server):
+    """A program that calls asyncio.run again, or ends, without closing its client is told nothing by the library."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", TWO_LOOPS, server.url, ROW], check=False, capture_output=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"stored stored\n", b"")
+    assert server.connections == 2  # a connection belongs to its loop
 
 
 @pytest.mark.parametrize(
