@@ -102,13 +102,13 @@ class _Attempt(threading.local):
 def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt) -> type[HTTPConnection]:
     """Returns connections that end with the attempt. In urllib3's, each byte begins a new time-out."""
 
-    class Response(http.client.HTTPResponse):
+    class BoundedResponse(http.client.HTTPResponse):
         def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
             super().__init__(sock, *args, **options)
             self.fp: Any = io.BufferedReader(_BoundedReader(self.fp.detach(), sock, attempt))
 
-    class Connection(base):  # type: ignore[valid-type, misc]
-        response_class = Response
+    class BoundedConnection(base):  # type: ignore[valid-type, misc]
+        response_class = BoundedResponse
 
         def send(self, data: bytes) -> None:
             if self.sock is None:
@@ -122,7 +122,7 @@ def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt) -> type[H
             response: urllib3.HTTPResponse = super().getresponse()
             return response
 
-    return Connection
+    return BoundedConnection
 
 
 class _BoundedReader(io.RawIOBase):
