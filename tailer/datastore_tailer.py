@@ -1,8 +1,9 @@
 """DatastoreTailer: tails the partitions of one datastore that the group of its tailers assigns to this process.
 
-A tail runs only between assignment and revocation. When the log of any partition fails and its owner isn't known, this
-process leaves the group and joins it anew. So a log is never opened because a stale owner wants it back (I7). The
-process does the same when a transaction hangs in an open log, because opening a log ends hanging transactions.
+A tail runs only between assignment and revocation. When the log of a partition fails and its owner isn't known, the
+group has to confirm it before the log is opened again. So a stale owner doesn't take a log back, and the tails of other
+partitions go on (I7). When a transaction hangs in an open log, this process leaves the group and joins it anew, because
+opening a log ends hanging transactions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 
 import structlog
 
-from schemaless.errors import BusUnavailable, Fenced, Misconfigured
+from schemaless.errors import BusUnavailable, Misconfigured
 from schemaless.location import Location
 from schemaless.runtime.events import Event, emit
 from schemaless.runtime.lifecycle import pause
@@ -104,6 +105,11 @@ class DatastoreTailer:
                 tailed = [owned.partition for owned in self._owned if owned.tailed]
                 noticed = await in_thread(self._group_thread, member.poll, tailed)
                 self._leave = self._leave or noticed
+                failed = [owned for owned in self._owned if owned.unconfirmed]  # before the group is asked
+                confirmed = await in_thread(self._group_thread, member.confirmed) if failed else False
+                if confirmed:
+                    for owned in failed:
+                        owned.confirm()
             if self._leave is not None:
                 log.warning("joining the group anew", datastore=self._datastore.name, why=self._leave.value)
                 self._context.metrics.joined_anew(self._datastore.name, self._leave.name.lower())
@@ -131,13 +137,5 @@ class DatastoreTailer:
     async def _tend(self, owned: OwnedPartition) -> None:
         try:
             await owned.run()
-        except (BusUnavailable, Fenced) as error:
-            log.warning(
-                "a partition's log failed",
-                datastore=self._datastore.name,
-                partition=owned.partition,
-                why=str(error),
-            )
-            self._leave = LeaveReason.LOG_FAILED
         finally:
             del self._owned[owned]

@@ -24,6 +24,7 @@ POLL_S = 0.2  # the group's decisions end a poll early, and a stop waits for it
 TOPICS_TIMEOUT_S = 5.0
 WATCH_PERIOD_S = 2.0
 WATCH_TIMEOUT_S = 1.0
+CONFIRM_TIMEOUT_S = 1.0
 
 
 class LeaveReason(Enum):
@@ -31,7 +32,6 @@ class LeaveReason(Enum):
 
     TOPICS_DELETED = "the topics were deleted"
     TRANSACTION_HANGS = "a partition has a hanging transaction"
-    LOG_FAILED = "the log of a partition failed"
     PROGRESS_MOVED = "an operator moved progress"
 
 
@@ -83,6 +83,13 @@ class GroupMember:
             log.error("partitions have a hanging transaction", topic=self._datastore.topic, partitions=hanging)
             return LeaveReason.TRANSACTION_HANGS
         return None
+
+    def confirmed(self) -> bool:
+        """Asks the group whether what it assigned is still this process's. False while it can't be asked.
+
+        Revocations take effect meanwhile. Raises what `poll` does.
+        """
+        return self._membership.confirmed(CONFIRM_TIMEOUT_S)
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""

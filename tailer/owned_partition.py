@@ -1,4 +1,8 @@
-"""OwnedPartition: a partition from its assignment to its revocation. Its log is opened, tailed and closed."""
+"""OwnedPartition: a partition from its assignment to its revocation. Its log is opened, tailed and closed.
+
+A log that failed is opened anew in place. Where another process may own the partition, the group has to confirm first
+that it is still ours. Else two processes could fence each other for ever.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Mapping
 import structlog
 
 from schemaless.bus.partition_log import LogState, PartitionLog
-from schemaless.errors import BusUnavailable, Corrupt, Misconfigured
+from schemaless.errors import BusUnavailable, Corrupt, Fenced, Misconfigured
 from schemaless.location import Location
 from schemaless.runtime.lifecycle import pause
 from schemaless.topology import Datastore
@@ -17,6 +21,7 @@ from tailer.shard_queue import ShardQueue
 
 log = structlog.get_logger()
 
+FENCED_RETRY_S = 2.0  # an operator's seek fences, too, and must not be fenced by us in the middle
 REFUSED_RETRY_S = 5.0  # an operator has to act first: on settings, or on a record that is not ours
 
 
@@ -26,6 +31,8 @@ class OwnedPartition:
         self._datastore = datastore
         self._context = context
         self._stopping = asyncio.Event()
+        self._confirmed = asyncio.Event()
+        self._confirmed.set()  # the group has just assigned it
         self._tail: PartitionTail | None = None
 
     @property
@@ -37,17 +44,25 @@ class OwnedPartition:
         """True while its log is open."""
         return self._tail is not None
 
-    async def run(self) -> None:
-        """Runs until `stop`. It opens the log anew after a transaction was aborted.
+    @property
+    def unconfirmed(self) -> bool:
+        """True after a failure that leaves open whose the partition is, until `confirm`."""
+        return not self._confirmed.is_set()
 
-        Raises BusUnavailable or Fenced when the log may have become another process's.
-        """
+    async def run(self) -> None:
+        """Runs until `stop`. It opens the log anew after a failure."""
         while not self._stopping.is_set():
             await pause(self._stopping, await self._open_and_tail())
+            await self._confirmed.wait()
+
+    def confirm(self) -> None:
+        """Lets the log be opened again. The group was asked after the failure, and said that the partition is ours."""
+        self._confirmed.set()
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in flight."""
         self._stopping.set()
+        self._confirmed.set()
         if self._tail is not None:
             self._tail.stop()
 
@@ -69,7 +84,8 @@ class OwnedPartition:
         )
         place = {"topic": self._datastore.topic, "partition": self.partition}
         try:
-            progress = await in_thread(self._context.opening, partition_log.open)
+            async with self._context.openings.taken():
+                progress = await in_thread(self._context.opening, partition_log.open)
             self._tail = PartitionTail(self._datastore, partition_log, progress, self._context)
             known = self._context.heads(self._datastore.name)
             shards = self._datastore.shards_of_partition(self.partition)
@@ -80,11 +96,11 @@ class OwnedPartition:
         except (Corrupt, Misconfigured) as error:
             log.error("partition is not tailed", **place, why=str(error))
             return REFUSED_RETRY_S
-        except BusUnavailable as error:
-            if partition_log.state is not LogState.ABORTED:
-                raise
-            log.warning("tailing pauses", **place, why=str(error))
-            return RETRY_S
+        except (BusUnavailable, Fenced) as error:
+            if partition_log.state is not LogState.ABORTED and not self._stopping.is_set():
+                self._confirmed.clear()
+            log.warning("a partition's log failed", **place, state=partition_log.state.value, why=str(error))
+            return FENCED_RETRY_S if isinstance(error, Fenced) else RETRY_S
         finally:
             self._tail = None
             await in_thread(self._context.opening, partition_log.close)

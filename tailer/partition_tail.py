@@ -32,7 +32,7 @@ from tailer.cluster_reader import ClusterReader
 from tailer.metrics import TailerMetrics
 from tailer.shard_progress import HoldCause, ShardProgress, TailState
 from tailer.shard_queue import ShardQueue, fair_shares
-from tailer.transaction_slots import TransactionSlots
+from tailer.slots import TailerSlots
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -56,9 +56,11 @@ class TailerContext:
     """Returns the heads of a datastore as last seen, by shard."""
     paused: Callable[[str], bool]
     """Returns whether an operator has paused a datastore."""
-    slots: TransactionSlots
+    slots: TailerSlots
     """Bounds how many tails hold a batch at once."""
     publishing: Executor
+    openings: TailerSlots
+    """Bounds how many logs are opened at once."""
     opening: Executor
     metrics: TailerMetrics = field(default_factory=TailerMetrics)
 

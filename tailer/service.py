@@ -23,7 +23,7 @@ from tailer.datastore_tailer import DatastoreTailer
 from tailer.head_watch import ClusterHeads
 from tailer.metrics import TailerMetrics
 from tailer.partition_tail import TailerContext
-from tailer.transaction_slots import TransactionSlots
+from tailer.slots import TailerSlots
 
 log = structlog.get_logger()
 
@@ -56,12 +56,13 @@ class TailerService:
             readers=readers,
             heads=self._heads,
             paused=self.is_paused,
-            slots=TransactionSlots(settings.transactions_max),
+            slots=TailerSlots(settings.transactions_max),
             publishing=ThreadPoolExecutor(
-                TransactionSlots.threads_max(settings.transactions_max), thread_name_prefix="publish"
+                TailerSlots.threads_max(settings.transactions_max), thread_name_prefix="publish"
             ),
             metrics=metrics or TailerMetrics(),
-            opening=ThreadPoolExecutor(OPENINGS_MAX, thread_name_prefix="open"),
+            openings=TailerSlots(OPENINGS_MAX),
+            opening=ThreadPoolExecutor(TailerSlots.threads_max(OPENINGS_MAX), thread_name_prefix="open"),
         )
 
     @property

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from schemaless.bus.client import REFUSALS, client_settings, translate, translated
 from schemaless.names import tailer_group
@@ -21,6 +22,7 @@ Partitions = Callable[[Sequence[int]], None]
 """Called with partition numbers, in the thread that polls."""
 
 _POLL_INTERVAL_MAX_S = 30
+_ANSWER_POLL_S = 0.05
 _HEARTBEAT_MAX_S = 0.25  # members learn of a rebalance with their next heartbeat, so a partition waits that long
 
 
@@ -43,6 +45,8 @@ class Membership:
         self._assigned = assigned
         self._revoked = revoked
         self._group = tailer_group(datastore.name)
+        self._progress_topic = datastore.progress_topic
+        self._asked = self._answered = 0
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
@@ -54,6 +58,7 @@ class Membership:
                 # A process that hangs without dying loses its partitions, too.
                 "max.poll.interval.ms": max(_POLL_INTERVAL_MAX_S, round(session_timeout_s)) * 1000,
                 "enable.auto.commit": False,
+                "on_commit": self._on_commit,
             }
         )
         with translated(f"joining group {self._group}"):
@@ -69,9 +74,29 @@ class Membership:
         if error is not None and (error.fatal() or error.code() in REFUSALS):
             raise translate(error, f"taking part in group {self._group}")
 
+    def confirmed(self, timeout_s: float) -> bool:
+        """Asks the group whether this process is a member of its present generation, and has not been replaced.
+
+        The question is an offset commit, because the coordinator checks member and generation of one. Its offset is the
+        number of the question, so that no older answer counts. It is in the progress topic, to which nobody subscribes:
+        Kafka forgets it after a week. Raises what `poll` does.
+        """
+        self._asked += 1
+        question = TopicPartition(self._progress_topic, 0, self._asked)
+        with translated(f"asking group {self._group}"):
+            self._consumer.commit(offsets=[question], asynchronous=True)
+        deadline = time.monotonic() + timeout_s
+        while self._answered < self._asked and time.monotonic() < deadline:
+            self.poll(_ANSWER_POLL_S)
+        return self._answered == self._asked
+
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
         self._consumer.close()
+
+    def _on_commit(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        if error is None and all(place.error is None for place in places):
+            self._answered = max(self._answered, *(place.offset for place in places))
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         at_end = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]

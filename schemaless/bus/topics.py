@@ -7,7 +7,7 @@ that a shard's progress outlives every consumer group. A topic that was deleted 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -32,6 +32,9 @@ _ASKING = "asking Kafka for its topics"
 def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
     """Makes the topics that are missing, and returns when both exist with the datastore's partition count.
 
+    It waits for all leaders of a topic that it made, and for one of a topic that existed: a broker may be away, and the
+    partitions of the others have to be tailed meanwhile.
+
     Logs unusual settings of a topic that exists. Raises Misconfigured for another partition count and for settings that
     would lose cells or progress, BusUnavailable after `timeout_s` at the latest.
     """
@@ -44,7 +47,7 @@ def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10
         _create(
             admin, missing, datastore.partitions, replicas=min(_REPLICAS, len(cluster.brokers)), timeout_s=timeout_s
         )
-    while not _all_fit(metadata_of(admin, bootstrap, _ASKING, timeout_s).topics, wanted, datastore):
+    while not _all_fit(metadata_of(admin, bootstrap, _ASKING, timeout_s).topics, wanted, missing, datastore):
         if time.monotonic() > deadline:
             raise BusUnavailable(f"topics of {datastore.name} have no leaders after {timeout_s} s")
         time.sleep(_POLL_S)
@@ -85,11 +88,14 @@ def _create(
                 raise translate(error.args[0], f"creating topic {topic}") from error
 
 
-def _all_fit(found: Mapping[str, TopicMetadata], wanted: Mapping[str, object], datastore: Datastore) -> bool:
+def _all_fit(
+    found: Mapping[str, TopicMetadata], wanted: Iterable[str], made: Container[str], datastore: Datastore
+) -> bool:
     """Returns whether every topic exists and has leaders. Raises Misconfigured for another partition count."""
     for topic in wanted:
         partitions = found[topic].partitions if topic in found else {}
-        if not partitions or any(partition.leader < 0 for partition in partitions.values()):
+        led = [partition.leader >= 0 for partition in partitions.values()]
+        if not any(led) or (topic in made and not all(led)):
             return False
         if len(partitions) != datastore.partitions:
             raise Misconfigured(

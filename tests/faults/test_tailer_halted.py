@@ -16,7 +16,7 @@ from tests.log_harness import TailerProcess, new_cell, put, running_tailers, wai
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
-REFUSED = "joining the group anew"
+REFUSED = "a partition's log failed"
 LET_GO = "partitions released"
 
 

@@ -19,7 +19,7 @@ from schemaless.storage.operation import query
 from schemaless.topology import Role
 from tailer.cluster_reader import ClusterReader
 from tailer.partition_tail import PartitionTail, TailerContext
-from tailer.transaction_slots import TransactionSlots
+from tailer.slots import TailerSlots
 from tests.log_harness import (
     new_cell,
     put,
@@ -125,7 +125,9 @@ async def open_tail(running, kafka, datastore, reader):
     settings = TailerSettings(topology=running.path, kafka=kafka)
     threads = ThreadPoolExecutor(1)
     partition_log = PartitionLog(kafka, datastore, 0)
-    context = TailerContext(settings, {"a": reader}, dict, lambda name: False, TransactionSlots(1), threads, threads)
+    context = TailerContext(
+        settings, {"a": reader}, dict, lambda name: False, TailerSlots(1), threads, TailerSlots(1), threads
+    )
     yield PartitionTail(datastore, partition_log, await asyncio.to_thread(partition_log.open), context)
     partition_log.close()
 

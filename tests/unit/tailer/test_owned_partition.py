@@ -1,4 +1,4 @@
-"""Who opens a log again after it failed: this process, where the transaction was surely aborted, else the group."""
+"""When a log is opened again after it failed: at once after an abort, else as soon as the group has confirmed it."""
 
 import asyncio
 from concurrent.futures import Executor, Future
@@ -12,6 +12,7 @@ from schemaless.errors import BusUnavailable, Fenced
 from schemaless.topology import Datastore
 from tailer import owned_partition
 from tailer.owned_partition import OwnedPartition
+from tailer.slots import TailerSlots
 
 DATASTORE = Datastore("trips", 2, 1, ("a",))
 
@@ -45,6 +46,7 @@ def logs(monkeypatch):
 
     monkeypatch.setattr(owned_partition, "PartitionLog", make)
     monkeypatch.setattr(owned_partition, "RETRY_S", 0.0)
+    monkeypatch.setattr(owned_partition, "FENCED_RETRY_S", 0.0)
     return SimpleNamespace(made=made, script=script)
 
 
@@ -54,6 +56,7 @@ def owned(logs):
         settings=SimpleNamespace(
             kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10, pause_max_s=0.5
         ),
+        openings=TailerSlots(1),
         opening=AtOnce(),
         publishing=AtOnce(),
         heads=lambda name: {},
@@ -95,16 +98,36 @@ async def test_after_an_abort_the_log_is_opened_anew_in_place(owned, logs):
     assert [log.closed for log in logs.made] == [True, True]
 
 
-@pytest.mark.parametrize(
+UNSURE = pytest.mark.parametrize(
     ("failure", "state"),
     [(BusUnavailable("outcome not known"), LogState.UNKNOWN), (Fenced("another's"), LogState.FENCED)],
     ids=["unknown", "fenced"],
 )
+
+
+@UNSURE
 async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure, state):
+    """Nothing is opened before it does. Then the log is opened in place, so other partitions aren't given away."""
     logs.script += [(failure, state), (None, LogState.OPEN)]
-    with pytest.raises(type(failure)):
-        await run_until_open(owned)
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: owned.unconfirmed)
+    for _ in range(100):  # many turns of the loop, and no pause
+        await asyncio.sleep(0)
     assert [log.closed for log in logs.made] == [True]
+    owned.confirm()
+    await until(lambda: owned.tailed)
+    owned.stop()
+    await running
+
+
+@UNSURE
+async def test_a_partition_that_the_group_takes_away_is_not_opened_again(owned, logs, failure, state):
+    logs.script += [(failure, state)]
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: owned.unconfirmed)
+    owned.stop()
+    await asyncio.wait_for(running, 5)
+    assert len(logs.made) == 1
 
 
 async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):

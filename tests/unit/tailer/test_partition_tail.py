@@ -16,7 +16,7 @@ from schemaless.shard_cursor import ProvenPage
 from schemaless.topology import Datastore
 from tailer import partition_tail
 from tailer.partition_tail import PartitionTail, TailerContext
-from tailer.transaction_slots import TransactionSlots
+from tailer.slots import TailerSlots
 from tests.unit.tailer.test_owned_partition import AtOnce, until
 
 DATASTORE = Datastore("trips", 2, 1, ("a", "b"))  # shard 0 lies in cluster a, shard 1 in cluster b
@@ -70,7 +70,7 @@ def tail_of(clusters, published, *, pause_max_s=0.0, cells_max=10):
         transaction_cells_max=cells_max, transaction_bytes_max=1 << 20, statement_timeout_s=1.0, pause_max_s=pause_max_s
     )
     context = TailerContext(
-        settings, clusters, lambda name: {}, lambda name: False, TransactionSlots(1), AtOnce(), AtOnce()
+        settings, clusters, lambda name: {}, lambda name: False, TailerSlots(1), AtOnce(), TailerSlots(1), AtOnce()
     )
     log = FakeLog()
     progress = {shard: Position(shard, 1, added_id) for shard, added_id in published.items()}

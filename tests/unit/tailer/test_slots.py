@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from tailer import transaction_slots
-from tailer.transaction_slots import SLOW_PER_QUICK, TransactionSlots
+from tailer import slots
+from tailer.slots import SLOW_PER_QUICK, TailerSlots
 from tests.unit.tailer.test_owned_partition import until
 
 
 @pytest.fixture(autouse=True)
 def soon_slow(monkeypatch):
-    monkeypatch.setattr(transaction_slots, "SLOW_AFTER_S", 0.0)
+    monkeypatch.setattr(slots, "SLOW_AFTER_S", 0.0)
 
 
 async def hold(slots, taken, number, release):
@@ -23,7 +23,7 @@ async def hold(slots, taken, number, release):
 async def test_transactions_that_hang_leave_the_slots_to_others():
     """As many as there are slots hang for ever, and another one runs."""
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        slots, taken, hanging, done = TransactionSlots(2), [], asyncio.Event(), asyncio.Event()
+        slots, taken, hanging, done = TailerSlots(2), [], asyncio.Event(), asyncio.Event()
         for number in range(2):
             tasks.create_task(hold(slots, taken, number, hanging))
         await until(lambda: len(taken) == 2)
@@ -36,8 +36,8 @@ async def test_transactions_that_hang_leave_the_slots_to_others():
 async def test_transactions_in_flight_are_bounded():
     """When all slots for slow ones are taken, the next one waits until a transaction ends. The longest waits least."""
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        slots, taken, hanging = TransactionSlots(1), [], asyncio.Event()
-        most = TransactionSlots.threads_max(1)
+        slots, taken, hanging = TailerSlots(1), [], asyncio.Event()
+        most = TailerSlots.threads_max(1)
         first = asyncio.Event()
         tasks.create_task(hold(slots, taken, 0, first))
         for number in range(1, most + 2):
@@ -56,7 +56,7 @@ async def test_transactions_in_flight_are_bounded():
 async def test_a_slot_comes_back_once():
     """Quick and slow transactions give back what they took, so later ones are bounded as the first ones were."""
     async with asyncio.timeout(5):
-        slots, done = TransactionSlots(1), asyncio.Event()
+        slots, done = TailerSlots(1), asyncio.Event()
         done.set()
         for _ in range(20):
             await hold(slots, [], 0, done)

@@ -1,4 +1,4 @@
-"""TransactionSlots: how many transactions a tailer has in flight at once, and who is next."""
+"""TailerSlots: how many transactions, or openings of logs, a tailer has in flight at once, and who is next."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-SLOW_AFTER_S = 1.0  # a full transaction takes less
-SLOW_PER_QUICK = 3  # slots for transactions that wait for a server
+SLOW_AFTER_S = 1.0  # a full transaction takes less, and so does opening a log
+SLOW_PER_QUICK = 3  # slots for those that wait for a server
 
 
-class TransactionSlots:
-    """Bounds the transactions in flight. The partition that waits longest gets the next free slot.
+class TailerSlots:
+    """Bounds what is in flight. The partition that waits longest gets the next free slot.
 
-    A transaction that takes longer than SLOW_AFTER_S moves to a slot for slow ones, as soon as one is free. So a broker
-    or a cluster that hangs holds up its own partitions only, and memory stays bounded.
+    What takes longer than SLOW_AFTER_S moves to a slot for slow ones, as soon as one is free. So a broker or a cluster
+    that hangs holds up its own partitions only, and memory stays bounded.
     """
 
     def __init__(self, quick_max: int) -> None:
@@ -23,7 +23,7 @@ class TransactionSlots:
 
     @staticmethod
     def threads_max(quick_max: int) -> int:
-        """Returns how many transactions can be in flight, slow ones included."""
+        """Returns how many can be in flight, slow ones included."""
         return quick_max * (1 + SLOW_PER_QUICK)
 
     @asynccontextmanager

@@ -1,0 +1,121 @@
+"""One broker of two hangs: its partition waits, and the cells of the other partition are published as before (I7)."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from schemaless.audit.run import audit
+from schemaless.bus.topic_settings import CELLS, PROGRESS
+from schemaless.stack import kafka_broker
+from schemaless.stack.kafka_broker import KafkaBroker
+from schemaless.stack.local import LocalServer, running_kafka
+from schemaless.stack.ports import free_ports
+from tests.log_harness import new_cell, put, running_tailers, wait_for_records
+
+pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(240)]
+
+FAILURES = 3  # of the partition whose broker hangs: a publish, and openings of its log
+WAIT_S = 90.0
+FAILED = "a partition's log failed"
+LET_GO = ("joining the group anew", "partitions released")
+
+
+@pytest.fixture
+def brokers(tmp_path) -> Iterator[tuple[str, LocalServer]]:
+    """The address of the first broker, which has the coordinators, and the handle of a second one."""
+    with running_kafka(tmp_path / "first") as (kafka, _first):
+        make_coordinators(kafka)
+        with second_broker(tmp_path / "first", tmp_path / "second") as second:
+            yield kafka, second
+
+
+def make_coordinators(kafka: str) -> None:
+    """Lets the first broker make Kafka's own topics while it is alone."""
+    Producer({"bootstrap.servers": kafka, "transactional.id": "first"}).init_transactions(30)
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "first"})
+    with suppress(KafkaException):  # the coordinator may not be loaded yet, but its topic is made
+        consumer.committed([TopicPartition("none", 0)], timeout=30)
+    assert {"__transaction_state", "__consumer_offsets"} <= consumer.list_topics(timeout=30).topics.keys()
+    consumer.close()
+
+
+@contextmanager
+def second_broker(first: Path, folder: Path) -> Iterator[LocalServer]:
+    """A broker of the same cluster without a controller of its own."""
+    (port,) = free_ports(1)
+    settings = (first / "server.properties").read_text()
+    controller_port = int(re.search(r"voters=1@127.0.0.1:(\d+)", settings)[1])
+    broker = KafkaBroker(folder, port, controller_port, folder / "server.log")
+    listener = f"PLAINTEXT://127.0.0.1:{port}"
+    own = {"node.id": 2, "process.roles": "broker", "listeners": listener, "advertised.listeners": listener}
+    own["log.dirs"] = broker.data
+    broker.data.mkdir(parents=True)
+    broker.properties.write_text(
+        kafka_broker.with_settings(settings, "".join(f"{name}={value}\n" for name, value in own.items()))
+    )
+    cluster = re.search(r"cluster\.id=.*", (first / "data" / "meta.properties").read_text())[0]
+    (broker.data / "meta.properties").write_text(f"version=1\nnode.id=2\n{cluster}\n")
+    (folder / "log4j2.properties").write_text(kafka_broker.LOGGING)
+    server = LocalServer(
+        "second", broker.argv(), broker.log, lambda me: kafka_broker.wait_ready(broker, alive=me.alive)
+    )
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+def make_topics(kafka: str, datastore) -> None:
+    """Each partition has one copy: the first on the first broker, the second on the other one."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    made = admin.create_topics(
+        [
+            NewTopic(topic, 2, replica_assignment=[[1], [2]], config=dict(config))
+            for topic, config in ((datastore.topic, CELLS), (datastore.progress_topic, PROGRESS))
+        ]
+    )
+    for future in made.values():
+        future.result()
+
+
+def wait_for_partition(kafka: str, datastore, partition: int, cells: int) -> None:
+    """Returns once committed readers see so many cells in one partition."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "none", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(datastore.topic, partition, 0)])
+    deadline, seen = time.monotonic() + WAIT_S, 0
+    while seen < cells:
+        assert time.monotonic() < deadline, f"{seen} of {cells} cells of partition {partition}"
+        message = consumer.poll(1.0)
+        seen += message is not None and message.error() is None
+    consumer.close()
+
+
+def test_a_broker_that_hangs_delays_only_its_own_partition(running, storage, make_datastore, brokers, tmp_path):
+    """The tailer keeps its other partition, and the group's word is enough to open the log again."""
+    kafka, second = brokers
+    datastore = make_datastore(shards=2, partitions=2, placement=("a",))
+    make_topics(kafka, datastore)
+    output = tmp_path / "tailer"
+    with running_tailers(1, running.path, kafka, datastore, output=output, session_timeout_s=60.0) as (tailer,):
+        put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
+        wait_for_records(kafka, datastore, 2, WAIT_S)
+        second.stop()
+        put(storage, datastore, [new_cell(datastore, shard=1)])
+        for number in range(1, FAILURES + 1):
+            deadline = time.monotonic() + WAIT_S
+            while (said := tailer.said()).count(FAILED) < number and not any(word in said for word in LET_GO):
+                assert time.monotonic() < deadline, said
+                time.sleep(0.1)
+            put(storage, datastore, [new_cell(datastore, shard=0)])
+            wait_for_partition(kafka, datastore, 0, 1 + number)
+        assert [word for word in LET_GO if word in tailer.said()] == []
+        second.cont()
+        wait_for_records(kafka, datastore, 3 + FAILURES, WAIT_S)
+        assert audit(running.topology, kafka, datastore, stall_s=20).findings.named == []

@@ -1,0 +1,53 @@
+"""What counts as the group's word that this process is still its member: the answer to this very question."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from schemaless.bus import membership
+from schemaless.bus.membership import Membership
+from schemaless.topology import Datastore
+
+DATASTORE = Datastore("trips", 2, 1, ("a",))
+REFUSED = "UNKNOWN_MEMBER_ID"
+
+
+class FakeConsumer:
+    """Each poll brings the next answer of `answers`: the number of a question, and its error if it has one."""
+
+    def __init__(self, settings):
+        self.on_commit = settings["on_commit"]
+        self.asked = []
+        self.answers = []
+
+    def subscribe(self, topics, **callbacks):
+        pass
+
+    def commit(self, *, offsets, asynchronous):
+        assert asynchronous, "else a coordinator that hangs would hold the thread"
+        self.asked += [(place.topic, place.offset) for place in offsets]
+
+    def poll(self, timeout_s):
+        if self.answers:
+            number, error = self.answers.pop(0)
+            self.on_commit(None, [SimpleNamespace(offset=number, error=error)])
+
+
+@pytest.fixture
+def member(monkeypatch):
+    monkeypatch.setattr(membership, "Consumer", FakeConsumer)
+    return Membership("127.0.0.1:9", DATASTORE, session_timeout_s=6.0, assigned=print, revoked=print)
+
+
+def test_an_answer_without_error_confirms(member):
+    member._consumer.answers += [(1, None)]
+    assert member.confirmed(5.0)
+    assert member._consumer.asked == [(DATASTORE.progress_topic, 1)]
+
+
+@pytest.mark.parametrize("answers", [[], [(2, REFUSED)], [(1, None)]], ids=["silence", "refused", "to an older one"])
+def test_nothing_else_does(member, answers):
+    """The first question was not answered in time."""
+    assert not member.confirmed(0.001)
+    member._consumer.answers += answers
+    assert not member.confirmed(0.001)
