@@ -54,6 +54,7 @@ def main() -> int:
     protocol = protocol_within(
         connections_max=connections_within_limits(nodes * settings.connections_max),
         head_timeout_s=settings.head_timeout_s,
+        tls=settings.tls_certificate is not None,
     )
     config = uvicorn.Config(
         app,

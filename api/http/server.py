@@ -7,9 +7,11 @@ connection, the one that was idle for longest makes room.
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -40,16 +42,70 @@ _EXTENSIONS: dict[str, dict[object, object]] = {PAYLOAD_COMPLETE: {}}
 
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""For the TLS of a connection. By itself uvloop waits for a minute, and the connection counts only afterwards."""
+"""For the TLS of a connection. By itself uvloop waits for a minute."""
+_CLOSE_TIMEOUT_S = 1.0
+"""For what a client says to the end of its TLS, where another one waits for its place. uvloop waits for 30 seconds."""
 
 
 class ApiLoop(uvloop.Loop):
     """The event loop of an API process."""
 
-    async def create_server(self, *arguments: Any, **options: Any) -> Any:
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = HANDSHAKE_TIMEOUT_S
-        return await super().create_server(*arguments, **options)
+    async def create_server(self, protocol_factory: Any, *arguments: Any, **options: Any) -> Any:
+        context = options.pop("ssl", None)
+        if context is not None:
+            handshakes = TlsHandshakes(self, protocol_factory, context)
+            return await super().create_server(lambda: handshakes, *arguments, **options)
+        return await super().create_server(protocol_factory, *arguments, **options)
+
+
+class TlsHandshakes(asyncio.Protocol):
+    """The connections of one port until their TLS is there. It makes the protocol of a connection afterwards.
+
+    Each holds a file of the process, so they are bounded (I14). A new one takes the place of the longest under way. A
+    loop's own TLS server would tell nobody of them.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, protocol_factory: Callable[[], CoalescingProtocol], context: Any
+    ) -> None:
+        self._loop = loop
+        self._protocol_factory = protocol_factory
+        self._context = context
+        self._under_way: dict[asyncio.Task[None], None] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        protocol = self._protocol_factory()
+        if len(self._under_way) >= protocol.handshakes_max:
+            longest = next(iter(self._under_way))
+            del self._under_way[longest]
+            longest.cancel()
+        elif len(self._under_way) + len(protocol.connections) >= protocol.connections_max + protocol.handshakes_max:
+            transport.abort()  # clients that are on their way out have all places
+            return
+        connection = _taken_over(transport)
+        handshake = self._loop.create_task(self._shake_hands(connection, protocol))
+        self._under_way[handshake] = None
+        handshake.add_done_callback(lambda done: self._is_over(done, connection))
+
+    async def _shake_hands(self, connection: socket.socket, protocol: CoalescingProtocol) -> None:
+        with suppress(OSError):  # time-outs and errors of TLS are some
+            await self._loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            )
+
+    def _is_over(self, handshake: asyncio.Task[None], connection: socket.socket) -> None:
+        self._under_way.pop(handshake, None)
+        connection.close()  # the transport keeps it open if there is one
+
+
+def _taken_over(transport: asyncio.Transport) -> socket.socket:
+    """Returns the connection of a transport, which has read nothing of it, and ends the transport."""
+    try:
+        connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+    finally:
+        transport.abort()
+    connection.setblocking(False)
+    return connection
 
 
 class ApiServer(uvicorn.Server):
@@ -75,6 +131,7 @@ class CoalescingProtocol(HttpToolsProtocol):
 
     head_timeout_s = 10.0
     connections_max = 1 << 20
+    handshakes_max = 1 << 20
     _pauses = 0
     _stall_timeout_s = STALL_TIMEOUT_S
     _head_deadline: asyncio.TimerHandle | None = None
@@ -141,13 +198,17 @@ class CoalescingProtocol(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _make_room(self) -> bool:
-        """Closes the connection that was idle for longest. False: none is."""
-        idle = [other for other in self.connections if other is not self and getattr(other, "is_idle", False)]
+        """Closes the connection that was idle for longest. False: none is. It counts until it is gone."""
+        idle = [
+            other
+            for other in cast(set[CoalescingProtocol], self.connections)
+            if other is not self and other.is_idle and not other.transport.is_closing()
+        ]
         if not idle:
             return False
-        longest = min(idle, key=lambda other: getattr(other, "_idle_since", 0.0))
-        self.connections.discard(longest)
-        cast(CoalescingProtocol, longest).transport.close()
+        longest = min(idle, key=lambda other: other._idle_since)
+        longest.transport.close()
+        self.loop.call_later(_CLOSE_TIMEOUT_S, longest.transport.abort)
         return True
 
     def _set_head_deadline(self) -> None:
@@ -203,9 +264,17 @@ class CoalescingProtocol(HttpToolsProtocol):
             self.transport.abort()
 
 
-def protocol_within(*, connections_max: int, head_timeout_s: float) -> type[CoalescingProtocol]:
-    """Returns the protocol with these bounds. uvicorn makes one for each connection."""
-    bounds = {"connections_max": connections_max, "head_timeout_s": head_timeout_s}
+def protocol_within(*, connections_max: int, head_timeout_s: float, tls: bool = False) -> type[CoalescingProtocol]:
+    """Returns the protocol with these bounds. uvicorn makes one for each connection.
+
+    With TLS a tenth of the connections may be handshakes.
+    """
+    handshakes_max = max(1, connections_max // 10) if tls else 0
+    bounds = {
+        "connections_max": connections_max - handshakes_max,
+        "handshakes_max": handshakes_max,
+        "head_timeout_s": head_timeout_s,
+    }
     return type("BoundedProtocol", (CoalescingProtocol,), bounds)
 
 

@@ -18,9 +18,11 @@ from api.http.server import (
     ApiLoop,
     CoalescingProtocol,
     CoalescingTransport,
+    TlsHandshakes,
     connections_within_limits,
     protocol_within,
 )
+from tests.certificates import make_certificates
 
 
 class Recorder(asyncio.Transport):
@@ -232,19 +234,107 @@ def test_clients_leave_files_for_servers_and_logs(monkeypatch, limits, raised, c
     assert did == ([raised] if raised else [])
 
 
-def test_a_tls_handshake_has_a_deadline(monkeypatch):
-    """A client that never says a word holds a file, and is no connection yet (I14)."""
-    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.1)
+@pytest.fixture
+def tls_server(tmp_path):
+    """Runs a test beside a server with room for twenty connections, two of them handshakes. Its app has no content."""
+    files = make_certificates(tmp_path)
 
-    async def silent():
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    async def answers(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def with_server(test):
+        config = uvicorn.Config(
+            answers,
+            http=protocol_within(connections_max=20, head_timeout_s=600.0, tls=True),
+            ssl_certfile=files.certificate,
+            ssl_keyfile=files.key,
+            log_config=None,
+        )
+        config.load()
+        state = ServerState()
+
+        def protocol():
+            return config.http_protocol_class(config=config, server_state=state, app_state={})
+
+        trusting = ssl.create_default_context(cafile=files.tls.ca)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            listening = await asyncio.get_running_loop().create_server(asyncio.Protocol, sock=listener, ssl=context)
-            reader, writer = await asyncio.open_connection(*listener.getsockname())
-            async with asyncio.timeout(30):
-                assert await reader.read() == b""
-            writer.close()
+            listening = await asyncio.get_running_loop().create_server(protocol, sock=listener, ssl=config.ssl)
+
+            async def connect(tls=trusting):
+                return await asyncio.open_connection(*listener.getsockname(), ssl=tls)
+
+            async with asyncio.timeout(60):
+                await test(connect, state)
             listening.close()
 
-    with asyncio.Runner(loop_factory=ApiLoop) as runner:
-        runner.run(silent())
+    def run(test):
+        with asyncio.Runner(loop_factory=ApiLoop) as runner:
+            runner.run(with_server(test))
+
+    return run
+
+
+def test_a_tls_handshake_has_a_deadline(monkeypatch, tls_server):
+    """A client that never says a word holds a file (I14)."""
+    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.1)
+
+    async def silent(connect, state):
+        reader, writer = await connect(None)
+        assert await reader.read() == b""
+        writer.close()
+
+    tls_server(silent)
+
+
+def test_handshakes_are_bounded_and_keep_no_honest_client_out(monkeypatch, tls_server):
+    """A new one takes the place of the longest under way: each holds a file of the process (I14)."""
+    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 600.0)
+
+    async def silent_beside_honest(connect, state):
+        silent = [await connect(None) for _ in range(4)]
+        assert [await reader.read() for reader, _ in silent[:2]] == [b"", b""]
+        answer, honest = await connect()
+        honest.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert await answer.readline() == b"HTTP/1.1 204 No Content\r\n"
+        assert await silent[2][0].read() == b""
+        assert not silent[3][0].at_eof()
+        for writer in (honest, *(writer for _, writer in silent)):
+            writer.close()
+
+    tls_server(silent_beside_honest)
+
+
+def test_a_client_that_speaks_no_tls_holds_nothing(tls_server):
+    """Its handshake fails, and its protocol never had a connection."""
+    met = []
+
+    async def plain(connect, state):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: met.append(context))
+        reader, writer = await connect(None)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.read()
+        writer.close()
+        assert state.connections == set()
+
+    tls_server(plain)
+    assert met == []
+
+
+async def test_where_clients_have_all_places_no_handshake_begins():
+    """Those that are on their way out have them, too, until they are gone (I14)."""
+    aborted = []
+    protocol = SimpleNamespace(connections_max=9, handshakes_max=1, connections=set(range(10)))
+    transport = SimpleNamespace(abort=lambda: aborted.append(True))
+    TlsHandshakes(asyncio.get_running_loop(), lambda: protocol, None).connection_made(transport)
+    assert aborted == [True]
+
+
+async def test_who_makes_room_counts_until_it_is_gone(connect):
+    """One that doesn't answer the end of its TLS still has its file. It makes room for one, not for all who come."""
+    first, second = connect(), connect()
+    for peer in (first, second):
+        peer.close = lambda did=peer.did: did.append("closed")
+    third, fourth = connect(), connect()
+    assert [peer.did for peer in (first, second, third, fourth)] == [["closed"], ["closed"], [], []]
+    assert len(first.protocol.connections) == 4
