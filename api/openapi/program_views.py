@@ -144,12 +144,13 @@ class ProgramView(View, frozen=True):
 
 
 class ProgramsView(View, frozen=True):
-    """All programs. `unknown` says by cluster why no server of it answered."""
+    """All programs. `unknown` says by cluster why no server of it answered, `masters_away` why only minions did."""
 
     triggers: list[ProgramView]
     unknown: dict[str, str]
+    masters_away: dict[str, str]
 
-    example: ClassVar[Any] = {"triggers": [ProgramView.example], "unknown": {}}
+    example: ClassVar[Any] = {"triggers": [ProgramView.example], "unknown": {}, "masters_away": {}}
 
 
 class ProgramShardView(View, frozen=True):
@@ -173,8 +174,9 @@ class ProgramDetailsView(ProgramView, frozen=True):
     shards: list[ProgramShardView]
     workers: list[WorkerView]
     unknown: dict[str, str]
+    masters_away: dict[str, str]
 
-    example: ClassVar[Any] = {**ProgramView.example, "shards": [], "workers": [], "unknown": {}}
+    example: ClassVar[Any] = {**ProgramView.example, "shards": [], "workers": [], "unknown": {}, "masters_away": {}}
 
 
 class PausedView(View, frozen=True):

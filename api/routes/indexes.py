@@ -304,8 +304,8 @@ async def _version_view(
     }
     if lags and index.has_tables and index.state is not IndexState.BUILDING:
         timeout_s = request.state.settings.status_timeout_s
-        shards, unanswered = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
-        view["lag"] = None if unanswered else in_all(shards).lag
+        shards, unheard = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
+        view["lag"] = None if unheard.clusters else in_all(shards).lag
         if named.role(index) is VersionRole.KEPT:
             counts = await kept_writes(request.state.storage, datastore, timeout_s)
             view["kept_writes"] = None if counts is None else counts.get(version, 0)

@@ -28,7 +28,7 @@ async def get_status(request: Request) -> Response:
     request.query()
     state = request.state
     timeout_s = state.settings.status_timeout_s
-    status, (consumers, unanswered), workers = await asyncio.gather(
+    status, (consumers, unheard), workers = await asyncio.gather(
         read_status(state.storage, datastore, timeout_s),
         read_consumers(state.storage, datastore, timeout_s),
         read_workers(state.storage, datastore, timeout_s),
@@ -46,7 +46,7 @@ async def get_status(request: Request) -> Response:
         "clusters": {name: _cluster_view(request, status, name) for name in status.clusters()},
         "consumers": [consumer_view(name, consumer) for name, consumer in consumers.items()],
         "workers": [worker_view(row) for row in workers],
-        "consumers_unknown": unanswered,  # why, by cluster: what its servers know of consumers is missing
+        "consumers_unknown": unheard.clusters,  # why, by cluster: what its servers know of consumers is missing
     }
     return ok_response(request.response_format(), document, NEVER_KEPT)
 

@@ -58,19 +58,19 @@ async def list_triggers(request: Request) -> Response:
     request.query()
     state = request.state
     timeout_s = state.settings.status_timeout_s
-    (consumers, unanswered), workers, summaries = await asyncio.gather(
+    (consumers, unheard), workers, summaries = await asyncio.gather(
         read_consumers(state.storage, datastore, timeout_s),
         read_workers(state.storage, datastore, timeout_s),
         read_summaries(state.storage, datastore, timeout_s),
     )
-    require_known(consumers, unanswered)
+    require_known(consumers, unheard)
     programs = []
     for name, consumer in consumers.items():
         if is_program(name):
             own = [row for row in workers if row.consumer == name]
             view = program_view(_view(consumer_view(name, consumer)), summaries.get(name, ProgramSummary()), own)
             programs.append({**view, **workers_in_all(own)})
-    return ok_response(request.response_format(), {"triggers": programs, "unknown": unanswered}, NEVER_KEPT)
+    return ok_response(request.response_format(), {"triggers": programs, **unheard.document()}, NEVER_KEPT)
 
 
 async def get_trigger(request: Request) -> Response:
@@ -79,7 +79,7 @@ async def get_trigger(request: Request) -> Response:
     request.query()
     program = request.path["program"]
     state, consumer, timeout_s = request.state, consumer_of_program(program), request.state.settings.status_timeout_s
-    (shards, unanswered), workers, summaries = await asyncio.gather(
+    (shards, unheard), workers, summaries = await asyncio.gather(
         read_consumer(state.storage, datastore, consumer, timeout_s),
         read_workers(state.storage, datastore, timeout_s),
         read_summaries(state.storage, datastore, timeout_s),
@@ -93,7 +93,7 @@ async def get_trigger(request: Request) -> Response:
         **workers_in_all(own),
         "shards": [_shard_view(number, shard, summary) for number, shard in shards.items()],
         "workers": [worker_view(row) for row in own],
-        "unknown": unanswered,
+        **unheard.document(),
     }
     return ok_response(request.response_format(), document, NEVER_KEPT)
 

@@ -64,6 +64,19 @@ class ConsumerShard(msgspec.Struct, frozen=True):
     counted_from: int = 0
 
 
+class Unheard(msgspec.Struct, frozen=True):
+    """Who didn't answer, with the reason by cluster: all servers of `clusters`, and of `masters` only the master.
+
+    A minion tells then what it has, and no checkpoint moves on that cluster.
+    """
+
+    clusters: Mapping[str, str]
+    masters: Mapping[str, str]
+
+    def document(self) -> dict[str, Mapping[str, str]]:
+        return {"unknown": self.clusters, "masters_away": self.masters}
+
+
 class _OfOneServer(Protocol):
     @property
     def heads_sum(self) -> int: ...
@@ -74,29 +87,29 @@ Report = TypeVar("Report", bound=_OfOneServer)
 
 async def read_consumers(
     storage: AsyncStorage, datastore: Datastore, timeout_s: float
-) -> tuple[dict[str, ConsumerStatus], dict[str, str]]:
-    """Returns the consumers that are known by name, and why by cluster where no server answered in time."""
-    reports, unanswered = await _ask(storage, datastore, lambda: _summaries(datastore.name), timeout_s)
-    return consumer_statuses(reports, whole=not unanswered), unanswered
+) -> tuple[dict[str, ConsumerStatus], Unheard]:
+    """Returns the consumers that are known by name, and who didn't answer in time."""
+    reports, unheard = await _ask(storage, datastore, lambda: _summaries(datastore.name), timeout_s)
+    return consumer_statuses(reports, whole=not unheard.clusters), unheard
 
 
 async def read_consumer(
     storage: AsyncStorage, datastore: Datastore, consumer: str, timeout_s: float
-) -> tuple[dict[int, ConsumerShard], dict[str, str]]:
-    """Returns the shards of one consumer, none if it has never run, and why by cluster where no server answered.
+) -> tuple[dict[int, ConsumerShard], Unheard]:
+    """Returns the shards of one consumer, none if it has never run, and who didn't answer in time.
 
     Raises StorageUnavailable when no shard was found and a cluster didn't answer: nobody knows then.
     """
-    reports, unanswered = await _ask(storage, datastore, lambda: _checkpoints(datastore.name, consumer), timeout_s)
+    reports, unheard = await _ask(storage, datastore, lambda: _checkpoints(datastore.name, consumer), timeout_s)
     shards = consumer_shards(reports.values())
-    require_known(shards, unanswered)
-    return shards, unanswered
+    require_known(shards, unheard)
+    return shards, unheard
 
 
-def require_known(found: Collection[object], unanswered: Mapping[str, str]) -> None:
+def require_known(found: Collection[object], unheard: Unheard) -> None:
     """Raises StorageUnavailable when nothing was found and a cluster didn't answer: it may have what is missing."""
-    if unanswered and not found:
-        raise StorageUnavailable("; ".join(f"cluster {name}: {why}" for name, why in unanswered.items()))
+    if unheard.clusters and not found:
+        raise StorageUnavailable("; ".join(f"cluster {name}: {why}" for name, why in unheard.clusters.items()))
 
 
 def consumer_statuses(reports: Mapping[str, SummariesReport], *, whole: bool) -> dict[str, ConsumerStatus]:
@@ -169,20 +182,23 @@ def _consumer_shard(
 
 async def _ask(
     storage: AsyncStorage, datastore: Datastore, question: Callable[[], Operation[Report]], timeout_s: float
-) -> tuple[dict[str, Report], dict[str, str]]:
-    """Asks every server. Returns the best answer of each cluster, and the error where no server gave one."""
+) -> tuple[dict[str, Report], Unheard]:
+    """Asks every server. Returns the best answer of each cluster, and who didn't answer."""
     nodes = {name: node for name, node in storage.nodes.items() if node.node.cluster in datastore.clusters}
     questions = {name: node.run(question, timeout_s=timeout_s) for name, node in nodes.items()}
     answers = await answers_of_all(questions, tolerated=SchemalessError)
     by_cluster: dict[str, list[tuple[AsyncNode, Report]]] = {}
     for name, report in answers.found.items():
         by_cluster.setdefault(nodes[name].node.cluster, []).append((nodes[name], report))
-    unanswered = {
-        nodes[name].node.cluster: str(error)
-        for name, error in answers.failures.items()
-        if nodes[name].node.cluster not in by_cluster
-    }
-    return {cluster: best(reports) for cluster, reports in sorted(by_cluster.items())}, unanswered
+    clusters: dict[str, str] = {}
+    masters: dict[str, str] = {}
+    for name, error in answers.failures.items():
+        node = nodes[name].node
+        if node.cluster not in by_cluster:
+            clusters[node.cluster] = str(error)
+        elif node.role is Role.MASTER:
+            masters[node.cluster] = str(error)
+    return {cluster: best(reports) for cluster, reports in sorted(by_cluster.items())}, Unheard(clusters, masters)
 
 
 def best(reports: Sequence[tuple[AsyncNode, Report]]) -> Report:

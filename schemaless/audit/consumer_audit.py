@@ -12,11 +12,12 @@ import msgspec
 from schemaless.audit.history import Starts, audit_positions, finished_until
 from schemaless.audit.parked_audit import audit_parked
 from schemaless.audit.report import ConsumerReport, FindingKind, Findings, Patience
-from schemaless.names import TRIGGER_PREFIX
+from schemaless.names import INDEXER, TRIGGER_PREFIX
 from schemaless.position import Position
-from schemaless.storage import checkpoint_table
+from schemaless.storage import checkpoint_table, trigger_order_table, worker_table
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.storage.worker_table import SEEN_WITHIN_S
 from schemaless.topology import Datastore
 
 
@@ -33,6 +34,11 @@ class Standing(msgspec.Struct, frozen=True):
     finished: int | None
     seen: int
     """What became of cells, added up."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the shard has nothing of its own to tell: it wasn't stopped, and no generation took cells back."""
+        return self.stop_reason is None and self.until == self.position.added_id
 
     @property
     def skipped(self) -> int:
@@ -77,9 +83,7 @@ class ConsumerAudit:
             before, found = found, self._read()
             if finished(found, self._heads) != finished(before, self._heads):
                 patience.renew()
-        for cluster, shard, one in behind(found, self._heads):
-            detail = f"{self._consumer} {_describe(cluster, one, self._heads[shard])}"
-            self._findings.add(FindingKind.CHECKPOINT_BEHIND, shard, detail)
+        self._audit_ends(found)
         self._audit_counts(found)
         for cluster in self._datastore.clusters:
             positions = [one.position for (where, _), one in found.items() if one is not None and where == cluster]
@@ -92,6 +96,36 @@ class ConsumerAudit:
             finished(found, self._heads),
             audit_parked(self._storage, self._datastore, self._consumer, self._findings) if is_program else None,
         )
+
+    def _audit_ends(self, found: Standings) -> None:
+        """Names each shard that is behind. Where one cause holds for many, it is named once with their number."""
+        late = list(behind(found, self._heads))
+        cause = self._cause() if late else None
+        plain = sum(one is not None and one.is_plain for _, _, one in late)
+        if cause and plain > 1:
+            detail = f"{self._consumer} is behind in {plain} shards: {cause}"
+            self._findings.add(FindingKind.CHECKPOINT_BEHIND, -1, detail, count=plain)
+            late = [each for each in late if each[2] is None or not each[2].is_plain]
+            cause = None
+        for cluster, shard, one in late:
+            why = f": {cause}" if cause and (one is None or one.stop_reason is None) else ""
+            detail = f"{self._consumer} {_describe(cluster, one, self._heads[shard])}{why}"
+            self._findings.add(FindingKind.CHECKPOINT_BEHIND, shard, detail)
+
+    def _cause(self) -> str | None:
+        """Returns why the consumer doesn't go on in any shard, and what ends that, if people or processes are why."""
+        masters, name = [self._storage.master(cluster) for cluster in self._datastore.clusters], self._datastore.name
+        orders = [master.run(trigger_order_table.of_datastore, name, self._consumer) for master in masters]
+        program = self._consumer.removeprefix(TRIGGER_PREFIX)
+        if trigger_order_table.latest([order[self._consumer] for order in orders if self._consumer in order]).paused:
+            return f"it is paused, until `schemaless triggers resume {program} -d {name}`"
+        workers = [row for master in masters for row in master.run(worker_table.of_datastore, name)]
+        seen = {row.consumer for row in workers if row.age_s <= SEEN_WITHIN_S}
+        if program == self._consumer:
+            return None if INDEXER in seen else "no indexer runs"
+        if self._consumer in seen:
+            return None
+        return f"nobody runs it. `schemaless triggers remove {program} -d {name}` retires it"
 
     def _audit_counts(self, found: Standings) -> None:
         must_count = self._consumer.startswith(TRIGGER_PREFIX)

@@ -63,7 +63,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One contradiction of a promise."""
+    """One contradiction of a promise. `shard` is -1 where it concerns several, or none."""
 
     kind: FindingKind
     shard: int

@@ -80,7 +80,8 @@ def print_report(report: AuditReport) -> None:
 def print_findings(report: AuditReport, console: Console) -> None:
     """Prints each finding, and the verdict on the datastore."""
     for finding in report.findings.named:
-        console.print(f"{finding.kind}: shard {finding.shard}: {finding.detail}", style="red", markup=False)
+        where = "" if finding.shard < 0 else f"shard {finding.shard}: "
+        console.print(f"{finding.kind}: {where}{finding.detail}", style="red", markup=False)
     if report.findings.unnamed:
         console.print(f"and {report.findings.unnamed} more, which --all names", style="red")
     verdict = "clean" if report.clean else f"{report.findings.total} findings"

@@ -82,14 +82,17 @@ def row(client: Client, as_json: bool, row_key: RowKey) -> None:
     """Read the newest version of every column."""
     cells = client.get_row(row_key)
     if not cells:
-        raise CellMissing(f"there is no row {row_key}")
+        client.document(f"/cells/{row_key}")  # raises what the API says of it: a minion may have answered
     _print_cells(cells.values(), as_json)
 
 
 @api_command
 def versions(client: Client, as_json: bool, row_key: RowKey, column: Column, limit: Limit = 100) -> None:
     """List the versions of a column, newest first."""
-    _print_cells(client.get_versions(row_key, column, order="desc", limit=limit), as_json)
+    page = client.get_versions(row_key, column, order="desc", limit=limit)
+    if not page.cells and not as_json:
+        client.document(f"/cells/{row_key}/{column}")  # raises what the API says of it
+    _print_cells(page, as_json)
 
 
 @api_command

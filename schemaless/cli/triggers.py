@@ -108,7 +108,7 @@ def list_all(client: Client, as_json: bool) -> None:
         "oldest call, s",
     )  # fmt: skip
     print_table(columns, rows)
-    _print_unknown(document["unknown"])
+    _print_unheard(document)
 
 
 @api_command
@@ -130,7 +130,7 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
     for worker in document["workers"]:
         print_worker(worker)
-    _print_unknown(document["unknown"])
+    _print_unheard(document)
 
 
 def _cells(lag: int, unknown: Mapping[str, str]) -> str:
@@ -138,9 +138,11 @@ def _cells(lag: int, unknown: Mapping[str, str]) -> str:
     return f"at least {lag}" if unknown else str(lag)
 
 
-def _print_unknown(unknown: Mapping[str, str]) -> None:
-    for cluster, why in unknown.items():
+def _print_unheard(document: Mapping[str, Any]) -> None:
+    for cluster, why in document["unknown"].items():
         print_notice(f"cluster {cluster}: nothing is known of its shards ({why})")
+    for cluster, why in document.get("masters_away", {}).items():  # an older API has none
+        print_notice(f"cluster {cluster}: its master is away, so no checkpoint moves there, and a minion tells ({why})")
 
 
 @api_command

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from schemaless.errors import (
+    CellMissing,
     Conflict,
     Forbidden,
     Invalid,
@@ -130,7 +131,14 @@ def _error_of_problem(problem: Problem, status: int | None) -> SchemalessError:
         return LocationGone(detail, head=head, resume_at=resume_at, generation=generation)
     if status == 409 and problem.get("retryable"):
         return NotReady(detail)
+    if status == 404 and is_cell_missing(problem):
+        return CellMissing(detail)
     return _BY_STATUS.get(status, Unavailable)(detail)
+
+
+def is_cell_missing(problem: Problem) -> bool:
+    """Returns whether a cell is missing. A 404 may also mean another name, such as the datastore's."""
+    return str(problem.get("type")).endswith("cell-missing")
 
 
 def problem_of(response: ClientResponse) -> Problem:

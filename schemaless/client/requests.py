@@ -18,7 +18,15 @@ import msgspec
 
 from schemaless.cell import parse_cause, parse_column_name, parse_ref_key, row_key_of, row_key_text
 from schemaless.client.answers import EntriesPage, LogPage, MissingCell, PutAnswer, ReadCell, VersionsPage, column_of
-from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem, problem_of
+from schemaless.client.exchange import (
+    MSGPACK,
+    ClientRequest,
+    ClientResponse,
+    Flow,
+    error_of_problem,
+    is_cell_missing,
+    problem_of,
+)
 from schemaless.client.json_body import encode_json_body
 from schemaless.errors import Invalid, SchemalessError, Unavailable
 from schemaless.found_cell import FoundCell
@@ -131,7 +139,11 @@ class Requests:
         cells = response.good().read(_Cells).cells
         if len(cells) != len(names):
             raise Unavailable(f"{len(names)} cells were asked for and {len(cells)} cells came back")
-        return [cell or MissingCell(name[1]) for name, cell in zip(names, cells, strict=True)]
+        hint = None
+        if response.headers.get("schemaless-served-by") == "minion":
+            where = response.headers.get("schemaless-cluster", "")
+            hint = f"a minion answered (cluster {where}): the cell may wait in a buffer, or not be replicated yet"
+        return [cell or MissingCell(name[1], hint) for name, cell in zip(names, cells, strict=True)]
 
     def get_cells_for_shard(self, shard: int, location: LogLocation, limit: int, options: LogOptions) -> Flow[LogPage]:
         if isinstance(location, datetime):
@@ -356,5 +368,4 @@ def _found_or_missing(column: str, response: ClientResponse) -> ReadCell:
 
 
 def _is_missing_cell(response: ClientResponse) -> bool:
-    """True if the cell is missing. A 404 may also mean a missing datastore, which is an error."""
-    return response.status == 404 and str(problem_of(response).get("type")).endswith("cell-missing")
+    return response.status == 404 and is_cell_missing(problem_of(response))

@@ -36,7 +36,9 @@ from schemaless.storage import (
     shard_head,
     shard_log,
     tailer_order_table,
+    trigger_order_table,
     trigger_program_table,
+    worker_table,
 )
 from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.checkpoint_table import CellCounts, Move
@@ -46,7 +48,9 @@ from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause
 from schemaless.storage.shard_log import LogRange
 from schemaless.storage.tailer_order_table import TailerCommand
+from schemaless.storage.trigger_order_table import ProgramPause
 from schemaless.storage.trigger_program_table import ProgramFunctions
+from schemaless.storage.worker_table import WorkerReport
 from tests.log_harness import new_cell, put, restore, run_sql
 from tests.topic_harness import announce, delete_before
 
@@ -161,6 +165,31 @@ def test_a_consumer_behind_is_named(audited, publish, storage, datastore):
         (FindingKind.CHECKPOINT_BEHIND, 1, "billing has finished 2 of 6 on b, stopped: card refused")
     ]
     assert [(c.name, c.cells, c.finished) for c in report.consumers] == [("billing", 12, 8)]
+
+
+def nobody_runs_it(datastore):
+    return f"nobody runs it. `schemaless triggers remove billing -d {datastore.name}` retires it"
+
+
+def test_why_a_program_is_behind_in_all_shards_is_said_once(audited, publish, storage, datastore):
+    """Not a line for each shard: nobody runs it, or it is paused. What runs has its shards named."""
+    publish()
+    masters = [storage.master(cluster) for cluster in datastore.clusters]
+    for shard in (0, 1):
+        node = storage.master(datastore.home(shard))
+        node.run(checkpoint_table.make, datastore.name, BILLING, [Position(shard, 1, 0)])
+    assert found(audited()) == [(BEHIND, -1, f"{BILLING} is behind in 2 shards: {nobody_runs_it(datastore)}")]
+    assert audited().findings.total == 2
+    for master in masters:
+        master.run(worker_table.put, datastore.name, BILLING, 7, WorkerReport())
+    assert [(shard, detail) for _, shard, detail in found(audited())] == [
+        (0, f"{BILLING} has finished 0 of 6 on a"),
+        (1, f"{BILLING} has finished 0 of 6 on b"),
+    ]
+    pause = ProgramPause(paused=True, reason=None, changed_at=1)
+    masters[0].run(trigger_order_table.put_program, datastore.name, BILLING, pause)
+    until = f"`schemaless triggers resume billing -d {datastore.name}`"
+    assert found(audited()) == [(BEHIND, -1, f"{BILLING} is behind in 2 shards: it is paused, until {until}")]
 
 
 def test_cells_that_wait_because_tailing_is_paused_are_told_so(audited, storage, datastore):
@@ -286,6 +315,16 @@ def test_an_index_that_has_failed_is_a_finding_with_its_reason(audited, publish,
     assert [(finding.kind, finding.detail) for finding in report.findings.named] == [
         (FindingKind.CHECKPOINT_BEHIND, "index:by_n has failed: its table is lost")
     ]
+
+
+def test_an_index_that_is_behind_says_that_no_indexer_runs(audited, publish, indexed, storage, datastore):
+    """Its shards are behind on each cluster, for one reason."""
+    publish()
+    for cluster in datastore.clusters:
+        behind = f"UPDATE schemaless.checkpoint SET added_id = 1, digest = NULL WHERE datastore = '{datastore.name}'"
+        run_sql(storage.master(cluster), behind)
+    details = [detail for kind, _, detail in found(audited()) if kind == BEHIND]
+    assert details == ["index:by_n is behind in 4 shards: no indexer runs"]
 
 
 class Site:
@@ -513,7 +552,7 @@ def lose_the_checkpoint_of_a_record(site):
     park_two_rows(site)
     site.sql(f"DELETE FROM schemaless.checkpoint WHERE {SHARD_0_OF_BILLING}")
     return [
-        (BEHIND, "trigger:billing has no checkpoint on a, the head is 7"),
+        (BEHIND, f"trigger:billing has no checkpoint on a, the head is 7: {nobody_runs_it(site.datastore)}"),
         (PARKED, "trigger:billing has records, and no checkpoint"),
     ]
 
@@ -543,7 +582,7 @@ def restore_a_master(site):
         (DIFFERS, "cell 5 has another content than in MySQL"),
         (DIFFERS, "cell 6 has another content than in MySQL"),
         (UNPUBLISHED, "cell 7"),
-        (BEHIND, "trigger:billing has finished 6 of 7 on a"),
+        (BEHIND, f"trigger:billing has finished 6 of 7 on a: {nobody_runs_it(site.datastore)}"),
         (OTHER, f"progress is at 1:6 {other}"),
         (OTHER, f"the checkpoint of trigger:billing on a is at 1:6 {other}"),
     ]
@@ -556,7 +595,8 @@ def leave_a_checkpoint_in_a_former_generation(site):
     site.open_generation(5)
     site.announce(5)
     site.publish_again(site.stored(0)[4:])
-    return [(BEHIND, "trigger:billing has finished 4 of 6 on a, 1:9 is superseded")]
+    cause = nobody_runs_it(site.datastore)
+    return [(BEHIND, f"trigger:billing has finished 4 of 6 on a, 1:9 is superseded: {cause}")]
 
 
 def publish_a_superseded_cell(site):

@@ -7,6 +7,7 @@ import pytest
 from api.status.consumers import (
     CheckpointsReport,
     SummariesReport,
+    Unheard,
     consumer_shards,
     consumer_statuses,
     in_all,
@@ -54,7 +55,7 @@ async def test_a_program_is_unknown_only_if_every_cluster_says_so():
     """Nobody has a checkpoint of it: none. Nobody has one and a cluster timed out: that may be where it is."""
     assert await read_consumer(storage(a=StandIn("a", report()), b=StandIn("b", report())), DATASTORE, BILLING, 1) == (
         {},
-        {},
+        Unheard({}, {}),
     )
     with pytest.raises(StorageUnavailable, match=r"cluster b: .* no answer"):
         await read_consumer(storage(a=StandIn("a", report()), b=StandIn("b", None)), DATASTORE, BILLING, 1)
@@ -63,22 +64,22 @@ async def test_a_program_is_unknown_only_if_every_cluster_says_so():
 async def test_a_program_that_was_found_is_shown_with_the_clusters_that_are_unknown():
     """What is missing is said."""
     answered = StandIn("a", report(10, [checkpoint(0, Location(1, 7))]))
-    shards, unknown = await read_consumer(storage(a=answered, b=StandIn("b", None)), DATASTORE, BILLING, 1)
-    assert (shards[0].lag, list(unknown)) == (3, ["b"])
+    shards, unheard = await read_consumer(storage(a=answered, b=StandIn("b", None)), DATASTORE, BILLING, 1)
+    assert (shards[0].lag, list(unheard.clusters), unheard.masters) == (3, ["b"], {})
 
 
 async def test_a_minion_stands_in_for_its_master():
-    """The cluster's answer is the minion's, and nothing is unknown."""
+    """The cluster's answer is the minion's. Nothing is unknown, and people are told whom they hear."""
     minion = StandIn("a", report(10, [checkpoint(0, Location(1, 9))]), Role.MINION)
     other = StandIn("b", report(shard=1))
-    shards, unknown = await read_consumer(storage(a=StandIn("a", None), m=minion, b=other), DATASTORE, BILLING, 1)
-    assert (shards[0].lag, unknown) == (1, {})
+    shards, unheard = await read_consumer(storage(a=StandIn("a", None), m=minion, b=other), DATASTORE, BILLING, 1)
+    assert (shards[0].lag, unheard.clusters, unheard.masters) == (1, {}, {"a": "a: no answer within 1 s"})
 
 
 async def test_a_list_without_any_answer_says_why():
     """No consumers, and the error of each cluster."""
-    found, unknown = await read_consumers(storage(a=StandIn("a", None), b=StandIn("b", None)), DATASTORE, 1)
-    assert (found, sorted(unknown)) == ({}, ["a", "b"])
+    found, unheard = await read_consumers(storage(a=StandIn("a", None), b=StandIn("b", None)), DATASTORE, 1)
+    assert (found, sorted(unheard.clusters)) == ({}, ["a", "b"])
 
 
 def test_a_superseded_checkpoint_lags_from_where_the_new_generation_starts():

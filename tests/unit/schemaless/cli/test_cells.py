@@ -132,11 +132,18 @@ def test_a_row_is_read_with_all_its_columns(run: Run, answers: dict):
     assert isinstance(run("row", ROW).exception, CellMissing)
 
 
-def test_a_missing_cell_has_the_hint_of_the_api(run, answers):
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [("get", f"{ROW}/BASE/1"), ("latest", f"{ROW}/BASE"), ("row", ROW), ("versions", f"{ROW}/BASE")],
+)
+def test_a_missing_cell_has_the_hint_of_the_api(run, answers, command, path):
     """It knows whether a put may wait in a buffer, because the home's master is away."""
     problem = {"type": "urn:schemaless:problem:cell-missing", "status": 404, "hint": "the master of a is away"}
-    answers[f"GET /cells/{ROW}/BASE/1"] = httpx.Response(404, json=problem)
-    assert run("get", ROW, "BASE", "1").exception.hint == "the master of a is away"
+    answers[f"GET /cells/{path}"] = httpx.Response(404, json=problem)
+    answers[f"GET /cells/{path}/versions"] = httpx.Response(200, json={"cells": [], "next": None})
+    error = run(command, *path.split("/")).exception
+    assert isinstance(error, CellMissing)
+    assert error.hint == "the master of a is away"
 
 
 def test_versions_are_listed_newest_first(run: Run, answers: dict, asked: list):

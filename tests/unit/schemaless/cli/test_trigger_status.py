@@ -30,12 +30,15 @@ PROGRAM = {
 
 
 @pytest.mark.parametrize("unknown", [{}, {"a": "no answer within 2 s"}])
+@pytest.mark.parametrize("away", [{}, {"b": "b-master: connection refused"}])
 @pytest.mark.parametrize("command", ["list", "status"])
-def test_a_cluster_that_does_not_answer_is_named_once_and_its_lag_is_not_zero(monkeypatch, unknown, command):
-    """32 of 64 shards may be behind, and the others say 0."""
-    document = {"triggers": [PROGRAM], "unknown": unknown} if command == "list" else PROGRAM | {"unknown": unknown}
+def test_a_cluster_that_does_not_answer_is_named_once_and_its_lag_is_not_zero(monkeypatch, unknown, away, command):
+    """32 of 64 shards may be behind, and the others say 0. Where only minions answer, the cause is said once, too."""
+    document = {"triggers": [PROGRAM]} if command == "list" else PROGRAM
+    document = {**document, "unknown": unknown, "masters_away": away}
     monkeypatch.setattr(Client, "document", lambda *_: document)
     arguments = ["triggers", command, *(["billing"] if command == "status" else []), "--hosts", "http://one"]
     done = CliRunner().invoke(app, arguments)
     assert ("at least 0" in done.stdout) == bool(unknown)
     assert done.stderr.count("nothing is known of its shards (no answer within 2 s)") == len(unknown)
+    assert done.stderr.count("cluster b: its master is away") == len(away)

@@ -183,6 +183,15 @@ def test_many_cells_are_read_in_order():
         drive(REQUESTS.get_cells([(ROW, "BASE", 1), (ROW, "A")], None), ok({"cells": [CELL]}))
 
 
+def test_a_cell_that_a_minion_lacks_among_many_says_that_it_may_exist():
+    """Its master may be away, and a put may wait in a buffer."""
+    served = {"schemaless-served-by": "minion", "schemaless-cluster": "a"}
+    _, (cell,) = drive(REQUESTS.get_cells([(ROW, "A")], None), ok({"cells": [None]}, **served))
+    assert "may wait in a buffer" in cell._hint
+    _, (cell,) = drive(REQUESTS.get_cells([(ROW, "A")], None), ok({"cells": [None]}))
+    assert cell._hint is None
+
+
 def test_versions_ask_with_bounds():
     """`from_` is the query's `from`."""
     flow = REQUESTS.get_versions(ROW, "BASE", {"from_": 2, "to": 5, "order": "desc", "read_from": "minion"})
