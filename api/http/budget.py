@@ -7,7 +7,7 @@ request works before others have their turn.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
@@ -98,50 +98,69 @@ class PayloadBudget:
 class _RoomWanted(msgspec.Struct, gc=False, eq=False):
     count: int
     caller: Hashable
+    grows: bool
     room: asyncio.Future[None]
+    patience: asyncio.Timeout
+    until: float
+
+
+_WAITS_MAX = 5
+"""A request waits for so many times `wait_s` at most, and for `wait_s` while nobody is let in."""
 
 
 class ReadBudget:
-    """Belongs to one event loop. A request for more than is left waits in order, at most `wait_s`.
+    """Belongs to one event loop. A request for more than is left waits in order.
 
     A caller is a token, or the address of a client without one. Each may hold half of the bytes, so that one that takes
     nothing of its responses leaves the others room. Who waits for that half is overtaken, nobody else. An empty caller,
     behind a proxy, stands for nobody and has no limit of its own.
+
+    A request that holds a part already goes before those that hold nothing, and its next part may pass both bounds
+    where nothing passes them yet. Otherwise requests that hold all bytes together would wait for one another. So the
+    process holds at most the bound and one response.
     """
 
     def __init__(self, bytes_max: int, *, wait_s: float) -> None:
         self._bytes_max = bytes_max
         self._caller_bytes_max = bytes_max // 2
         self._wait_s = wait_s
-        self._waiting: deque[_RoomWanted] = deque()
+        self._growing: list[_RoomWanted] = []
+        self._starting: list[_RoomWanted] = []
         self._by_caller: Counter[Hashable] = Counter()
         self.held_bytes = 0
 
-    async def take(self, count: int, caller: Hashable) -> None:
-        """Raises Unavailable when there was no room in time."""
-        is_first = not any(self._is_within_share(one.count, one.caller) for one in self._waiting)
-        if is_first and self.take_now(count, caller):
+    async def take(self, count: int, caller: Hashable, *, grows: bool = False) -> None:
+        """Takes bytes, in turn. `grows` says that the request holds some already. Raises Unavailable when there was no
+        room in time.
+        """
+        ahead = self._growing if grows else [*self._growing, *self._starting]
+        if not any(self._waits_for_all(one) for one in ahead) and self.take_now(count, caller, grows=grows):
             return
-        waiting = _RoomWanted(count, caller, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        queue = self._growing if grows else self._starting
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        patience = asyncio.timeout_at(now + self._wait_s)
+        waiting = _RoomWanted(count, caller, grows, loop.create_future(), patience, now + _WAITS_MAX * self._wait_s)
+        queue.append(waiting)
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with patience:
                 await waiting.room
         except (TimeoutError, asyncio.CancelledError) as error:
             if waiting.room.done() and not waiting.room.cancelled():
                 self.give_back(count, caller)
             else:
-                self._waiting.remove(waiting)
+                queue.remove(waiting)
                 self._let_in()  # those behind it may fit where it didn't
             if isinstance(error, TimeoutError):
                 raise Unavailable("too many large responses at once: earlier ones were not taken yet") from None
             raise
 
-    def take_now(self, count: int, caller: Hashable) -> bool:
+    def take_now(self, count: int, caller: Hashable, *, grows: bool = False) -> bool:
         """Takes bytes if there is room for them. A single piece that is larger than the bound fits an empty budget."""
-        if self.held_bytes and self.held_bytes + count > self._bytes_max:
+        within = self.held_bytes if grows else self.held_bytes + count
+        if self.held_bytes and within > self._bytes_max:
             return False
-        if not self._is_within_share(count, caller):
+        if not self._is_within_share(count, caller, grows):
             return False
         self._add(count, caller)
         return True
@@ -151,18 +170,34 @@ class ReadBudget:
         self._let_in()
 
     def _let_in(self) -> None:
-        for waiting in list(self._waiting):
-            if waiting.room.done():
-                continue
-            if self.take_now(waiting.count, waiting.caller):
-                self._waiting.remove(waiting)
-                waiting.room.set_result(None)
-            elif self._is_within_share(waiting.count, waiting.caller):
-                return  # smaller ones behind it would keep it waiting for ever
+        waits, was_let_in = False, False
+        for queue in (self._growing, self._starting):
+            for waiting in list(queue):
+                if waits or waiting.room.done():
+                    continue
+                if self.take_now(waiting.count, waiting.caller, grows=waiting.grows):
+                    queue.remove(waiting)
+                    waiting.room.set_result(None)
+                    was_let_in = True
+                else:
+                    waits = self._waits_for_all(waiting)  # smaller ones behind it would keep it waiting for ever
+        if was_let_in:
+            for waiting in (*self._growing, *self._starting):
+                self._prolong(waiting)
 
-    def _is_within_share(self, count: int, caller: Hashable) -> bool:
+    def _prolong(self, waiting: _RoomWanted) -> None:
+        """The queue moves, so the turn of those who wait will come."""
+        if not waiting.patience.expired():
+            soon = asyncio.get_running_loop().time() + self._wait_s
+            waiting.patience.reschedule(min(soon, waiting.until))
+
+    def _waits_for_all(self, waiting: _RoomWanted) -> bool:
+        """Returns whether it waits for what all have in common, and not for its caller's share."""
+        return self._is_within_share(waiting.count, waiting.caller, waiting.grows)
+
+    def _is_within_share(self, count: int, caller: Hashable, grows: bool) -> bool:
         held = self._by_caller[caller] if caller else 0
-        return not held or held + count <= self._caller_bytes_max
+        return not held or (held if grows else held + count) <= self._caller_bytes_max
 
     def _add(self, count: int, caller: Hashable) -> None:
         self.held_bytes += count
@@ -189,13 +224,13 @@ class Held:
     async def reserve(self, count: int) -> None:
         """Makes room for so many bytes in all. Raises Unavailable."""
         if count > self._count:
-            await self._budget.take(count - self._count, self._caller)
+            await self._budget.take(count - self._count, self._caller, grows=self._count > 0)
             self._count = count
 
     def resize(self, count: int) -> bool:
         """Holds so many bytes in all from now on, or as many as before: False says that there is no room for more."""
         if count > self._count:
-            if not self._budget.take_now(count - self._count, self._caller):
+            if not self._budget.take_now(count - self._count, self._caller, grows=self._count > 0):
                 return False
         elif count < self._count:
             self._budget.give_back(self._count - count, self._caller)
@@ -214,7 +249,7 @@ class Held:
             try:
                 return await read(usual)
             except TooLarge:
-                pass
+                self.resize(0)  # nothing of it is left, so others may have it while this one waits
         await self.reserve(bytes_max)
         return await read(bytes_max)
 

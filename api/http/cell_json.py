@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _ITEM_BYTES_MAX = 2 * BODY_BYTES_MAX
 """About what one item may have when it is encoded: a conflict has two bodies."""
+_BESIDE_BYTES_MAX = 64 << 10
+"""About what a response has beside its items."""
 
 
 async def views_within(
@@ -37,7 +39,7 @@ async def views_within(
             break
         if held is not None and not has_room and not held.covers(size + len(encoded)):
             del encoded  # it would be held while this request waits for room
-            await held.reserve(min(bytes_max, len(items) * _ITEM_BYTES_MAX))
+            await held.reserve(min(bytes_max, len(items) * _ITEM_BYTES_MAX) + _BESIDE_BYTES_MAX)
             has_room = True
             encoded = form.encode_one(view(item))
         size += len(encoded)

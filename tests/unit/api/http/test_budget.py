@@ -120,7 +120,7 @@ async def test_what_is_larger_than_the_budget_fits_an_empty_one():
 
 
 async def test_a_response_replaces_what_was_read_for_it():
-    """It may be larger only where there is room."""
+    """It may be larger only where there is room. The last one may pass the bound."""
     everything = budget()
     held = Held(everything, "a")
     await held.reserve(30)
@@ -128,12 +128,109 @@ async def test_a_response_replaces_what_was_read_for_it():
     assert everything.held_bytes == 10
     other = Held(everything, "b")
     await other.reserve(45)
-    assert held.resize(50)
-    assert not other.resize(60)
-    assert everything.held_bytes == 95
+    assert held.resize(60)
+    assert not held.resize(61)
+    assert not other.resize(46)
+    assert everything.held_bytes == 105
     assert held.resize(0)
     assert other.resize(0)
     assert everything.held_bytes == 0
+
+
+@pytest.mark.parametrize("callers", [1, 2])
+async def test_requests_that_hold_a_part_have_their_turn(callers):
+    """They hold all together, and each needs more to end. Little passes the bound meanwhile."""
+    everything = budget(bytes_max=96)
+    most = 0
+
+    async def grows(number):
+        nonlocal most
+        held = Held(everything, f"token {number % callers}")
+        await held.reserve(1)
+        await asyncio.sleep(0)
+        await held.reserve(16)
+        most = max(most, everything.held_bytes)
+        await asyncio.sleep(0)
+        held.resize(0)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(grows(number) for number in range(96)))
+    assert everything.held_bytes == 0
+    assert most <= 96 // (2 // callers) + 15
+
+
+async def test_who_holds_a_part_goes_before_who_holds_nothing():
+    """What it waits for is held by others like it, who would wait for it behind the other one."""
+    everything = budget()
+    grown, large = Held(everything, "a"), Held(everything, "b")
+    await grown.reserve(40)
+    await large.reserve(40)
+    assert large.resize(70)
+    waiting = asyncio.ensure_future(everything.take(30, "c"))
+    await asyncio.sleep(0)
+    more = asyncio.ensure_future(grown.reserve(60))
+    await asyncio.sleep(0)
+    large.resize(50)
+    await more
+    assert not waiting.done()
+    waiting.cancel()
+
+
+@pytest.fixture
+async def later(monkeypatch):
+    """Lets seconds pass on the loop's clock at once."""
+    loop = asyncio.get_running_loop()
+    began, passed = loop.time(), [0.0]
+    monkeypatch.setattr(loop, "time", lambda: began + passed[0])
+
+    async def passes(seconds):
+        passed[0] += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    return passes
+
+
+async def test_a_queue_that_moves_is_worth_waiting_in(later):
+    """Each that is let in prolongs the time of those behind it, but not for ever."""
+    everything = budget(wait_s=1.0)
+    await everything.take(100, "a")
+    waiting = [asyncio.ensure_future(everything.take(100, "a")) for _ in range(9)]
+    await asyncio.sleep(0)
+    for _ in range(5):
+        await later(0.9)
+        everything.give_back(100, "a")
+        await asyncio.sleep(0)
+    await later(0.9)
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(end) for end in ends] == [type(None)] * 5 + [Unavailable] * 4
+
+
+async def test_a_queue_that_stands_still_is_left(later):
+    """Whoever takes nothing of its responses isn't waited for."""
+    everything = budget(wait_s=1.0)
+    await everything.take(100, "a")
+    waiting = asyncio.ensure_future(everything.take(100, "a"))
+    await asyncio.sleep(0)
+    await later(1.1)
+    assert isinstance(waiting.exception(), Unavailable)
+
+
+async def test_what_was_too_little_is_free_while_its_request_waits_for_more():
+    """Nothing of it is left in memory."""
+    everything = budget(bytes_max=1 << 20)
+
+    async def read(bytes_max):
+        if bytes_max < 1 << 19:
+            raise TooLarge("more than that")
+
+    await everything.take(700 << 10, "a")
+    large = asyncio.ensure_future(Held(everything, "b").read(1 << 19, read))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert everything.held_bytes == 700 << 10
+    everything.give_back(700 << 10, "a")
+    await large
 
 
 async def test_small_reads_of_one_address_dont_wait_for_one_another():
