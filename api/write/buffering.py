@@ -156,4 +156,7 @@ class Secondaries:
             failed.add(secondary)
             return
         for put, outcome in zip(puts, outcomes, strict=True):
-            put.buffered, put.secondary = _STATES[outcome], secondary
+            if isinstance(outcome, SchemalessError):
+                failed.add(secondary)
+            else:
+                put.buffered, put.secondary = _STATES[outcome], secondary

@@ -37,7 +37,7 @@ from api.write.outcome import BufferState, HomeState, PendingPut, PutOutcome, Pu
 from api.write.queue import MasterWriteQueues, tells_breaker
 from schemaless.cell import Cell, ColumnName, PutStatus, RowKey
 from schemaless.config import ApiSettings
-from schemaless.errors import Corrupt, HeadsLocked, SchemalessError, StorageUnavailable, Unavailable
+from schemaless.errors import Corrupt, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.runtime.batching import chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
@@ -196,7 +196,7 @@ class CellWriter:
                 put.home, put.error = HomeState.UNREACHABLE, error
             return
         for put, placed in zip(puts, places, strict=True):
-            if isinstance(placed, HeadsLocked):
+            if isinstance(placed, SchemalessError):
                 put.home, put.error = HomeState.UNREACHABLE, placed
             else:
                 put.home, put.placed = _AT_HOME[placed.status], placed

@@ -9,9 +9,17 @@ from functools import partial
 from typing import TypeVar, cast
 
 from api.write.held_shards import HeldShards
+from api.write.partial_store import PartialStore
 from api.write.write_breaker import BreakerState, WriteBreaker
 from schemaless.cell import Placed
-from schemaless.errors import Busy, HeadsLocked, NodeRefuses, Overloaded, SchemalessError, StorageUnavailable
+from schemaless.errors import (
+    Busy,
+    HeadsLocked,
+    NodeRefuses,
+    Overloaded,
+    SchemalessError,
+    StorageUnavailable,
+)
 from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.storage import append, post_version, put_transaction
 from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic
@@ -58,7 +66,7 @@ class MasterWriteQueues:
         self._storage = storage
         self._timeout_s = timeout_s
         self._latest = latest
-        self._batchers: dict[tuple[str, str], Batcher[BufferRow, Placed | BufferOutcome | HeadsLocked]] = {}
+        self._batchers: dict[tuple[str, str], Batcher[BufferRow, Placed | BufferOutcome | SchemalessError]] = {}
         self._appenders: dict[tuple[str, str, bool], Batcher[NewVersion, NextVersion | SchemalessError]] = {}
         self._held: dict[tuple[str, str], HeldShards] = {}
 
@@ -72,21 +80,23 @@ class MasterWriteQueues:
 
     def store(
         self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]
-    ) -> asyncio.Future[Sequence[Placed | HeadsLocked]]:
+    ) -> asyncio.Future[Sequence[Placed | SchemalessError]]:
         """Puts rows whose home is `cluster` into their entity tables. The result is the place of each, in order.
 
-        A HeadsLocked means that another transaction holds the head of this row's shard: only such rows have one.
+        A row that the master refuses has an error, such as a HeadsLocked where another transaction holds the head of
+        its shard. The other rows are stored.
+
         Raises StorageUnavailable at once while the breaker is open, Unavailable when the queue is full.
         """
-        return cast("asyncio.Future[Sequence[Placed | HeadsLocked]]", self._submit(cluster, datastore, rows))
+        return cast("asyncio.Future[Sequence[Placed | SchemalessError]]", self._submit(cluster, datastore, rows))
 
     def buffer(
         self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]
-    ) -> asyncio.Future[Sequence[BufferOutcome]]:
+    ) -> asyncio.Future[Sequence[BufferOutcome | SchemalessError]]:
         """Puts rows whose home is another cluster into the buffer. Raises what `store` does."""
         if not self._copy_breakers[cluster].allows():
             raise breaker_open(cluster)
-        return cast("asyncio.Future[Sequence[BufferOutcome]]", self._submit(cluster, datastore, rows))
+        return cast("asyncio.Future[Sequence[BufferOutcome | SchemalessError]]", self._submit(cluster, datastore, rows))
 
     def append(
         self, cluster: str, datastore: Datastore, version: NewVersion
@@ -120,7 +130,7 @@ class MasterWriteQueues:
 
     def _submit(
         self, cluster: str, datastore: Datastore, rows: Sequence[BufferRow]
-    ) -> asyncio.Future[Sequence[Placed | BufferOutcome | HeadsLocked]]:
+    ) -> asyncio.Future[Sequence[Placed | BufferOutcome | SchemalessError]]:
         """The rows' own `home` decides which table each goes to, so both kinds share a transaction."""
         if not self.breakers[cluster].allows():
             raise breaker_open(cluster)
@@ -132,7 +142,7 @@ class MasterWriteQueues:
 
     async def _flush(
         self, cluster: str, datastore: Datastore, rows: list[BufferRow]
-    ) -> Sequence[Placed | BufferOutcome | HeadsLocked]:
+    ) -> Sequence[Placed | BufferOutcome | SchemalessError]:
         copy_breaker = self._copy_breakers[cluster]
         copies = sum([row.home != cluster for row in rows])
         if copies == len(rows) and copy_breaker.state is BreakerState.OPEN:
@@ -153,14 +163,25 @@ class MasterWriteQueues:
                 timeout_s=timeout_s,
             )
 
+        async def store(some: Sequence[BufferRow]) -> Sequence[Placed | BufferOutcome | SchemalessError]:
+            return await self._without_held(cluster, datastore, some, shard_at_home, write)
+
         try:
-            outcomes = await self._without_held(cluster, datastore, rows, shard_at_home, write)
-        except NodeRefuses:
+            outcomes = await store(rows)
+        except NodeRefuses as error:
             if copies == len(rows):
                 copy_breaker.failed()
-            raise
+                raise
+            if len(rows) == 1:
+                raise
+            partial_store: PartialStore[Placed | BufferOutcome] = PartialStore(rows, shard_at_home, store)
+            outcomes = await partial_store.run(error)
         if copies:
-            copy_breaker.succeeded()
+            takes_copies = not any(
+                isinstance(outcome, NodeRefuses) and row.home != cluster
+                for row, outcome in zip(rows, outcomes, strict=True)
+            )
+            (copy_breaker.succeeded if takes_copies else copy_breaker.failed)()
         return outcomes
 
     async def _flush_appends(

@@ -61,6 +61,12 @@ def test_a_home_without_one_entity_table_buffers_that_shard_alone(api, make_data
     with renamed(admin.master("a"), f"{datastore.database(0)}.entity"):
         assert copies_of(call.put(row, 1, {"v": 1})) == (202, 1)
         assert copies_of(call.put(row_in(datastore, 1), 1, {"v": 1})) == (201, 2)
+        items = [
+            {"row_key": str(row_in(datastore, n % 2)), "column_name": "BASE", "ref_key": 2, "body": {}}
+            for n in range(30)
+        ]
+        results = call.post("/batch/put", json={"cells": items}).json()["results"]
+        assert [result["status"] for result in results] == ["buffered", "stored"] * 15
         assert_problem(call.post(f"/cells/{row}/BASE", json={"v": 1}), 503)
         assert_problem(call.get(f"/cells/{row}/BASE/9", params={"read_from": "master"}), 503)
         answer = call.get(f"/cells/{row}/BASE/9")

@@ -64,11 +64,12 @@ async def test_a_page_is_rendered_cell_by_cell(turns):
     assert turns.longest <= STEP_BYTES_MAX + BODY_BYTES_MAX
 
 
-async def test_what_is_rendered_has_room_before_it_is_held():
+async def test_what_is_rendered_has_room_before_it_is_held(monkeypatch):
     """A body may be a thousand times as large as it is stored. So a page that outgrows its room waits for all of it,
     and holds nothing of the piece that didn't fit meanwhile.
     """
-    budget = ReadBudget(160, wait_s=60.0)
+    monkeypatch.setattr("api.http.cell_json._BESIDE_BYTES_MAX", 0)
+    budget = ReadBudget(100, wait_s=60.0)
     first, second, other = (Held(budget, caller) for caller in "abc")
     await first.reserve(10)
     await second.reserve(20)

@@ -9,7 +9,15 @@ from api.write.held_shards import HeldShards
 from api.write.queue import MasterWriteQueues
 from api.write.write_breaker import BreakerState
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
-from schemaless.errors import Busy, HeadsLocked, Overloaded, SchemalessError, StorageUnavailable, TableMissing
+from schemaless.errors import (
+    Busy,
+    HeadsLocked,
+    NodeRefuses,
+    Overloaded,
+    SchemalessError,
+    StorageUnavailable,
+    TableMissing,
+)
 from schemaless.storage import post_version, put_transaction, shard_head
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import AGAIN_ON
@@ -30,6 +38,8 @@ class Master:
         self.asked = 0
         self.error = None
         self.ended = 0
+        self.refusal = NodeRefuses("this row")
+        self.refuses = lambda items: False
 
     async def run(self, operation, *args, timeout_s, again_on=AGAIN_ON, traffic=None):
         await asyncio.sleep(0)
@@ -46,6 +56,8 @@ class Master:
         met = self.locked & set(shards)
         if met:
             raise HeadsLocked("locked", met)
+        if self.refuses(items):
+            raise self.refusal
         self.wrote.append(shards)
         if operation is post_version.put_next:
             self.again_on.append(again_on)
@@ -149,6 +161,69 @@ async def test_a_master_that_is_lost_opens_its_breaker(queues, master):
         await queues.append("a", TRIPS, version(1))
     with pytest.raises(StorageUnavailable, match="breaker"):
         await queues.store("a", TRIPS, [row(1)])
+
+
+async def test_a_shard_without_its_table_costs_the_others_nothing(queues, master):
+    """Also within one batch of one caller, where they came together. Each cell has its own answer (I5)."""
+    master.refusal = TableMissing("no entity")
+    master.refuses = lambda items: any(item.shard in (3, 5) for item in items)
+    outcomes = await queues.store("a", TRIPS, [row(n % 8) for n in range(400)])
+    refused = {n % 8 for n, outcome in enumerate(outcomes) if outcome is master.refusal}
+    assert refused == {3, 5}
+    assert [outcome for outcome in outcomes if outcome is not master.refusal] == [
+        placed(n % 8) for n in range(400) if n % 8 not in refused
+    ]
+    assert master.asked <= 24
+
+
+async def test_rows_that_are_refused_fail_alone(queues, master):
+    """Seven of one shard, and the rest of the shard is stored: nothing is guessed from so few."""
+    rows = [row(3) for _ in range(100)]
+    bad = {id(rows[n]) for n in range(0, 70, 10)}
+    master.refuses = lambda items: any(id(item) in bad for item in items)
+    outcomes = await queues.store("a", TRIPS, rows)
+    assert [outcome is master.refusal for outcome in outcomes] == [id(one) in bad for one in rows]
+
+
+async def test_a_refused_shard_is_given_up_after_a_few_rows(queues, master):
+    """Each costs a transaction, and everybody behind waits."""
+    master.refuses = lambda items: any(item.shard == 3 for item in items)
+    outcomes = await queues.store("a", TRIPS, [row(n % 2 * 2 + 1) for n in range(800)])
+    assert {outcome is master.refusal for outcome in outcomes[1::2]} == {True}
+    assert {outcome is master.refusal for outcome in outcomes[::2]} == {False}
+    assert master.asked <= 1 + 64
+
+
+async def test_a_master_that_refuses_all_is_asked_a_few_times(queues, master):
+    """And every caller has its error."""
+    master.refuses = lambda items: True
+    ends = await asyncio.gather(*(queues.store("a", TRIPS, [row(n % 8)]) for n in range(400)), return_exceptions=True)
+    assert set(map(id, ends)) == {id(master.refusal)}
+    assert master.asked <= 1 + 16 + 8
+
+
+async def test_refused_copies_cost_the_cells_of_their_master_nothing(queues, master):
+    """They are one thing, whose breaker opens."""
+    master.refuses = lambda items: any(item.home == "b" for item in items)
+    rows = [row(n % 8, "b" if n % 3 else "a") for n in range(90)]
+    outcomes = await queues.store("a", TRIPS, rows)
+    assert [outcome is master.refusal for outcome in outcomes] == [one.home == "b" for one in rows]
+    assert not queues.takes_copies("a")
+    assert master.asked <= 9
+
+
+async def test_a_master_that_goes_away_between_two_parts_keeps_what_it_took(queues, master):
+    """The outcome of the others is unknown, and they say so."""
+    master.refuses = lambda items: len(items) > 4
+
+    async def run(operation, *args, **options):
+        if master.wrote:
+            master.error = StorageUnavailable("away")
+        return await Master.run(master, operation, *args, **options)
+
+    master.run = run
+    outcomes = await queues.store("a", TRIPS, [row(n) for n in range(8)])
+    assert outcomes == [*(placed(n) for n in range(4)), *[master.error] * 4]
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable("down"), TableMissing("no buffer")])
