@@ -25,6 +25,7 @@ from schemaless.index.comparison import EntryFaultKind
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.runtime.service_metrics import ServiceMetrics
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_pass_table import MASTERS
 from schemaless.storage.translation import refusals
 
 PutCounts = Mapping[tuple[PutStatus, int], int]
@@ -241,13 +242,22 @@ class _PassCollector(Collector):
             "How long ago its last shard was compared.",
             labels=labels,
         )
-        for version, found in self._samples.passes.items():
+        on_minions = GaugeMetricFamily(
+            "schemaless_api_index_minion_faults",
+            "Entries of a minion that differed when they were last compared.",
+            labels=[*labels, "node", "kind"],
+        )
+        for (version, node), found in self._samples.passes.items():
             named = [version.datastore, version.name, str(version.number)]
+            if node != MASTERS:
+                for kind in EntryFaultKind:
+                    on_minions.add_metric([*named, node, kind.value], getattr(found.last, kind))
+                continue
             for kind in EntryFaultKind:
                 faults.add_metric([*named, kind.value], getattr(found.total, kind))
             repaired.add_metric(named, found.total.repaired)
             since.add_metric(named, max(0.0, time.time() - found.compared_since / 1e6))
-        return (faults, repaired, since)
+        return (faults, repaired, since, on_minions)
 
 
 class _LoopCollector(Collector):

@@ -18,6 +18,7 @@ from schemaless.errors import SchemalessError
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_walk_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_definition_table import NO_LIMITS, IndexLimits
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
@@ -28,6 +29,7 @@ _LOOK_TIMEOUT_S = 2.0
 _COMMITS_MAX = 100
 _COMMITS_MIN = 10  # one that was slow says nothing
 _SLOW_REST_S = 2.0
+_REST_MAX_S = 1.0  # then it looks whether its limits were changed
 _BUSY_COLUMNS_MAX = 256  # of a page while cells come in
 _BUSY_CELLS_PER_S = 5.0
 _COUNT_PAUSE_S = 0.5
@@ -39,7 +41,7 @@ class BuildLoad:
 
     A build rests while a minion is more than `lag_cells_max` cells behind, 0: it doesn't look. And it rests when one of
     a hundred of its commits takes longer than `commit_max_s`. While cells come in, it works `busy_share` of the time.
-    With 1 it doesn't look whether they do.
+    With 1 it doesn't look whether they do. These are the settings of the process, which orders may go before.
     """
 
     def __init__(  # noqa: PLR0913  # most of them are named, and two have defaults
@@ -57,18 +59,24 @@ class BuildLoad:
         self._storage = storage
         self._datastore = datastore
         self._version = version
-        self._lag_cells_max = lag_cells_max
-        self._commit_max_s = commit_max_s
-        self._busy_share = busy_share
+        self._by_settings = lag_cells_max, commit_max_s, busy_share
+        self.limit_to(NO_LIMITS)
         self._clock = clock
         self._sleep = sleep
         self._commits_s: deque[float] = deque(maxlen=_COMMITS_MAX)
         self._looked_at = clock()
         self._one_page = asyncio.Lock()
-        self._works_at = clock()
+        self._ended_at, self._worked_s = clock(), 0.0
         self._cells: int | None = None
         self._counted_at = clock() - _COUNT_PAUSE_S
         self._is_busy: bool | None = None
+
+    def limit_to(self, limits: IndexLimits) -> None:
+        """Changes the limits from now on. Where they say nothing, the settings of the process count."""
+        lag_cells_max, commit_max_s, busy_share = self._by_settings
+        self._lag_cells_max = lag_cells_max if limits.build_lag_cells_max is None else limits.build_lag_cells_max
+        self._commit_max_s = commit_max_s if limits.build_commit_max_s is None else limits.build_commit_max_s
+        self._busy_share = busy_share if limits.build_busy_share is None else limits.build_busy_share
 
     def note(self, commit_s: float) -> None:
         """Takes note of how long a commit took."""
@@ -82,11 +90,12 @@ class BuildLoad:
             yield columns_max
             return
         async with self._one_page:
-            await self._sleep(max(0.0, self._works_at - self._clock()))
+            while (rest_s := self._ended_at + self._worked_s * (1 / self._busy_share - 1) - self._clock()) > 0:
+                await self._sleep(min(rest_s, _REST_MAX_S))
             began = self._clock()
             yield min(columns_max, _BUSY_COLUMNS_MAX)
-            worked_s = self._clock() - began
-            self._works_at = self._clock() + worked_s * (1 / self._busy_share - 1)
+            self._ended_at = self._clock()
+            self._worked_s = self._ended_at - began
 
     async def _cells_come_in(self) -> bool:
         """Returns whether the datastore's heads have moved lately, and True while that isn't known."""
@@ -116,7 +125,7 @@ class BuildLoad:
                 await self._sleep(_SLOW_REST_S)
         if not self._lag_cells_max or self._clock() - self._looked_at < _LOOK_PAUSE_S:
             return
-        while (lag := await self._lag_cells()) > self._lag_cells_max:
+        while self._lag_cells_max and (lag := await self._lag_cells()) > self._lag_cells_max:
             log.info("a build rests: a minion lags", index=self._version.name, cells=lag)
             await self._sleep(_LOOK_PAUSE_S)
         self._looked_at = self._clock()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -21,8 +21,8 @@ from schemaless.errors import SchemalessError
 from schemaless.index.check import RowRate
 from schemaless.index.comparison import EntryFault, FaultCounts
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import ranges_of, sweep_range
+from schemaless.index.inspection import IndexInspector, InspectedSpan
+from schemaless.index.sweep import bounds_of, ranges_of, sweep_span
 from schemaless.index.versions import VersionKey
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_pass_table
@@ -53,7 +53,7 @@ class IndexCleaner:
     While `is_busy` returns true, the bound is a tenth of that.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # four of them are named, and have defaults
         self,
         storage: AsyncStorage,
         datastore: Datastore,
@@ -63,6 +63,7 @@ class IndexCleaner:
         is_busy: Callable[[], bool] = lambda: False,
         pass_period_s: float = PASS_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._storage = storage
         self._datastore = datastore
@@ -71,9 +72,15 @@ class IndexCleaner:
         self._is_busy = is_busy
         self._pass_period_s = pass_period_s
         self._clock = clock
+        self._sleep = sleep
         self._tombstones = Tombstones(storage, datastore, age_s=pass_period_s, clock=clock)
         self._inspectors: dict[VersionKey, IndexInspector] = {}
         self._due: dict[VersionKey, dict[int, float]] = {}
+
+    @property
+    def compared_nodes(self) -> Sequence[str]:
+        """The names under which it notes what it compared."""
+        return [index_pass_table.MASTERS]
 
     def watch(self, definitions: Iterable[IndexDefinition]) -> None:
         """Compares these indexes from now on, and no others. All of them are complete."""
@@ -129,7 +136,7 @@ class IndexCleaner:
                 continue
             version = self._version(inspector.definition)
             answers = await all_or_first_error(
-                self._storage.master(cluster).run(index_pass_table.ages, version)
+                self._storage.master(cluster).run(index_pass_table.ages, version, self.compared_nodes)
                 for cluster in self._datastore.clusters
             )
             ages = {number: age_s for answer in answers for number, age_s in answer.items()}
@@ -143,19 +150,26 @@ class IndexCleaner:
         definition = inspector.definition
         masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
         counts = FaultCounts()
-        async for page in sweep_range(inspector, masters, number):
+        async for page in sweep_span(inspector, masters, *bounds_of(self._datastore, number)):
             faults = [fault for found in page.faults.values() for fault in found]
-            self._tell(definition, faults[: max(0, _LOGGED_MAX - counts.faults)])
-            counts.take(page.rows, page.entries, page.unsettled, faults)
+            self._tell(definition, faults, counts.faults)
+            counts.take(page.rows, sum(page.entries.values()), page.unsettled, faults)
             if faults:
                 counts.repaired += await inspector.repair(faults)
-            compared = max(page.rows, page.entries, ROWS_A_SHARD * self._datastore.shards)
-            await asyncio.sleep(self._rate.wait_s(compared * BUSY_FACTOR if self._is_busy() else compared))
+            await self._wait(page)
         for shard in range(number, self._datastore.shards, ranges_of(self._datastore)):
             async for cost in self._tombstones.delete(definition, shard):
-                await asyncio.sleep(self._rate.wait_s(max(cost, ROWS_A_SHARD)))
+                await self._sleep(self._rate.wait_s(max(cost, ROWS_A_SHARD)))
         home = self._storage.master(self._datastore.home(number))
         await home.run(index_pass_table.note, self._version(definition), number, counts)
+        self._sum_up(definition, number, counts)
+
+    async def _wait(self, page: InspectedSpan, times: int = 1) -> None:
+        """Waits as long as the rate says after a span that was compared, or was so many times."""
+        compared = times * max(page.rows, sum(page.entries.values()), ROWS_A_SHARD * self._datastore.shards)
+        await self._sleep(self._rate.wait_s(compared * BUSY_FACTOR if self._is_busy() else compared))
+
+    def _sum_up(self, definition: IndexDefinition, number: int, counts: FaultCounts, **where: str) -> None:
         if counts.faults:
             log.warning(
                 "an index differed from its cells",
@@ -166,12 +180,15 @@ class IndexCleaner:
                 stale=counts.stale,
                 ghost=counts.ghost,
                 repaired=counts.repaired,
+                **where,
             )
 
-    def _tell(self, definition: IndexDefinition, faults: Iterable[EntryFault]) -> None:
-        for fault in faults:
+    def _tell(self, definition: IndexDefinition, faults: Sequence[EntryFault], told: int, **where: str) -> None:
+        """Logs the first faults of a range, of which `told` are known."""
+        for fault in faults[: max(0, _LOGGED_MAX - told)]:
             log.warning(
                 "an entry of an index differs from its cells",
+                **where,
                 datastore=self._datastore.name,
                 index=definition.name,
                 kind=fault.kind.value,

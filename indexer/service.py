@@ -17,6 +17,7 @@ from indexer.build_load import BuildLoad
 from indexer.builder import build_step
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
+from indexer.minion_cleaner import MINIONS_SHARE, MinionCleaner
 from indexer.ordered_checks import OrderedChecks
 from indexer.refused_writes import RefusedWrites
 from indexer.removal import note_gone, remove_from, remove_strays
@@ -36,7 +37,7 @@ from schemaless.index.versions import NamedIndex, VersionKey, VersionRole
 from schemaless.names import INDEXER, index_consumer, indexer_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, IndexState, RunState
+from schemaless.storage.index_definition_table import DefinedIndex, IndexLimits, IndexStage, IndexState, RunState
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -95,14 +96,17 @@ class DatastoreIndexer:
         )
         self._host.join(self._transport)
         self._worker = Worker(storage, datastore, INDEXER)
-        self._cleaner = IndexCleaner(
-            storage,
-            datastore,
-            lambda: self._host.shards,
-            settings.cleaner_rows_per_s,
-            is_busy=lambda: self._host.is_busy,
-        )
-        self._cleans = settings.cleaner_rows_per_s > 0
+        self._cleaners = [
+            cleaner(
+                storage,
+                datastore,
+                lambda: self._host.shards,
+                settings.cleaner_rows_per_s / share,
+                is_busy=lambda: self._host.is_busy,
+            )
+            for cleaner, share in ((IndexCleaner, 1), (MinionCleaner, MINIONS_SHARE))
+            if settings.cleaner_rows_per_s > 0
+        ]
         self._checks = OrderedChecks(storage, datastore, lambda: self._host.shards)
         self._hosted: dict[VersionKey, HostedIndex] = {}
         self._touched: dict[VersionKey, DefinedIndex] = {}  # versions of which this process may have written something
@@ -117,8 +121,9 @@ class DatastoreIndexer:
                 tasks.create_task(self._worker.run(self._host.report))
                 tasks.create_task(self._follow_definitions())
                 tasks.create_task(self._checks.run())
-                if self._cleans:
-                    tasks.create_task(self._cleaner.run())
+                for cleaner in self._cleaners:
+                    if cleaner.compared_nodes:
+                        tasks.create_task(cleaner.run())
         finally:
             await self._worker.leave()
 
@@ -130,7 +135,8 @@ class DatastoreIndexer:
         tended = [self._tend(index) for index in present.values()] + [self._remove(index) for index in late.values()]
         await asyncio.gather(self._guarded(bring_up(self._storage, self._datastore, versions)), *tended)
         complete = {key: index.definition for key, index in present.items() if index.stage is IndexStage.ACTIVE}
-        self._cleaner.watch(definition for key, definition in complete.items() if key in self._hosted)
+        for cleaner in self._cleaners:
+            cleaner.watch(definition for key, definition in complete.items() if key in self._hosted)
         self._checks.watch(complete.values())
         for named in versions.indexes().values():
             for index in named.versions:
@@ -168,16 +174,17 @@ class DatastoreIndexer:
             self._hosted[key] = await HostedIndex.begin(
                 self._storage, self._datastore, index, self._host, self._settings
             )
+        hosted = self._hosted.get(key)
+        if hosted is not None:
+            hosted.limit_to(index.order.limits)
         try:
             await build_step(self._storage, self._datastore, index)
         except RefusedForGood as error:
             return await self._fail(index, f"its tables can't be made: {error}")
         except DiffersFromCells as error:
             return await self._fail(index, str(error))
-        if (hosted := self._hosted.get(key)) is not None:
-            hosted.maintainer.throttle.limit_to(index.order.cells_per_s)
-            if (reason := hosted.reason) is not None:
-                await self._fail(index, reason)
+        if hosted is not None and (reason := hosted.reason) is not None:
+            await self._fail(index, reason)
 
     async def _fail(self, index: DefinedIndex, reason: str) -> None:
         log.error("index has failed", datastore=self._datastore.name, index=index.name, why=reason)
@@ -227,8 +234,9 @@ class DatastoreIndexer:
 class HostedIndex:
     """One version of an index while this process works on it."""
 
-    def __init__(self, maintainer: Maintainer, writes: RefusedWrites, walker: Walker) -> None:
+    def __init__(self, maintainer: Maintainer, load: BuildLoad, writes: RefusedWrites, walker: Walker) -> None:
         self.maintainer = maintainer
+        self._load = load
         self._writes = writes
         self._walker = walker
         self._walking = asyncio.create_task(walker.run(writes))
@@ -239,6 +247,11 @@ class HostedIndex:
         if self._walking.done():
             self._walking.result()
         return self._writes.reason or self._walker.reason
+
+    def limit_to(self, limits: IndexLimits) -> None:
+        """Changes what it may take of the servers, from now on."""
+        self.maintainer.throttle.limit_to(limits.cells_per_s)
+        self._load.limit_to(limits)
 
     async def stop(self) -> None:
         """Ends the walks. They continue where they are."""
@@ -254,7 +267,7 @@ class HostedIndex:
         host: ConsumerHost,
         settings: IndexerSettings,
     ) -> HostedIndex:
-        maintainer = Maintainer(storage, datastore, index.definition, Throttle(index.order.cells_per_s))
+        maintainer = Maintainer(storage, datastore, index.definition, Throttle(index.order.limits.cells_per_s))
         load = BuildLoad(
             storage,
             datastore,
@@ -263,8 +276,9 @@ class HostedIndex:
             commit_max_s=settings.build_commit_max_s,
             busy_share=settings.build_busy_share,
         )
+        load.limit_to(index.order.limits)
         walker = Walker(storage, datastore, index.definition, maintainer, load)
         kept = Checkpoints(host.lanes, index.definition.consumer, CheckpointPlacement.EVERYWHERE, start_at=None)
         writes = RefusedWrites(WalkedCheckpoints(kept, walker))
         await host.add(Consumer(maintainer, writes))
-        return cls(maintainer, writes, walker)
+        return cls(maintainer, load, writes, walker)

@@ -52,9 +52,12 @@ class ConsumerProcess:
 
 @contextmanager
 def running_consumer(
-    arguments: list[str], settings: Mapping[str, object], environment: Mapping[str, str] | None = None
+    arguments: list[str],
+    settings: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+    stdout: int | None = None,
 ) -> Iterator[ConsumerProcess]:
-    consumer = ConsumerProcess(arguments, settings, environment or {})
+    consumer = ConsumerProcess(arguments, settings, environment or {}, stdout)
     try:
         yield consumer
     finally:

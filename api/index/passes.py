@@ -14,13 +14,13 @@ from schemaless.runtime.pace import sample_forever
 from schemaless.storage import index_pass_table, index_write_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
-from schemaless.storage.index_pass_table import NO_PASS, IndexPass
+from schemaless.storage.index_pass_table import MASTERS, NO_PASS, IndexPass, PassKey
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 SAMPLE_PERIOD_S = 10.0
 
-Passes = Mapping[IndexVersion, IndexPass]
+Passes = Mapping[PassKey, IndexPass]
 
 
 async def read_passes(storage: AsyncStorage, datastore: Datastore, timeout_s: float) -> Passes | None:
@@ -52,7 +52,16 @@ async def kept_writes(
     return {version: sum(found.get(version, 0) for found in answers.found.values()) for version in versions}
 
 
-def pass_view(datastore: Datastore, found: IndexPass | None) -> dict[str, Any]:
+def cleaner_view(storage: AsyncStorage, datastore: Datastore, passes: Passes, version: IndexVersion) -> dict[str, Any]:
+    """Shows what the comparisons of an index came to: those of its masters together, and of each minion."""
+    minions = [minion.node.name for cluster in datastore.clusters for minion in storage.minions(cluster)]
+    return {
+        **_pass_view(datastore, passes.get((version, MASTERS))),
+        "minions": {name: _pass_view(datastore, passes.get((version, name))) for name in minions},
+    }
+
+
+def _pass_view(datastore: Datastore, found: IndexPass | None) -> dict[str, Any]:
     """Shows the last comparison of each range in sums. `compared_since` is null until all were compared."""
     last = found or NO_PASS
     return {
@@ -82,12 +91,14 @@ class PassSamples:
             },
             tolerated=SchemalessError,
         )
-        self.passes = _together(answers.found.values())
+        nodes = {node.name for cluster in self._storage.topology.clusters.values() for node in cluster.minions}
+        found = _together(answers.found.values())
+        self.passes = {key: one for key, one in found.items() if key[1] in nodes or key[1] == MASTERS}
 
 
 def _together(answers: Iterable[Passes]) -> Passes:
-    found: dict[IndexVersion, IndexPass] = {}
+    found: dict[PassKey, IndexPass] = {}
     for answer in answers:
-        for version, one in answer.items():
-            found[version] = index_pass_table.merged(found[version], one) if version in found else one
+        for key, one in answer.items():
+            found[key] = index_pass_table.merged(found[key], one) if key in found else one
     return found

@@ -57,12 +57,18 @@ class FaultCountsView(View, frozen=True):
     unsettled: Count
 
 
-class IndexCleanerView(FaultCountsView, frozen=True):
+class ComparedView(FaultCountsView, frozen=True):
     """What the last comparison of each range of row keys found, and in `total` all of them."""
 
     ranges: Count
     compared_since: TimeText | None
     total: FaultsView
+
+
+class IndexCleanerView(ComparedView, frozen=True):
+    """What the index cleaner found on the masters, and by its name on each minion, where nothing is repaired."""
+
+    minions: dict[str, ComparedView]
 
 
 class IndexVersionView(View, frozen=True):
@@ -74,6 +80,9 @@ class IndexVersionView(View, frozen=True):
     reason: str | None
     what_to_do: str | None
     cells_per_s: int | None
+    build_lag_cells_max: int | None
+    build_commit_max_s: float | None
+    build_busy_share: float | None
     progress: dict[str, float | None] | None
     problems: int | None
     switch: str
@@ -89,6 +98,9 @@ class IndexVersionView(View, frozen=True):
         "reason": None,
         "what_to_do": None,
         "cells_per_s": None,
+        "build_lag_cells_max": None,
+        "build_commit_max_s": None,
+        "build_busy_share": None,
         "progress": None,
         "problems": 0,
         "switch": "automatic",
@@ -106,6 +118,9 @@ class IndexView(View, frozen=True):
     reason: str | None
     what_to_do: str | None
     cells_per_s: int | None
+    build_lag_cells_max: int | None
+    build_commit_max_s: float | None
+    build_busy_share: float | None
     progress: dict[str, float | None] | None
     problems: int | None
     definition: Definition

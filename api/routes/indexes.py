@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from api.http.content import decode
 from api.http.parameters import FLAG, LIMIT, Parameter, integer_schema, parse_flag, parse_int
 from api.http.request import Request
 from api.http.response import Response, ok_response
 from api.http.route import Route
-from api.index.passes import kept_writes, pass_view, read_passes
+from api.index.passes import cleaner_view, kept_writes, read_passes
 from api.index.problems import (
     ITEM_BYTES_MAX,
     ProblemCursor,
@@ -49,7 +50,9 @@ from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
 
 DEFINITION_BYTES_MAX = 64 << 10
-CELLS_PER_S_MAX = 10**9
+CELLS_MAX = 10**9
+COMMIT_S_MIN, COMMIT_S_MAX = 0.001, 3600.0
+BUSY_SHARE_MIN = 0.001
 _ORDER_BYTES_MAX = 1 << 10
 
 
@@ -158,24 +161,53 @@ async def resume_one(request: Request) -> Response:
     return await _ordered(request, resume_index)
 
 
+def _within(least: float, most: float) -> msgspec.Meta:
+    return msgspec.Meta(extra_json_schema={"minimum": least, "maximum": most})
+
+
 class ThrottleRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """How many cells a second an indexer process delivers to the index. 0 and null: no bound."""
+    """What each indexer process may take of the servers for an index. What isn't given stays as it is.
 
-    cells_per_s: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": CELLS_PER_S_MAX})] | None
+    `cells_per_s`: how many cells a second it delivers. 0 and null: no bound. The others bound a build, and null means
+    that the settings of the processes count again.
+    """
 
-    example: ClassVar[Any] = {"cells_per_s": 500}
+    cells_per_s: Annotated[int, _within(0, CELLS_MAX)] | UnsetType | None = UNSET
+    build_lag_cells_max: Annotated[int, _within(0, CELLS_MAX)] | UnsetType | None = UNSET
+    build_commit_max_s: Annotated[float, _within(COMMIT_S_MIN, COMMIT_S_MAX)] | UnsetType | None = UNSET
+    build_busy_share: Annotated[float, _within(BUSY_SHARE_MIN, 1)] | UnsetType | None = UNSET
+
+    example: ClassVar[Any] = {"cells_per_s": 500, "build_busy_share": 0.05}
+
+    def limits(self) -> dict[str, float | None]:
+        """Returns the limits that are given, at least one, by name. Raises Invalid."""
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        if not given:
+            raise Invalid("throttle", f"give at least one of {', '.join(self.__struct_fields__)}")
+        for name, value in given.items():
+            least, most = _LIMITS[name]
+            if value is not None and not least <= value <= most:
+                raise Invalid(name, f"must be from {least:g} to {most:g}{_LIMITS_SAY.get(name, '')}")
+        return given | ({"cells_per_s": None} if given.get("cells_per_s") == 0 else {})
+
+
+_LIMITS = {
+    "cells_per_s": (0, CELLS_MAX),
+    "build_lag_cells_max": (0, CELLS_MAX),
+    "build_commit_max_s": (COMMIT_S_MIN, COMMIT_S_MAX),
+    "build_busy_share": (BUSY_SHARE_MIN, 1),
+}
+_LIMITS_SAY = {"cells_per_s": ", 0 for no bound", "build_lag_cells_max": ", 0 to wait for no minion"}
 
 
 async def throttle_one(request: Request) -> Response:
-    """Bounds how many cells a second each indexer process delivers to an index. 0 and null: no bound."""
+    """Bounds what each indexer process may take of the servers for an index, while it runs."""
     document = decode(
         await request.payload(_ORDER_BYTES_MAX), request.request_format().decoder(ThrottleRequest), "throttle"
     )
-    cells_per_s = document.cells_per_s or None
-    if cells_per_s is not None and not 0 < cells_per_s <= CELLS_PER_S_MAX:
-        raise Invalid("cells_per_s", f"must be an integer from 1 to {CELLS_PER_S_MAX}, or 0 for no bound")
+    limits = document.limits()
     return await _ordered(
-        request, lambda storage, datastore, name, number: throttle_index(storage, datastore, name, cells_per_s, number)
+        request, lambda storage, datastore, name, number: throttle_index(storage, datastore, name, limits, number)
     )
 
 
@@ -252,7 +284,7 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
     if answering.has_tables and answering.state is not IndexState.BUILDING:
         passes = await read_passes(request.state.storage, datastore, timeout_s)
         version = IndexVersion(datastore.name, answering.name, answering.number)
-        view["cleaner"] = None if passes is None else pass_view(datastore, passes.get(version))
+        view["cleaner"] = None if passes is None else cleaner_view(request.state.storage, datastore, passes, version)
     return ok_response(request.response_format(), view, NEVER_KEPT, status=status)
 
 
@@ -295,7 +327,7 @@ async def _version_view(
         "state": index.state,
         "reason": index.order.reason,
         "what_to_do": _what_to_do(named, index, unreached),
-        "cells_per_s": index.order.cells_per_s,
+        **msgspec.structs.asdict(index.order.limits),
         "progress": await progress_view(request, datastore, index),
         "problems": None if problems is None else problems.get(version, 0),
         "switch": "manual" if index.switch.by_hand else "automatic",

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from schemaless.cli.index_checks import job, repair, verify
+from schemaless.cli.index_checks import MAKE_MINION_ANEW, job, repair, verify
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.answers import awaited_version, is_ready
@@ -22,6 +22,12 @@ from schemaless.errors import Invalid, NotFound, NotReady
 from schemaless.index.definition import load_definition, parse_index_name
 
 _POLL_S = 0.5
+_LIMITS = {
+    "cells_per_s": "at most {} cells a second and process",
+    "build_lag_cells_max": "a build waits for minions that are {} cells behind",
+    "build_commit_max_s": "a build rests when commits take {} s",
+    "build_busy_share": "a build works {} of the time while cells come in",
+}
 
 Name = Annotated[str, typer.Argument(help="name of the index")]
 Version = Annotated[
@@ -138,15 +144,36 @@ def resume(client: Client, as_json: bool, name: Name, version: Version = None) -
 
 
 @api_command
-def throttle(
+def throttle(  # noqa: PLR0913, PLR0917  # options of a command
     client: Client,
     as_json: bool,
     name: Name,
-    cells_per_s: Annotated[int, typer.Option(min=0, help="cells a second of each indexer process; 0: no bound")],
+    cells_per_s: Annotated[
+        int | None, typer.Option(min=0, help="cells a second that it delivers to the index; 0: no bound")
+    ] = None,
+    build_lag_cells_max: Annotated[
+        int | None, typer.Option(min=0, help="a build waits while a minion is further behind; 0: it never waits")
+    ] = None,
+    build_commit_max_s: Annotated[
+        float | None, typer.Option(help="a build rests while 1 of 100 of its commits takes longer")
+    ] = None,
+    build_busy_share: Annotated[
+        float | None, typer.Option(help="share of the time that a build works while cells come in, up to 1")
+    ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="take back what isn't given: the indexers' settings count again")
+    ] = False,
     version: Version = None,
 ) -> None:
-    """Bound how many cells a second each indexer process delivers to an index."""
-    _print_index(client.index(parse_index_name(name)).throttle(cells_per_s, version), as_json)
+    """Bound what each indexer process takes of the servers for an index, while it runs. The rest stays as it is."""
+    limits: dict[str, Any] = {
+        "cells_per_s": cells_per_s,
+        "build_lag_cells_max": build_lag_cells_max,
+        "build_commit_max_s": build_commit_max_s,
+        "build_busy_share": build_busy_share,
+    }
+    given = {limit: value for limit, value in limits.items() if reset or value is not None}
+    _print_index(client.index(parse_index_name(name)).throttle(version=version, **given), as_json)
 
 
 @api_command
@@ -242,6 +269,10 @@ def _print_index(document: dict[str, Any], as_json: bool = False) -> None:
     print(_line(document))
     if cleaner := document.get("cleaner"):
         print(f"  {_cleaner_line(cleaner)}")
+        for node, compared in cleaner["minions"].items():
+            found = ", ".join(f"{compared[kind]} {kind}" for kind in ("missing", "stale", "ghost") if compared[kind])
+            if found:
+                print(f"  minion {node}: {found}. It {MAKE_MINION_ANEW}")
     _print_hints(document, "  ")
     for version in document["versions"]:
         if version["role"] != "answers":
@@ -281,6 +312,5 @@ def _line(document: dict[str, Any]) -> str:
         parts.append(f"{document['kept_writes']} entries written while kept")
     if document.get("problems"):
         parts.append(f"{document['problems']} values don't fit")
-    if document.get("cells_per_s") is not None:
-        parts.append(f"at most {document['cells_per_s']} cells a second and process")
+    parts += [text.format(document[limit]) for limit, text in _LIMITS.items() if document.get(limit) is not None]
     return ": ".join([parts[0], ", ".join(parts[1:])]) if parts[1:] else parts[0]

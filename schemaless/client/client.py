@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from msgspec import UNSET, UnsetType
+
 from schemaless.client import answers
 from schemaless.client.answers import (
     EntriesPage,
@@ -26,6 +28,7 @@ from schemaless.client.programs import Program
 from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
+    BuildLimits,
     CellName,
     CheckOptions,
     Key,
@@ -320,13 +323,18 @@ class Index:
         client = self._client
         return client._run(client._requests.order_index(self._name, "resume", version))
 
-    def throttle(self, cells_per_s: int | None, version: int | None = None) -> dict[str, Any]:
-        """Bounds how many cells a second each indexer process delivers to the index. 0 and None: no bound.
+    def throttle(
+        self,
+        cells_per_s: int | UnsetType | None = UNSET,
+        version: int | None = None,
+        **limits: Unpack[BuildLimits],
+    ) -> dict[str, Any]:
+        """Bounds what each indexer process may take of the servers for the index. What isn't given stays as it is.
 
-        `version` is as in `pause`.
+        `cells_per_s`: how many cells a second it delivers, 0 and None: no bound. `version` is as in `pause`.
         """
-        client, limit = self._client, {"cells_per_s": cells_per_s}
-        return client._run(client._requests.order_index(self._name, "throttle", version, limit))
+        client = self._client
+        return client._run(client._requests.throttle_index(self._name, version, cells_per_s, limits))
 
 
 class EntryIterator(Iterator[Entry]):

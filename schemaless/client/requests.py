@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 from urllib.parse import quote
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from schemaless.cell import parse_cause, parse_column_name, parse_ref_key, row_key_of, row_key_text
 from schemaless.client.answers import EntriesPage, LogPage, MissingCell, PutAnswer, ReadCell, VersionsPage, column_of
@@ -59,6 +60,14 @@ class LogOptions(TypedDict, total=False):
 
     columns: Sequence[str]
     read_from: ReadFrom
+
+
+class BuildLimits(TypedDict, total=False):
+    """What bounds a build of an index, named as the settings of the indexer. None: the setting counts."""
+
+    build_lag_cells_max: int | None
+    build_commit_max_s: float | None
+    build_busy_share: float | None
 
 
 class CheckOptions(TypedDict, total=False):
@@ -210,6 +219,12 @@ class Requests:
         path = f"{self._index_path(name)}/{order}"
         response = yield ClientRequest("POST", path, _params(version=version), _CONTENT, content)
         return response.good().read(dict[str, Any])
+
+    def throttle_index(
+        self, name: str, version: int | None, cells_per_s: int | UnsetType | None, limits: BuildLimits
+    ) -> Flow[dict[str, Any]]:
+        given = {} if cells_per_s is UNSET else {"cells_per_s": cells_per_s}
+        return (yield from self.order_index(name, "throttle", version, {**given, **limits}))
 
     def check_index(
         self, name: str, order: Literal["verify", "repair"], version: int | None, options: CheckOptions

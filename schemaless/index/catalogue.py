@@ -178,19 +178,25 @@ async def resume_index(
 
 
 async def throttle_index(
-    storage: AsyncStorage, datastore: Datastore, name: str, cells_per_s: int | None, number: int | None = None
+    storage: AsyncStorage,
+    datastore: Datastore,
+    name: str,
+    limits: Mapping[str, float | None],
+    number: int | None = None,
 ) -> DefinedIndex:
-    """Bounds what each process delivers to a version. None: no bound. Raises what `pause_index` does."""
-    return await _order(
-        storage, datastore, name, number, lambda order: msgspec.structs.replace(order, cells_per_s=cells_per_s)
-    )
+    """Changes some limits of a version, by their names in IndexLimits. Raises what `pause_index` does."""
+
+    def throttled(order: IndexOrder) -> IndexOrder:
+        return msgspec.structs.replace(order, limits=msgspec.structs.replace(order.limits, **limits))
+
+    return await _order(storage, datastore, name, number, throttled)
 
 
 async def fail_index(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, reason: str) -> None:
     """Gives an index up until somebody resumes it, unless something else was ordered meanwhile."""
     order = index.order
     if order.run_state is RunState.RUNNING:
-        order = IndexOrder(RunState.FAILED, reason, order.cells_per_s, order.revision + 1)
+        order = IndexOrder(RunState.FAILED, reason, order.limits, order.revision + 1)
         await bring_reachable(storage, datastore, replace(index, order=order))
 
 

@@ -83,10 +83,10 @@ class InspectedEntries(msgspec.Struct):
 
 
 class InspectedSpan(msgspec.Struct):
-    """Rows of a span of row keys, up to `last`, with all their entries. `faults` is by node."""
+    """Rows of a span of row keys, up to `last`, with all their entries. `entries` and `faults` are by node."""
 
     rows: int
-    entries: int
+    entries: dict[str, int]
     faults: dict[str, list[EntryFault]]
     unsettled: int
     last: RowKey
@@ -206,13 +206,13 @@ class IndexInspector:
             expected |= self._entries_of({row_key: rows[row_key] for row_key in some})
             await asyncio.sleep(0)  # others of this process have their turn
         found = [{place: entry for place, entry in here.items() if place.row_key <= last} for here, _ in entries]
-        page = InspectedSpan(len(rows), sum(map(len, found)), {node.node.name: [] for node in nodes}, 0, last)
+        page = InspectedSpan(len(rows), _counted(nodes, found), {node.node.name: [] for node in nodes}, 0, last)
         await self._settle(page, nodes, await self._judge(page, nodes, expected, found, reached))
         return page
 
     async def of_rows(self, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]) -> InspectedSpan:
         """Compares some rows with all their entries, in both directions. Raises what `span` does."""
-        page = InspectedSpan(0, 0, {node.node.name: [] for node in nodes}, 0, LAST_ROW)
+        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, 0, LAST_ROW)
         page.rows, page.entries, unsettled = await self._look(page, nodes, row_keys)
         await self._settle(page, nodes, unsettled)
         return page
@@ -228,7 +228,7 @@ class IndexInspector:
 
     async def _look(
         self, page: InspectedSpan, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]
-    ) -> tuple[int, int, Sequence[RowKey]]:
+    ) -> tuple[int, dict[str, int], Sequence[RowKey]]:
         """Adds the faults of some rows to a page. Returns how many rows and entries it read, and rows not judged."""
         reached = await self._reached(nodes)
         by_shard: dict[int, list[RowKey]] = {}
@@ -247,7 +247,7 @@ class IndexInspector:
                 here |= await node.run(index_inspection.of_rows, self.datastore, self.definition, wanted)
             found.append(here)
         unsettled = await self._judge(page, nodes, expected, found, reached)
-        return rows, sum(map(len, found)), unsettled
+        return rows, _counted(nodes, found), unsettled
 
     async def _judge(
         self,
@@ -437,6 +437,10 @@ class IndexInspector:
 
     def _home(self, shard: int) -> AsyncNode:
         return self._storage.master(self.datastore.home(shard))
+
+
+def _counted(nodes: Sequence[AsyncNode], found: Sequence[Mapping[EntryPlace, IndexEntry]]) -> dict[str, int]:
+    return {node.node.name: len(here) for node, here in zip(nodes, found, strict=True)}
 
 
 def _lowest(locations: Iterable[Location]) -> int:

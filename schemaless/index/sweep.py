@@ -65,7 +65,7 @@ async def sweep(
     datastore = inspector.datastore
     if selection.row_key is not None:
         row = await inspector.of_rows(nodes, [selection.row_key])
-        yield SweptPage(row.rows, row.entries, row.faults, row.unsettled, steps=selection.steps)
+        yield SweptPage(row.rows, sum(row.entries.values()), row.faults, row.unsettled, steps=selection.steps)
         return
     before = row_before(selection.first)
     for shard in selection.of_rows:
@@ -90,16 +90,20 @@ def ranges_of(datastore: Datastore) -> int:
     return min(_RANGES_MAX, datastore.shards)
 
 
-async def sweep_range(
-    inspector: IndexInspector, nodes: Sequence[AsyncNode], number: int
+def bounds_of(datastore: Datastore, number: int) -> tuple[RowKey, RowKey]:
+    """Returns the row key before the first one of a range, and its last one."""
+    ranges = ranges_of(datastore)
+    last = LAST_ROW if number == ranges - 1 else row_before(_row_key((number + 1 << 128) // ranges))
+    return row_before(_row_key((number << 128) // ranges)), last
+
+
+async def sweep_span(
+    inspector: IndexInspector, nodes: Sequence[AsyncNode], after: RowKey, last: RowKey
 ) -> AsyncIterator[InspectedSpan]:
-    """Compares one range of row keys, span after span. Raises StorageUnavailable and NotReady.
+    """Compares the rows above `after`, up to `last`, span after span. Raises StorageUnavailable and NotReady.
 
     A span is as wide as the one before was in the end, so few reads are cut off. It becomes wider where rows are few.
     """
-    ranges = ranges_of(inspector.datastore)
-    after = row_before(_row_key((number << 128) // ranges))
-    last = LAST_ROW if number == ranges - 1 else row_before(_row_key((number + 1 << 128) // ranges))
     wide = _number(last) - _number(after)
     while after < last:
         end = _row_key(min(_number(last), _number(after) + wide))

@@ -138,9 +138,9 @@ def _lags(own: DefinedIndex | None, index: DefinedIndex, highest: int) -> bool:
     )
 
 
-def _order_key(order: IndexOrder) -> tuple[int, str, int, str]:
+def _order_key(order: IndexOrder) -> tuple[int, str, str, str]:
     """Returns by what orders are compared. If two were given at once, the same one counts everywhere."""
-    return order.revision, order.run_state, order.cells_per_s or 0, order.reason or ""
+    return order.revision, order.run_state, repr(order.limits), order.reason or ""
 
 
 def _switch_key(switch: IndexSwitch) -> tuple[int, int, int, bool]:

@@ -60,21 +60,38 @@ class RunState(StrEnum):
     FAILED = "failed"
 
 
+class IndexLimits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What each indexer process may take of the servers for a version.
+
+    `cells_per_s` bounds what it delivers to the index. None: no bound. The others bound a build, and are named as the
+    settings of the indexer that they go before. None: the setting counts.
+    """
+
+    cells_per_s: int | None = None
+    build_lag_cells_max: int | None = None
+    build_commit_max_s: float | None = None
+    build_busy_share: float | None = None
+
+
+NO_LIMITS = IndexLimits()
+
+
 class IndexOrder(msgspec.Struct, frozen=True):
     """What was last ordered for an index, by an operator or by the indexer that gave it up.
 
     The highest revision counts.
-
-    `cells_per_s` bounds what each process delivers to the index. None: no bound.
     """
 
     run_state: RunState = RunState.RUNNING
     reason: str | None = None
-    cells_per_s: int | None = None
+    limits: IndexLimits = NO_LIMITS
     revision: int = 0
 
 
 NO_ORDER = IndexOrder()
+
+_limits_encoder = msgspec.json.Encoder()
+_limits_decoder = msgspec.json.Decoder(IndexLimits)
 
 
 class IndexSwitch(msgspec.Struct, frozen=True):
@@ -168,7 +185,7 @@ def insert(datastore: str, index: DefinedIndex, indexes_max: int) -> Operation[N
 def bring_to(datastore: str, index: DefinedIndex) -> Operation[None]:
     """Brings the row of a version to at least this stage, order and switch. Makes it unless its number was used."""
     row = _row(datastore, index)
-    _, _, number, _, stage, run_state, reason, cells_per_s, revision, switch, switched_at, keep_s, by_hand = row
+    _, _, number, _, stage, run_state, reason, limits, revision, switch, switched_at, keep_s, by_hand = row
     rank = f"FIELD(stage, {commas([literal(str(each)) for each in IndexStage])})"
     newer, later = f"revision < {revision}", f"switch_number < {switch}"
     # MySQL assigns from left to right, so what the conditions read is assigned last.
@@ -177,7 +194,7 @@ def bring_to(datastore: str, index: DefinedIndex) -> Operation[None]:
         f"stage = IF({rank} < {index.stage.rank + 1}, {stage}, stage)",
         f"run_state = IF({newer}, {run_state}, run_state)",
         f"reason = IF({newer}, {reason}, reason)",
-        f"cells_per_s = IF({newer}, {cells_per_s}, cells_per_s)",
+        f"limits = IF({newer}, {limits}, limits)",
         f"revision = GREATEST(revision, {revision})",
         f"switched_at = IF({later}, {switched_at}, switched_at)",
         f"keep_s = IF({later}, {keep_s}, keep_s)",
@@ -235,7 +252,7 @@ def _which(datastore: str, index: DefinedIndex) -> Script:
 def all_of(datastore: str) -> Operation[list[DefinedIndex]]:
     """Returns the versions of a datastore's indexes by name and number, as this server has them."""
     rows = yield from query(
-        "SELECT name, number, definition, stage, run_state, reason, cells_per_s, revision, switch_number,"
+        "SELECT name, number, definition, stage, run_state, reason, limits, revision, switch_number,"
         f" {MICROSECONDS.format('switched_at')}, keep_s, switch_by_hand FROM {_TABLE}"
         + sql(" WHERE datastore = %s ORDER BY name, number", datastore)
     )
@@ -245,7 +262,7 @@ def all_of(datastore: str) -> Operation[list[DefinedIndex]]:
             number,
             text,
             IndexStage(stage),
-            IndexOrder(RunState(run_state), reason, cells_per_s, revision),
+            IndexOrder(RunState(run_state), reason, _limits_decoder.decode(limits), revision),
             IndexSwitch(switch, switched_at, keep_s, bool(by_hand)),
         )
         for (
@@ -255,7 +272,7 @@ def all_of(datastore: str) -> Operation[list[DefinedIndex]]:
             stage,
             run_state,
             reason,
-            cells_per_s,
+            limits,
             revision,
             switch,
             switched_at,
@@ -340,7 +357,7 @@ def _row(datastore: str, index: DefinedIndex) -> list[Script]:
         str(index.stage),
         str(order.run_state),
         order.reason and order.reason[:REASON_CHARACTERS_MAX],
-        order.cells_per_s,
+        _limits_encoder.encode(order.limits).decode(),
         order.revision,
         switch.number,
         None if switch.at is None else Time(switch.at),

@@ -1,6 +1,11 @@
-"""index_pass: what the last comparison of each range of an index with its cells came to, and all of them together."""
+"""index_pass: what the last comparison of each range of an index with its cells came to, and all of them together.
+
+The masters are compared together. Each minion has rows of its own.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -8,7 +13,7 @@ from schemaless.index.comparison import FaultCounts
 from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, commas, sql
+from schemaless.storage.sql import Script, commas, literal, sql
 
 _TABLE = "schemaless.index_pass"
 _COUNTED = ("cell_rows", "entries", "missing", "stale", "ghost", "repaired", "unsettled")
@@ -30,36 +35,46 @@ class IndexPass(msgspec.Struct, frozen=True):
 
 NO_PASS = IndexPass(0, 0, FaultCounts(), FaultCounts())
 
+MASTERS = ""
+"""What is noted as the node of a comparison of all masters."""
 
-def note(version: IndexVersion, number: int, counts: FaultCounts) -> Operation[None]:
+_NODE_CHARACTERS_MAX = 255
+
+PassKey = tuple[IndexVersion, str]
+"""A version of an index, and the minion that was compared, or MASTERS."""
+
+
+def note(version: IndexVersion, number: int, counts: FaultCounts, node: str = MASTERS) -> Operation[None]:
     """Stores what a comparison of one range came to. Repeated after a lost answer, its totals may count twice."""
     columns = [*_COUNTED, *(f"{name}_total" for name in _TOTALS)]
     values = [counts.rows, *(getattr(counts, name) for name in (*_COUNTED[1:], *_TOTALS))]
     update = [f"{name} = VALUES({name})" for name in ("compared_at", *_COUNTED)]
     update += [f"{name}_total = {name}_total + VALUES({name}_total)" for name in _TOTALS]
     yield (
-        f"INSERT INTO {_TABLE} (datastore, name, number, range_number, compared_at, {commas(columns)}) VALUES "
-        + sql("(%s, %s, %s, %s, UTC_TIMESTAMP(6),", version.datastore, version.name, version.number, number)
+        f"INSERT INTO {_TABLE} (datastore, name, number, node, range_number, compared_at, {commas(columns)}) VALUES "
+        + sql("(%s, %s, %s,", version.datastore, version.name, version.number)
+        + sql(" %s, %s, UTC_TIMESTAMP(6),", node[:_NODE_CHARACTERS_MAX], number)
         + commas([str(value) for value in values])
         + f") ON DUPLICATE KEY UPDATE {commas(update)}"
     )
 
 
-def ages(version: IndexVersion) -> Operation[dict[int, float]]:
-    """Returns by number how many seconds ago a range was compared, of those that are noted on this server."""
+def ages(version: IndexVersion, nodes: Sequence[str] = (MASTERS,)) -> Operation[dict[int, float]]:
+    """Returns by number how many seconds ago a range was compared on one of these nodes, as this server noted it."""
     rows = yield from query(
-        f"SELECT range_number, TIMESTAMPDIFF(MICROSECOND, compared_at, UTC_TIMESTAMP(6)) / 1000000 FROM {_TABLE}"
+        f"SELECT range_number, TIMESTAMPDIFF(MICROSECOND, MAX(compared_at), UTC_TIMESTAMP(6)) / 1000000 FROM {_TABLE}"
         + _where(version)
+        + f" AND node IN ({commas([literal(node[:_NODE_CHARACTERS_MAX]) for node in nodes])}) GROUP BY range_number"
     )
     return {number: float(age_s) for number, age_s in rows}
 
 
-def of_datastore(datastore: str) -> Operation[dict[IndexVersion, IndexPass]]:
+def of_datastore(datastore: str) -> Operation[dict[PassKey, IndexPass]]:
     """Returns what this server knows of the indexes of one datastore."""
     return (yield from _sums(sql(" WHERE datastore = %s", datastore)))
 
 
-def of_all() -> Operation[dict[IndexVersion, IndexPass]]:
+def of_all() -> Operation[dict[PassKey, IndexPass]]:
     """Returns what this server knows of all indexes."""
     return (yield from _sums(""))
 
@@ -74,13 +89,13 @@ def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
     return (yield from versions_in(_TABLE, datastore))
 
 
-def _sums(where: Script) -> Operation[dict[IndexVersion, IndexPass]]:
+def _sums(where: Script) -> Operation[dict[PassKey, IndexPass]]:
     summed = [f"SUM({name})" for name in (*_COUNTED, *(f"{name}_total" for name in _TOTALS))]
     rows = yield from query(
-        f"SELECT datastore, name, number, COUNT(*), {MICROSECONDS.format('MIN(compared_at)')}, {commas(summed)}"
-        f" FROM {_TABLE}{where} GROUP BY datastore, name, number"
+        f"SELECT datastore, name, number, node, COUNT(*), {MICROSECONDS.format('MIN(compared_at)')}, {commas(summed)}"
+        f" FROM {_TABLE}{where} GROUP BY datastore, name, number, node"
     )
-    return {IndexVersion(*row[:3]): _pass(row[3:]) for row in rows}
+    return {(IndexVersion(*row[:3]), row[3]): _pass(row[4:]) for row in rows}
 
 
 def _pass(row: Row) -> IndexPass:

@@ -13,7 +13,7 @@ import msgspec
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, Time, sql
+from schemaless.storage.sql import Script, sql
 
 KEPT_DAYS = 30
 KEPT_MAX = 100_000
@@ -81,17 +81,19 @@ def of_row(
 
 
 def forget_old(kept_days: int = KEPT_DAYS, kept_max: int = KEPT_MAX) -> Operation[None]:
-    """Deletes what is older than KEPT_DAYS, and the oldest beyond KEPT_MAX. Some at once."""
-    newest = yield from query(
-        f"SELECT {MICROSECONDS.format('ended_at')} FROM {_TABLE} AS newest ORDER BY newest.ended_at DESC"
-        f" LIMIT 1 OFFSET {kept_max}"
-    )
-    older = f"ended_at < UTC_TIMESTAMP(6) - INTERVAL {kept_days} DAY"
-    beyond = sql(" OR ended_at <= %s", Time(newest[0][0])) if newest else ""
-    while True:
-        (deleted,) = yield f"DELETE FROM {_TABLE} WHERE {older}{beyond} ORDER BY ended_at LIMIT {_DELETED_AT_ONCE}"
-        if deleted.affected < _DELETED_AT_ONCE:
-            return
+    """Deletes what is older than KEPT_DAYS, and the oldest beyond KEPT_MAX. Some at once.
+
+    Both are found by a key. Numbers that were never used, or are deleted, count as kept.
+    """
+    ((last,),) = yield from query(f"SELECT COALESCE(MAX(number), 0) FROM {_TABLE}")
+    for old in (
+        f"number <= {last - kept_max} ORDER BY number",
+        f"ended_at < UTC_TIMESTAMP(6) - INTERVAL {kept_days} DAY ORDER BY ended_at",
+    ):
+        deleted = _DELETED_AT_ONCE
+        while deleted == _DELETED_AT_ONCE:
+            (result,) = yield f"DELETE FROM {_TABLE} WHERE {old} LIMIT {_DELETED_AT_ONCE}"
+            deleted = result.affected
 
 
 def _ended_cell(row: Row) -> EndedCell:

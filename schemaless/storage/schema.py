@@ -10,7 +10,7 @@ from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import SERVICE_PRIVILEGES, Name, Script, literal
 from schemaless.topology import Datastore
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Of the server's database and of every shard database: a shard is made only where the server's is known."""
 
 _SECTION = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)

@@ -154,6 +154,7 @@ CREATE TABLE IF NOT EXISTS schemaless.parked (
 
 -- What became of cells that were parked, for people: the last 100,000 of a server, for 30 days.
 CREATE TABLE IF NOT EXISTS schemaless.parked_history (
+    number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT COMMENT 'only what is kept is decided by it',
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     consumer VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     row_key BINARY(16) NOT NULL,
@@ -175,6 +176,7 @@ CREATE TABLE IF NOT EXISTS schemaless.parked_history (
     ending VARCHAR(10) CHARACTER SET ascii NOT NULL COMMENT 'finished, discarded, sought or superseded',
     ended_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, consumer, row_key, added_id, ended_at),
+    UNIQUE KEY number (number),
     KEY ended_at (ended_at)
 ) ENGINE=InnoDB;
 
@@ -250,8 +252,8 @@ CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     stage VARCHAR(16) CHARACTER SET ascii NOT NULL COMMENT 'defined, building, active, deleting, gone',
     run_state VARCHAR(16) CHARACTER SET ascii NOT NULL COMMENT 'running, paused, failed',
     reason TEXT NULL COMMENT 'why it failed',
-    cells_per_s BIGINT UNSIGNED NULL COMMENT 'what a process delivers to it at most, NULL: no limit',
-    revision BIGINT UNSIGNED NOT NULL COMMENT 'of the order: run_state, reason and cells_per_s',
+    limits VARCHAR(255) CHARACTER SET ascii NOT NULL COMMENT 'JSON: what a process may take of the servers for it',
+    revision BIGINT UNSIGNED NOT NULL COMMENT 'of the order: run_state, reason and limits',
     switch_number BIGINT UNSIGNED NOT NULL COMMENT 'the version with the highest answers, 0: a change that never did',
     switched_at DATETIME(6) NULL COMMENT 'when the first master let it answer, NULL: since it was made',
     keep_s INT UNSIGNED NOT NULL COMMENT 'how long the version that answered before it is kept',
@@ -313,12 +315,13 @@ CREATE TABLE IF NOT EXISTS schemaless.index_problem (
 ) ENGINE=InnoDB;
 
 -- What the last comparison of an index with its cells came to, one row for each range of row keys, on the home of the shard
--- with the range's number. The totals are of all comparisons by the index cleaner.
+-- with the range's number. Minions are compared apart, and each has rows of its own. The totals are of all comparisons.
 CREATE TABLE IF NOT EXISTS schemaless.index_pass (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     number INT UNSIGNED NOT NULL,
     range_number INT UNSIGNED NOT NULL,
+    node VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL COMMENT 'the minion that was compared, empty: the masters',
     compared_at DATETIME(6) NOT NULL,
     cell_rows BIGINT UNSIGNED NOT NULL,
     entries BIGINT UNSIGNED NOT NULL,
@@ -331,7 +334,7 @@ CREATE TABLE IF NOT EXISTS schemaless.index_pass (
     stale_total BIGINT UNSIGNED NOT NULL,
     ghost_total BIGINT UNSIGNED NOT NULL,
     repaired_total BIGINT UNSIGNED NOT NULL,
-    PRIMARY KEY (datastore, name, number, range_number)
+    PRIMARY KEY (datastore, name, number, node, range_number)
 ) ENGINE=InnoDB;
 
 -- How many entries were written here to a version of an index while it was kept, by a shard of their cells.

@@ -66,7 +66,7 @@ async def test_kills_while_an_index_is_built_by_row(running, kafka, make_datasto
         running_consumer(["indexer"], settings) as second,
     ):
         await create_index(async_storage, datastore, definition())
-        await throttle_index(async_storage, datastore, "by_owner", 300)
+        await throttle_index(async_storage, datastore, "by_owner", {"cells_per_s": 300})
         done = []
         for n in range(ROUNDS):
             await asyncio.sleep(chance.uniform(0.5, 2.0))
@@ -75,7 +75,7 @@ async def test_kills_while_an_index_is_built_by_row(running, kafka, make_datasto
             index = await find_index(async_storage, datastore, "by_owner")
             done.append((await build_progress(async_storage, datastore, index)).done)
         assert done == sorted(done), "what was walked stays walked"
-        await throttle_index(async_storage, datastore, "by_owner", None)
+        await throttle_index(async_storage, datastore, "by_owner", {"cells_per_s": None})
         await wait_active(async_storage, datastore, "by_owner", timeout_s=60)
         index = (await find_index(async_storage, datastore, "by_owner")).definition
         wait_until_finished(storage, datastore, index.consumer)

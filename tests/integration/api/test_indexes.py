@@ -9,6 +9,7 @@ import time
 import uuid
 from functools import partial
 
+import msgspec
 import pytest
 
 from api.index.passes import PassSamples
@@ -449,21 +450,52 @@ async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_ha
     assert_problem(answer, 404)
 
 
-@pytest.mark.parametrize("cells_per_s", [-1, 1.5, "many", True, 10**9 + 1, 2**70])
-def test_a_throttle_that_is_no_rate_is_refused(call, cells_per_s):
+LIMITS = ("cells_per_s", "build_lag_cells_max", "build_commit_max_s", "build_busy_share")
+
+
+@pytest.mark.parametrize("value", [-1, "many", True, 10**9 + 1, 2**70])
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_throttle_that_is_no_limit_is_refused(call, limit, value):
     """422, or 400 for what is no 64-bit number. The index stays as it is."""
     make(call)
-    answer = call("POST", f"/indexes/{NAME}/throttle", json={"cells_per_s": cells_per_s})
+    answer = call("POST", f"/indexes/{NAME}/throttle", json={limit: value})
     assert answer.status_code in (400, 422)
-    assert call.get(f"/indexes/{NAME}").json()["cells_per_s"] is None
+    assert limit in answer.json()["detail"] or answer.status_code == 400
+    assert call.get(f"/indexes/{NAME}").json()[limit] is None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {}, {"cells_per_s": 1.5}, {"build_lag_cells_max": 0.5}, {"build_commit_max_s": 0}, {"build_busy_share": 0},
+        {"build_busy_share": 1.1}, {"lag": 3}, [],
+    ],
+)  # fmt: skip
+def test_a_throttle_that_says_nothing_or_too_much_is_refused(call, document):
+    """No build can work none of the time or commit in no time: a pause is for that."""
+    make(call)
+    assert_problem(call("POST", f"/indexes/{NAME}/throttle", json=document), 422)
+    infinite = msgspec.msgpack.encode({"build_commit_max_s": float("inf")})
+    headers = {"content-type": "application/msgpack"}
+    assert_problem(call("POST", f"/indexes/{NAME}/throttle", content=infinite, headers=headers), 422)
 
 
 def test_a_throttle_is_shown_and_taken_away(call):
-    """0 and null mean no bound."""
+    """0 and null mean no bound for the rate. For a build null means the settings. What isn't given stays as it is."""
     make(call)
-    for given, shown in ((7, 7), (0, None), (8, 8), (None, None)):
-        answer = call("POST", f"/indexes/{NAME}/throttle", json={"cells_per_s": given})
-        assert (answer.status_code, answer.json()["cells_per_s"]) == (200, shown)
+    shown = dict.fromkeys(LIMITS)
+    for given, changed in (
+        ({"cells_per_s": 7}, {"cells_per_s": 7}),
+        ({"build_lag_cells_max": 0, "build_busy_share": 0.1}, {"build_lag_cells_max": 0, "build_busy_share": 0.1}),
+        ({"cells_per_s": 0}, {"cells_per_s": None}),
+        ({"build_commit_max_s": 0.3, "cells_per_s": 8}, {"build_commit_max_s": 0.3, "cells_per_s": 8}),
+        (dict.fromkeys(LIMITS), dict.fromkeys(LIMITS)),
+    ):
+        shown |= changed
+        answer = call("POST", f"/indexes/{NAME}/throttle", json=given)
+        assert answer.status_code == 200
+        assert {limit: answer.json()[limit] for limit in LIMITS} == shown
+        assert {limit: call.get(f"/indexes/{NAME}").json()["versions"][0][limit] for limit in LIMITS} == shown
 
 
 @pytest.mark.parametrize("order", ["pause", "resume", "throttle"])
@@ -595,8 +627,8 @@ async def test_an_index_shows_what_its_cleaner_found(call, by_hand, storage, dat
     await by_hand.index_all()
     version = IndexVersion(datastore.name, NAME, 1)
 
-    def note(shard, **counts):
-        storage.master(datastore.home(shard)).run(index_pass_table.note, version, shard, FaultCounts(**counts))
+    def note(shard, node=index_pass_table.MASTERS, **counts):
+        storage.master(datastore.home(shard)).run(index_pass_table.note, version, shard, FaultCounts(**counts), node)
 
     note(0, rows=5, missing=2, repaired=2)
     assert call.get(f"/indexes/{NAME}").json()["cleaner"]["compared_since"] is None
@@ -608,8 +640,18 @@ async def test_an_index_shows_what_its_cleaner_found(call, by_hand, storage, dat
     assert (found["ranges"], found["rows"], found["entries"], found["missing"]) == (shards, 3 * shards, 4 * shards, 0)
     assert found["total"] == {"missing": 2, "stale": 0, "ghost": shards, "repaired": 2}
     async with AsyncStorage(by_hand.topology) as opened:
+        minion, other, *_ = [each.node.name for cluster in datastore.clusters for each in opened.minions(cluster)]
+        note(1, minion, rows=3, entries=2, stale=1)
+        note(1, "no-more", ghost=1)
         samples, metrics = PassSamples(opened, timeout_s=5), Metrics()
         metrics.watch_passes(samples)
         await samples.step()
     named = f'datastore="{datastore.name}",index="{NAME}",'
-    assert f'schemaless_api_index_faults_total{{{named}kind="missing",number="1"}} 2.0' in metrics.exposition().decode()
+    exposed = metrics.exposition().decode()
+    assert f'schemaless_api_index_faults_total{{{named}kind="missing",number="1"}} 2.0' in exposed
+    assert f'schemaless_api_index_faults_total{{{named}kind="stale",number="1"}} 0.0' in exposed
+    assert f'schemaless_api_index_minion_faults{{{named}kind="stale",node="{minion}",number="1"}} 1.0' in exposed
+    assert "no-more" not in exposed
+    minions = call.get(f"/indexes/{NAME}").json()["cleaner"]["minions"]
+    assert (minions[minion]["ranges"], minions[minion]["stale"], minions[other]["ranges"]) == (1, 1, 0)
+    assert "no-more" not in minions

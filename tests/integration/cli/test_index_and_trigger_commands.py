@@ -141,6 +141,11 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     assert "by_tail paused" in index("pause")
     assert "index resume by_tail" in index("status")
     assert "at most 500 cells" in index("throttle", "--cells-per-s", "500")
+    slowed = index("throttle", "--build-busy-share", "0.05", "--build-commit-max-s", "0.5")
+    assert "at most 500 cells" in slowed
+    assert "works 0.05 of the time" in slowed
+    assert "cells_per_s" in str(index("throttle", fails=True))
+    assert "at most" not in index("throttle", "--reset")
     assert "Conflict" in repr(index("wait", fails=True))
     assert "by_tail active" in index("resume")
     assert "by_tail deleted" in index("drop")

@@ -12,22 +12,25 @@ from typer.testing import CliRunner
 
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
+from indexer.minion_cleaner import REPLICATED_AFTER_S, MinionCleaner
 from schemaless.__main__ import app
 from schemaless.cell import RowKey, row_key_text
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
-from schemaless.errors import Invalid, NotReady
+from schemaless.errors import Invalid, NotReady, StorageUnavailable
 from schemaless.index import inspection
 from schemaless.index.comparison import EntryFaultKind, EntryPlace
 from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, one_row, ranges_of, sweep, sweep_range
+from schemaless.index.sweep import SweepSelection, bounds_of, one_row, ranges_of, sweep, sweep_span
 from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_definition_table, index_table, index_write_table
+from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.index_definition_table import IndexStage, defined
-from schemaless.storage.index_pass_table import merged, of_all
+from schemaless.storage.index_pass_table import MASTERS, merged, of_all
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_table import BEFORE_ALL
+from schemaless.storage.operation import query
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
 from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql, until
 
@@ -96,7 +99,7 @@ class Indexed(Rows):
         """All faults, as the cleaner finds them: both directions at once, one range of row keys after the other."""
         faults, rows = [], 0
         for number in range(ranges_of(self.datastore)):
-            async for page in sweep_range(self.inspector, await self.masters(), number):
+            async for page in sweep_span(self.inspector, await self.masters(), *bounds_of(self.datastore, number)):
                 assert page.unsettled == 0
                 faults += [fault for found in page.faults.values() for fault in found]
                 rows += page.rows
@@ -367,7 +370,7 @@ async def test_the_cleaner_repairs_and_notes_what_it_found(indexed, async_storag
 
     async def noted():
         answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
-        found = [answer[version] for answer in answers if version in answer]
+        found = [answer[version, MASTERS] for answer in answers if (version, MASTERS) in answer]
         return found and functools.reduce(merged, found)
 
     async def clean(owned):
@@ -388,6 +391,87 @@ async def test_the_cleaner_repairs_and_notes_what_it_found(indexed, async_storag
         SHARDS, 80, 1, 1, 2,
     )  # fmt: skip
     assert first.compared_since == found.compared_since
+
+
+async def test_what_only_a_minion_has_is_named_and_counted_by_the_cleaner(indexed, async_storage, admin):
+    """It writes nothing there. What its master has as well is repaired there, and is no fault of the minion (C17)."""
+    rows, _ = await filled(indexed, definition())
+    wanted = rows.wanted(rows.index)
+    (shard, row, _), *_ = sorted(wanted)
+    minion = admin.minions(rows.datastore.home(shard))[0]
+    other, row_of_both = next((at, key) for at, key, _ in sorted(wanted) if key != row)
+    rows.sql(other, f"DELETE FROM {{table}} WHERE row_key = x'{row_of_both.hex()}'")
+    ghost = uuid.uuid4().bytes
+    repaired = admin.minions(rows.datastore.home(other))[0]
+
+    def is_repaired():
+        table = index_table.table(rows.datastore, other, rows.index)
+        return repaired.run(query, f"SELECT 1 FROM {table} WHERE live = 1 AND row_key = x'{row_of_both.hex()}'")
+
+    for cluster in rows.datastore.clusters:
+        for each in admin.minions(cluster):
+            await replicated(rows, each)
+    await until(lambda: not is_repaired())
+    local = f"{LOCAL_WRITE}; {{change}}; {REPLICATED_WRITE}"
+    rows.sql(shard, local.format(change=f"DELETE FROM {{table}} WHERE row_key = x'{row.hex()}'"), minion)
+    planted = f"INSERT INTO {{table}} VALUES (x'{ghost.hex()}', 0, 1, 1, 1, 'z', NULL, NULL)"
+    rows.sql(shard, local.format(change=planted), minion)
+
+    async def sleep(seconds):
+        if seconds == REPLICATED_AFTER_S:
+            await until(is_repaired)
+
+    cleaner = MinionCleaner(async_storage, rows.datastore, lambda: range(SHARDS), 1e6, sleep=sleep)
+    cleaner.watch([rows.index])
+    with capture_logs() as logs:
+        assert [await cleaner.step() for _ in range(SHARDS)] == [0] * SHARDS
+    told = [entry for entry in logs if entry["event"] == "an entry of an index differs from its cells"]
+    assert {(entry["node"], entry["kind"], entry["row_key"]) for entry in told} == {
+        (minion.node.name, "missing", row_key_text(row)),
+        (minion.node.name, "ghost", row_key_text(ghost)),
+    }
+    assert rows.found(rows.index) == wanted
+    assert await cleaner.step() > 0
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+    answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
+    noted = functools.reduce(merged, [found[version, minion.node.name] for found in answers])
+    assert (noted.ranges, noted.last.rows) == (SHARDS, 80)
+    assert (noted.last.missing, noted.last.stale, noted.last.ghost, noted.last.repaired) == (1, 0, 1, 0)
+    others = [
+        found for answer in answers for key, found in answer.items() if key[0] == version and key[1] != minion.node.name
+    ]
+    assert sum(found.last.faults for found in others) == 0
+    rows.sql(shard, local.format(change=f"DELETE FROM {{table}} WHERE row_key = x'{ghost.hex()}'"), minion)
+
+
+async def test_a_minion_that_is_away_holds_up_no_other(indexed, async_storage, monkeypatch):
+    """It is named in the log. Where none answers, the range is compared later."""
+    rows, _ = await filled(indexed, definition())
+    minion = async_storage.minions(rows.datastore.clusters[0])[0]
+    away, asked = {minion.node.name}, AsyncNode.run
+
+    async def run(node, operation, *arguments, **options):
+        if node.node.name in away:
+            raise StorageUnavailable(f"{node.node.name} is away")
+        return await asked(node, operation, *arguments, **options)
+
+    monkeypatch.setattr(AsyncNode, "run", run)
+    cleaner = MinionCleaner(async_storage, rows.datastore, lambda: range(SHARDS), 1e6)
+    cleaner.watch([rows.index])
+    with capture_logs() as logs:
+        while await cleaner.step() == 0:
+            pass
+        away |= set(cleaner.compared_nodes)
+        cleaner = MinionCleaner(async_storage, rows.datastore, lambda: [0], 1e6, pass_period_s=0)
+        cleaner.watch([rows.index])
+        await cleaner.step()
+    events = [entry["event"] for entry in logs]
+    assert events.count("a minion isn't compared") >= SHARDS
+    assert events[-1] == "a range of an index isn't compared"
+    answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+    compared = {node for answer in answers for of, node in answer if of == version}
+    assert compared == set(cleaner.compared_nodes) - {minion.node.name}
 
 
 async def test_each_write_to_a_kept_version_counts_once(indexed):

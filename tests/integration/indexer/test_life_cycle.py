@@ -22,6 +22,7 @@ from schemaless.index.catalogue import (
     pause_index,
     read_versions,
     resume_index,
+    run_on_masters,
     throttle_index,
 )
 from schemaless.index.comparison import CheckRequest, FaultCounts
@@ -40,14 +41,14 @@ from schemaless.storage import (
     index_walk_table,
     index_write_table,
 )
-from schemaless.storage.index_definition_table import IndexStage, IndexState, defined
+from schemaless.storage.index_definition_table import IndexLimits, IndexOrder, IndexStage, IndexState, defined
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_walk_table import RowWalk
 from schemaless.storage.job_table import Job, JobKind
 from schemaless.storage.operation import query
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.indexer.test_indexer import Rows, definition, wait_active
-from tests.log_harness import run_sql, running_tailers
+from tests.log_harness import replication_stopped, run_sql, running_tailers, until
 
 pytestmark = pytest.mark.storage
 
@@ -62,10 +63,19 @@ def datastore(make_datastore, kafka):
 
 
 @pytest.fixture(scope="module")
-def processes(running, kafka, datastore):
+def indexer_log(tmp_path_factory):
+    return tmp_path_factory.mktemp("log") / "indexer.log"
+
+
+@pytest.fixture(scope="module")
+def processes(running, kafka, datastore, indexer_log):
     """A tailer and an indexer."""
     settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
-    with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings) as indexer:
+    with (
+        indexer_log.open("wb") as log,
+        running_tailers(1, running.path, kafka, datastore),
+        running_consumer(["indexer"], settings, stdout=log.fileno()) as indexer,
+    ):
         yield indexer
 
 
@@ -166,12 +176,28 @@ async def test_a_paused_index_stays_where_it_is_and_continues_from_there(
     fill(rows, 120, owner="later")
     wait_until_finished(storage, datastore, "index:beside")
     assert rows.found(index) == before
-    await throttle_index(async_storage, datastore, "paused", 60)
+    await throttle_index(async_storage, datastore, "paused", {"cells_per_s": 60})
     began = time.monotonic()
     assert (await resume_index(async_storage, datastore, "paused")).state is IndexState.ACTIVE
     wait_until_finished(storage, datastore, "index:paused")
     assert time.monotonic() - began >= 120 / 60 - 0.2
     assert rows.found(index) == rows.wanted(index)
+
+
+async def test_what_bounds_a_build_is_changed_while_it_runs(
+    processes, indexer_log, rows, async_storage, datastore, admin
+):
+    """It rests for a minion that stands still, because an order says so, and goes on because another one does."""
+    fill(rows, 200)
+    order = IndexOrder(limits=IndexLimits(cells_per_s=80, build_lag_cells_max=1), revision=1)
+    with replication_stopped(admin.minions("a")[0]):
+        index = defined(definition("rests"), order=order)
+        await run_on_masters(async_storage.masters, index_definition_table.bring_to, datastore.name, index)
+        await until(lambda: "a build rests: a minion lags" in indexer_log.read_text(), 60)
+        assert (await find_index(async_storage, datastore, "rests")).state is IndexState.BUILDING
+        await throttle_index(async_storage, datastore, "rests", {"cells_per_s": None, "build_lag_cells_max": 0})
+        await wait_active(async_storage, datastore, "rests")
+    assert rows.found(definition("rests")) == rows.wanted(definition("rests"))
 
 
 async def test_a_build_is_paused_and_continues_and_is_dropped_in_every_state(
@@ -180,7 +206,7 @@ async def test_a_build_is_paused_and_continues_and_is_dropped_in_every_state(
     """It is slowed down and paused while it walks, and stays where it is. Paused and failed indexes go as others do."""
     fill(rows, 300)
     await create_index(async_storage, datastore, definition("slow"))
-    await throttle_index(async_storage, datastore, "slow", 40)
+    await throttle_index(async_storage, datastore, "slow", {"cells_per_s": 40})
 
     async def done():
         return (await build_progress(async_storage, datastore, await find_index(async_storage, datastore, "slow"))).done
@@ -194,7 +220,7 @@ async def test_a_build_is_paused_and_continues_and_is_dropped_in_every_state(
     await wait_active(async_storage, datastore, "another")
     assert await done() == stands > 0
     await resume_index(async_storage, datastore, "slow")
-    await throttle_index(async_storage, datastore, "slow", None)
+    await throttle_index(async_storage, datastore, "slow", {"cells_per_s": None})
     await wait_active(async_storage, datastore, "slow")
     assert rows.found(definition("slow")) == rows.wanted(definition("slow"))
     await pause_index(async_storage, datastore, "slow")

@@ -78,6 +78,30 @@ def test_the_history_is_bounded(node, datastore):
     assert kept() == [5, 6]
 
 
+def test_a_history_within_its_bounds_is_not_read(node, datastore):
+    """A look finds by key that nothing has to go, and else reads what it deletes: not all that stays."""
+    run_sql(node, "DELETE FROM schemaless.parked_history")
+    records = [msgspec.structs.replace(record(0, n), row_key=ROW) for n in range(1, 301)]
+    put(node, datastore, *records)
+    for one in records:
+        run_sql(node, parked_history_table.keep(datastore, CONSUMER, 0, one.added_id, Ending.FINISHED))
+
+    def reads():
+        counters = yield from query("SHOW SESSION STATUS LIKE 'Handler_read%'")
+        return sum(int(count) for _, count in counters)
+
+    def rows_read(*bounds):
+        first, second = (yield from reads()), (yield from reads())
+        yield from parked_history_table.forget_old(*bounds)
+        return (yield from reads()) - second - (second - first)
+
+    days = parked_history_table.KEPT_DAYS
+    assert node.run(rows_read, days, 300) <= 10
+    assert node.run(rows_read, days, 295) <= 20
+    (kept,) = node.run(query, "SELECT COUNT(*) FROM schemaless.parked_history")
+    assert kept == (295,)
+
+
 def test_a_mark_that_is_taken_away_leaves_the_order_and_the_error(node, datastore):
     """The process that set the mark died. The cell is called again."""
     put(node, datastore, record(0, 1))

@@ -5,6 +5,7 @@ import asyncio
 from indexer.build_load import BuildLoad
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import shard_head
+from schemaless.storage.index_definition_table import NO_LIMITS, IndexLimits
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.shard_head import Movement
 from schemaless.topology import Datastore, Node, Role
@@ -134,3 +135,40 @@ async def test_a_cluster_without_shards_of_the_datastore_is_not_waited_for():
     world = World([950], busy_share=0.1)
     world.storage.masters["b"] = FakeNode(Role.MASTER, None)
     assert await world.page(0.1)
+
+
+async def test_an_order_changes_each_limit_while_a_build_rests():
+    """An operator needn't wait until a long rest is over. Without an order the settings of the process count again."""
+    world = World([0], lag_cells_max=1, busy_share=0.001)
+
+    async def ordered_soon(seconds):
+        await world.sleep(seconds)
+        if len(world.rests) == 3:
+            world.load.limit_to(IndexLimits(build_lag_cells_max=0, build_busy_share=1, build_commit_max_s=5))
+
+    world.load._sleep = ordered_soon
+    await world.load.rest()
+    assert len(world.rests) == 3
+    for _ in range(100):
+        world.load.note(3.0)
+    assert await world.page(60.0, cells=1000) == 4096  # neither slow commits nor cells that come in make it rest
+    assert len(world.rests) == 3
+    world.load.limit_to(NO_LIMITS)
+    world.storage._minions[0].walked = [1000]
+    await world.load.rest()
+    assert len(world.rests) == 4  # the commits are slow by the setting
+
+
+async def test_an_order_ends_the_rest_of_a_build_that_gives_way_to_puts():
+    """A page of two seconds at a thousandth of the time would rest for half an hour."""
+    world = World(lag_cells_max=0, busy_share=0.001)
+
+    async def ordered_soon(seconds):
+        await world.sleep(seconds)
+        if len(world.rests) == 3:
+            world.load.limit_to(IndexLimits(build_busy_share=0.5))
+
+    assert await world.page(2.0, cells=1000) < 1000
+    world.load._sleep = ordered_soon
+    assert await world.page(2.0, cells=1000) < 1000
+    assert sum(world.rests) <= 4.0

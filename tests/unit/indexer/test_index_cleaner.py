@@ -46,9 +46,9 @@ async def test_a_page_counts_more_while_cells_come_in(monkeypatch: pytest.Monkey
     """So the rate is a tenth, and never nothing."""
 
     async def pages(*arguments: Any) -> AsyncIterator[InspectedSpan]:
-        yield InspectedSpan(ROWS, ROWS, {}, 0, RowKey(b""))
+        yield InspectedSpan(ROWS, {"a": ROWS}, {}, 0, RowKey(b""))
 
-    monkeypatch.setattr(index_cleaner, "sweep_range", pages)
+    monkeypatch.setattr(index_cleaner, "sweep_span", pages)
     datastore = Datastore("trips", 4, 4, ("a",))
     cleaner = IndexCleaner(Storage(), datastore, lambda: [0], 700, is_busy=lambda: busy)  # type: ignore[arg-type]
     cleaner._rate = rate = Rate()  # type: ignore[assignment]

@@ -11,7 +11,14 @@ from schemaless.index.definition import NUMBER_MAX, parse_definition
 from schemaless.index.versions import merge
 from schemaless.names import index_consumer, index_table_name
 from schemaless.storage import index_definition_table
-from schemaless.storage.index_definition_table import IndexOrder, IndexStage, IndexState, RunState, defined
+from schemaless.storage.index_definition_table import (
+    IndexLimits,
+    IndexOrder,
+    IndexStage,
+    IndexState,
+    RunState,
+    defined,
+)
 from schemaless.topology import Datastore, Node, Role
 
 DEFINITION = parse_definition(
@@ -86,7 +93,7 @@ async def test_a_master_that_is_away_hides_nothing_that_another_knows(storage):
 
 def test_rows_of_several_masters_merge_in_any_sequence():
     """The furthest stage and the highest revision count, whoever has them. A row that goes back is never seen."""
-    paused, limited = IndexOrder(RunState.PAUSED, revision=2), IndexOrder(cells_per_s=5, revision=1)
+    paused, limited = IndexOrder(RunState.PAUSED, revision=2), IndexOrder(limits=IndexLimits(5), revision=1)
     rows = [
         defined(DEFINITION, IndexStage.ACTIVE, limited),
         defined(DEFINITION, IndexStage.BUILDING, paused),
@@ -100,8 +107,9 @@ def test_rows_of_several_masters_merge_in_any_sequence():
 
 def test_two_orders_of_one_revision_count_the_same_everywhere():
     """They were given at the same moment, each to another master first."""
-    one, other = IndexOrder(RunState.PAUSED, revision=1), IndexOrder(cells_per_s=5, revision=1)
-    pairs = [(one, other), (other, one)]
+    one, other = IndexOrder(RunState.PAUSED, revision=1), IndexOrder(limits=IndexLimits(5), revision=1)
+    another = IndexOrder(limits=IndexLimits(None, 7), revision=1)
+    pairs = [*permutations((one, other, another), 2)]
     assert (
         len(
             {
@@ -111,7 +119,7 @@ def test_two_orders_of_one_revision_count_the_same_everywhere():
                 for x, y in pairs
             }
         )
-        == 1
+        == 2
     )
 
 
@@ -144,12 +152,16 @@ async def test_orders_follow_one_another(storage):
     a.rows = b.rows = [defined(DEFINITION, IndexStage.ACTIVE)]
     assert (await pause_index(storage, DATASTORE, "by_owner")).state is IndexState.PAUSED
     b.away = True
-    limited = await throttle_index(storage, DATASTORE, "by_owner", 7)
-    assert (limited.state, limited.order.cells_per_s, limited.order.revision) == (IndexState.PAUSED, 7, 2)
+    limited = await throttle_index(storage, DATASTORE, "by_owner", {"cells_per_s": 7})
+    assert (limited.state, limited.order.limits, limited.order.revision) == (IndexState.PAUSED, IndexLimits(7), 2)
+    lagging = await throttle_index(storage, DATASTORE, "by_owner", {"build_busy_share": 0.05})
+    assert lagging.order.limits == IndexLimits(7, build_busy_share=0.05)
     a.away, b.away = True, False
     a.away = False
-    assert (await resume_index(storage, DATASTORE, "by_owner")).order == IndexOrder(cells_per_s=7, revision=3)
-    assert (await resume_index(storage, DATASTORE, "by_owner")).order.revision == 3
+    assert (await resume_index(storage, DATASTORE, "by_owner")).order == IndexOrder(
+        limits=lagging.order.limits, revision=4
+    )
+    assert (await resume_index(storage, DATASTORE, "by_owner")).order.revision == 4
 
 
 async def test_a_failed_index_is_resumed_and_not_paused(storage):
