@@ -110,8 +110,8 @@ class Admission:
 
     def _check_open(self, address: str) -> None:
         """While there is no token, loopback alone is served."""
-        if not self._tokens.were_read:
-            raise Unavailable("no cluster answers yet, so nobody's token can be checked")
+        if not self._tokens.none_exist:
+            raise Unavailable("not every cluster has said yet that there is no token, so nobody is served")
         if not self._is_local or _is_foreign(address):
             raise Unauthenticated("there is no token yet, so only loopback is served: make one on the server")
 
@@ -147,7 +147,7 @@ def scope_of_other(path: str, method: str) -> tuple[Scope, str | None]:
 
 def refuse_open_port(host: str, tokens: KnownTokens) -> None:
     """Raises Misconfigured for an address beyond loopback while there is no token."""
-    if tokens.were_read and not tokens.exist and not is_loopback(host):
+    if tokens.none_exist and not is_loopback(host):
         raise Misconfigured(
             f"SCHEMALESS_API_HOST is {host}, and there is no token, so everybody could read and write: make one with"
             " `schemaless token create NAME --datastore '*' --scope admin`, or listen on 127.0.0.1"

@@ -10,11 +10,15 @@ import hmac
 import time
 from collections.abc import Callable, Iterable
 
+import structlog
+
 from schemaless.access import Token, digest_of, merged, now_us
 from schemaless.errors import Unauthenticated, Unavailable
 from schemaless.ops.tokens import bring_up_to_date, read_tokens
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.token_table import KEPT_AFTER_EXPIRY_S
+
+log = structlog.get_logger()
 
 REFRESH_S = 1.0
 UNKNOWN_PAUSE_S = 0.2
@@ -33,9 +37,15 @@ class KnownTokens:
         self._refreshing = asyncio.Lock()
         self._refreshed_at = float("-inf")
         self._waiting = 0
-        self.were_read = False
+        self._unasked = frozenset(() if storage is None else storage.topology.clusters)
+        self._were_read = False
         self.exist = False
         """Whether any token was ever seen, revoked and expired ones included. Access never goes off again."""
+
+    @property
+    def none_exist(self) -> bool:
+        """Whether every cluster has said that it has no token. A new cluster knows of none before it is told."""
+        return self._were_read and not self.exist and not self._unasked
 
     def learn(self, tokens: Iterable[Token]) -> None:
         """Adds what clusters show to what is known, and drops what no cluster keeps any more."""
@@ -43,7 +53,7 @@ class KnownTokens:
         self.exist = self.exist or bool(found)
         oldest = self._clock() - KEPT_AFTER_EXPIRY_S * 1_000_000
         self._by_digest = {digest: token for digest, token in found.items() if token.expires_at >= oldest}
-        self.were_read = True
+        self._were_read = True
 
     async def refresh(self) -> None:
         """Reads the tokens. While no cluster answers, those that are known count."""
@@ -52,6 +62,9 @@ class KnownTokens:
         began = time.monotonic()
         answers = await read_tokens(self._storage)
         self._refreshed_at = began
+        self._unasked -= answers.found.keys()
+        if self._unasked and not self.exist:
+            log.warning("nobody is served while it isn't known whether there are tokens", unread=sorted(self._unasked))
         if answers.found:
             self.learn(token for rows in answers.found.values() for token in rows)
             await bring_up_to_date(self._storage, answers, self._by_digest)

@@ -19,7 +19,9 @@ PAYLOAD_BYTES_MAX = 16 << 10
 
 
 class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A token to issue: read, write or admin, for this datastore unless `datastores` names others."""
+    """A token to issue: read, write or admin, for this datastore unless `datastores` names others. It ends with the
+    caller's own at the latest.
+    """
 
     name: str
     scope: Annotated[str, msgspec.Meta(extra_json_schema={"enum": [str(scope) for scope in Scope]})]

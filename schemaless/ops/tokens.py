@@ -78,7 +78,7 @@ async def known_tokens(storage: AsyncStorage) -> dict[bytes, Token]:
 async def create_token(
     storage: AsyncStorage, name: str, datastores: Iterable[str], scope: str, lifetime: str, issuer: Token | None = None
 ) -> Issued:
-    """Issues a token. `issuer` is the caller's own.
+    """Issues a token. `issuer` is the caller's own, and the new one ends with it at the latest.
 
     Raises Invalid, Forbidden when it doesn't cover the new one, StateConflict when a valid token has that name, and
     StorageUnavailable.
@@ -87,6 +87,8 @@ async def create_token(
     secret, token = issue(name, datastores, scope, lifetime, now)
     if issuer is not None and not issuer.covers(token):
         raise Forbidden(f"the token {issuer.name!r} can't issue one that reaches further than itself")
+    if issuer is not None:
+        token = msgspec.structs.replace(token, expires_at=min(token.expires_at, issuer.ends_at))
     answers = await read_tokens(storage)
     known = merged(row for rows in answers.at_least_one() for row in rows)
     if answers.failures and not known:

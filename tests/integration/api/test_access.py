@@ -128,6 +128,11 @@ def test_tokens_over_http(own, command, admin):
         made = asked(api, admin, "POST", "/v1/trips/tokens", json=new)
         assert made.status_code == 201
         narrow = made.json()["token"]
+        for lifetime in ("1m", "3650d"):  # a token ends with its issuer at the latest
+            outlives = asked(
+                api, narrow, "POST", "/v1/trips/tokens", json={**new, "name": lifetime, "expires": lifetime}
+            )
+            assert (outlives.json()["expires_at"] == made.json()["expires_at"]) is (lifetime != "1m")
         assert asked(api, narrow).status_code == asked(second, narrow).status_code == 200
         for wider in ({"datastores": ["*"]}, {"datastores": ["other"]}):
             answer = asked(api, narrow, "POST", "/v1/trips/tokens", json={"name": "w", "scope": "read", **wider})

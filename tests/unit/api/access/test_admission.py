@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import secrets
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -213,6 +214,49 @@ async def test_nobody_gets_in_before_the_tokens_were_read():
         await Admission(settings(), KnownTokens(None)).admit(request(), "/x", Scope.READ, "trips")
 
 
+@pytest.fixture
+def two_clusters(monkeypatch):
+    """Tokens of two clusters, of which `found` answer."""
+    answers = Answers()
+
+    async def read(storage):
+        return answers
+
+    async def write(storage, answers, known):
+        pass
+
+    monkeypatch.setattr(known_tokens, "read_tokens", read)
+    monkeypatch.setattr(known_tokens, "bring_up_to_date", write)
+    storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None, "b": None}))
+    return KnownTokens(storage, clock=Clock()), answers
+
+
+async def test_a_cluster_that_knows_no_token_doesnt_speak_for_the_others(two_clusters):
+    """It may be new. Once each has said that it has none, one that is away keeps nobody out."""
+    tokens, answers = two_clusters
+    admission = Admission(settings(), tokens)
+    answers.found = {"b": []}
+    await tokens.refresh()
+    with pytest.raises(Unavailable, match="not every cluster"):
+        await admission.admit(request(), "/x", Scope.READ, "trips")
+    refuse_open_port("0.0.0.0", tokens)  # it serves nobody until it knows
+    answers.found = {"a": []}
+    await tokens.refresh()
+    assert await admission.admit(request(), "/x", Scope.READ, "trips") is None
+    answers.found = {}
+    await tokens.refresh()
+    assert await admission.admit(request(), "/x", Scope.READ, "trips") is None
+
+
+async def test_a_token_that_one_cluster_shows_is_enough(two_clusters):
+    """Whatever is away, its caller is served."""
+    tokens, answers = two_clusters
+    secret, token = issued()
+    answers.found = {"a": [token]}
+    await tokens.refresh()
+    assert await Admission(settings(), tokens).admit(request(secret), "/x", Scope.READ, "trips") == token
+
+
 def test_no_port_is_opened_to_a_network_without_a_token():
     for host in ("0.0.0.0", "::", "10.0.0.7", "api-0"):
         with pytest.raises(Misconfigured, match="schemaless token create"):
@@ -303,7 +347,7 @@ async def test_unknown_tokens_are_looked_for_together_and_seldom(monkeypatch):
 
     monkeypatch.setattr(known_tokens, "read_tokens", read_tokens)
     monkeypatch.setattr(known_tokens, "bring_up_to_date", nothing)
-    tokens = KnownTokens(object())
+    tokens = KnownTokens(SimpleNamespace(topology=SimpleNamespace(clusters=())))
     strangers = [secrets.token_urlsafe(32).encode() for _ in range(20)]
     answers = await asyncio.gather(*(tokens.find(one) for one in strangers), return_exceptions=True)
     assert {type(answer) for answer in answers} == {Unauthenticated}
