@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from api.index.passes import PassSamples
 from api.index.problems import ProblemSamples
+from api.index.repairs import QueuedRepairs
 from api.read.read_breaker import ReadBreaker
 from api.read.replica_lag import ReplicaLag
 from api.status.backlogs import Backlogs
@@ -91,6 +92,17 @@ class Metrics:
 
     def watch_passes(self, samples: PassSamples) -> None:
         self.registry.register(_PassCollector(samples))
+
+    def watch_repairs(self, repairs: QueuedRepairs) -> None:
+        self._count(
+            "schemaless_api_queued_repairs", "Rows of which queries found wrong entries.", ["outcome"], repairs.counts
+        )
+        gauge = Gauge(
+            "schemaless_api_queued_repairs_waiting",
+            "Rows of which queries found wrong entries, and that aren't compared yet.",
+            registry=self.registry,
+        )
+        gauge.set_function(lambda: len(repairs))
 
     def watch_triggers(self, samples: TriggerSamples) -> None:
         self.registry.register(_TriggerCollector(samples))

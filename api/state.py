@@ -79,7 +79,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         timeout_s=settings.statement_timeout_s,
         lossy_masters=settings.lossy_masters,
     ) as storage:
-        read_breaker = ReadBreaker()
+        read_breaker, in_flight = ReadBreaker(), RequestsInFlight()
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         metrics, tokens, catalogue = Metrics(), KnownTokens(storage), Catalogue(storage)
@@ -91,7 +91,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         metrics.watch_triggers(trigger_samples := TriggerSamples(storage, catalogue, timeout_s=timeout_s))
         metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
         watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
-        in_flight, repairs = RequestsInFlight(), QueuedRepairs(storage)
+        metrics.watch_repairs(repairs := QueuedRepairs(storage))
         metrics.watch_followers(followers := Followers(watches, in_flight, followers_max=settings.followers_max))
         await asyncio.gather(lag.step(), tokens.refresh())
         async with (

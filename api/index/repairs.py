@@ -1,14 +1,15 @@
 """QueuedRepairs: rows of which a query found wrong entries. They are compared with their cells and repaired soon after.
 
 A query says only that an entry differs at that moment. The comparison says whether it differs from what the index has
-reached, so an index that is merely behind costs no write (I11). What is lost with the process is left to the index
-cleaner.
+reached, so an index that is merely behind costs no write (I11). Rows of which one can't be compared are tried again in
+smaller parts. What is dropped, or lost with the process, is left to the index cleaner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import structlog
@@ -26,7 +27,9 @@ log = structlog.get_logger()
 ROWS_MAX = 10_000
 """How many rows may wait. What comes then is left to the index cleaner."""
 
-_ROWS_AT_ONCE = 100
+ROWS_AT_ONCE = (100, 10, 1)
+"""How many rows are compared together at each attempt. After the last one a row is dropped."""
+
 _PAUSE_S = 1.0
 _PAUSE_FACTOR = 10  # times as long as a comparison took
 
@@ -37,19 +40,31 @@ class QueuedRepairs:
     def __init__(self, storage: AsyncStorage) -> None:
         self._storage = storage
         self._inspectors: dict[IndexVersion, IndexInspector] = {}
-        self._rows: dict[tuple[IndexVersion, RowKey], None] = {}
+        self._attempts: dict[tuple[IndexVersion, RowKey], int] = {}
+        self.counts: Counter[tuple[str]] = Counter({("compared",): 0, ("dropped",): 0})
+        """Rows by what became of them."""
         self._wake = asyncio.Event()
 
     def add(self, datastore: Datastore, definition: IndexDefinition, row_keys: Iterable[RowKey]) -> None:
         """Queues rows, each once."""
         version = IndexVersion(datastore.name, definition.name, definition.number)
         for row_key in row_keys:
-            if len(self._rows) >= ROWS_MAX:
-                return
             if version not in self._inspectors:
                 self._inspectors[version] = IndexInspector(self._storage, datastore, definition)
-            self._rows[version, row_key] = None
+            self._queue(version, row_key, 0)
+
+    def __len__(self) -> int:
+        """How many rows wait."""
+        return len(self._attempts)
+
+    def _queue(self, version: IndexVersion, row_key: RowKey, attempt: int) -> None:
+        if (version, row_key) in self._attempts:
+            return
+        if attempt < len(ROWS_AT_ONCE) and len(self._attempts) < ROWS_MAX:
+            self._attempts[version, row_key] = attempt
             self._wake.set()
+        else:
+            self.counts["dropped",] += 1
 
     async def run(self) -> None:
         while True:
@@ -59,17 +74,27 @@ class QueuedRepairs:
             await asyncio.sleep(max(_PAUSE_S, _PAUSE_FACTOR * (time.monotonic() - began)))
 
     async def step(self) -> None:
-        """Compares and repairs the rows of one version that wait longest, up to a hundred."""
-        version, _ = next(iter(self._rows))
-        row_keys = [row_key for found, row_key in self._rows if found == version][:_ROWS_AT_ONCE]
+        """Compares and repairs the rows of one version that wait longest, as many as their attempt allows."""
+        (version, _), attempt = next(iter(self._attempts.items()))
+        waiting = [row_key for (of, row_key), tried in self._attempts.items() if (of, tried) == (version, attempt)]
+        row_keys = waiting[: ROWS_AT_ONCE[attempt]]
         for row_key in row_keys:
-            del self._rows[version, row_key]
+            del self._attempts[version, row_key]
         inspector = self._inspectors[version]
         try:
             await self._repair(inspector, row_keys)
-        except SchemalessError as error:  # a server is away, or the index is being dropped
-            log.warning("entries that a query found wrong aren't repaired", index=version.name, why=str(error))
-        if not self._rows:
+            self.counts["compared",] += len(row_keys)
+        except SchemalessError as error:  # a cell is damaged, a server is away, or the index is being dropped
+            log.warning(
+                "entries that a query found wrong aren't repaired",
+                index=version.name,
+                rows=len(row_keys),
+                dropped=self.counts["dropped",],
+                why=str(error),
+            )
+            for row_key in row_keys:
+                self._queue(version, row_key, attempt + 1)
+        if not self._attempts:
             self._inspectors.clear()
             self._wake.clear()
 

@@ -7,7 +7,7 @@ that source shard. What its page lacks is another module's work (api/index/entry
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,9 +53,13 @@ class QueryTooSlow(Unavailable):
 
 
 class ManyDamaged(Unavailable):
-    """More entries of a query are damaged than it leaves out."""
+    """More entries of a query are damaged than it leaves out. `row_keys` are those of the rows that it met."""
 
-    hint = "`schemaless index repair NAME` writes them anew"
+    hint = "ask again: the rows that it met are being repaired. `schemaless index repair NAME` writes all of them anew"
+
+    def __init__(self, why: str, row_keys: Collection[RowKey]) -> None:
+        super().__init__(why)
+        self.row_keys = row_keys
 
 
 class Execution(msgspec.Struct, frozen=True):
@@ -126,7 +130,7 @@ def find_entries(
         while page.damaged:
             damaged += page.damaged
             if len(damaged) > DAMAGED_MAX:
-                raise ManyDamaged(f"more than {DAMAGED_MAX} entries of index {definition.name} are damaged")
+                raise ManyDamaged(f"more than {DAMAGED_MAX} rows of index {definition.name} are damaged", damaged)
             (result,) = yield select_now()
             page = index_select.node_page(definition, query.selection, result.rows)
     except (StatementTimeout, LockTimeout) as error:  # MySQL has one number for both, and a SELECT waits for no lock

@@ -15,7 +15,7 @@ from api.http.response import Response, document_response, ok_response, problem_
 from api.http.route import Route
 from api.index.cursor import cursor_version
 from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
-from api.index.search import current_entries, entry_view, merged, places_by_cluster
+from api.index.search import ManyDamaged, current_entries, entry_view, merged, places_by_cluster
 from api.openapi.index_views import EntriesView
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
@@ -85,7 +85,11 @@ async def _answer(
     request: Request, datastore: Datastore, index: DefinedIndex, pairs: Sequence[tuple[str, str]]
 ) -> Response:
     query = parse_query(index.definition, datastore.shards, pairs)
-    return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
+    try:
+        return await _Answer(request, datastore, index, query, READ_FROM.of(dict(pairs))).response()
+    except ManyDamaged as error:
+        request.state.index_repairs.add(datastore, index.definition, error.row_keys)
+        raise
 
 
 def _why_not_answering(index: DefinedIndex) -> SchemalessError:

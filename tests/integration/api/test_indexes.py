@@ -14,6 +14,7 @@ import pytest
 
 from api.index.passes import PassSamples
 from api.index.problems import ProblemSamples
+from api.index.search import DAMAGED_MAX
 from api.metrics import Metrics
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
@@ -22,6 +23,8 @@ from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, Com
 from schemaless.consume.ports import Advance, Run
 from schemaless.index.catalogue import drop_index, find_index, read_versions
 from schemaless.index.comparison import FaultCounts
+from schemaless.index.definition import parse_definition
+from schemaless.index.entry import IndexEntry, entry_shard
 from schemaless.names import index_table_name
 from schemaless.position import position_of
 from schemaless.storage import entity_table, index_pass_table, index_table
@@ -231,6 +234,26 @@ async def test_what_a_query_finds_wrong_is_repaired(call, by_hand, storage, data
     assert ("damaged" not in answer, [entry["fields"]["fare"] for entry in answer["entries"]]) == (True, [1.0] * 3)
     await by_hand.index_all()
     assert days(ask(call, verify="true")) == [1, 2, 4]
+
+
+async def test_a_page_that_meets_too_much_damage_is_repaired_all_the_same(call, by_hand, storage, datastore):
+    """It is a 503 that says so, and asked again it answers soon."""
+    body = {"driver": DRIVERS[0], "times": {"created": "2026-01-01T00:00:00Z"}, "fare": 1.0}
+    cells = [
+        {"row_key": str(uuid.UUID(int=n << 64)), "column_name": "BASE", "ref_key": 1, "body": body}
+        for n in range(DAMAGED_MAX + 1)
+    ]
+    for some in (cells[:DAMAGED_MAX], cells[DAMAGED_MAX:]):
+        assert {result["status"] for result in call.post("/batch/put", json={"cells": some}).json()["results"]} == {
+            "stored"
+        }
+    make(call)
+    await by_hand.index_all()
+    shard = entry_shard(parse_definition(DEFINITION), IndexEntry((uuid.UUID(DRIVERS[0]).bytes,)), datastore.shards)
+    table = f"{datastore.database(shard)}.index_{NAME}"
+    run_sql(storage.master(datastore.home(shard)), f"UPDATE {table} SET created = '0000-05-01'")
+    assert "being repaired" in assert_problem(ask(call, verify="true"), 503)["hint"]
+    await until(lambda: ask(call).status_code == 200, 60)
 
 
 async def test_every_answer_says_how_far_the_index_is(call, by_hand):

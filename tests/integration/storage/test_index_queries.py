@@ -266,5 +266,6 @@ def test_damaged_entries_are_left_out_and_named(make_datastore, storage, monkeyp
     assert shown == [(bytes([n]) * 16, entries[bytes([n]) * 16]) for n in (3, 4, 6, 7)]
     assert named == {bytes([n]) * 16 for n in damages}
     monkeypatch.setattr(search, "DAMAGED_MAX", 3)
-    with pytest.raises(ManyDamaged):
+    with pytest.raises(ManyDamaged) as raised:
         node.run(find_entries, made, DEFINITION, parse_query(DEFINITION, 1, [("owner", "1")]), [(0, 1)])
+    assert set(raised.value.row_keys) == named
