@@ -79,7 +79,8 @@ class Membership:
 
         The question is an offset commit, because the coordinator checks member and generation of one. Its offset is the
         number of the question, so that no older answer counts. It is in the progress topic, to which nobody subscribes:
-        Kafka forgets it after a week. Raises what `poll` does.
+        Kafka forgets it after a week. An AdminClient may not ask for the group: librdkafka ends the process where that
+        meets a broken connection (seen on 2.16.1). Raises what `poll` does.
         """
         self._asked += 1
         question = TopicPartition(self._progress_topic, 0, self._asked)
