@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from schemaless.cli.index_checks import MAKE_MINION_ANEW, job, repair, verify
-from schemaless.cli.output import add_group, print_json, print_table
+from schemaless.cli.output import add_group, print_error, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.answers import awaited_version, is_ready
 from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
-from schemaless.errors import Invalid, NotFound, NotReady
+from schemaless.errors import Invalid, NotFound, NotReady, StateConflict
 from schemaless.index.definition import load_definition, parse_index_name
 
 _POLL_S = 0.5
@@ -97,9 +97,21 @@ def wait(
     client: Client,
     as_json: bool,
     name: Name,
-    timeout: Annotated[float, typer.Option(min=0, help="seconds after which to give up with exit code 1")] = 3600.0,
+    timeout: Annotated[float, typer.Option(min=0, help="seconds after which to give up with exit status 1")] = 3600.0,
 ) -> None:
-    """Wait until an index is active, and its change, if there is one, answers or waits for the switch."""
+    """Wait until an index is active, and its change, if there is one, answers or waits for the switch.
+
+    Exit status 3: it doesn't come by itself, because it is dropped, paused, has failed or never was.
+    """
+    try:
+        _print_index(_awaited(client, name, timeout), as_json)
+    except (StateConflict, NotFound) as error:
+        print_error(f"{error} ({error.hint})")
+        raise typer.Exit(3) from None
+
+
+def _awaited(client: Client, name: str, timeout: float) -> dict[str, Any]:
+    """Returns the document of an index once it is active. Raises StateConflict, NotFound or NotReady."""
     deadline = time.monotonic() + timeout
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"building {name}", total=None)
@@ -107,13 +119,12 @@ def wait(
             document = client.document(f"/indexes/{parse_index_name(name)}")
             awaited = awaited_version(document)
             if is_ready(awaited):
-                break
+                return document
             if time.monotonic() > deadline:
                 raise NotReady(f"index {_line({'name': name, **awaited})} after {timeout:.0f} s")
             progress = awaited.get("progress") or {}
             bar.update(task, completed=progress.get("done") or 0, total=progress.get("total"))
             time.sleep(_POLL_S)
-    _print_index(document, as_json)
 
 
 @api_command

@@ -42,7 +42,7 @@ from schemaless.client.requests import (
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
 from schemaless.client.transport import AsyncTransport, headers_of, settings_of
-from schemaless.errors import NotReady, SchemalessError, Unavailable
+from schemaless.errors import NotFound, NotReady, SchemalessError, StateConflict, Unavailable
 from schemaless.found_cell import FoundCell
 from schemaless.location import ShardLocation
 
@@ -260,13 +260,19 @@ class AsyncIndex:
     async def wait(self, timeout_s: float = 3600.0) -> dict[str, Any]:
         """Returns the index's document once it is active. Its change, if there is one, answers or waits for `switch`.
 
-        Raises StateConflict if it is paused, has failed or is dropped, and NotReady after `timeout_s`.
+        Raises StateConflict if it is paused, has failed or is dropped meanwhile, NotFound if it was before, and
+        NotReady after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        while not is_ready(awaited_version(document := await self.status())):
+        document = await self.status()
+        while not is_ready(awaited_version(document)):
             if time.monotonic() > deadline:
                 raise NotReady(f"index {self._name} isn't active after {timeout_s:.0f} s")
             await asyncio.sleep(answers.INDEX_POLL_S)
+            try:
+                document = await self.status()
+            except NotFound as error:
+                raise StateConflict(f"index {self._name} was dropped meanwhile", hint=error.hint) from error
         return document
 
     async def problems(

@@ -94,6 +94,9 @@ class IndexVersions(msgspec.Struct, frozen=True):
         try:
             return self.indexes()[name]
         except KeyError:
+            if any(known == name for known, _ in self.merged):
+                why = f"index {name} of {datastore} was dropped, and nothing of it is left"
+                raise NotFound(why, hint="make it anew if it is needed: its name is free") from None
             raise NotFound(f"there is no index {name!r} in {datastore}") from None
 
 

@@ -146,10 +146,13 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     assert "works 0.05 of the time" in slowed
     assert "cells_per_s" in str(index("throttle", fails=True))
     assert "at most" not in index("throttle", "--reset")
-    assert "Conflict" in repr(index("wait", fails=True))
+    assert "is paused" in command("index", "wait", "by_tail", status=3)
     assert "by_tail active" in index("resume")
     assert "by_tail deleted" in index("drop")
     assert "NotFound" in repr(index("drop", fails=True))
+    assert "by_tail of" in (dropped := command("index", "wait", "by_tail", status=3))
+    assert "was dropped" in dropped
+    assert "there is no index 'never'" in command("index", "wait", "never", status=3)
 
 
 def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, environment, datastore, settings):

@@ -5,9 +5,10 @@ import pytest
 
 from schemaless import AsyncClient, Client
 from schemaless.client import answers
-from schemaless.errors import NotReady, StateConflict
+from schemaless.errors import NotFound, NotReady, StateConflict
 
 HOST = ["http://one"]
+GONE = {"status": 404, "detail": "index by_owner of m was dropped", "hint": "make it anew", "retryable": False}
 
 
 def version(state, role="answers", switch="automatic", reason=None):
@@ -31,7 +32,7 @@ def wait(request, monkeypatch):
 
         def handler(_request):
             asked.append(left.pop(0) if len(left) > 1 else left[0])
-            return httpx.Response(200, json=asked[-1])
+            return httpx.Response(404, json=GONE) if asked[-1] is None else httpx.Response(200, json=asked[-1])
 
         transport = httpx.MockTransport(handler)
         if request.param == "sync":
@@ -64,6 +65,15 @@ async def test_what_does_not_come_by_itself_is_not_waited_for(wait, state):
     with pytest.raises(StateConflict, match=f"version 2 of the index is {state}: its table is lost") as raised:
         await wait(document("active", version(state, "change", reason="its table is lost")))
     assert raised.value.hint == "bring it back"
+
+
+async def test_an_index_that_is_dropped_is_not_waited_for(wait):
+    """Whether somebody drops it meanwhile, or did before."""
+    with pytest.raises(StateConflict, match="by_owner was dropped meanwhile") as raised:
+        await wait(document("building"), None)
+    assert raised.value.hint == "make it anew"
+    with pytest.raises(NotFound, match="was dropped"):
+        await wait(None)
 
 
 async def test_it_gives_up_in_time(wait):

@@ -130,8 +130,10 @@ def test_a_version_that_is_gone_is_hidden_but_its_number_stays():
     both = merge({"a": [gone, later], "b": [later]}, {})
     assert both.of("d", "by_owner").versions == (later,)
     assert both.lagging == []
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="was dropped, and nothing of it is left"):
         merge({"a": [gone]}, {}).of("d", "by_owner")
+    with pytest.raises(NotFound, match="there is no index 'other'"):
+        merge({"a": [gone]}, {}).of("d", "other")
 
 
 async def test_a_drop_reaches_the_masters_that_answer_and_wins_over_everything(storage):
