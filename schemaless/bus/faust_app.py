@@ -265,6 +265,11 @@ class CorrectedApp(faust.App):  # type: ignore[misc]
             if (refusal := self.consumer._thread.refusal) is not None:
                 raise refusal
 
+    def _create_directories(self) -> None:
+        """Makes Faust's folders only for tables that are kept in files. Ours are in memory, so it stays empty."""
+        if self.conf.store.scheme != "memory":
+            super()._create_directories()
+
     def _new_transport(self) -> Any:
         return CorrectedTransport(self.conf.broker_consumer, self)
 

@@ -101,7 +101,7 @@ def log(
     as_json: bool,
     shard: Annotated[int, typer.Argument(min=0, help="number of the shard")],
     after: Annotated[
-        str, typer.Option(help="ADDED_ID, GENERATION:ADDED_ID[:DIGEST] or end; default: the beginning")
+        str, typer.Option(help="ADDED_ID, GENERATION:ADDED_ID with or without :DIGEST, or end; default: the beginning")
     ] = "0",
     limit: Limit = 100,
     follow: Annotated[bool, typer.Option(help="wait for new cells at the end, until interrupted")] = False,

@@ -1,8 +1,14 @@
-"""An example for each command, shown at the end of its own --help. A test reads each as the command line does."""
+"""An example for each command, and how its --help shows it. A test reads each example as the command line does."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
+from typer.core import TyperCommand, TyperOption
+
+if TYPE_CHECKING:
+    from typer import _click
 
 _ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 
@@ -66,10 +72,35 @@ EXAMPLES = {
 """By the words of the command."""
 
 
+_TYPES_SHOWN = {"<bool>": "", "<list[str]>": "<str>", "<list[int]>": "<int>", "<int range>": "<int>"}
+"""What --help says in place of Python's types."""
+
+
+class HelpedCommand(TyperCommand):
+    """A command whose --help names no type where there is none to give, and whose example can be copied.
+
+    Typer shows `<bool>` beside each flag, and breaks an example where the terminal is narrow.
+    """
+
+    def get_params(self, ctx: _click.Context) -> list[_click.Parameter]:
+        params = super().get_params(ctx)
+        for option in (param for param in params if isinstance(param, TyperOption)):
+            shown = option.display_type_rich(ctx) or ""
+            option.metavar = _TYPES_SHOWN.get(shown, option.metavar)
+        return params
+
+    def format_help(self, ctx: _click.Context, formatter: _click.HelpFormatter) -> None:
+        example, self.epilog = self.epilog, None
+        super().format_help(ctx, formatter)
+        self.epilog = example
+        typer.echo(f" {example}\n")
+
+
 def add_examples(app: typer.Typer, *words: str) -> None:
     """Adds its example to each registered command of an app and of its groups."""
     for command in app.registered_commands:
         name = str(command.name or getattr(command.callback, "__name__", ""))
+        command.cls = HelpedCommand
         command.epilog = f"Example: {EXAMPLES[' '.join((*words, name))]}"
     for group in app.registered_groups:
         if group.typer_instance is not None:

@@ -50,7 +50,7 @@ MIB, KIB = 1 << 20, 1 << 10
 
 
 def sentences() -> dict[tuple[str, str], str]:
-    """By class and field, the comment in the field's line or in the line above it."""
+    """By class and field, the comment in the field's line or in the lines right above it."""
     source = inspect.getsource(config)
     comments = {
         token.start[0]: token.string.lstrip("# ")
@@ -65,10 +65,12 @@ def sentences() -> dict[tuple[str, str], str]:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
     own_line = {number for number in comments if source.splitlines()[number - 1].lstrip().startswith("#")}
-    return {
-        field: comments.get(number) or (comments[number - 1] if number - 1 in own_line else "")
-        for field, number in fields.items()
-    }
+
+    def above(number: int) -> str:
+        before = f"{above(number - 1)} " if number - 1 in own_line else ""
+        return before + comments[number] if number in own_line else ""
+
+    return {field: comments.get(number) or above(number - 1) for field, number in fields.items()}
 
 
 def shown_default(name: str, value: object) -> str:
@@ -104,6 +106,13 @@ def test_the_page_lists_every_setting_as_the_code_has_it():
     listed = re.search(f"{BEGIN}(.*){END}", PAGE.read_text(), re.DOTALL)
     assert listed, f"{PAGE} has no table between its two comments"
     assert listed[1] == table(), REWRITE
+
+
+def test_a_comment_of_two_lines_is_shown_whole():
+    """The page said only `proxy an address has no rate.` of this one."""
+    shown = sentences()["ApiSettings", "requests_per_second_max"]
+    assert shown.startswith("Requests that one token")
+    assert shown.endswith("Behind a proxy an address has no rate.")
 
 
 def test_every_setting_has_a_sentence_and_a_reader():

@@ -43,6 +43,15 @@ async def test_an_agent_is_given_cells_and_no_error(make):
     assert topic.clone(is_iterator=True).counts is topic.counts
 
 
+def test_an_app_makes_no_folders_where_it_keeps_nothing_in_files(tmp_path, monkeypatch):
+    """Faust makes `NAME-data` in the folder where the program is started."""
+    monkeypatch.chdir(tmp_path)
+    faust_app("kit", "127.0.0.1:9")._create_directories()
+    assert list(tmp_path.iterdir()) == []
+    faust_app("kit", "127.0.0.1:9", store="rocksdb://")._create_directories()
+    assert [each.name for each in tmp_path.iterdir()] == ["kit-data"]
+
+
 def consumer():
     """As much of one as its book-keeping needs."""
     made = CorrectedConsumer.__new__(CorrectedConsumer)

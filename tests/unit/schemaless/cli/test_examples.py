@@ -35,6 +35,12 @@ def test_an_example_is_read_without_a_complaint(name, tmp_path, monkeypatch):
     COMMANDS[name].make_context(name, words[len(own) :])
 
 
-def test_help_shows_it():
-    shown = CliRunner().invoke(app, ["index", "query", "--help"], env={"COLUMNS": "200"}).stdout
-    assert f"Example: {EXAMPLES['index query']}" in shown
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_it_so_that_it_can_be_copied(name, columns):
+    """Whole, however narrow the terminal is. A flag has no type."""
+    shown = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": str(columns)}).stdout
+    assert f" Example: {EXAMPLES[name]}\n" in shown
+    assert "<bool>" not in shown
+    assert "list[" not in shown.partition("Options ─")[2]
+    assert columns < 80 or "…" not in shown.replace("limit=N, …", "")  # nothing is cut
