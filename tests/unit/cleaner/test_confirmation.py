@@ -3,6 +3,7 @@
 import pytest
 
 from cleaner.confirmation import Confirmation
+from cleaner.cursor import PageSize
 from cleaner.pair import Swept
 from schemaless.errors import Misconfigured, StorageUnavailable
 from tests.unit.cleaner.cleaner_world import PAGE_ROWS, SETTINGS, World, body
@@ -165,3 +166,31 @@ async def test_rows_behind_many_ids_that_are_gone_are_confirmed_soon_after_a_tim
     await confirmation.step()
     await confirmation.step()
     assert world.secondary.rows == {}
+
+
+async def test_what_came_while_no_minion_answered_holds_up_no_fresh_row(world, confirmation):
+    """S12: it is backlog. The fresh cursor begins again at the newest row."""
+    await confirmation.step()
+    world.minion.error = StorageUnavailable("down")
+    for value in range(200 * PAGE_ROWS):
+        world.secondary.add(value)
+    await world.passes(confirmation)
+    world.minion.error = None
+    await confirmation.step()
+    fresh = world.secondary.add(1)
+    world.minion.cells[fresh] = body(1)
+    await confirmation.step()
+    world.now += SETTINGS.grace_s
+    assert await confirmation.step() == Swept(confirmed=1)
+
+
+def test_a_time_out_makes_a_page_smaller_in_rows_and_bytes():
+    """Rows without bodies weigh nothing, and many of them take long, too."""
+    size = PageSize(1000, 4096)
+    size.shrink()
+    assert (size.rows, size.bytes) == (250, 1024)
+    for _ in range(10):
+        size.shrink()
+    assert (size.rows, size.bytes) == (1, 1)
+    size.grow()
+    assert (size.rows, size.bytes) == (2, 2)

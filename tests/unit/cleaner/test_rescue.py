@@ -165,3 +165,15 @@ async def test_what_the_home_refuses_is_noted_with_the_error_and_holds_up_no_oth
     await rescue.step()
     assert world.master.cells.keys() == set(keys)
     assert world.secondary.refusals == {}
+
+
+async def test_a_pass_that_ends_at_a_time_out_is_followed_by_one_that_begins_with_other_cells(world, rescue):
+    """S12: small cells that take too long would keep a large one waiting, each for several passes."""
+    world.master.error = StorageUnavailable("down")
+    world.master.slow = {world.secondary.add(value) for value in range(20)}
+    large = world.secondary.add(0, LARGE)
+    await world.passes(rescue)
+    world.master.error = None
+    for _ in range(2):
+        await rescue.step()
+    assert large in world.master.cells

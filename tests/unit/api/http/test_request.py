@@ -8,7 +8,7 @@ import pytest
 from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
 from api.http.request import PAYLOAD_COMPLETE, Request
 from schemaless.access import issue, now_us
-from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable
+from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable, UnsupportedMedia
 
 
 def request(
@@ -193,3 +193,12 @@ async def test_a_payload_has_a_least_rate(monkeypatch):
     parts = [part(b"x"), part(b"x" * 999), part(b"x" * 99_000), part(b"", more=False)]
     await request(*parts, budget=PayloadBudget(1 << 20)).payload(1 << 20)
     assert [round(when, 3) for when in deadlines if when] == [105.0, 105.001, 106.0, 130.0]
+
+
+def test_a_page_says_what_it_sends():
+    """A browser lets any page send a form without asking us. A JSON type it asks about first (I17)."""
+    origin = (b"origin", b"http://127.0.0.1:8000")
+    with pytest.raises(UnsupportedMedia, match="needs a Content-Type"):
+        request(headers=[origin]).request_format()
+    request(headers=[origin, (b"content-type", b"application/json")]).request_format()
+    request().request_format()

@@ -221,6 +221,14 @@ async def test_a_full_process_without_an_idle_client_turns_others_away(connect):
     assert [peer.did for peer in busy] == [[], []]
 
 
+@pytest.mark.parametrize(("count", "is_refused"), [(99, False), (100, True)])
+async def test_headers_are_limited_in_number(connect, count, is_refused):
+    """Each costs an object, however short it is (I14). There is a Host besides these."""
+    peer = connect()
+    peer.protocol.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * count + b"\r\n")
+    assert [answer[:12] for answer in peer.did] == ([b"HTTP/1.1 431", "closed"] if is_refused else [])
+
+
 @pytest.mark.parametrize(
     ("limits", "raised", "clients"),
     [((1024, 4096), (4096, 4096), 3932), ((4096, 4096), None, 3932), ((1 << 20, 1 << 20), None, 19_836)],
