@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import sys
 from contextlib import suppress
 
@@ -20,15 +19,13 @@ from api.app import create_app
 from api.http.server import ApiLoop, ApiServer, connections_within_limits, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
-from schemaless.runtime.lifecycle import report_failure
+from schemaless.runtime.lifecycle import collect_rarely, report_failure
 from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.tls import require_certificate
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
 STOP_TIMEOUT_S = 10
-YOUNG_OBJECTS_MAX = 20_000
-"""How often the collector looks at young objects (Python: 700): a request makes hundreds, and hardly any cycle."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _RETURNED_BYTES_MIN = 128 << 10
@@ -46,9 +43,7 @@ def main() -> int:
     except SchemalessError as error:
         report_failure("api", error)
         return 1
-    gc.collect()
-    gc.freeze()  # what lives as long as the process is never looked at again
-    gc.set_threshold(YOUNG_OBJECTS_MAX, 20, 20)
+    collect_rarely()
     return_large_memory()
     nodes = sum(len(cluster.nodes) for cluster in app.topology.clusters.values())
     protocol = protocol_within(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from indexer.service import IndexerService
 from schemaless.config import IndexerSettings
 from schemaless.consume.metrics import ConsumerMetrics
-from schemaless.runtime.lifecycle import cancelled_at, run_service
+from schemaless.runtime.lifecycle import cancelled_at, collect_rarely, run_service
 
 
 def main() -> None:
+    collect_rarely()
     run_service(
         "indexer",
         IndexerSettings,

@@ -31,17 +31,32 @@ _COMMITS_MIN = 10  # one that was slow says nothing
 _SLOW_REST_S = 2.0
 _REST_MAX_S = 1.0  # then it looks whether its limits were changed
 _BUSY_COLUMNS_MAX = 256  # of a page while cells come in
+_BUSY_REST_MAX_S = 5.0  # the least pace: pages of a server that is slow don't come ever more rarely
 _BUSY_CELLS_PER_S = 5.0
 _COUNT_PAUSE_S = 0.5
 _FIRST_COUNT_PAUSE_S = 0.1  # nobody knows before the second look whether cells come in
+
+
+class BusyTurns:
+    """The turns of all builds of a process while cells come in: one page at a time, and one rest for all of them.
+
+    So ten builds work as little as one. `ended_at` is when the last page ended, on the builds' clock, and `worked_s`
+    how long it took.
+    """
+
+    def __init__(self) -> None:
+        self.one_page = asyncio.Lock()  # it serves builds in the order in which they ask
+        self.ended_at = 0.0
+        self.worked_s = 0.0
 
 
 class BuildLoad:
     """The load of one build in this process. `clock` counts seconds, and `sleep` rests for some.
 
     A build rests while a minion is more than `lag_cells_max` cells behind, 0: it doesn't look. And it rests when one of
-    a hundred of its commits takes longer than `commit_max_s`. While cells come in, it works `busy_share` of the time.
-    With 1 it doesn't look whether they do. These are the settings of the process, which orders may go before.
+    a hundred of its commits takes longer than `commit_max_s`. While cells come in, all builds that share `turns` work
+    `busy_share` of the time together. They work more only where a rest would be longer than five seconds. With 1 a
+    build doesn't look whether cells come in. These are the settings of the process, which orders may go before.
     """
 
     def __init__(  # noqa: PLR0913  # most of them are named, and two have defaults
@@ -53,6 +68,7 @@ class BuildLoad:
         lag_cells_max: int,
         commit_max_s: float,
         busy_share: float,
+        turns: BusyTurns | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -65,8 +81,7 @@ class BuildLoad:
         self._sleep = sleep
         self._commits_s: deque[float] = deque(maxlen=_COMMITS_MAX)
         self._looked_at = clock()
-        self._one_page = asyncio.Lock()
-        self._ended_at, self._worked_s = clock(), 0.0
+        self._turns = turns or BusyTurns()
         self._cells: int | None = None
         self._counted_at = clock() - _COUNT_PAUSE_S
         self._is_busy: bool | None = None
@@ -89,13 +104,20 @@ class BuildLoad:
         if self._busy_share >= 1 or not await self._cells_come_in():
             yield columns_max
             return
-        async with self._one_page:
-            while (rest_s := self._ended_at + self._worked_s * (1 / self._busy_share - 1) - self._clock()) > 0:
+        turns = self._turns
+        async with turns.one_page:
+            while (rest_s := turns.ended_at + self._rest_s(turns.worked_s) - self._clock()) > 0:
                 await self._sleep(min(rest_s, _REST_MAX_S))
             began = self._clock()
-            yield min(columns_max, _BUSY_COLUMNS_MAX)
-            self._ended_at = self._clock()
-            self._worked_s = self._ended_at - began
+            try:
+                yield min(columns_max, _BUSY_COLUMNS_MAX)
+            finally:  # a page that failed has cost the servers as much
+                turns.ended_at = self._clock()
+                turns.worked_s = turns.ended_at - began
+
+    def _rest_s(self, worked_s: float) -> float:
+        """Returns how long builds rest after a page that took so long, while cells come in."""
+        return min(worked_s * (1 / self._busy_share - 1), _BUSY_REST_MAX_S)
 
     async def _cells_come_in(self) -> bool:
         """Returns whether the datastore's heads have moved lately, and True while that isn't known."""

@@ -372,12 +372,15 @@ class _Room:
         if problem is not None:
             home = self._datastore.home(problem.shard)
             taken[home] = taken.get(home, 0) + index_problem_table.sql_bytes_max(problem)
-        if self._is_used and any(size > self._left[home] for home, size in taken.items()):
-            return False
+        if self._is_used:
+            for home, size in taken.items():
+                if size > self._left[home]:
+                    return False
         for home, size in taken.items():
             self._left[home] -= size
-        self._is_used = self._is_used or bool(writes) or problem is not None
-        self._shards.update(write.shard for write in writes)
+            self._is_used = True
+        for write in writes:
+            self._shards.add(write.shard)
         return True
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import structlog
 
-from indexer.build_load import BuildLoad
+from indexer.build_load import BuildLoad, BusyTurns
 from indexer.builder import build_step
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
@@ -55,6 +55,7 @@ class IndexerService:
         self._settings = settings
         self._storage = storage
         self._catalogue = Catalogue(storage)
+        self._turns = BusyTurns()
 
     async def run(self) -> None:
         """Runs until it is cancelled, or until one datastore fails: the process then ends and is started again."""
@@ -69,7 +70,7 @@ class IndexerService:
                 for name, datastore in found.items():
                     if name not in known and (not named or name in named):
                         known.add(name)
-                        indexer = DatastoreIndexer(self._settings, self._storage, datastore, self._metrics)
+                        indexer = DatastoreIndexer(self._settings, self._storage, datastore, self._turns, self._metrics)
                         tasks.create_task(indexer.run())
                 await asyncio.sleep(_LOOK_PAUSE_S)
 
@@ -82,8 +83,10 @@ class DatastoreIndexer:
         settings: IndexerSettings,
         storage: AsyncStorage,
         datastore: Datastore,
+        turns: BusyTurns,
         metrics: ConsumerMetrics | None = None,
     ) -> None:
+        self._turns = turns
         self._settings = settings
         self._storage = storage
         self._datastore = datastore
@@ -102,7 +105,7 @@ class DatastoreIndexer:
                 datastore,
                 lambda: self._host.shards,
                 settings.cleaner_rows_per_s / share,
-                is_busy=lambda: self._host.is_busy,
+                is_busy=lambda: self._host.is_busy or any(hosted.is_walking for hosted in self._hosted.values()),
             )
             for cleaner, share in ((IndexCleaner, 1), (MinionCleaner, MINIONS_SHARE))
             if settings.cleaner_rows_per_s > 0
@@ -172,7 +175,7 @@ class DatastoreIndexer:
         self._touched[key] = index
         if index.has_tables and key not in self._hosted:  # before a change is compared, which needs its checkpoints
             self._hosted[key] = await HostedIndex.begin(
-                self._storage, self._datastore, index, self._host, self._settings
+                self._storage, self._datastore, index, self._host, self._settings, self._turns
             )
         hosted = self._hosted.get(key)
         if hosted is not None:
@@ -253,6 +256,11 @@ class HostedIndex:
         self.maintainer.throttle.limit_to(limits.cells_per_s)
         self._load.limit_to(limits)
 
+    @property
+    def is_walking(self) -> bool:
+        """Whether it is built by row just now."""
+        return self._walker.is_walking
+
     async def stop(self) -> None:
         """Ends the walks. They continue where they are."""
         self._walking.cancel()
@@ -266,6 +274,7 @@ class HostedIndex:
         index: DefinedIndex,
         host: ConsumerHost,
         settings: IndexerSettings,
+        turns: BusyTurns,
     ) -> HostedIndex:
         maintainer = Maintainer(storage, datastore, index.definition, Throttle(index.order.limits.cells_per_s))
         load = BuildLoad(
@@ -275,6 +284,7 @@ class HostedIndex:
             lag_cells_max=settings.build_lag_cells_max,
             commit_max_s=settings.build_commit_max_s,
             busy_share=settings.build_busy_share,
+            turns=turns,
         )
         load.limit_to(index.order.limits)
         walker = Walker(storage, datastore, index.definition, maintainer, load)

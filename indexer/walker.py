@@ -75,6 +75,10 @@ class Walker:
         self.reason: str | None = None
         """Why the index can't be built."""
 
+    @property
+    def is_walking(self) -> bool:
+        return bool(self._walking)
+
     def want(self, shards: Iterable[int]) -> None:
         """Takes note that this process has these shards, and that they have no checkpoint."""
         self._wanted.update(dict.fromkeys(shards, self._clock()))

@@ -31,6 +31,7 @@ _REF_KEY = re.compile(r"[0-9]{1,19}")
 _CAUSE = re.compile(r"[!-?A-~]{1,250}@[0-9]{1,9}:[0-9]{1,10}:[0-9]{1,19}")  # no space and no second @
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NAIVE = datetime(1970, 1, 1)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class CellKey(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -160,7 +161,7 @@ def parse_time(text: str, field: str = "since") -> int:
 
 def microseconds_since_epoch(moment: datetime) -> int:
     """Returns what `created_at` holds for a moment with a time zone."""
-    return (moment - EPOCH) // timedelta(microseconds=1)
+    return (moment - EPOCH) // _MICROSECOND
 
 
 def is_dense(after: Location, cells: Sequence[StoredCell]) -> bool:

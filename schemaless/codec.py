@@ -137,6 +137,8 @@ def decode_packed(packed: bytes) -> dict[str, Any]:
 
 def inflate_body(stored: bytes) -> bytes:
     """Returns the MessagePack of a stored body. Raises Corrupt."""
+    if len(stored) < _DEFLATED_BYTES_MIN and _zlib(packed := stored[_STORED_BLOCK.size : -4]) == stored:
+        return packed  # as `_zlib` made it. To begin an inflation takes longer
     inflate = isal_zlib.decompressobj()
     try:
         packed = inflate.decompress(stored, _INFLATED_BYTES_MAX)

@@ -279,7 +279,7 @@ class IndexerSettings(FollowerSettings):
     # A build waits while a minion is so many cells behind what the build has written. 0 means that it never waits.
     build_lag_cells_max: int = Field(default=100_000, ge=0)
     build_commit_max_s: float = Field(default=1.0, gt=0)  # A build rests while 1 of 100 of its commits takes longer.
-    # How much of the time a build works while cells come in. 1 means that it never rests for them.
+    # How much of the time all builds of a process work while cells come in. 1 means that it never rests for them.
     build_busy_share: float = Field(default=0.1, gt=0, le=1)
 
 

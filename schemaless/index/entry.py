@@ -7,13 +7,14 @@ by its row key and the number of its element, 0 without an array.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from schemaless.cell import ColumnName
 from schemaless.index.definition import ELEMENTS_MAX, Field, IndexDefinition
-from schemaless.index.values import Value, shard_text, to_json
+from schemaless.index.values import FieldType, Value, shard_text, to_json
 from schemaless.sharding import shard_of_text
 
 Bodies = Mapping[ColumnName, Mapping[str, Any]]
@@ -119,7 +120,12 @@ def entry_shard(definition: IndexDefinition, entry: IndexEntry, shards: int) -> 
     """Returns the shard whose index table holds the entry."""
     (first, *_) = entry.values
     assert first is not None, "a row without a shard field has no entry"
-    return shard_of_text(shard_text(definition.shard_field.type, first), shards)
+    return _shard_of_value(definition.shard_field.type, first, shards)
+
+
+@lru_cache(maxsize=4096)  # rows share the values of their shard field, and hashing one takes a microsecond
+def _shard_of_value(kind: FieldType, value: Value, shards: int) -> int:
+    return shard_of_text(shard_text(kind, value), shards)
 
 
 def entry_fields(definition: IndexDefinition, entry: IndexEntry) -> dict[str, Any]:

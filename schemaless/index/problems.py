@@ -36,6 +36,8 @@ def misfits_of(
     """Returns what in the body of a source column became null in `values`, although the cell has something there."""
     fields = definition.fields
     doubtful = [n for n in definition.positions[column] if values[n] is None or fields[n].array is not None]
+    if not doubtful:  # each cell of an index comes by here
+        return ()
     found = [_misfit(fields[position], values[position], body) for position in doubtful]
     return tuple([misfit for misfit in found if misfit is not None])
 

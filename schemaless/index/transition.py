@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
+from operator import attrgetter
 
 import msgspec
 
@@ -100,6 +101,8 @@ class _RowState:
     @property
     def misfits(self) -> tuple[Misfit, ...]:
         """What of the row doesn't fit, by column."""
+        if not self._misfits:
+            return ()
         return tuple(chain.from_iterable(self._misfits[column] for column in sorted(self._misfits)))
 
     def entry_in(self, shard: int, element: int) -> IndexEntry | None:
@@ -120,7 +123,9 @@ class _RowState:
         body = decode_body(cell.body)
         self.ref_keys[cell.column_name] = cell.ref_key
         self.values = with_column(self.definition, self.values, cell.column_name, body)
-        self._misfits[cell.column_name] = misfits_of(self.definition, cell.column_name, self.values, body)
+        misfits = misfits_of(self.definition, cell.column_name, self.values, body)
+        if misfits or self._misfits:  # most rows never have any
+            self._misfits[cell.column_name] = misfits
 
     def _shard_of(self, entry: IndexEntry | None) -> int | None:
         return None if entry is None else entry_shard(self.definition, entry, self._shards)
@@ -209,7 +214,7 @@ def walked_writes(
     event after it beats it, and where it is superseded it is found by it.
     """
     state = _RowState(definition, shards, row)
-    last = max(row.values(), key=lambda cell: cell.added_id)
+    last = max(row.values(), key=attrgetter("added_id"))
     writes = [
         IndexWrite(entry_shard(definition, entry, shards), last.row_key, last.location, entry, element)
         for element, entry in enumerate(state.entries)

@@ -8,6 +8,7 @@ to do. The supervisor starts it again, and everything that it does may be done t
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -47,6 +48,7 @@ Serve = Callable[[ServiceParts[S]], Awaitable[None]]
 """Works until the stop is set, then finishes and returns."""
 
 FINISH_TIMEOUT_S = 10.0
+_YOUNG_OBJECTS_MAX = 20_000  # Python's default is 700, and a page of cells has thousands of objects
 
 
 def run_service(
@@ -83,6 +85,16 @@ def run_service(
     # A call that hangs in a worker thread would keep the interpreter from ending. The loop isn't closed either: Faust's
     # thread may still wake it, and the process would crash.
     os._exit(status)
+
+
+def collect_rarely() -> None:
+    """Lets Python's collector of cycles look less often, in a process that makes many objects and hardly any cycle.
+
+    It never looks again at what exists now.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS_MAX, 20, 20)
 
 
 def report_failure(name: str, error: BaseException) -> None:

@@ -8,7 +8,9 @@ all of them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -24,7 +26,8 @@ COLUMNS_AT_ONCE = 4096
 BYTES_MAX = 4 << 20
 """The most bytes of stored bodies in a page, beyond the first row."""
 
-_VERSIONS, _ADDED_ID, _BODY, _LENGTH = 2, 5, 6, 7
+_ROW_KEY = itemgetter(0)
+_ADDED_ID, _BODY, _LENGTH = 5, 6, 7
 _SPAN_ADDED_ID, _SPAN_BODY, _SPAN_LENGTH = 4, 5, 6
 
 
@@ -56,27 +59,23 @@ def walk(
 
     It has as many whole rows as its bounds allow, but at least one if there is one.
     """
-    found = yield from query(_newest(datastore, shard, columns, until, after, columns_max, bytes_max))
-    by_row: dict[RowKey, list[Row]] = {}
-    for row in found:
-        by_row.setdefault(row[0], []).append(row)
-    row_keys = sorted(by_row)
+    met = yield from query(_newest(datastore, shard, columns, until, after, columns_max, bytes_max))
+    found = sorted(met, key=_ROW_KEY)
     more = len(found) >= columns_max
-    if more and len(row_keys) == 1:
-        return WalkPage([(yield from _alone(datastore, shard, columns, until, row_keys[0]))], more)
     if more:
-        row_keys.pop()  # it may have more columns than the page
-    left, fitting = bytes_max, 0
-    for row_key in row_keys:
-        left -= sum(row[_LENGTH] or 0 for row in by_row[row_key])
-        if left < 0 and fitting:
-            more = True
+        last = found[-1][0]
+        if found[0][0] == last:
+            return WalkPage([(yield from _alone(datastore, shard, columns, until, last))], more)
+        found = found[: bisect_left(found, last, key=_ROW_KEY)]  # it may have more columns than the page
+    left = bytes_max
+    for row in found:
+        left -= row[_LENGTH] or 0
+        if left < 0 and row[0] != found[0][0]:
+            found, more = found[: bisect_left(found, row[0], key=_ROW_KEY)], True
             break
-        fitting += 1
-    taken = [(row_key, by_row[row_key]) for row_key in row_keys[:fitting]]
-    unread = [row[_ADDED_ID] for _, rows in taken for row in rows if row[_LENGTH] is not None and row[_BODY] is None]
-    large = yield from entity_table.bodies(datastore, [(shard, added_id) for added_id in unread])
-    return WalkPage([_walked(shard, row_key, rows, large) for row_key, rows in taken], more)
+    unread = [(shard, row[_ADDED_ID]) for row in found if row[_BODY] is None and row[_LENGTH] is not None]
+    large = yield from entity_table.bodies(datastore, unread)
+    return WalkPage(_walked(shard, found, large), more)
 
 
 class SpanPage(msgspec.Struct, frozen=True):
@@ -182,13 +181,19 @@ def _newest(
     )
 
 
-def _walked(shard: int, row_key: RowKey, rows: Sequence[Row], large: Mapping[tuple[int, int], bytes]) -> WalkedRow:
-    newest = {}
-    for _, column, _, ref_key, generation, added_id, body, _ in rows:
+def _walked(shard: int, found: Sequence[Row], large: Mapping[tuple[int, int], bytes]) -> list[WalkedRow]:
+    """Returns the rows of what `_newest` selected, in its order."""
+    keys: dict[RowKey, int] = {}
+    newest: dict[RowKey, dict[str, StoredCell]] = {}
+    for row_key, column, versions, ref_key, generation, added_id, body, _ in found:
+        if row_key in keys:
+            keys[row_key] += versions
+        else:
+            keys[row_key], newest[row_key] = versions, {}
         if added_id is not None:
             stored = large[shard, added_id] if body is None else body
-            newest[column] = StoredCell(row_key, column, ref_key, shard, generation, added_id, 0, stored)
-    return WalkedRow(row_key, newest, sum(row[_VERSIONS] for row in rows))
+            newest[row_key][column] = StoredCell(row_key, column, ref_key, shard, generation, added_id, 0, stored)
+    return [WalkedRow(row_key, newest[row_key], count) for row_key, count in keys.items()]
 
 
 def _alone(

@@ -6,18 +6,19 @@ Bytes and strings go as hexadecimal literals, numbers as digits: nothing that a 
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 import msgspec
-
-from schemaless.cell import EPOCH
 
 Script = str
 """One statement, or several with ';' between them: one round trip."""
 
 SERVICE_PRIVILEGES = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP"
 """What the services' account may do in the server's database and in those of each datastore (I17)."""
+
+
+_EPOCH = datetime(1970, 1, 1)  # without a zone, as a DATETIME is
 
 
 class Name(msgspec.Struct, frozen=True):
@@ -58,11 +59,10 @@ def literal(value: object) -> str:
     raise TypeError(f"no SQL literal for {type(value).__name__}")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def time_literal(microseconds: int) -> str:
     """Returns a DATETIME(6). It is cached: rendering is slow, and the cells of a transaction share few times."""
-    moment = (EPOCH + timedelta(microseconds=microseconds)).replace(tzinfo=None)
-    return f"'{moment.isoformat(' ', 'microseconds')}'"
+    return f"'{(_EPOCH + timedelta(microseconds=microseconds)).isoformat(' ', 'microseconds')}'"
 
 
 def commas(rendered: list[str]) -> str:

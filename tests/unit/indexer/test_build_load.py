@@ -1,8 +1,9 @@
 """A build rests while a minion lags behind what it wrote, when its commits become slow, and while cells come in."""
 
 import asyncio
+from contextlib import suppress
 
-from indexer.build_load import BuildLoad
+from indexer.build_load import BuildLoad, BusyTurns
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import NO_LIMITS, IndexLimits
@@ -44,21 +45,20 @@ class World:
         self.now, self.rests = 0.0, []
         self.master = FakeNode(Role.MASTER, 1000)
         self.storage = FakeStorage(self.master, *(FakeNode(Role.MINION, *walked) for walked in minions))
-        self.load = BuildLoad(
-            self.storage,
-            Datastore("d", 4, 1, ("a",)),
-            IndexVersion("d", "i", 1),
-            lag_cells_max=lag_cells_max,
-            commit_max_s=0.5,
-            busy_share=busy_share,
-            clock=lambda: self.now,
-            sleep=self.sleep,
-        )
+        self.options = {"lag_cells_max": lag_cells_max, "commit_max_s": 0.5, "busy_share": busy_share}
+        self.turns = BusyTurns()
+        self.load = self.build()
         self.now += 1.0
 
-    async def page(self, work_s, cells=0):
+    def build(self):
+        """A build of this process."""
+        datastore, version = Datastore("d", 4, 1, ("a",)), IndexVersion("d", "i", 1)
+        given = {**self.options, "turns": self.turns, "clock": lambda: self.now, "sleep": self.sleep}
+        return BuildLoad(self.storage, datastore, version, **given)
+
+    async def page(self, work_s, cells=0, load=None):
         """Walks a page that takes so long, while some cells come in. Returns how many columns it may have."""
-        async with self.load.page(4096) as columns_max:
+        async with (load or self.load).page(4096) as columns_max:
             self.now += work_s
             self.master.heads_sum += cells
         return columns_max
@@ -66,6 +66,7 @@ class World:
     async def sleep(self, seconds):
         self.rests.append(seconds)
         self.now += seconds
+        await asyncio.sleep(0)  # others have their turn
 
 
 async def test_it_rests_until_the_minion_that_lags_most_is_near():
@@ -104,6 +105,42 @@ async def test_while_cells_come_in_pages_are_small_and_the_build_works_a_share_o
     for _ in range(20):
         assert await world.page(0.05, cells=50) < 1000
     assert sum(world.rests) >= 0.85 * (world.now - began)
+
+
+async def test_the_share_holds_for_all_builds_of_a_process_together():
+    """Each of ten has its turn, and together they work as little as one does."""
+    world = World(lag_cells_max=0, busy_share=0.1)
+    builds, walked = [world.load, *(world.build() for _ in range(9))], []
+    began = world.now
+
+    async def walk(number):
+        for _ in range(3):
+            await world.page(0.05, cells=500, load=builds[number])
+            walked.append(number)
+
+    await asyncio.gather(*(walk(number) for number in range(10)))
+    assert set(walked[:11]) == set(range(10))
+    assert world.now - began >= 30 * 0.05 / 0.12
+
+
+async def test_a_build_has_a_least_pace_however_slow_its_pages_are():
+    world = World(lag_cells_max=0, busy_share=0.01)
+    await world.page(30.0, cells=5000)
+    began = world.now
+    await world.page(30.0, cells=5000)
+    assert world.now - began <= 30.0 + 5.0
+
+
+async def test_a_page_that_fails_is_rested_for_too():
+    world = World(lag_cells_max=0, busy_share=0.1)
+    with suppress(StorageUnavailable):
+        async with world.load.page(4096):
+            world.now += 0.2
+            world.master.heads_sum += 500
+            raise StorageUnavailable("away")
+    began = world.now
+    await world.page(0.0, cells=500)
+    assert world.now - began >= 1.7
 
 
 async def test_pages_of_several_shards_take_turns_while_cells_come_in():
