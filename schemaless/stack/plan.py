@@ -162,7 +162,10 @@ def require_plan(home: Path) -> StackPlan:
     """Returns the plan. Raises Misconfigured if there is no stack."""
     plan = load_plan(home)
     if plan is None:
-        raise Misconfigured(f"there is no stack in {home}: `schemaless up` makes one")
+        raise Misconfigured(
+            f"there is no embedded stack in {home}",
+            hint="`schemaless up` makes one. Processes in containers are shown by `docker compose ps`",
+        )
     return plan
 
 

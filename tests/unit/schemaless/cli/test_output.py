@@ -43,3 +43,11 @@ def test_the_command_says_its_version_and_offers_completion() -> None:
     shown = runner.invoke(app, ["--help"]).output
     assert "--install-completion" in shown
     assert "schemaless triggers run" in " ".join(shown.split())
+
+
+def test_status_without_an_embedded_stack_says_where_else_processes_are_shown(tmp_path, monkeypatch) -> None:
+    """In a container of compose, `schemaless up` would be the wrong advice alone."""
+    monkeypatch.setenv("SCHEMALESS_HOME", str(tmp_path))
+    error = CliRunner().invoke(app, ["status"]).exception
+    assert "no embedded stack" in str(error)
+    assert "docker compose ps" in getattr(error, "hint", "")
