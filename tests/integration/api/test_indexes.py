@@ -18,7 +18,7 @@ from api.index.search import DAMAGED_MAX
 from api.metrics import Metrics
 from indexer.builder import build_step
 from indexer.maintainer import Maintainer
-from indexer.removal import remove_from
+from indexer.removal import note_gone, remove_from
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.index.catalogue import drop_index, find_index, read_versions
@@ -471,6 +471,29 @@ async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_ha
     while (answer := ask(call)).status_code == 200 and time.monotonic() < deadline:
         assert days(answer) == [1]
     assert_problem(answer, 404)
+
+
+async def test_a_drop_while_an_index_is_being_deleted_changes_nothing(call, by_hand, datastore):
+    """It may be asked for again until nothing is left. Then it is a 404 that says so, and the name is free."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    for path in (f"/indexes/{NAME}", f"/indexes/{NAME}", f"/indexes/{NAME}?version=1", f"/indexes/{NAME}"):
+        answer = call("DELETE", path)
+        assert (answer.status_code, answer.json()["state"], answer.json()["number"]) == (202, "deleting", 1)
+    assert_problem(call("POST", f"/indexes/{NAME}/resume"), 409)
+    async with AsyncStorage(by_hand.topology) as opened:
+        index = await find_index(opened, datastore, NAME)
+        first, *others = datastore.clusters
+        await remove_from(opened, datastore, index, first)
+        assert call("DELETE", f"/indexes/{NAME}").status_code == 202  # one that is half deleted, too
+        for cluster in (first, *others):
+            await remove_from(opened, datastore, index, cluster)
+        await note_gone(opened, datastore, index)
+    assert "was dropped" in assert_problem(call("DELETE", f"/indexes/{NAME}"), 404)["detail"]
+    assert (make(call).status_code, call.get(f"/indexes/{NAME}").json()["number"]) == (201, 2)
+    await by_hand.index_all()
+    assert days(ask(call)) == [1]
 
 
 LIMITS = ("cells_per_s", "build_lag_cells_max", "build_commit_max_s", "build_busy_share")

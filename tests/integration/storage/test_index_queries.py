@@ -7,6 +7,7 @@ import pytest
 from api.index import search
 from api.index.query import parse_query
 from api.index.search import ManyDamaged, QueryTooSlow, find_entries, merged, places_by_cluster
+from schemaless.errors import Invalid
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
 from schemaless.index.transition import IndexWrite
@@ -269,3 +270,43 @@ def test_damaged_entries_are_left_out_and_named(make_datastore, storage, monkeyp
     with pytest.raises(ManyDamaged) as raised:
         node.run(find_entries, made, DEFINITION, parse_query(DEFINITION, 1, [("owner", "1")]), [(0, 1)])
     assert set(raised.value.row_keys) == named
+
+
+def field(name, kind="string", **more):
+    return {"name": name, "column": "BASE", "path": name, "type": kind, **more}
+
+
+WIDE = [field("owner", "int"), *(field(f"k{n}", length=60) for n in range(12)), field("end", "bytes", length=138)]
+STORED = [*(field(f"s{n}", length=70) for n in range(47)), field("last", "bytes", length=56)]
+
+
+@pytest.mark.parametrize("keyed", [WIDE, [field("owner", length=763)]], ids=["many fields", "one field"])
+def test_the_largest_definition_that_is_accepted_fits_the_servers(make_datastore, storage, keyed):
+    """Its table is made, takes entries that fill every field, and answers with them. One byte more is refused."""
+
+    def parsed(keyed, stored):
+        return parse_definition({"name": "largest", "shard_field": "owner", "fields": keyed, "stored": stored})
+
+    def longer(fields):
+        return [*fields[:-1], fields[-1] | {"length": fields[-1]["length"] + 1}]
+
+    for too_large in ((longer(keyed), STORED), (keyed, longer(STORED))):
+        with pytest.raises(Invalid):
+            parsed(*too_large)
+    definition = parsed(keyed, STORED)
+    made = make_datastore(shards=1, partitions=1)
+    node = storage.master(made.home(0))
+    node.run(index_table.create, made, 0, definition)
+    fullest = {
+        FieldType.INT: lambda _: 2**63 - 1,
+        FieldType.STRING: "\U0001f600".__mul__,
+        FieldType.BYTES: b"\xff".__mul__,
+    }
+    full = IndexEntry(tuple(fullest[each.type](each.length) for each in definition.fields))
+    writes = [IndexWrite(0, bytes([n]) * 16, Location(1, 1), full) for n in range(3)]
+    for _ in range(2):
+        node.run(index_table.write, index_table.upserts(made, definition, writes))
+        writes = [IndexWrite(0, bytes([n]) * 16, Location(1, 2), full) for n in range(3)]
+    query = parse_query(definition, 1, [("owner", str(full.values[0]))])
+    page = node.run(find_entries, made, definition, query, query.places).page
+    assert [(found.row_key[0], found.entry) for found in page.entries] == [(n, full) for n in range(3)]
