@@ -12,14 +12,7 @@ from api.write.held_shards import HeldShards
 from api.write.partial_store import PartialStore
 from api.write.write_breaker import BreakerState, WriteBreaker
 from schemaless.cell import Placed
-from schemaless.errors import (
-    Busy,
-    HeadsLocked,
-    NodeRefuses,
-    Overloaded,
-    SchemalessError,
-    StorageUnavailable,
-)
+from schemaless.errors import Busy, HeadsLocked, NodeRefuses, Overloaded, SchemalessError, StorageUnavailable
 from schemaless.runtime.batching import Batcher, BatchLimits
 from schemaless.storage import append, post_version, put_transaction
 from schemaless.storage.asyncmy_driver import AsyncStorage, Traffic
