@@ -272,9 +272,11 @@ def tls_server(tmp_path):
             async def connect(tls=trusting):
                 return await asyncio.open_connection(*listener.getsockname(), ssl=tls)
 
-            async with asyncio.timeout(60):
-                await test(connect, state)
-            listening.close()
+            try:
+                async with asyncio.timeout(60):
+                    await test(connect, state)
+            finally:
+                listening.close()
 
     def run(test):
         with asyncio.Runner(loop_factory=ApiLoop) as runner:
