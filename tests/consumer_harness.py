@@ -44,8 +44,8 @@ class ConsumerProcess:
         self.process.wait()
         self.process = self._start()
 
-    def stop(self, timeout_s: float = 20.0) -> int:
-        """SIGTERM; its exit status."""
+    def stop(self, timeout_s: float = 40.0) -> int:
+        """SIGTERM; its exit status. A process that hangs while it stops cuts itself off after 20 s, and says where."""
         self.process.terminate()
         return self.process.wait(timeout_s)
 

@@ -71,6 +71,13 @@ class _ReadCommittedThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
         keep_fetches_apart(consumer._fetcher, self.app.fetch_pause_s)
         self.heartbeats = Heartbeats(consumer._coordinator)
 
+    async def stop(self) -> None:
+        """Waits for the thread beside the event loop. Faust blocks the loop, which the thread may need to end."""
+        if self._started.is_set():
+            await Service.stop(self)
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.stop)
+
     @property
     def refusal(self) -> SchemalessError | None:
         """Returns why this process gets no partitions, if Kafka has said so. Faust and aiokafka only log it."""

@@ -115,11 +115,15 @@ class FaustTransport:
             await self._stop()
 
     async def _stop(self) -> None:
-        """Leaves the group and commits. If that takes too long, the end of the process cuts it off."""
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._app.stop()
-        except TimeoutError:
+        """Leaves the group and commits. If that takes too long, the end of the process cuts it off.
+
+        Faust swallows cancellations while it stops, so a timeout that cancels it would bound nothing.
+        """
+        stopping = asyncio.ensure_future(self._app.stop())
+        await asyncio.wait({stopping}, timeout=_STOP_TIMEOUT_S)
+        if stopping.done():
+            stopping.result()
+        else:
             log.warning("Faust did not stop in time", group=self._app.conf.id, seconds=_STOP_TIMEOUT_S)
 
     async def _until_done(self, waiting: Awaitable[None]) -> None:

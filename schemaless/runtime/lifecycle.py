@@ -25,7 +25,7 @@ from schemaless.errors import SchemalessError
 from schemaless.runtime.events import log_event, observing
 from schemaless.runtime.logs import configure_logging
 from schemaless.runtime.service_metrics import ServiceMetrics
-from schemaless.runtime.watchdog import Watchdog
+from schemaless.runtime.watchdog import Watchdog, end_within
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
@@ -48,6 +48,7 @@ Serve = Callable[[ServiceParts[S]], Awaitable[None]]
 """Works until the stop is set, then finishes and returns."""
 
 FINISH_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 5.0  # for work that was cut off, and as much again for connections and ports
 _YOUNG_OBJECTS_MAX = 20_000  # Python's default is 700, and a page of cells has thousands of objects
 
 
@@ -64,7 +65,7 @@ def run_service(
     Settings that are `given` go before the environment.
 
     The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop of a service that follows
-    Kafka hangs for the settings' `hang_limit_s`.
+    Kafka hangs for the settings' `hang_limit_s`. It is 70 also when the end itself hangs, whatever holds it up.
     """
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     status = 1
@@ -125,8 +126,13 @@ async def cancelled_at(stop: asyncio.Event, work: Awaitable[None]) -> None:
 
 async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish_timeout_s: float) -> None:
     stop = asyncio.Event()
+
+    def ask_to_stop() -> None:
+        end_within(finish_timeout_s + 2 * _CLOSE_TIMEOUT_S)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, ask_to_stop)
     storage = AsyncStorage(
         load_topology(settings.topology),
         connections_max=settings.connections_max,
@@ -147,12 +153,13 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
         asked = asyncio.ensure_future(stop.wait())
         await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
+        end_within(finish_timeout_s + 2 * _CLOSE_TIMEOUT_S)
         await asyncio.wait({work}, timeout=finish_timeout_s)
         if work.done():
             return work.result()
         log.warning("the work in flight did not finish in time and is cut off", service=name, seconds=finish_timeout_s)
         work.cancel()
-        await asyncio.wait({work}, timeout=finish_timeout_s)
+        await asyncio.wait({work}, timeout=_CLOSE_TIMEOUT_S)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import threading
 import time
+from typing import NoReturn
 
 import structlog
 
 log = structlog.get_logger()
 
 HANGS = 70
-"""The exit status of a process whose event loop hangs."""
+"""The exit status of a process whose event loop or whose end hangs."""
 
 _TICK_S = 1.0
 
@@ -46,5 +48,18 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._over.wait(_TICK_S):
             if time.monotonic() - self._ticked_at > self._limit_s:
-                log.error("the event loop hangs; the process ends", limit_s=self._limit_s)
-                os._exit(HANGS)
+                _end("the event loop hangs; the process ends", self._limit_s)
+
+
+def end_within(limit_s: float) -> None:
+    """Ends the process after `limit_s`, whatever its event loop and its threads do until then."""
+    timer = threading.Timer(limit_s, _end, ["the process did not end by itself and is cut off", limit_s])
+    timer.daemon = True
+    timer.start()
+
+
+def _end(what: str, limit_s: float) -> NoReturn:
+    """Says where each thread is, on stderr, and ends the process."""
+    log.error(what, limit_s=limit_s)
+    faulthandler.dump_traceback()
+    os._exit(HANGS)

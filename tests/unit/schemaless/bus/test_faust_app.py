@@ -1,6 +1,13 @@
-"""Heartbeats: when a Faust app may still believe that its partitions are its own (I10)."""
+"""Heartbeats: when a Faust app may still believe that its partitions are its own (I10). And how an app stops."""
 
-from schemaless.bus.faust_app import Heartbeats
+import asyncio
+import threading
+
+from mode import Service
+
+from schemaless.bus import faust_transport
+from schemaless.bus.faust_app import Heartbeats, _ReadCommittedThread
+from schemaless.bus.faust_transport import FaustTransport
 
 
 class Coordinator:
@@ -35,3 +42,39 @@ async def test_a_rebalance_is_an_answer():
     coordinator.now = 110.0
     assert heartbeats.joined() == ("me", 7)
     assert heartbeats.age_s == 0.0
+
+
+async def test_a_stop_that_swallows_its_cancellation_holds_nobody_up(monkeypatch):
+    """As Faust's does: each of its parts goes on where it was cancelled."""
+    monkeypatch.setattr(faust_transport, "_STOP_TIMEOUT_S", 0.01)
+    transport = FaustTransport("127.0.0.1:1", "group", "topic", receiver=None)
+    swallowed, released = [], asyncio.Event()
+
+    async def stop():
+        try:
+            await released.wait()
+        except asyncio.CancelledError:
+            swallowed.append(1)
+
+    monkeypatch.setattr(transport._app, "stop", stop)
+    await transport._stop()
+    released.set()
+    assert not swallowed
+
+
+async def test_the_loop_runs_while_the_thread_of_faust_ends(monkeypatch):
+    """The thread may wait for the loop: both would wait for ever."""
+
+    async def stop(self):
+        pass
+
+    monkeypatch.setattr(Service, "stop", stop)
+    ended = threading.Event()
+    worker, thread = _ReadCommittedThread.__new__(_ReadCommittedThread), threading.Thread(target=ended.wait, args=[5.0])
+    thread.stop = thread.join
+    worker._started, worker._thread = asyncio.Event(), thread
+    worker._started.set()
+    thread.start()
+    asyncio.get_running_loop().call_soon(ended.set)
+    await worker.stop()
+    assert ended.is_set()

@@ -125,6 +125,15 @@ def test_a_loop_that_hangs_ends_its_process(service):
     assert "the event loop hangs" in output
 
 
+def test_an_end_that_hangs_is_cut_off_and_says_where(service):
+    """Also one that holds the event loop, so that no timeout of it can end anything."""
+    work = "from schemaless.runtime import lifecycle\nlifecycle._CLOSE_TIMEOUT_S = 0.1\n"
+    status, output = ended(service(f"{work}await stop.wait()\nimport time\ntime.sleep(3600)"), signal.SIGTERM)
+    assert status == 70
+    assert "did not end by itself" in output
+    assert "in serve" in output
+
+
 @pytest.mark.parametrize("name", ["tailer", "cleaner", "indexer"])
 def test_every_service_honours_its_log_level(tmp_path, name):
     """An error that ends the process is one line with a hint, which `critical` leaves out."""
