@@ -84,17 +84,18 @@ async def _create(stack: BenchStack, definition: IndexDefinition) -> None:
 async def _built(stack: BenchStack, definition: IndexDefinition) -> float:
     """Returns cells a second that a walk covers, from the first progress to the last cell."""
     await _create(stack, definition)
-    deadline, first = time.monotonic() + TIMEOUT_S, None
+    began, first, total = time.monotonic(), None, 0
     async with AsyncStorage(stack.topology) as storage:
         with service(stack, "indexer", ["indexer"], {"SCHEMALESS_INDEXER_BUILD_COMMIT_MAX_S": "60"}):
-            while time.monotonic() < deadline:
+            while (now := time.monotonic()) < began + TIMEOUT_S:
                 index = await find_index(storage, stack.datastore, definition.name)
                 progress = await build_progress(storage, stack.datastore, index)
-                now = time.monotonic()
-                if first is None and progress.done:
+                total = progress.total or total
+                if first is None and 0 < progress.done < total:
                     first = (now, progress.done)
-                if first is not None and progress.total is not None and progress.done >= progress.total:
-                    return (progress.done - first[1]) / max(0.001, now - first[0])
+                if index.is_complete or 0 < total <= progress.done:  # once it is active, nothing shows its total
+                    since, done = first or (began, 0)
+                    return (total - done) / max(0.001, now - since)
                 await asyncio.sleep(0.05)
     raise TimeoutError(f"{definition.name} wasn't built in {TIMEOUT_S:.0f} s")
 

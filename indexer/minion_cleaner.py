@@ -1,7 +1,8 @@
 """The minion cleaner compares what minions have of the indexes with the cells, for ever and very slowly, and names it.
 
-It writes nothing there: a minion takes writes from its master alone (docs/indexes.md, "A damaged minion"). One minion
-of each cluster is compared at a time, so the cells are read once for all of them.
+It writes no entry anywhere. A minion takes writes from its master alone (docs/indexes.md, "A damaged minion"), and the
+masters have a cleaner of their own. One minion of each cluster is compared at a time, so the cells are read once for
+all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import structlog
 from indexer.index_cleaner import IndexCleaner
 from schemaless.cell import RowKey
 from schemaless.errors import NotReady, SchemalessError, StorageUnavailable
-from schemaless.index.comparison import EntryFault, FaultCounts
+from schemaless.index.comparison import EntryFault, EntryPlace, FaultCounts
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import bounds_of, sweep_span
@@ -48,11 +49,22 @@ class MinionCleaner(IndexCleaner):
         compared = False
         for minions in self._minions():
             answering = [minion for minion in minions if await self._answers(minion, inspector.definition)]
-            if answering:
-                await self._compare_together(inspector, number, answering)
-                compared = True
+            compared |= await self._tried(inspector, number, answering)
         if not compared:
             raise StorageUnavailable("no minion can be compared")
+
+    async def _tried(self, inspector: IndexInspector, number: int, minions: Sequence[AsyncNode]) -> bool:
+        """Compares minions together, and each alone if that fails. Returns whether one could be compared."""
+        if not minions:
+            return False
+        try:
+            await self._compare_together(inspector, number, minions)
+        except SchemalessError as error:  # one may lack a table
+            if len(minions) > 1:
+                return any([await self._tried(inspector, number, [minion]) for minion in minions])
+            self._warn(minions[0], inspector.definition, error)
+            return False
+        return True
 
     async def _answers(self, minion: AsyncNode, definition: IndexDefinition) -> bool:
         """Whether a minion has the checkpoints of an index. One that is made anew lacks them for a while."""
@@ -61,9 +73,12 @@ class MinionCleaner(IndexCleaner):
             if len(found) < self._datastore.shards:
                 raise NotReady(f"{minion.node.name} has {len(found)} checkpoints of index {definition.name}")
         except SchemalessError as error:
-            log.warning("a minion isn't compared", node=minion.node.name, index=definition.name, why=str(error))
+            self._warn(minion, definition, error)
             return False
         return True
+
+    def _warn(self, minion: AsyncNode, definition: IndexDefinition, error: SchemalessError) -> None:
+        log.warning("a minion isn't compared", node=minion.node.name, index=definition.name, why=str(error))
 
     async def _compare_together(self, inspector: IndexInspector, number: int, minions: Sequence[AsyncNode]) -> None:
         counts = {minion.node.name: FaultCounts() for minion in minions}
@@ -91,12 +106,16 @@ class MinionCleaner(IndexCleaner):
         faults: dict[str, list[EntryFault]],
         span: tuple[RowKey, RowKey],
     ) -> dict[str, list[EntryFault]]:
-        """Returns the faults that the minions have of their own. What masters have as well is repaired there first."""
+        """Returns the faults that the minions have of their own.
+
+        What masters have as well is left to the cleaner that repairs it there, and counts it.
+        """
         masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
+        of_masters: set[EntryPlace] = set()
         async for page in sweep_span(inspector, masters, *span):
-            await inspector.repair([fault for found in page.faults.values() for fault in found])
+            of_masters |= {fault.place for found in page.faults.values() for fault in found}
         await self._sleep(REPLICATED_AFTER_S)
-        places = {name: {fault.place for fault in found} for name, found in faults.items()}
+        places = {name: {fault.place for fault in found} - of_masters for name, found in faults.items()}
         confirmed: dict[str, list[EntryFault]] = {name: [] for name in faults}
         async for page in sweep_span(inspector, minions, *span):
             for name, found in page.faults.items():

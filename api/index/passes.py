@@ -73,10 +73,14 @@ def _pass_view(datastore: Datastore, found: IndexPass | None) -> dict[str, Any]:
 
 
 class PassSamples:
-    """What the cleaner found in the indexes, as of the last sample, as the masters that answer know it."""
+    """What the cleaner found in the indexes, as of the last sample. It is unknown until each master answered once.
+
+    A master that is away counts as it was: a total that fell and rose again would look like new faults.
+    """
 
     def __init__(self, storage: AsyncStorage, *, timeout_s: float) -> None:
         self.passes: Passes = {}
+        self._by_cluster: dict[str, Passes] = {}
         self._storage = storage
         self._timeout_s = timeout_s
 
@@ -91,8 +95,11 @@ class PassSamples:
             },
             tolerated=SchemalessError,
         )
+        self._by_cluster |= answers.found
+        if len(self._by_cluster) < len(self._storage.topology.clusters):
+            return
         nodes = {node.name for cluster in self._storage.topology.clusters.values() for node in cluster.minions}
-        found = _together(answers.found.values())
+        found = _together(self._by_cluster.values())
         self.passes = {key: one for key, one in found.items() if key[1] in nodes or key[1] == MASTERS}
 
 

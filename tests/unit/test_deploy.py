@@ -141,11 +141,27 @@ tests:
             value: 1
           - labels: '{{alertname="SchemalessPartitionClosed", datastore="fares"}}'
             value: 1
+  - name: the cleaner finds something on masters, of which two processes tell, and on a minion. What is old is no alert
+    interval: 15s
+    input_series:
+      - {{series: 'schemaless_api_index_faults_total{{index="found", kind="stale", instance="a"}}', values: '3x4 4x16'}}
+      - {{series: 'schemaless_api_index_faults_total{{index="found", kind="stale", instance="b"}}', values: '3x5 4x15'}}
+      - {{series: 'schemaless_api_index_faults_total{{index="old", kind="ghost", instance="a"}}', values: '7x20'}}
+      - {{series: 'schemaless_api_index_minion_faults{{index="there", node="m", kind="missing"}}', values: '2x20'}}
+      - {{series: 'schemaless_api_index_minion_faults{{index="there", node="n", kind="missing"}}', values: '0x20'}}
+    promql_expr_test:
+      - expr: sum by (alertname, index, node, kind) (ALERTS{{alertstate="firing"}})
+        eval_time: 4m
+        exp_samples:
+          - labels: '{{alertname="SchemalessIndexFaults", index="found", kind="stale"}}'
+            value: 1
+          - labels: '{{alertname="SchemalessIndexMinionFaults", index="there", node="m", kind="missing"}}'
+            value: 1
 """
 
 
-def test_partitions_that_nobody_has_are_an_alert(tmp_path):
-    """Without consumers it is the only one in an outage of Kafka. Where promtool is absent, nothing is evaluated."""
+def test_what_the_rules_name_is_an_alert_and_nothing_else(tmp_path):
+    """Partitions that nobody has, and faults of indexes. Where promtool is absent, nothing is evaluated."""
     promtool = shutil.which("promtool")
     if promtool is None:
         return
