@@ -141,6 +141,7 @@ def _initialise(program: MySQLProgram, data: Path, script: Path) -> None:
             find_program("mariadb-install-db"),
             "--no-defaults",
             f"--datadir={data}",
+            f"--tmpdir={data.parent}",  # in a shared one, each MariaDB that starts deletes the #sql files of all
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",

@@ -103,6 +103,7 @@ def render_options(server: MySQLServer, program: MySQLProgram) -> str:
     """The whole option file of a server."""
     own = {
         "datadir": server.data,
+        "tmpdir": server.folder,  # a MariaDB that starts deletes all #sql files there, also those of other servers
         "socket": server.socket,
         "pid-file": server.folder / "server.pid",
         "init-file": server.init_file,
