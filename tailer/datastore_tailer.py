@@ -105,11 +105,12 @@ class DatastoreTailer:
                 tailed = [owned.partition for owned in self._owned if owned.tailed]
                 noticed = await in_thread(self._group_thread, member.poll, tailed)
                 self._leave = self._leave or noticed
-                failed = [owned for owned in self._owned if owned.unconfirmed]  # before the group is asked
-                confirmed = await in_thread(self._group_thread, member.confirmed) if failed else False
-                if confirmed:
-                    for owned in failed:
-                        owned.confirm()
+                failed = [owned for owned in self._owned if owned.unconfirmed]
+                for owned in failed:
+                    owned.wait_for(member.asked + 1)  # what was asked before the failure says nothing of it
+                confirmed = await in_thread(self._group_thread, member.ask) if failed else 0
+                for owned in failed:
+                    owned.confirm(confirmed)
             if self._leave is not None:
                 log.warning("joining the group anew", datastore=self._datastore.name, why=self._leave.value)
                 self._context.metrics.joined_anew(self._datastore.name, self._leave.name.lower())

@@ -84,12 +84,17 @@ class GroupMember:
             return LeaveReason.TRANSACTION_HANGS
         return None
 
-    def confirmed(self) -> bool:
-        """Asks the group whether what it assigned is still this process's. False while it can't be asked.
+    @property
+    def asked(self) -> int:
+        """The number of the last question to the group."""
+        return self._membership.asked
+
+    def ask(self) -> int:
+        """Asks the group whether what it assigned is still this process's. Returns the last question that it confirmed.
 
         Revocations take effect meanwhile. Raises what `poll` does.
         """
-        return self._membership.confirmed(CONFIRM_TIMEOUT_S)
+        return self._membership.ask(CONFIRM_TIMEOUT_S)
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""

@@ -33,6 +33,7 @@ class OwnedPartition:
         self._stopping = asyncio.Event()
         self._confirmed = asyncio.Event()
         self._confirmed.set()  # the group has just assigned it
+        self._question: int | None = None
         self._tail: PartitionTail | None = None
 
     @property
@@ -55,9 +56,16 @@ class OwnedPartition:
             await pause(self._stopping, await self._open_and_tail())
             await self._confirmed.wait()
 
-    def confirm(self) -> None:
-        """Lets the log be opened again. The group was asked after the failure, and said that the partition is ours."""
-        self._confirmed.set()
+    def wait_for(self, question: int) -> None:
+        """Takes note of the first question to the group after the failure."""
+        if self._question is None:
+            self._question = question
+
+    def confirm(self, answered: int) -> None:
+        """Lets the log be opened again if the group has confirmed a question that was asked after the failure."""
+        if self._question is not None and answered >= self._question:
+            self._question = None
+            self._confirmed.set()
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in flight."""
@@ -85,6 +93,8 @@ class OwnedPartition:
         place = {"topic": self._datastore.topic, "partition": self.partition}
         try:
             async with self._context.openings.taken():
+                if self._stopping.is_set():  # while it waited
+                    return 0.0
                 progress = await in_thread(self._context.opening, partition_log.open)
             self._tail = PartitionTail(self._datastore, partition_log, progress, self._context)
             known = self._context.heads(self._datastore.name)

@@ -74,13 +74,21 @@ class Membership:
         if error is not None and (error.fatal() or error.code() in REFUSALS):
             raise translate(error, f"taking part in group {self._group}")
 
-    def confirmed(self, timeout_s: float) -> bool:
+    @property
+    def asked(self) -> int:
+        """The number of the last question to the group."""
+        return self._asked
+
+    def ask(self, timeout_s: float) -> int:
         """Asks the group whether this process is a member of its present generation, and has not been replaced.
 
+        Returns the number of the last question that the group has answered with yes, after `timeout_s` at the latest.
+        A later call counts late answers, too. The numbers of questions begin with 1.
+
         The question is an offset commit, because the coordinator checks member and generation of one. Its offset is the
-        number of the question, so that no older answer counts. It is in the progress topic, to which nobody subscribes:
-        Kafka forgets it after a week. An AdminClient may not ask for the group: librdkafka ends the process where that
-        meets a broken connection (seen on 2.16.1). Raises what `poll` does.
+        number of the question, so an answer tells which one it belongs to. It is in the progress topic, to which nobody
+        subscribes: Kafka forgets it after a week. An AdminClient may not ask for the group: librdkafka ends the process
+        where that meets a broken connection (seen on 2.16.1). Raises what `poll` does.
         """
         self._asked += 1
         question = TopicPartition(self._progress_topic, 0, self._asked)
@@ -89,7 +97,7 @@ class Membership:
         deadline = time.monotonic() + timeout_s
         while self._answered < self._asked and time.monotonic() < deadline:
             self.poll(_ANSWER_POLL_S)
-        return self._answered == self._asked
+        return self._answered
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""

@@ -114,7 +114,11 @@ async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure, state
     for _ in range(100):  # many turns of the loop, and no pause
         await asyncio.sleep(0)
     assert [log.closed for log in logs.made] == [True]
-    owned.confirm()
+    owned.wait_for(2)
+    owned.wait_for(3)  # the group is slow and asked again
+    owned.confirm(1)  # asked before the failure
+    assert owned.unconfirmed
+    owned.confirm(2)
     await until(lambda: owned.tailed)
     owned.stop()
     await running
@@ -128,6 +132,16 @@ async def test_a_partition_that_the_group_takes_away_is_not_opened_again(owned, 
     owned.stop()
     await asyncio.wait_for(running, 5)
     assert len(logs.made) == 1
+
+
+async def test_a_partition_that_is_taken_away_while_it_waits_for_a_slot_opens_nothing(owned, logs):
+    """Slots may wait for a broker that hangs, and the group waits for the partition."""
+    async with owned._context.openings.taken():
+        running = asyncio.ensure_future(owned.run())
+        await until(lambda: logs.made)
+        owned.stop()
+    await asyncio.wait_for(running, 5)
+    assert [log.state for log in logs.made] == [LogState.NEW]
 
 
 async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):
