@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable, TableMissing
+from schemaless.errors import NodeRefuses, SchemalessError, TableMissing
 from schemaless.storage.buffer_table import BufferRow
 
 Outcome = TypeVar("Outcome")
@@ -39,7 +39,7 @@ class PartialStore(Generic[Outcome]):
         self._refusals: Counter[int | None] = Counter()
         self._writes = 0
         self._any_taken = False
-        self._lost: StorageUnavailable | None = None
+        self._lost: SchemalessError | None = None
 
     async def run(self, refusal: NodeRefuses) -> list[Outcome | SchemalessError]:
         """Returns what came of each row: what the store says of it, or an error, `refusal` for one that wasn't reached.
@@ -55,25 +55,30 @@ class PartialStore(Generic[Outcome]):
         return [self._outcomes.get(position, error) for position in range(len(self._rows))]
 
     async def _store_halves(self, part: Sequence[int]) -> None:
+        """Writes both halves before it looks into one: where bad rows are side by side, the other half is taken."""
         middle = len(part) // 2
+        refused_halves = []
         for half in (part[:middle], part[middle:]):
             wanted = [position for position in half if self._shards[position] not in self._refused]
-            if wanted and self._may_write():
-                await self._store_part(wanted)
+            if wanted and self._may_write() and await self._is_refused_in_part(wanted):
+                refused_halves.append(wanted)
+        for half in refused_halves:
+            await self._store_halves(half)
 
-    async def _store_part(self, part: Sequence[int]) -> None:
+    async def _is_refused_in_part(self, part: Sequence[int]) -> bool:
+        """Stores rows. Returns whether smaller parts of them may be taken."""
         self._writes += 1
         try:
             found = await self._store([self._rows[position] for position in part])
         except NodeRefuses as error:
             self._outcomes.update(dict.fromkeys(part, error))
-            if not self._is_blamed(part, error):
-                await self._store_halves(part)
-        except StorageUnavailable as error:  # the master went away, and what it took keeps its outcome
+            return not self._is_blamed(part, error)
+        except SchemalessError as error:  # such as a master that went away: what it took keeps its outcome
             self._lost = error
         else:
             self._any_taken = True
             self._outcomes.update(zip(part, found, strict=True))
+        return False
 
     def _is_blamed(self, part: Sequence[int], error: NodeRefuses) -> bool:
         """Returns whether smaller parts of this one would tell no more."""

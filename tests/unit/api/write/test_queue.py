@@ -12,6 +12,7 @@ from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey
 from schemaless.errors import (
     Busy,
     HeadsLocked,
+    LockTimeout,
     NodeRefuses,
     Overloaded,
     SchemalessError,
@@ -185,6 +186,15 @@ async def test_rows_that_are_refused_fail_alone(queues, master):
     assert [outcome is master.refusal for outcome in outcomes] == [id(one) in bad for one in rows]
 
 
+async def test_rows_that_are_refused_side_by_side_cost_no_other_shard_its_cells(queues, master):
+    """Whichever they are, some of the first parts have none of them. So the master is known to take others."""
+    rows = [row(n // 125) for n in range(1000)]
+    bad = set(map(id, rows[:7]))
+    master.refuses = lambda items: any(id(item) in bad for item in items)
+    outcomes = await queues.store("a", TRIPS, rows)
+    assert [outcome is master.refusal for outcome in outcomes] == [id(one) in bad for one in rows]
+
+
 async def test_a_refused_shard_is_given_up_after_a_few_rows(queues, master):
     """Each costs a transaction, and everybody behind waits."""
     master.refuses = lambda items: any(item.shard == 3 for item in items)
@@ -212,13 +222,14 @@ async def test_refused_copies_cost_the_cells_of_their_master_nothing(queues, mas
     assert master.asked <= 9
 
 
-async def test_a_master_that_goes_away_between_two_parts_keeps_what_it_took(queues, master):
+@pytest.mark.parametrize("error", [StorageUnavailable("away"), Overloaded("no place"), LockTimeout("head")])
+async def test_an_error_between_two_parts_keeps_what_was_taken(queues, master, error):
     """The outcome of the others is unknown, and they say so."""
     master.refuses = lambda items: len(items) > 4
 
     async def run(operation, *args, **options):
         if master.wrote:
-            master.error = StorageUnavailable("away")
+            master.error = error
         return await Master.run(master, operation, *args, **options)
 
     master.run = run
