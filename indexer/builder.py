@@ -15,7 +15,7 @@ from indexer.sample_check import compare
 from schemaless.index.catalogue import build_progress, run_on_masters
 from schemaless.index.definition import IndexDefinition
 from schemaless.runtime.batching import all_or_first_error
-from schemaless.storage import index_definition_table, index_table, shard_head
+from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage
 from schemaless.topology import Datastore
@@ -43,13 +43,25 @@ async def build_step(storage: AsyncStorage, datastore: Datastore, index: Defined
         log.info("index tables are made", **where, cells=sum(heads.values()))
     elif index.stage is IndexStage.BUILDING:
         progress = await build_progress(storage, datastore, index)
-        if progress.done == progress.total:
+        if progress.done == progress.total and await _has_checkpoints(storage, datastore, index.definition):
             if not index.switch.number:
                 log.info(
                     "new version is compared with its cells", **where, rows=await compare(storage, datastore, index)
                 )
             await _bring_to(storage, datastore, index, IndexStage.ACTIVE)
             log.info("index is active", **where)
+
+
+async def _has_checkpoints(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> bool:
+    """Whether each shard has its checkpoint on every master. One without cells counts as done before it has one.
+
+    Queries with `after` wait for it, and comparisons need it.
+    """
+    answers = await all_or_first_error(
+        storage.master(cluster).run(checkpoint_table.locations, datastore.name, definition.consumer)
+        for cluster in datastore.clusters
+    )
+    return all(len(found) == datastore.shards for found in answers)
 
 
 async def _bring_to(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, stage: IndexStage) -> None:

@@ -21,7 +21,7 @@ from indexer.maintainer import Maintainer
 from indexer.removal import note_gone, remove_from
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
-from schemaless.index.catalogue import drop_index, find_index, read_versions
+from schemaless.index.catalogue import build_progress, drop_index, find_index, read_versions
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
@@ -29,6 +29,7 @@ from schemaless.names import index_table_name
 from schemaless.position import position_of
 from schemaless.storage import entity_table, index_pass_table, index_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_definition_table import IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
 from tests.integration.api.api_harness import assert_problem
 from tests.log_harness import run_sql, until
@@ -110,6 +111,19 @@ def ask(call, **query):
 
 def make(call):
     return call("PUT", f"/indexes/{NAME}", json=DEFINITION)
+
+
+async def test_an_index_is_active_only_once_each_shard_has_its_checkpoint(call, by_hand, topology, datastore):
+    """An empty datastore has nothing to build, but queries with `after` wait for the checkpoint of their shard."""
+    make(call)
+    async with AsyncStorage(topology) as storage:
+        for _ in range(3):
+            await build_step(storage, datastore, await find_index(storage, datastore, NAME))
+        index = await find_index(storage, datastore, NAME)
+        progress = await build_progress(storage, datastore, index)
+        assert (index.stage, progress.done, progress.total) == (IndexStage.BUILDING, 0, 0)
+    await by_hand.index_all()
+    assert call.get(f"/indexes/{NAME}").json()["state"] == "active"
 
 
 async def test_an_index_is_made_once_and_shown_while_it_builds(call, by_hand):
