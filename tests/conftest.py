@@ -26,6 +26,8 @@ from schemaless.topology import Datastore, Topology
 from tests.seed import SEED, seeded
 
 FLAVOUR = Flavour(os.environ.get("SCHEMALESS_MYSQL_FLAVOUR", "mariadb"))
+# Each worker has servers of its own, and a disk holds them all. A server ignores the line of the other kind.
+SMALL_REDO_LOGS = "loose-innodb-log-file-size=64M\nloose-innodb-redo-log-capacity=64M\n"
 
 # A wall clock would fail a slow machine: `timeout` bounds each test as a whole.
 settings.register_profile("schemaless", deadline=None, print_blob=True)
@@ -62,7 +64,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningTopolog
     if containers.mysql_in_containers(FLAVOUR):
         servers = containers.containers_topology(folder)
     else:
-        servers = running_topology(folder, flavour=FLAVOUR)
+        servers = running_topology(folder, flavour=FLAVOUR, options=SMALL_REDO_LOGS)
     with servers as started:
         yield started
 

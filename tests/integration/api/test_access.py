@@ -23,7 +23,7 @@ from schemaless.stack.local import running_topology
 from schemaless.storage import token_table
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem
 
 pytestmark = pytest.mark.storage
@@ -35,7 +35,9 @@ SOON_S = 6.0
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """Two clusters of this module's own, because access never goes off again."""
-    with running_topology(tmp_path_factory.mktemp("access"), minions=0, flavour=FLAVOUR) as running:
+    with running_topology(
+        tmp_path_factory.mktemp("access"), minions=0, flavour=FLAVOUR, options=SMALL_REDO_LOGS
+    ) as running:
         with SyncStorage(running.topology) as storage:
             for name in ("trips", "other"):
                 create_shards(storage, Datastore(name, 2, 2, ("a", "b")), administrators=running.administrators)

@@ -16,7 +16,7 @@ from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.integration.api.api_harness import api_process
 from tests.seed import SEED
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(TIME_
 @pytest.fixture
 def own(tmp_path):
     """Clusters of this test's own: it issues tokens, and access never goes off again."""
-    with running_topology(tmp_path, minions=1, flavour=FLAVOUR) as running:
+    with running_topology(tmp_path, minions=1, flavour=FLAVOUR, options=SMALL_REDO_LOGS) as running:
         with SyncStorage(running.topology) as storage:
             create_shards(storage, Datastore("trips", 2, 2, ("a", "b")), administrators=running.administrators)
         yield running

@@ -19,7 +19,7 @@ from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import parse_topology
 from tests.certificates import make_certificates
-from tests.conftest import FLAVOUR
+from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 
 pytestmark = pytest.mark.storage
 
@@ -36,8 +36,9 @@ def certificates(tmp_path_factory):
 def running_tls(tmp_path_factory, certificates):
     """One master with a certificate, which refuses whoever doesn't encrypt over TCP."""
     files = f"ssl-ca={certificates.tls.ca}\nssl-cert={certificates.certificate}\nssl-key={certificates.key}\n"
+    files += "require-secure-transport=ON\n" + SMALL_REDO_LOGS
     folder = tmp_path_factory.mktemp("tls")
-    with running_topology(folder, ("a",), 0, FLAVOUR, options=files + "require-secure-transport=ON\n") as running:
+    with running_topology(folder, ("a",), 0, FLAVOUR, options=files) as running:
         yield running
 
 
