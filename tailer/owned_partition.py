@@ -113,4 +113,4 @@ class OwnedPartition:
             return FENCED_RETRY_S if isinstance(error, Fenced) else RETRY_S
         finally:
             self._tail = None
-            await in_thread(self._context.opening, partition_log.close)
+            await in_thread(self._context.closing, partition_log.close)

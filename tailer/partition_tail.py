@@ -62,6 +62,8 @@ class TailerContext:
     openings: TailerSlots
     """Bounds how many logs are opened at once."""
     opening: Executor
+    closing: Executor
+    """Threads of its own, because those that open logs may all wait for a broker that hangs."""
     metrics: TailerMetrics = field(default_factory=TailerMetrics)
 
 

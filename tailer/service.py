@@ -33,6 +33,7 @@ BUSY_S = 1.0  # so long after news a watch keeps its short pause
 UNREACHABLE_RETRY_S = 0.5
 CHECK_S = 0.5  # how soon a node that is back is used again
 OPENINGS_MAX = 8  # at once: each one mostly waits for the broker, with clients of its own meanwhile
+CLOSINGS_MAX = 4  # at once: closing a log waits for nobody
 
 
 class TailerService:
@@ -63,6 +64,7 @@ class TailerService:
             metrics=metrics or TailerMetrics(),
             openings=TailerSlots(OPENINGS_MAX),
             opening=ThreadPoolExecutor(TailerSlots.threads_max(OPENINGS_MAX), thread_name_prefix="open"),
+            closing=ThreadPoolExecutor(CLOSINGS_MAX, thread_name_prefix="close"),
         )
 
     @property

@@ -58,6 +58,7 @@ def owned(logs):
         ),
         openings=TailerSlots(1),
         opening=AtOnce(),
+        closing=AtOnce(),
         publishing=AtOnce(),
         heads=lambda name: {},
         paused=lambda name: False,
@@ -142,6 +143,24 @@ async def test_a_partition_that_is_taken_away_while_it_waits_for_a_slot_opens_no
         owned.stop()
     await asyncio.wait_for(running, 5)
     assert [log.state for log in logs.made] == [LogState.NEW]
+
+
+class Hanging(Executor):
+    """Runs nothing: each of its threads waits for a broker that hangs."""
+
+    def submit(self, call, *args):
+        return Future()
+
+
+async def test_a_log_is_closed_while_every_thread_that_opens_logs_hangs(owned, logs):
+    """The group waits for a partition that it takes away, and then everybody in the group would wait for the broker."""
+    logs.script += [(None, LogState.OPEN)]
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: owned.tailed)
+    owned._context.opening = Hanging()
+    owned.stop()
+    await asyncio.wait_for(running, 5)
+    assert [log.closed for log in logs.made] == [True]
 
 
 async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):

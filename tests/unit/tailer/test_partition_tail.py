@@ -70,7 +70,15 @@ def tail_of(clusters, published, *, pause_max_s=0.0, cells_max=10):
         transaction_cells_max=cells_max, transaction_bytes_max=1 << 20, statement_timeout_s=1.0, pause_max_s=pause_max_s
     )
     context = TailerContext(
-        settings, clusters, lambda name: {}, lambda name: False, TailerSlots(1), AtOnce(), TailerSlots(1), AtOnce()
+        settings,
+        clusters,
+        lambda name: {},
+        lambda name: False,
+        TailerSlots(1),
+        AtOnce(),
+        TailerSlots(1),
+        AtOnce(),
+        AtOnce(),
     )
     log = FakeLog()
     progress = {shard: Position(shard, 1, added_id) for shard, added_id in published.items()}
