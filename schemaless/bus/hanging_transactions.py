@@ -7,13 +7,13 @@ docs/exactly-once.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+import msgspec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from schemaless.bus.client import NOT_KNOWN_YET, client_settings, translate
-from schemaless.errors import BusUnavailable, TopicMissing
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -24,25 +24,40 @@ MARKERS_S = 2.0
 _POLL_S = 0.05
 
 
-def open_transactions(admin: AdminClient, places: Collection[Place], *, timeout_s: float) -> dict[Place, int]:
-    """Returns the partitions with an open transaction, and the offset of its first record.
+class OpenTransactions(msgspec.Struct, frozen=True):
+    """What brokers said of some partitions: `first` is the offset of the first record of an open transaction.
 
-    Raises BusUnavailable, or TopicMissing.
+    `errors` has the partitions of which nothing is known.
     """
-    if not places:
-        return {}
-    ends = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout_s)
-    stable = _ends(admin, places, IsolationLevel.READ_COMMITTED, timeout_s)  # later: it may be further, never behind
-    return {place: stable[place] for place in places if stable[place] < ends[place]}
+
+    first: Mapping[Place, int]
+    errors: Mapping[Place, KafkaError]
+
+
+def open_transactions(admin: AdminClient, places: Collection[Place], *, timeout_s: float) -> OpenTransactions:
+    """Asks the brokers that lead these partitions. One of them that is away hides nothing of the others."""
+    ends, errors = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout_s)
+    # Asked later, so it may be further, and never behind.
+    stable, more_errors = _ends(admin, ends, IsolationLevel.READ_COMMITTED, timeout_s)
+    return OpenTransactions(
+        {place: stable[place] for place in stable if stable[place] < ends[place]}, errors | more_errors
+    )
 
 
 def hanging_transactions(bootstrap: str, places: Collection[Place], *, timeout_s: float) -> dict[Place, int]:
-    """Returns what `open_transactions` still shows after `MARKERS_S`. `timeout_s` bounds each question."""
+    """Returns the open transactions that are still there after `MARKERS_S`, and the offsets of their first records.
+
+    `timeout_s` bounds each question. Raises BusUnavailable or TopicMissing where one of the partitions isn't known.
+    """
     admin = AdminClient(client_settings(bootstrap))
     deadline = time.monotonic() + MARKERS_S
-    while (found := open_transactions(admin, places, timeout_s=timeout_s)) and time.monotonic() < deadline:
+    while True:
+        found = open_transactions(admin, places, timeout_s=timeout_s)
+        for (topic, partition), error in found.errors.items():
+            raise translate(error, f"asking where {topic} [{partition}] ends")
+        if not found.first or time.monotonic() > deadline:
+            return dict(found.first)
         time.sleep(_POLL_S)
-    return found
 
 
 class HangingTransactionsWatch:
@@ -71,7 +86,7 @@ class HangingTransactionsWatch:
         self._open_since: dict[tuple[Place, int], float] = {}
 
     def hanging(self, partitions: Collection[int]) -> list[int]:
-        """Returns those of the partitions that have a hanging transaction, and none while the broker is unreachable.
+        """Returns those of the partitions that have a hanging transaction, as far as their brokers answer.
 
         Call it often: it asks the broker once in `every_s`.
         """
@@ -79,24 +94,33 @@ class HangingTransactionsWatch:
         if now - self._asked_at < self._every_s:
             return []
         self._asked_at = now
-        try:
-            found = open_transactions(self._admin, [(self._topic, p) for p in partitions], timeout_s=self._timeout_s)
-        except (BusUnavailable, TopicMissing):
-            return []
-        self._open_since = {first: self._open_since.get(first, now) for first in found.items()}
-        return sorted(place[1] for (place, _), since in self._open_since.items() if now - since >= self._patience_s)
+        found = open_transactions(self._admin, [(self._topic, p) for p in partitions], timeout_s=self._timeout_s)
+        # A broker that doesn't answer ends nothing: what was open there counts from its beginning.
+        known = {first: since for first, since in self._open_since.items() if first[0] in found.errors}
+        self._open_since = known | {first: self._open_since.get(first, now) for first in found.first.items()}
+        return sorted(
+            place[1] for place, first in found.first.items() if now - self._open_since[place, first] >= self._patience_s
+        )
 
 
 def _ends(
     admin: AdminClient, places: Collection[Place], isolation: IsolationLevel, timeout_s: float
-) -> dict[Place, int]:
-    wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+) -> tuple[dict[Place, int], dict[Place, KafkaError]]:
+    """Returns where partitions end, and the errors of those whose brokers don't say it."""
+    ends: dict[Place, int] = {}
+    errors: dict[Place, KafkaError] = {}
     deadline = time.monotonic() + timeout_s
-    while True:
-        found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s)
-        try:
-            return {(asked.topic, asked.partition): future.result().offset for asked, future in found.items()}
-        except KafkaException as error:  # a leader that was chosen just now may not know its end yet
-            if error.args[0].code() not in NOT_KNOWN_YET or time.monotonic() > deadline:
-                raise translate(error.args[0], "asking where partitions end") from error
+    while left := [place for place in places if place not in ends]:
+        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in left}  # type: ignore[no-untyped-call]
+        for asked, answer in admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s).items():
+            place = (asked.topic, asked.partition)
+            try:
+                ends[place] = answer.result().offset
+            except KafkaException as error:
+                errors[place] = error.args[0]
+        errors = {place: error for place, error in errors.items() if place not in ends}
+        # A leader that was chosen just now may not know its end yet.
+        if all(error.code() not in NOT_KNOWN_YET for error in errors.values()) or time.monotonic() > deadline:
+            break
         time.sleep(_POLL_S)
+    return ends, errors

@@ -91,7 +91,9 @@ def kill_amid_commits(broker: LocalServer, writers: Sequence[Writer]) -> None:
 
 def still_open(kafka: str, datastore: Datastore) -> dict[tuple[str, int], int]:
     places = [(topic, n) for topic in (datastore.topic, datastore.progress_topic) for n in range(PARTITIONS)]
-    return open_transactions(AdminClient({"bootstrap.servers": kafka}), places, timeout_s=10)
+    found = open_transactions(AdminClient({"bootstrap.servers": kafka}), places, timeout_s=10)
+    assert not found.errors
+    return dict(found.first)
 
 
 def test_what_a_killed_broker_left_open_is_ended_by_the_next_owner(tmp_path):

@@ -3,8 +3,7 @@
 import pytest
 
 from schemaless.bus import hanging_transactions
-from schemaless.bus.hanging_transactions import HangingTransactionsWatch
-from schemaless.errors import BusUnavailable
+from schemaless.bus.hanging_transactions import HangingTransactionsWatch, OpenTransactions
 
 TOPIC = "cells"
 
@@ -15,6 +14,7 @@ class Scene:
     def __init__(self, monkeypatch):
         self.now = 0.0
         self.open = {}
+        self.away = set()
         monkeypatch.setattr(hanging_transactions, "open_transactions", self._open_transactions)
         self._watch = HangingTransactionsWatch(
             "127.0.0.1:9", TOPIC, every_s=2.0, patience_s=10.0, timeout_s=1.0, clock=lambda: self.now
@@ -25,9 +25,10 @@ class Scene:
         return self._watch.hanging(partitions)
 
     def _open_transactions(self, admin, places, *, timeout_s):
-        if self.open is None:
-            raise BusUnavailable("unreachable")
-        return {(topic, p): self.open[p] for topic, p in places if p in self.open}
+        answered = {
+            place: self.open[place[1]] for place in places if place[1] in self.open and place[1] not in self.away
+        }
+        return OpenTransactions(answered, {place: "no answer" for place in places if place[1] in self.away})
 
 
 @pytest.fixture
@@ -60,7 +61,16 @@ def test_a_partition_that_was_not_ours_meanwhile_counts_anew(scene):
 def test_an_unreachable_broker_reports_nothing_and_forgets_nothing(scene):
     scene.open = {0: 7}
     assert scene.hanging_after(2) == []
-    scene.open = None
+    scene.away = {0, 1}
     assert scene.hanging_after(9) == []
-    scene.open = {0: 7}
+    scene.away = set()
     assert scene.hanging_after(2) == [0]
+
+
+def test_a_broker_that_is_away_hides_no_transaction_of_another_broker(scene):
+    scene.open, scene.away = {0: 7, 1: 9}, {1}
+    assert scene.hanging_after(2) == []
+    assert scene.hanging_after(10) == [0]
+    scene.away = set()
+    assert scene.hanging_after(2) == [0]
+    assert scene.hanging_after(10) == [0, 1]
