@@ -43,6 +43,17 @@ class CursorState(StrEnum):
     STOPPED = "stopped"
 
 
+PREDECESSORS = {
+    CursorState.LOCATING: set(CursorState),
+    CursorState.BEHIND: {CursorState.LOCATING, CursorState.LIVE, CursorState.REFUSED},
+    CursorState.LIVE: {CursorState.LOCATING, CursorState.BEHIND},
+    CursorState.REFUSED: {CursorState.BEHIND},
+    CursorState.UNCONFIRMED: set(CursorState),
+    CursorState.STOPPED: set(CursorState) - {CursorState.UNCONFIRMED},
+}
+"""The states from which each state may be entered, beside itself."""
+
+
 class CellPlace(StrEnum):
     """A cell of the topic beside the location that its shard has reached."""
 
@@ -159,7 +170,8 @@ class ShardCursor:
         self.reason = None
         self._to_end = to_end and head != position.location
         is_proven = head == position.location if to_end else position.added_id == 0
-        self.state = CursorState.LIVE if is_proven and self._seen <= position.location else CursorState.BEHIND
+        is_live = is_proven and self._seen <= position.location
+        self._enter(CursorState.LIVE if is_live else CursorState.BEHIND)
 
     def take(self, cells: Sequence[StoredCell]) -> Sequence[StoredCell]:
         """Takes cells of the topic, in its order. Returns those to hand over."""
@@ -187,7 +199,7 @@ class ShardCursor:
         promised = self._last_head
         overdue = self.at.added_id < promised or head.added_id < promised or head.generation > self.at.generation
         if self.state is CursorState.REFUSED:
-            self.state = CursorState.BEHIND
+            self._enter(CursorState.BEHIND)
         elif self.state is CursorState.LIVE and overdue:
             self._expect(Location(head.generation, min(promised, head.added_id)))
         self._last_head = head.added_id
@@ -213,7 +225,7 @@ class ShardCursor:
         if self.at.added_id >= page.head.added_id:
             self._end_of_log(page.head)
         elif not self._to_end and self.at.location >= self._seen:
-            self.state = CursorState.LIVE
+            self._enter(CursorState.LIVE)
         return cells
 
     def gone(self, error: LocationGone) -> int | None:
@@ -230,7 +242,7 @@ class ShardCursor:
         self._last_head = 0
         self._generation = error.generation
         self._to_end = True
-        self.state = CursorState.BEHIND
+        self._enter(CursorState.BEHIND)
         return superseded
 
     def finish(self, position: Position) -> None:
@@ -251,18 +263,24 @@ class ShardCursor:
         """Notes that the handler gave up. A person has to let the shard run again."""
         self.give_back()
         self.reason = reason
-        self.state = CursorState.STOPPED
+        self._enter(CursorState.STOPPED)
 
     def lose(self) -> None:
         """Notes that another process moved the checkpoint."""
         self.give_back()
-        self.state = CursorState.UNCONFIRMED
+        self._enter(CursorState.UNCONFIRMED)
 
     def forget(self) -> None:
         """Makes the shard begin anew, with its stored position."""
         self.give_back()
         self.reason = None
-        self.state = CursorState.LOCATING
+        self._enter(CursorState.LOCATING)
+
+    def _enter(self, state: CursorState) -> None:
+        """Changes the state. Raises AssertionError for a transition that isn't legal."""
+        if state is not self.state and self.state not in PREDECESSORS[state]:
+            raise AssertionError(f"shard {self.at.shard} can't become {state.value}: it is {self.state.value}")
+        self.state = state
 
     def _proven(self, cells: Sequence[StoredCell]) -> Sequence[StoredCell]:
         """Returns the cells that are next, up to the first that isn't proven. The shard then falls behind."""
@@ -287,7 +305,7 @@ class ShardCursor:
         """Falls behind: the log has to be read at least this far."""
         self._seen = max(self._seen, location)
         if self.state is CursorState.LIVE:
-            self.state = CursorState.BEHIND
+            self._enter(CursorState.BEHIND)
 
     def _end_of_log(self, head: Location) -> None:
         """Takes from the topic from now on, unless that has shown cells which the log doesn't have."""
@@ -299,8 +317,8 @@ class ShardCursor:
             self.counts.unproven += 1
             self._refuse(f"the topic has cells up to {seen}, but the log ends at {self.at.location}")
         else:
-            self.state = CursorState.LIVE
+            self._enter(CursorState.LIVE)
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason
-        self.state = CursorState.REFUSED
+        self._enter(CursorState.REFUSED)

@@ -352,7 +352,7 @@ class Delivery:
     async def _call(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         try:
             async with self._careful.turn(works):
-                await self._guarded(works, self._advance(works, runs), anew=self._handler.foreign_code is not None)
+                await self._guarded(works, self._advance(works, runs), of_call=True)
         finally:
             await self._record([work for work in works if work.assignment.is_leaving])
             for work in works:
@@ -397,10 +397,11 @@ class Delivery:
             if effect.scripts:
                 raise Fenced("nothing of a transaction stays whose compare-and-set is lost")
         for work, run, outcome in outcomes:
-            if work.cursor.state is not CursorState.UNCONFIRMED:
-                self._note(work, run, outcome)
+            self._note(work, run, outcome)
 
     def _note(self, work: ShardWork, run: Run, outcome: Outcome) -> None:
+        if work.cursor.state is CursorState.UNCONFIRMED:  # another process has the shard, and calls its cells
+            return
         now = self._clock()
         if outcome.finished:
             work.cursor.finish(work.position_after(run.cells, outcome.finished))
@@ -427,24 +428,23 @@ class Delivery:
             work.lose()
             log.warning("another process moved a checkpoint", consumer=self._checkpoints.consumer, shard=work.shard)
 
-    async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None], *, anew: bool = False) -> None:
+    async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None], *, of_call: bool = False) -> None:
         """Awaits an action on some shards. If it fails, they are read again, after a pause that grows.
 
-        `anew`: their checkpoints are read again, too, because the handler may have half done what it will not tell.
+        After a call of foreign code, which may be half done, their checkpoints are read again, too.
         """
         try:
             await action
         except Exception as error:
             self.counts.failures += 1
-            known = isinstance(error, SchemalessError)
-            why = str(error) if known else f"{type(error).__name__}: {error}"
             failures = max(work.failures for work in works) + 1
             pause_s = min(_FAILED_PAUSE_MAX_S, _FAILED_PAUSE_S * 2 ** min(failures, 10))
+            anew = of_call and self._handler.foreign_code is not None
             for work in works:
-                work.fail(failures, self._clock() + pause_s, why)
+                work.fail(failures, self._clock() + pause_s, error, of_call=of_call)
                 if anew and work.cursor.state is not CursorState.UNCONFIRMED:
                     work.begin_anew()
-            if known:
-                log.warning("delivery waits", consumer=self._checkpoints.consumer, why=why, again_in_s=pause_s)
+            if isinstance(error, SchemalessError):
+                log.warning("delivery waits", consumer=self._checkpoints.consumer, why=str(error), again_in_s=pause_s)
             else:
                 log.error("delivery failed", consumer=self._checkpoints.consumer, again_in_s=pause_s, exc_info=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -13,6 +14,7 @@ import structlog
 from schemaless.cell import StoredCell
 from schemaless.consume.caution import MarkedCalls, ShardCaution
 from schemaless.consume.ports import Advance, ForeignCode, Mark, Outcome, Script, ShardCheckpoint
+from schemaless.errors import SchemalessError
 from schemaless.position import Position, position_of
 from schemaless.shard_cursor import CursorCounts, CursorState, ShardCursor
 from schemaless.storage.checkpoint_table import NO_COUNTS
@@ -35,6 +37,13 @@ _ERROR_CHARACTERS_MAX = 500
 _CAREFUL_CALLS = 16
 _QUEUE_CELLS_MAX = 1000  # what the topic brings beyond that is read from the log later
 _QUEUE_BYTES_MAX = 1 << 20
+
+
+def _text(error: Exception) -> str:
+    """Returns what people are told of a failure. An error that isn't ours may have a text that raises."""
+    if isinstance(error, SchemalessError):
+        return str(error)
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 class Assignment(Enum):
@@ -256,13 +265,16 @@ class ShardWork:
         """Whether it fails although it was tried again in ever smaller pages."""
         return self.failures >= FAILURES_SHOWN and not self.at_rest
 
-    def fail(self, failures: int, wait_until: float, error: str) -> None:
-        """Makes the shard go on later, from the log and in smaller pages."""
+    def fail(self, failures: int, wait_until: float, error: Exception, *, of_call: bool) -> None:
+        """Makes the shard go on later, from the log and in smaller pages.
+
+        If it wasn't the call in flight that failed, the shard goes on behind the cells of that call.
+        """
         self.drop()
-        self.failures, self.wait_until, self.error = failures, wait_until, error[:_ERROR_CHARACTERS_MAX]
+        self.failures, self.wait_until, self.error = failures, wait_until, _text(error)[:_ERROR_CHARACTERS_MAX]
         self.page_cells, self.careful = max(1, self.page_cells // 2), _CAREFUL_CALLS
         if self.cursor.state not in (CursorState.UNCONFIRMED, CursorState.STOPPED):
-            self.cursor.give_back()
+            self.cursor.rewind(self.cursor.done if of_call or self.called_us is None else self.begun)
 
     def queue(self, cells: Sequence[StoredCell]) -> None:
         self.cells.extend(cells)

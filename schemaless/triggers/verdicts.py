@@ -25,6 +25,8 @@ class Retry(Verdict):
     Raises ValueError for anything but a finite number. A time in the past means at once.
     """
 
+    delay_s: float = 1.0  # of a class that derives from it and makes itself
+
     def __init__(self, delay_s: float = 1.0) -> None:
         if not isinstance(delay_s, int | float) or not math.isfinite(delay_s) or delay_s > DELAY_MAX_S:
             raise ValueError(f"Retry: delay_s must be seconds up to {DELAY_MAX_S:g}, not {delay_s!r:.100}")
@@ -33,6 +35,8 @@ class Retry(Verdict):
 
 
 class _WithReason(Verdict):
+    reason: str = ""  # of a class that derives from it and makes itself
+
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = str(reason)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from schemaless.shard_cursor import CursorState
+from schemaless.consume.shard_work import HANDING_OVER
+from schemaless.shard_cursor import PREDECESSORS, CursorState
 from schemaless.storage.index_definition_table import IndexState
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ END = re.compile(r"^\s*end\s*$", re.MULTILINE)
 MESSAGE = re.compile(r"^\s*(\w+)\s*--?(?:>>|x|\))[+-]?\s*(\w+)\s*:", re.MULTILINE)
 PARTICIPANT = re.compile(r"^\s*(?:participant|actor)\s+(\w+)", re.MULTILINE)
 TRANSITION = re.compile(r"^\s*[\w\[\]*]+ --> [\w\[\]*]+(?:: (.*))?$", re.MULTILINE)
+ARROW = re.compile(r"(\w+|\[\*\]) --> (\w+)")
 PAIRS = ("[]", "()", "{}")
 
 
@@ -74,6 +76,22 @@ def test_the_states_of_a_shard_are_those_of_the_code() -> None:
     """Each state of a cursor is in the picture of a shard at a consumer, and no other one."""
     drawn = next(picture for picture in FENCED.findall(ARCHITECTURE.read_text()) if "as Locating" in picture)
     assert set(re.findall(r'state "(\w+)', drawn)) == {state.value for state in CursorState}
+
+
+def test_the_transitions_of_a_shard_are_those_of_the_code() -> None:
+    """Each arrow is a legal transition of a cursor, and each legal one is an arrow. Any state may become locating."""
+    drawn = next(picture for picture in FENCED.findall(ARCHITECTURE.read_text()) if "as Locating" in picture)
+    inside = ARROW.findall(drawn.partition("state Working {")[2].partition("}")[0])
+    entered, working = {new for old, new in inside if old == "[*]"}, {new for _, new in inside}
+    assert {CursorState(name.lower()) for name in working} == set(HANDING_OVER)
+    found = {
+        (CursorState(one.lower()), CursorState(other.lower()))
+        for old, new in ARROW.findall(drawn)
+        if old != "[*]"
+        for one in (working if old == "Working" else {old})
+        for other in (entered if new == "Working" else {new})
+    }
+    assert found == {(old, new) for new, before in PREDECESSORS.items() for old in before if old is not new}
 
 
 def test_the_states_of_an_index_are_those_of_the_code() -> None:

@@ -120,6 +120,8 @@ async def test_a_running_tailer_announces_it_and_publishes_the_cells(
     assert [record.kind for record in found] == [b"cell"] * 10 + [b"generation"] + [b"cell"] * 8
     report = await asyncio.to_thread(audit, running.topology, kafka, restored, stall_s=10)
     assert (report.findings.named, report.cells()["superseded"], report.cells()["matched"]) == ([], 4, 14)
+    again = refusal(await asyncio.to_thread(tailer, "new-generation", restored.name, "--shard", "0"))
+    assert "needs no new generation: topic and MySQL have the same cell at 2:14" in str(again)
 
 
 def test_a_seek_is_no_way_out(tailer, restored):
@@ -247,17 +249,22 @@ def forget_generations(master, datastore):
 
 @pytest.mark.faults
 def test_with_a_server_away_it_is_refused_with_the_reason(tailer, running, storage, restored, monkeypatch):
-    """Neither Kafka nor the shard's master may be missing. Nothing is changed."""
+    """Neither Kafka nor the shard's master may be missing, for a dry run neither. Nothing is changed."""
+    command = ("new-generation", restored.name, "--shard", "0")
     running.servers["a-master"].kill()
     try:
-        away = refusal(tailer("new-generation", restored.name, "--shard", "0"))
-        assert isinstance(away, StorageUnavailable)
-        assert "a-master" in str(away)
+        for arguments in (command, (*command, "--dry-run")):
+            away = refusal(tailer(*arguments))
+            assert isinstance(away, StorageUnavailable)
+            assert "a-master" in str(away)
         assert isinstance(refusal(tailer("seek", restored.name, "6", "--shard", "0")), StorageUnavailable)
     finally:
         running.servers["a-master"].start()
     monkeypatch.setenv("SCHEMALESS_KAFKA", "127.0.0.1:1")
-    assert isinstance(refusal(tailer("new-generation", restored.name, "--shard", "0")), BusUnavailable)
+    for arguments in (command, (*command, "--dry-run")):
+        away = refusal(tailer(*arguments))
+        assert isinstance(away, BusUnavailable)
+        assert "127.0.0.1:1" in str(away)
     assert [cell.generation for cell in stored(storage, restored)] == [1] * 13
 
 

@@ -371,6 +371,31 @@ async def test_whoever_lost_a_shard_without_being_told_calls_nothing_more_until_
     assert world.handler.begun[0] == calls + 1
 
 
+async def test_a_call_of_a_shard_that_another_process_took_meanwhile_says_nothing_of_it():
+    """I10: its outcome can't be stored. The shard waits for the group, whatever the handler wants."""
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.log.grow(0, 3)
+    await world.bring(*cells(0, 1, 2))
+    world.handler.gates[0] = asyncio.Event()
+    world.handler.judge = lambda cell: {"stop_reason": "out of cards"} if cell.added_id == 3 else None
+    await world.bring(*cells(0, 3, 3))
+    number, at = world.table.rows[0]
+    world.table.rows[0] = (number + 5, at)
+    world.now += 0.25
+    await world.settle()
+    assert world.delivery.cursors()[0].state is CursorState.UNCONFIRMED
+
+    async def move(advances, effects):
+        raise StorageUnavailable("the home is unreachable")
+
+    world.checkpoints.move = move
+    world.handler.gates[0].set()
+    await world.settle()
+    assert world.delivery.cursors()[0].state is CursorState.UNCONFIRMED
+    assert world.table.stopped == {}
+
+
 async def test_nothing_is_called_while_the_group_may_have_given_the_shards_away(world):
     world.log.grow(0, 2)
     world.is_member = False
@@ -389,6 +414,23 @@ async def test_a_home_that_is_unreachable_loses_nothing(world):
     world.log.unreachable = False
     await world.until(lambda: world.finished(0) == 5)
     assert world.handler.seen[0] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("record_within_s", [0.0, 0.25])
+async def test_a_page_that_can_not_be_read_beside_a_call_repeats_nothing_that_the_call_finishes(record_within_s):
+    """Otherwise its cells would be called again and counted twice, and the checkpoint would go back (I9, I10)."""
+    world = World(together=False, record_within_s=record_within_s)
+    world.handler.gates[0] = asyncio.Event()
+    world.log.grow(0, 100)
+    await world.until(lambda: world.handler.begun[0])
+    world.log.unreachable = True
+    await world.settle()
+    assert world.delivery.counts.failures
+    world.log.unreachable = False
+    world.handler.gates[0].set()
+    await world.until(lambda: world.finished(0) == 100)
+    assert world.handler.seen[0] == list(range(1, 101))
+    assert world.table.counts[0] == 100
 
 
 async def test_an_unfinished_run_comes_again_without_being_read_again_and_others_continue():
@@ -431,6 +473,28 @@ async def test_an_unforeseen_failure_stays_inside_and_fails_no_other_shard(world
     await world.until(lambda: world.finished(2) == 3)
     world.handler.judge = lambda cell: None
     await world.until(lambda: world.finished(0) == 3)
+
+
+async def test_an_error_whose_text_raises_is_a_failure_like_any_other(world):
+    """Otherwise the cells of the call would be missing, and those after them would move the checkpoint."""
+
+    class Nameless(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+        __repr__ = __str__
+
+    world.handler.judge = lambda cell: Nameless() if (cell.shard, cell.added_id) == (0, 2) else None
+    world.log.grow(0, 3)
+    await world.bring(*cells(0, 1, 3))
+    await world.until(world.delivery.failing, passes=20_000)
+    ((shard, why),) = world.delivery.failing()
+    assert (shard, why.endswith("Nameless: <exception str() failed>")) == (0, True)
+    world.handler.judge = lambda cell: None
+    world.log.grow(0, 5)
+    await world.bring(*cells(0, 4, 5))
+    await world.until(lambda: world.finished(0) == 5)
+    assert sorted(set(world.handler.seen[0])) == [1, 2, 3, 4, 5]
 
 
 async def test_what_fails_comes_again_in_smaller_pages_down_to_one_cell(world):

@@ -57,14 +57,31 @@ class Unprintable(Exception):
     def __str__(self):
         raise Crash
 
+    __repr__ = __str__
+
+
+class Bare(Park):
+    """A verdict of the program's own that doesn't call the one that it derives from."""
+
+    def __init__(self):
+        pass
+
+
+class BareStop(Stop):
+    __init__ = Bare.__init__
+
+
+class BareRetry(Retry):
+    __init__ = Bare.__init__
+
 
 @pytest.mark.parametrize(
     "error",
     [
         lambda: ValueError("\udcff is no character"), lambda: Crash("out"), Unprintable, lambda: Park(3),
-        lambda: Park("\udcff"), lambda: Retry(float("nan")), lambda: Retry("soon"), lambda: Retry(10**400),
+        lambda: Park("\udcff"), lambda: Retry(float("nan")), lambda: Retry("soon"), lambda: Retry(10**400), Bare,
     ],
-    ids=["surrogate", "BaseException", "unprintable", "number", "park", "nan", "text", "large"],
+    ids=["surrogate", "BaseException", "unprintable", "number", "park", "nan", "text", "large", "bare"],
 )  # fmt: skip
 async def test_whatever_a_function_raises_its_cell_is_parked_and_others_go_on(error, is_async, parallel):
     """Otherwise the shard calls the same cell for ever, or forgets it."""
@@ -80,11 +97,22 @@ async def test_whatever_a_function_raises_its_cell_is_parked_and_others_go_on(er
     assert (server.parked, server.counts) == ({}, CellCounts(called=3))
 
 
-async def test_a_stop_with_an_odd_reason_stops(is_async):
-    server, program = Server(), Program(1, error=Stop("\udcff"), is_async=is_async)
+@pytest.mark.parametrize(("stop", "reason"), [(Stop("\udcff"), "\\udcff"), (BareStop(), ": ")])
+async def test_a_stop_with_an_odd_reason_stops(is_async, stop, reason):
+    server, program = Server(), Program(1, error=stop, is_async=is_async)
     rows(server, 1)
     await Process(server, 1, [program.function]).pass_by(2)
-    assert server.stopped.endswith("\\udcff")
+    assert server.stopped.endswith(reason)
+
+
+async def test_a_retry_that_says_no_delay_is_made_after_a_second(is_async):
+    server, program = Server(), Program(1, error=BareRetry(), is_async=is_async)
+    rows(server, 1)
+    process = Process(server, 1, [program.function])
+    await process.pass_by(0.5)
+    program.poison.clear()
+    await process.pass_by(1)
+    assert server.counts == CellCounts(called=1)
 
 
 async def test_poison_rows_in_a_heap_are_parked_and_the_others_called(is_async, parallel):
