@@ -1,5 +1,7 @@
 """RefusedWrites decides when an index has failed: a server refuses what it writes, and would refuse it again.
 
+A cell that can't be decoded fails a build in the same way.
+
 A transaction carries the writes of several indexes, and its error may be another one's fault. So an index fails only
 where the same source shard is refused again and again, without a success in between. An outage is no refusal.
 """
@@ -58,7 +60,7 @@ class RefusedWrites:
         await self._checkpoints.give_away(shards)
 
     def note(self, shards: Iterable[int], error: Exception) -> None:
-        """Takes note that a server refused what was written for these shards."""
+        """Takes note that these shards can't be written: a server refuses it, or a cell can't be decoded."""
         now = self._clock()
         for shard in shards:
             refused = self._refused.setdefault(shard, _Refused(now))

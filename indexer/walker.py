@@ -22,7 +22,7 @@ from indexer.build_load import BuildLoad
 from indexer.maintainer import Maintainer
 from indexer.refused_writes import RefusedWrites
 from schemaless.consume.ports import Advance, CheckpointStore, Script, ShardCheckpoint
-from schemaless.errors import Fenced, RefusedForGood, SchemalessError, TableMissing
+from schemaless.errors import Corrupt, Fenced, RefusedForGood, SchemalessError, TableMissing
 from schemaless.index.definition import IndexDefinition
 from schemaless.location import Location, generation_at, kept_until
 from schemaless.position import Position
@@ -104,7 +104,7 @@ class Walker:
                 ):
                     writes.succeeded([shard])
             except SchemalessError as error:
-                if isinstance(error, RefusedForGood | TableMissing):
+                if isinstance(error, RefusedForGood | TableMissing | Corrupt):
                     writes.note([shard], error)
                 log.warning("the build of a shard waits", index=self._definition.name, shard=shard, why=str(error))
                 await asyncio.sleep(_RETRY_S)

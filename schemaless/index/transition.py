@@ -24,8 +24,9 @@ from operator import attrgetter
 
 import msgspec
 
-from schemaless.cell import RefKey, RowKey, StoredCell
+from schemaless.cell import RefKey, RowKey, StoredCell, row_key_text
 from schemaless.codec import decode_body
+from schemaless.errors import Corrupt
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry, Values, entries_of, entry_shard, with_column
 from schemaless.index.problems import Misfit, misfits_of
@@ -120,7 +121,11 @@ class _RowState:
             yield IndexWrite(left, cell.row_key, cell.location, None, element)
 
     def _put(self, cell: StoredCell) -> None:
-        body = decode_body(cell.body)
+        try:
+            body = decode_body(cell.body)
+        except Corrupt as error:
+            where = f"{row_key_text(cell.row_key)}, column {cell.column_name}, ref_key {cell.ref_key}"
+            raise Corrupt(f"cell of row {where}: {error}") from error
         self.ref_keys[cell.column_name] = cell.ref_key
         self.values = with_column(self.definition, self.values, cell.column_name, body)
         misfits = misfits_of(self.definition, cell.column_name, self.values, body)

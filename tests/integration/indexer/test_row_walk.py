@@ -1,12 +1,16 @@
 """An index is built by row up to a fixed head: complete, proven, and whoever walks it (I3, I11, I13)."""
 
 import asyncio
+import itertools
 import random
 
 import pytest
 
+from indexer import walker as walker_module
 from indexer.build_load import BuildLoad
+from indexer.refused_writes import RefusedWrites
 from indexer.walker import WalkedCheckpoints, Walker
+from schemaless.cell import row_key_text
 from schemaless.codec import encode_body
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.delivery import Delivery
@@ -180,6 +184,32 @@ async def test_a_hole_is_named_and_gives_no_checkpoint(rows):
     assert rows.checkpoints() == {}
     again = await rows.walk()
     assert again.reason == walker.reason
+
+
+async def test_a_cell_that_cant_be_decoded_fails_the_build_and_is_named(rows, monkeypatch):
+    """The build would stand still without a word. Once the cell is right, it goes on where it was."""
+    rows.put(*moves(rows, 0, row_keys := row_keys_of(0, 30), 1, 1))
+    await rows.begin()
+    damaged = sorted(row_keys)[20]
+    entity = f"`{rows.datastore.database(0)}`.entity WHERE row_key = x'{damaged.hex()}'"
+    ((body,),) = rows.select(0, f"SELECT body FROM {entity}")
+    change = f"UPDATE {entity.replace(' WHERE', ' SET body = {} WHERE')}"
+    rows.master(0).run(index_table.write, change.format("x'00'"))
+    monkeypatch.setattr(walker_module, "_RETRY_S", 0.0)
+    seconds = itertools.count()
+    writes = RefusedWrites(None, clock=lambda: next(seconds))
+    walker = rows.walker()
+    walking = asyncio.create_task(walker.run(writes))
+    while writes.reason is None:
+        walker.want([0])
+        await asyncio.sleep(0.01)
+    walking.cancel()
+    assert f"row {row_key_text(damaged)}, column BASE, ref_key 1" in writes.reason
+    assert rows.checkpoints() == {}
+    rows.master(0).run(index_table.write, change.format(f"x'{body.hex()}'"))
+    await rows.walk()
+    assert set(rows.checkpoints().values()) == {30}
+    assert rows.found(definition()) == rows.wanted(definition())
 
 
 async def test_a_generation_at_or_below_the_head_begins_the_walk_anew(rows):
