@@ -254,6 +254,11 @@ class _PassCollector(Collector):
             "How long ago its last shard was compared.",
             labels=labels,
         )
+        on_masters = GaugeMetricFamily(
+            "schemaless_api_index_master_faults",
+            "Entries of masters that differed when they were last compared.",
+            labels=[*labels, "kind"],
+        )
         on_minions = GaugeMetricFamily(
             "schemaless_api_index_minion_faults",
             "Entries of a minion that differed when they were last compared.",
@@ -267,9 +272,10 @@ class _PassCollector(Collector):
                 continue
             for kind in EntryFaultKind:
                 faults.add_metric([*named, kind.value], getattr(found.total, kind))
+                on_masters.add_metric([*named, kind.value], getattr(found.last, kind))
             repaired.add_metric(named, found.total.repaired)
             since.add_metric(named, max(0.0, time.time() - found.compared_since / 1e6))
-        return (faults, repaired, since, on_minions)
+        return (faults, repaired, since, on_masters, on_minions)
 
 
 class _LoopCollector(Collector):

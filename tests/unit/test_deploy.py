@@ -141,12 +141,15 @@ tests:
             value: 1
           - labels: '{{alertname="SchemalessPartitionClosed", datastore="fares"}}'
             value: 1
-  - name: the cleaner finds something on masters, of which two processes tell, and on a minion. What is old is no alert
+  - name: the cleaner finds something on masters, of which two processes tell, and on a minion. A falling total is none
     interval: 15s
     input_series:
-      - {{series: 'schemaless_api_index_faults_total{{index="found", kind="stale", instance="a"}}', values: '3x4 4x16'}}
-      - {{series: 'schemaless_api_index_faults_total{{index="found", kind="stale", instance="b"}}', values: '3x5 4x15'}}
-      - {{series: 'schemaless_api_index_faults_total{{index="old", kind="ghost", instance="a"}}', values: '7x20'}}
+      - series: 'schemaless_api_index_master_faults{{index="found", kind="stale", instance="a"}}'
+        values: '0x3 1x3 0x13'
+      - series: 'schemaless_api_index_master_faults{{index="found", kind="stale", instance="b"}}'
+        values: '0x4 1x3 0x12'
+      - {{series: 'schemaless_api_index_master_faults{{index="old", kind="ghost", instance="a"}}', values: '0x20'}}
+      - {{series: 'schemaless_api_index_faults_total{{index="old", kind="ghost", instance="a"}}', values: '7x8 5x11'}}
       - {{series: 'schemaless_api_index_minion_faults{{index="there", node="m", kind="missing"}}', values: '2x20'}}
       - {{series: 'schemaless_api_index_minion_faults{{index="there", node="n", kind="missing"}}', values: '0x20'}}
     promql_expr_test:
