@@ -111,7 +111,7 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 index_repairs=repairs,
                 build_eta=BuildEta(),
                 reader=reader,
-                entry_reader=EntryReader(reader, CheckpointWaiter(reader), Overlays(reader)),
+                entry_reader=EntryReader(reader, CheckpointWaiter(reader), Overlays(reader), pass_samples.differing),
                 writer=writer,
                 read_breaker=read_breaker,
                 lag=lag,

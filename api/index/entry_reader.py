@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -17,7 +17,15 @@ import structlog
 from api.index.checkpoint_waiter import CheckpointsAt, CheckpointWaiter
 from api.index.overlay import Overlay, Overlays, Unevaluated
 from api.index.query import IndexQuery
-from api.index.search import Behind, NodeAnswer, find_entries, places_by_cluster
+from api.index.search import (
+    DAMAGED_MAX,
+    Behind,
+    ManyDamaged,
+    MinionsDiffer,
+    NodeAnswer,
+    find_entries,
+    places_by_cluster,
+)
 from api.read.reader import Reader, Served, said_by
 from schemaless.cell import RowKey
 from schemaless.errors import LocationGone, StorageUnavailable
@@ -25,6 +33,7 @@ from schemaless.location import Location, ShardLocation, is_lag, verify_location
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import DefinedIndex, RunState
+from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_select import PAGE_BYTES_MAX
 from schemaless.topology import Datastore, Role
 
@@ -51,22 +60,26 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class EntryReader:
-    """Belongs to one event loop."""
+    """Belongs to one event loop. `differing` names the minions that are known to differ in a version of an index."""
 
     def __init__(
         self,
         reader: Reader,
         waiter: CheckpointWaiter,
         overlays: Overlays,
+        differing: Callable[[IndexVersion], Collection[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = reader
         self._waiter = waiter
         self._overlays = overlays
         self._clock = clock
+        self._differing = differing
 
     async def find(self, datastore: Datastore, index: DefinedIndex, query: IndexQuery, read_from: Role | None) -> Found:
-        """Raises Behind, QueryTooSlow, StorageUnavailable, or LocationGone for an `after` that is superseded."""
+        """Raises Behind, QueryTooSlow, ManyDamaged, MinionsDiffer, StorageUnavailable, or LocationGone for an `after`
+        that is superseded.
+        """
         deadline = self._clock() + query.wait_s
         waited_s = None
         while True:
@@ -140,13 +153,24 @@ class EntryReader:
         read_from: Role | None,
         excluded: Sequence[RowKey] = (),
     ) -> Answers:
-        """Asks one node of each cluster that has entries of the query."""
-        places = places_by_cluster(datastore, query)
+        """Asks one node of each cluster that has entries of the query. A minion that differs is left out (C17)."""
+        places, definition = places_by_cluster(datastore, query), index.definition
         sums = read_from is Role.MINION
+        without = self._differing(IndexVersion(datastore.name, definition.name, definition.number))
 
-        def find(cluster: str) -> Awaitable[tuple[NodeAnswer, Served]]:
-            asked = (datastore, index.definition, query, places[cluster], sums, PAGE_BYTES_MAX, excluded)
-            return self._reader.read(cluster, find_entries, *asked, read_from=read_from)
+        async def find(cluster: str) -> tuple[NodeAnswer, Served]:
+            asked = (datastore, definition, query, places[cluster], sums, PAGE_BYTES_MAX, excluded)
+            try:
+                answer, served = await self._reader.read(
+                    cluster, find_entries, *asked, read_from=read_from, without=without
+                )
+            except StorageUnavailable as error:
+                if without and not self._reader.minions(cluster).isdisjoint(without):
+                    raise MinionsDiffer(definition, cluster) from error
+                raise
+            if len(answer.page.damaged) > DAMAGED_MAX:
+                raise ManyDamaged(definition, served.role, answer.page.damaged)
+            return answer, served
 
         return dict(zip(places, await all_or_first_error(find(cluster) for cluster in places), strict=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -80,6 +80,7 @@ class PassSamples:
 
     def __init__(self, storage: AsyncStorage, *, timeout_s: float) -> None:
         self.passes: Passes = {}
+        self._differing: Mapping[IndexVersion, Collection[str]] = {}
         self._by_cluster: dict[str, Passes] = {}
         self._storage = storage
         self._timeout_s = timeout_s
@@ -101,6 +102,15 @@ class PassSamples:
         nodes = {node.name for cluster in self._storage.topology.clusters.values() for node in cluster.minions}
         found = _together(self._by_cluster.values())
         self.passes = {key: one for key, one in found.items() if key[1] in nodes or key[1] == MASTERS}
+        differing: dict[IndexVersion, set[str]] = {}
+        for (version, node), one in self.passes.items():
+            if node != MASTERS and one.last.faults:
+                differing.setdefault(version, set()).add(node)
+        self._differing = differing
+
+    def differing(self, version: IndexVersion) -> Collection[str]:
+        """Returns the names of the minions whose entries of an index differed when they were last compared."""
+        return self._differing.get(version, ())
 
 
 def _together(answers: Iterable[Passes]) -> Passes:

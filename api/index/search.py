@@ -27,7 +27,7 @@ from schemaless.storage.index_select import NodePage
 from schemaless.storage.index_table import FoundEntry
 from schemaless.storage.operation import Operation, Result
 from schemaless.storage.sql import Script
-from schemaless.topology import Datastore
+from schemaless.topology import Datastore, Role
 
 DAMAGED_MAX = 1000
 """How many rows with damaged entries one node leaves out of a page."""
@@ -55,11 +55,29 @@ class QueryTooSlow(Unavailable):
 class ManyDamaged(Unavailable):
     """More entries of a query are damaged than it leaves out. `row_keys` are those of the rows that it met."""
 
-    hint = "ask again: the rows that it met are being repaired. `schemaless index repair NAME` writes all of them anew"
-
-    def __init__(self, why: str, row_keys: Collection[RowKey]) -> None:
-        super().__init__(why)
+    def __init__(self, definition: IndexDefinition, role: Role, row_keys: Collection[RowKey]) -> None:
+        hint = (
+            "ask again: the rows that it met are being repaired."
+            f" `schemaless index repair {definition.name}` writes all of them anew"
+        )
+        if role is Role.MINION:
+            hint = (
+                "ask the master (read_from=master): nothing repairs a minion, it is made anew."
+                f" `schemaless index verify {definition.name}` names it"
+            )
+        super().__init__(f"more than {DAMAGED_MAX} rows of index {definition.name} are damaged on a {role}", hint=hint)
         self.row_keys = row_keys
+
+
+class MinionsDiffer(Unavailable):
+    """Every node that could answer is a minion whose entries differ from their cells."""
+
+    def __init__(self, definition: IndexDefinition, cluster: str) -> None:
+        super().__init__(
+            f"the entries of index {definition.name} on the minions of cluster {cluster} differ from their cells",
+            hint="ask the master (read_from=master), or again when it is back."
+            f" `schemaless index verify {definition.name}` names the minions, which must be made anew",
+        )
 
 
 class Execution(msgspec.Struct, frozen=True):
@@ -106,7 +124,7 @@ def find_entries(
     """Finds the entries of places that live on one cluster, on any node of it, without the excluded rows.
 
     A row with a damaged entry is left out, and named. So a page that is full of them doesn't look like the last one.
-    Raises QueryTooSlow and ManyDamaged.
+    It ends where more than DAMAGED_MAX are named, and is no answer then. Raises QueryTooSlow.
     """
     consumer, damaged = definition.consumer, list[RowKey]()
 
@@ -130,7 +148,7 @@ def find_entries(
         while page.damaged:
             damaged += page.damaged
             if len(damaged) > DAMAGED_MAX:
-                raise ManyDamaged(f"more than {DAMAGED_MAX} rows of index {definition.name} are damaged", damaged)
+                break
             (result,) = yield select_now()
             page = index_select.node_page(definition, query.selection, result.rows)
     except (StatementTimeout, LockTimeout) as error:  # MySQL has one number for both, and a SELECT waits for no lock

@@ -7,7 +7,7 @@ unreachable.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -80,20 +80,32 @@ class Reader:
         return cell, self._served(node)
 
     async def read(
-        self, cluster: str, operation: Callable[[*Args], Operation[T]], *args: *Args, read_from: Role | None = None
+        self,
+        cluster: str,
+        operation: Callable[[*Args], Operation[T]],
+        *args: *Args,
+        read_from: Role | None = None,
+        without: Collection[str] = (),
     ) -> tuple[T, Served]:
-        """Runs an operation on a node of the cluster. Raises StorageUnavailable when no node that may answer does."""
+        """Runs an operation on a node of the cluster, not on those named in `without`.
+
+        Raises StorageUnavailable when no node that may answer does.
+        """
         value, node = await first_answer(
-            self._candidates(cluster, read_from),
+            self._candidates(cluster, read_from, without),
             self._noting_failures(lambda node: node.run(operation, *args, timeout_s=self._timeout_s)),
             nobody=_NOBODY,
         )
         return value, self._served(node)
 
-    def _candidates(self, cluster: str, read_from: Role | None) -> Iterator[AsyncNode]:
+    def minions(self, cluster: str) -> frozenset[str]:
+        """Returns the names of a cluster's minions."""
+        return frozenset(minion.node.name for minion in self._storage.minions(cluster))
+
+    def _candidates(self, cluster: str, read_from: Role | None, without: Collection[str] = ()) -> Iterator[AsyncNode]:
         """Yields the nodes that may answer, best first."""
         for role in _ROLES[read_from]:
-            yield from self._answering(cluster, role)
+            yield from (node for node in self._answering(cluster, role) if node.node.name not in without)
 
     def _noting_failures(self, ask: Callable[[AsyncNode], Awaitable[T]]) -> Callable[[AsyncNode], Awaitable[T]]:
         """Lets the breaker know which node gave no answer, and a LocationGone name its node.

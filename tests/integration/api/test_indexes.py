@@ -270,6 +270,32 @@ async def test_a_page_that_meets_too_much_damage_is_repaired_all_the_same(call, 
     await until(lambda: ask(call).status_code == 200, 60)
 
 
+async def test_a_minion_that_differs_answers_no_query(call, by_hand, storage, datastore):
+    """C17: it is left out once the cleaner has named it. Another minion answers, or nobody, and never it."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    shard = entry_shard(parse_definition(DEFINITION), IndexEntry((uuid.UUID(DRIVERS[0]).bytes,)), datastore.shards)
+    home = datastore.home(shard)
+    version = IndexVersion(datastore.name, NAME, 1)
+
+    def note(minion, **counts):
+        storage.master(home).run(index_pass_table.note, version, shard, FaultCounts(**counts), minion.node.name)
+
+    first, *others = storage.minions(home)
+    note(first, missing=1)
+    await until(lambda: ask(call, read_from="minion").status_code == 200 or not others)
+    for other in others:
+        note(other, ghost=1)
+    await until(lambda: ask(call, read_from="minion").status_code == 503, 30)
+    problem = assert_problem(ask(call, read_from="minion"), 503)
+    assert "differ from their cells" in problem["detail"]
+    assert "read_from=master" in problem["hint"]
+    assert ask(call).headers["schemaless-served-by"] == "master"
+    note(first)
+    await until(lambda: ask(call, read_from="minion").status_code == 200, 30)
+
+
 async def test_every_answer_says_how_far_the_index_is(call, by_hand):
     """Behind by the cells that it lacks, complete up to the oldest of them. Explaining shows what was read."""
     trip(call, DRIVERS[0], 1)

@@ -12,7 +12,7 @@ from api.index.entry_reader import EntryReader
 from api.index.evaluation import page_of
 from api.index.overlay import AT_ONCE_MAX, CELLS_MAX, Overlay, Overlays, Unevaluated, changed_rows, verify_evaluable
 from api.index.query import parse_query
-from api.index.search import Behind, NodeAnswer, find_entries, merged
+from api.index.search import Behind, ManyDamaged, MinionsDiffer, NodeAnswer, find_entries, merged
 from api.read.reader import Served
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
@@ -64,7 +64,7 @@ class World:
         self.table = MemoryEntityTable(DATASTORE)
         self.reached = dict.fromkeys(DATASTORE.clusters, Location(1, 0))
         self.read_bytes_max = 1 << 20
-        self.away = set()
+        self.away, self.damaged = set(), []
         self.asked = []
         self.before_read = lambda operation: None
         self.waits = []
@@ -90,11 +90,11 @@ class World:
             found += [FoundEntry(row, entry, n) for n, entry in enumerate(made) if entry is not None]
         return found
 
-    async def read(self, cluster, operation, *args, read_from=None):
+    async def read(self, cluster, operation, *args, read_from=None, without=()):
         self.before_read(operation)
         await asyncio.sleep(0)
         self.asked.append(operation)
-        if operation in self.away:
+        if operation in self.away or (read_from is Role.MINION and self.minions(cluster) <= set(without)):
             raise StorageUnavailable("away")
         served = Served(read_from or Role.MASTER, cluster, 0)
         if operation is find_entries:
@@ -108,7 +108,7 @@ class World:
             ]
             values = [value for _, value in places]
             page = page_of(index, values, query.selection, here, self.read_bytes_max)
-            return NodeAnswer(page, reached), served
+            return NodeAnswer(NodePage(page.entries, page.more, self.damaged), reached), served
         if operation is shard_head.history:
             return (self.head, self.table.generations(0)), served
         assert operation is changed_rows
@@ -126,8 +126,12 @@ class World:
             await asyncio.Event().wait()
         self.reached[place.cluster] = max(self.reached[place.cluster], after.location)
 
-    def reader(self):
-        return EntryReader(self, SimpleNamespace(reached=self.reached_put), Overlays(self))
+    def minions(self, cluster):
+        return frozenset([f"{cluster}-minion"])
+
+    def reader(self, differing=()):
+        waiter = SimpleNamespace(reached=self.reached_put)
+        return EntryReader(self, waiter, Overlays(self), lambda version: differing)
 
     async def page(self, *parameters, order=None, read_from=None, reader=None):
         query = parse_query(self.index, DATASTORE.shards, parameters)
@@ -389,6 +393,25 @@ def test_a_lagging_node_s_cells_don_t_hide_the_overlay():
     for shown in (None, old, new):
         assert found.with_newest({key: shown, (ROWS[1], "BASE"): None}) == {key: new, (ROWS[1], "BASE"): None}
     assert Overlay(1, [], NodePage([], False), {key: old}).with_newest({key: new}) == {key: new}
+
+
+@pytest.mark.parametrize(("read_from", "hint"), [(None, "are being repaired"), (Role.MINION, "read_from=master")])
+async def test_too_much_damage_says_who_can_help(world, read_from, hint):
+    """The rows of masters are being repaired. A minion isn't repaired, so asking it again would be no use."""
+    world.damaged = [bytes([n % 256, n // 256]) * 8 for n in range(1001)]
+    with pytest.raises(ManyDamaged) as raised:
+        await world.page(("owner", "1"), read_from=read_from)
+    assert hint in raised.value.hint
+    assert raised.value.row_keys == world.damaged
+
+
+async def test_a_minion_that_differs_is_not_asked(world):
+    """C17. The master answers, and where only such minions may, nobody does."""
+    differing = {f"{cluster}-minion" for cluster in DATASTORE.clusters}
+    await world.page(("owner", "1"), reader=world.reader(differing))
+    with pytest.raises(MinionsDiffer, match="differ from their cells"):
+        await world.page(("owner", "1"), reader=world.reader(differing), read_from=Role.MINION)
+    await world.page(("owner", "1"), reader=world.reader({"another"}), read_from=Role.MINION)
 
 
 def test_an_explicit_location_counts_more_than_the_cursor_s():
