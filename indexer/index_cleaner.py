@@ -22,6 +22,7 @@ from schemaless.index.check import RowRate
 from schemaless.index.comparison import EntryFault, FaultCounts
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector, InspectedSpan
+from schemaless.index.repair import Repaired
 from schemaless.index.sweep import bounds_of, ranges_of, sweep_span
 from schemaless.index.versions import VersionKey
 from schemaless.runtime.batching import all_or_first_error
@@ -153,9 +154,12 @@ class IndexCleaner:
         async for page in sweep_span(inspector, masters, *bounds_of(self._datastore, number)):
             faults = [fault for found in page.faults.values() for fault in found]
             self._tell(definition, faults, counts.faults)
-            counts.take(page.rows, sum(page.entries.values()), page.unsettled, faults)
+            self._tell_unreadable(definition, page)
+            counts.take(page.rows, sum(page.entries.values()), page.unsettled + len(page.unreadable), faults)
             if faults:
-                counts.repaired += await inspector.repair(faults)
+                repaired = await inspector.repair(faults)
+                counts.repaired += repaired.written
+                self._tell_withheld(definition, repaired)
             await self._wait(page)
         for shard in range(number, self._datastore.shards, ranges_of(self._datastore)):
             async for cost in self._tombstones.delete(definition, shard):
@@ -195,6 +199,28 @@ class IndexCleaner:
                 shard=fault.place.shard,
                 row_key=row_key_text(fault.place.row_key),
                 element=fault.place.element,
+            )
+
+    def _tell_unreadable(self, definition: IndexDefinition, page: InspectedSpan) -> None:
+        """Logs the first rows of a span that aren't compared, because a cell of theirs can't be decoded."""
+        for row_key, why in list(page.unreadable.items())[:_LOGGED_MAX]:
+            log.error(
+                "a row isn't compared with its index",
+                datastore=self._datastore.name,
+                index=definition.name,
+                row_key=row_key_text(row_key),
+                why=why,
+            )
+
+    def _tell_withheld(self, definition: IndexDefinition, repaired: Repaired) -> None:
+        """Logs the minions whose replication a repair would stop."""
+        for node, entries in repaired.withheld.items():
+            log.error(
+                "entries aren't repaired: make the minion anew, it has rows that its master lacks or lacks some",
+                datastore=self._datastore.name,
+                index=definition.name,
+                node=node,
+                entries=entries,
             )
 
     def _put_off(self, key: VersionKey, number: int, seconds: float) -> None:

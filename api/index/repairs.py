@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from schemaless.cell import RowKey
+from schemaless.cell import RowKey, row_key_text
 from schemaless.errors import SchemalessError
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
@@ -82,9 +82,10 @@ class QueuedRepairs:
             del self._attempts[version, row_key]
         inspector = self._inspectors[version]
         try:
-            await self._repair(inspector, row_keys)
-            self.counts["compared",] += len(row_keys)
-        except SchemalessError as error:  # a cell is damaged, a server is away, or the index is being dropped
+            unreadable = await self._repair(inspector, row_keys)
+            self.counts["dropped",] += unreadable
+            self.counts["compared",] += len(row_keys) - unreadable
+        except SchemalessError as error:  # a server is away, or the index is being dropped
             log.warning(
                 "entries that a query found wrong aren't repaired",
                 index=version.name,
@@ -98,9 +99,18 @@ class QueuedRepairs:
             self._inspectors.clear()
             self._wake.clear()
 
-    async def _repair(self, inspector: IndexInspector, row_keys: list[RowKey]) -> None:
+    async def _repair(self, inspector: IndexInspector, row_keys: list[RowKey]) -> int:
+        """Returns how many rows have a cell that can't be decoded, and so weren't compared."""
         masters = [self._storage.master(cluster) for cluster in inspector.datastore.clusters]
         page = await inspector.of_rows(masters, row_keys)
+        for row_key, why in page.unreadable.items():
+            log.error(
+                "a row isn't compared with its index",
+                datastore=inspector.datastore.name,
+                index=inspector.definition.name,
+                row_key=row_key_text(row_key),
+                why=why,
+            )
         faults = [fault for found in page.faults.values() for fault in found]
         if faults:
             repaired = await inspector.repair(faults)
@@ -109,5 +119,7 @@ class QueuedRepairs:
                 datastore=inspector.datastore.name,
                 index=inspector.definition.name,
                 faults=len(faults),
-                repaired=repaired,
+                repaired=repaired.written,
+                withheld=dict(repaired.withheld),
             )
+        return len(page.unreadable)

@@ -349,6 +349,8 @@ class JobView(View, frozen=True):
     masters: FaultCountsView | UnsetType = UNSET
     minions: FaultCountsView | UnsetType = UNSET
     unreached: dict[str, str] | UnsetType = UNSET
+    unreadable: dict[str, str] | UnsetType = UNSET
+    withheld: dict[str, int] | UnsetType = UNSET
     faults: list[dict[str, Any]] | UnsetType = UNSET
 
     example: ClassVar[Any] = {

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from inspect import Parameter
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from schemaless.index.check import IndexCheck
     from schemaless.index.sweep import SweepSelection
 
+_WITHHELD = (
+    "entries were not repaired: minion {node} has rows that its master lacks, or lacks some, so a repair would stop its"
+    ' replication. Make it anew first (docs/indexes.md, "A damaged minion")'
+)
 MAKE_MINION_ANEW = 'is never written by a repair: make it anew from its master (docs/indexes.md, "A damaged minion")'
 
 
@@ -54,7 +58,14 @@ class CheckArguments:
     first: Annotated[str, typer.Option("--from", help="only row keys from this one on")] = ""
     last: Annotated[str, typer.Option("--to", help="only row keys up to this one")] = ""
     minions: Annotated[bool, typer.Option(help="whether minions are compared, too")] = True
-    rows_per_s: Annotated[int, typer.Option(min=0, help="rows and entries to compare a second; 0: no bound")] = 0
+    rows_per_s: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="rows and entries to compare a second; 0: no bound, as without it. With --background, without it 5,000"
+            " in each process",
+        ),
+    ] = None
     background: Annotated[bool, typer.Option(help="let the indexers do it, as a job: `index job` shows it")] = False
     as_json: JsonOption = False
 
@@ -109,6 +120,7 @@ def job(client: Client, as_json: bool, job: Annotated[str, typer.Argument(help="
         print(f"{document['kind']} {document['state']}: {document['done']} of {document['matched']} shards")
         for role in ("masters", "minions"):
             print(f"{role}: {_summary(FaultCounts(**document[role]), document['kind'] == 'repair')}")
+        _print_left_over(document["unreadable"], document["withheld"])
         if document["waits_for"] is not None:
             print(f"it waits: {document['waits_for']}")
     raise typer.Exit(0 if document["clean"] else 1)
@@ -165,7 +177,7 @@ def _order(options: CheckArguments, order: Literal["verify", "repair"]) -> None:
             row_keys=[options.row] if options.row else None,
             from_=options.first or None,
             to=options.last or None,
-            rows_per_s=options.rows_per_s or None,
+            rows_per_s=options.rows_per_s,
             minions=options.minions,
         )
     if options.as_json:
@@ -203,6 +215,14 @@ def _print_check(check: IndexCheck, repairs: bool) -> None:
         print(f"minion {node} {MAKE_MINION_ANEW}")
     for node, why in check.unreached.items():
         print(f"minion {node} was not compared: {why}")
+    _print_left_over(check.unreadable, check.withheld)
+
+
+def _print_left_over(unreadable: Mapping[str, str], withheld: Mapping[str, int]) -> None:
+    for why in unreadable.values():
+        print(f"not compared: {why}")
+    for node, entries in withheld.items():
+        print(f"{entries} {_WITHHELD.format(node=node)}")
 
 
 def _line(fault: dict[str, Any]) -> str:
@@ -229,5 +249,5 @@ def _summary(counts: FaultCounts, repairs: bool) -> str:
     if repairs:
         parts.append(f"{counts.repaired:,} repaired")
     if counts.unsettled:
-        parts.append(f"{counts.unsettled:,} changed all the time and weren't judged")
+        parts.append(f"{counts.unsettled:,} rows weren't judged: they changed all the time, or can't be read")
     return "; ".join(parts) if counts.faults or counts.unsettled else f"{parts[0]}, clean"

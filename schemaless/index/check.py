@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from schemaless.cell import row_key_text
 from schemaless.errors import NotReady, StorageUnavailable
 from schemaless.index.catalogue import find_versions, version_of
-from schemaless.index.comparison import CheckRequest, CheckResult, FaultCounts, fault_document
+from schemaless.index.comparison import (
+    UNREADABLE_NAMED_MAX,
+    CheckRequest,
+    CheckResult,
+    FaultCounts,
+    fault_document,
+)
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, SweptPage, one_row, sweep
@@ -34,22 +42,26 @@ class CheckedNodes(msgspec.Struct):
 
     def add(self, definition: IndexDefinition, page: SweptPage) -> None:
         found = [fault for faults in page.faults.values() for fault in faults]
-        self.counts.take(page.rows, page.entries, page.unsettled, found)
+        self.counts.take(page.rows, page.entries, page.unsettled + len(page.unreadable), found)
         for node, faults in page.faults.items():
             room = max(0, FAULTS_MAX - len(self.faults))
             self.faults += [fault_document(definition, node, fault) for fault in faults[:room]]
 
 
 class IndexCheck(msgspec.Struct):
-    """What a check found. `unreached`: minions that weren't asked, and why."""
+    """What a check found. Its members are those of a CheckResult."""
 
     masters: CheckedNodes
     minions: CheckedNodes
     unreached: dict[str, str]
+    unreadable: dict[str, str]
+    withheld: Counter[str]
 
     @property
     def result(self) -> CheckResult:
-        return CheckResult(self.masters.counts, self.minions.counts, self.unreached)
+        return CheckResult(
+            self.masters.counts, self.minions.counts, self.unreached, self.unreadable, dict(self.withheld)
+        )
 
     @property
     def faults(self) -> list[dict[str, Any]]:
@@ -113,7 +125,7 @@ async def check_index(
     """
     rate = rate or RowRate()
     datastore = inspector.datastore
-    check = IndexCheck(CheckedNodes(FaultCounts(), []), CheckedNodes(FaultCounts(), []), {})
+    check = IndexCheck(CheckedNodes(FaultCounts(), []), CheckedNodes(FaultCounts(), []), {}, {}, Counter())
 
     async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> None:
         here = {node.node.cluster for node in nodes}
@@ -121,9 +133,13 @@ async def check_index(
             of_entries = [shard for shard in selection.of_entries if datastore.home(shard) in here]
             async for page in sweep(inspector, nodes, msgspec.structs.replace(selection, of_entries=of_entries)):
                 checked.add(inspector.definition, page)
+                for row_key, why in page.unreadable.items():
+                    if len(check.unreadable) < UNREADABLE_NAMED_MAX:
+                        check.unreadable[row_key_text(row_key)] = why
                 if repair and role is Role.MASTER:
-                    for faults in page.faults.values():
-                        checked.counts.repaired += await inspector.repair(faults)
+                    repaired = await inspector.repair(fault for faults in page.faults.values() for fault in faults)
+                    checked.counts.repaired += repaired.written
+                    check.withheld += repaired.withheld
                 on_page(role, page)
                 await asyncio.sleep(rate.wait_s(page.rows + page.entries))
 

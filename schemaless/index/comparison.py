@@ -8,6 +8,7 @@ Both sides must be of one moment. An index follows the log, so that moment is it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -19,6 +20,9 @@ from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import Bodies, IndexEntry, entries_for, entry_shard, stored_fields
 from schemaless.index.transition import IndexWrite
 from schemaless.location import Location
+
+UNREADABLE_NAMED_MAX = 100
+"""How many rows that can't be read a check names."""
 
 FIRST_ROW = RowKey(b"")
 LAST_ROW = RowKey(b"\xff" * 16)
@@ -107,7 +111,10 @@ def repairs(places: Iterable[EntryPlace], expected: Entries, at: Location) -> li
 
 
 class FaultCounts(msgspec.Struct):
-    """What a comparison came to. `unsettled` rows changed while they were compared, and weren't judged."""
+    """What a comparison came to. `unsettled` rows weren't judged.
+
+    They changed while they were compared, or a cell of theirs can't be decoded.
+    """
 
     rows: int = 0
     entries: int = 0
@@ -148,26 +155,38 @@ class CheckRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What a check came to on masters and on minions. `unreached`: minions that weren't asked, and why."""
+    """What a check came to on masters and on minions. `unreached`: minions that weren't asked, and why.
+
+    `unreadable`: the first rows that have a cell which can't be decoded, by row key, and why. `withheld`: by minion, of
+    how many entries the repair on its master would have stopped its replication, and so was left out.
+    """
 
     masters: FaultCounts
     minions: FaultCounts
     unreached: dict[str, str]
+    unreadable: dict[str, str] = {}
+    withheld: dict[str, int] = {}
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON. The counts of all nodes together come first."""
         both = msgspec.structs.asdict(self.masters + self.minions)
         return {
-            "clean": self.masters.faults == self.masters.repaired and not self.minions.faults,
+            "clean": self.masters.faults == self.masters.repaired and not self.minions.faults and not self.unreadable,
             **{kind: both[kind] for kind in (*EntryFaultKind, "repaired")},
             "masters": msgspec.structs.asdict(self.masters),
             "minions": msgspec.structs.asdict(self.minions),
             "unreached": self.unreached,
+            "unreadable": self.unreadable,
+            "withheld": self.withheld,
         }
 
     def __add__(self, other: CheckResult) -> CheckResult:
         return CheckResult(
-            self.masters + other.masters, self.minions + other.minions, {**self.unreached, **other.unreached}
+            self.masters + other.masters,
+            self.minions + other.minions,
+            {**self.unreached, **other.unreached},
+            dict([*self.unreadable.items(), *other.unreadable.items()][:UNREADABLE_NAMED_MAX]),
+            dict(Counter(self.withheld) + Counter(other.withheld)),
         )
 
 

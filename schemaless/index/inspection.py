@@ -9,31 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from schemaless.cell import RowKey, StoredCell
-from schemaless.codec import decode_body
+from schemaless.cell import RowKey
 from schemaless.errors import NotReady
 from schemaless.index.comparison import (
     FIRST_ROW,
     LAST_ROW,
     EntryFault,
     EntryPlace,
-    expected_entries,
     misplaced,
     missing_or_stale,
-    repairs,
     row_after,
     rows_of,
 )
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import IndexEntry
-from schemaless.location import Location, kept_until
+from schemaless.index.expected import ExpectedEntries, Rows
+from schemaless.index.repair import EntryRepairs, Repaired
+from schemaless.location import Location
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
-from schemaless.storage import checkpoint_table, entity_table, entity_walk, index_inspection, index_table, shard_head
+from schemaless.storage import checkpoint_table, entity_table, entity_walk, index_inspection
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.topology import Datastore
@@ -50,18 +49,16 @@ _PAGE_ENTRIES = 4000
 _SPAN_ENTRY_BYTES_MAX = 32 << 20
 _SPAN_ENTRIES_MIN = 32
 
-_ROWS_AT_ONCE = 250
 _LOOKS_MAX = 3
 _LOOK_AGAIN_S = 0.1
 _KNOWN_FOR_S = 1.0
-_REPAIRED_AT_ONCE = 100
-_REPAIR_ATTEMPTS_MAX = 5
-
-Rows = Mapping[int, Sequence[RowKey]]
-"""Row keys by the shard of the rows."""
 
 Reached = Mapping[int, Sequence[Location]]
 """The checkpoints of some nodes, by the shard of the rows."""
+
+
+Unreadable = dict[RowKey, str]
+"""Rows that weren't judged, because a cell of theirs can't be decoded, and why."""
 
 
 class InspectedRows(msgspec.Struct):
@@ -70,6 +67,7 @@ class InspectedRows(msgspec.Struct):
     rows: int
     faults: dict[str, list[EntryFault]]
     unsettled: int
+    unreadable: Unreadable
     last: RowKey | None
 
 
@@ -79,6 +77,7 @@ class InspectedEntries(msgspec.Struct):
     entries: int
     faults: list[EntryFault]
     unsettled: int
+    unreadable: Unreadable
     last: EntryKey | None
 
 
@@ -89,6 +88,7 @@ class InspectedSpan(msgspec.Struct):
     entries: dict[str, int]
     faults: dict[str, list[EntryFault]]
     unsettled: int
+    unreadable: Unreadable
     last: RowKey
 
 
@@ -102,6 +102,8 @@ class IndexInspector:
         self.definition = definition
         self._storage = storage
         self.page_rows = page_rows
+        self.cells = ExpectedEntries(storage, datastore, definition)
+        self._repairs = EntryRepairs(storage, datastore, definition, self.cells)
         self._known: dict[str, tuple[float, Reached]] = {}
 
     async def rows(
@@ -113,12 +115,12 @@ class IndexInspector:
         """
         reached = await self._reached(nodes, shard)
         columns, until = self.definition.columns, _lowest(reached[shard])
-        found = await self._home(shard).run(
+        found = await self.cells.home(shard).run(
             entity_table.row_keys, self.datastore, shard, columns, until, after, self.page_rows
         )
         row_keys: Sequence[RowKey] = [row_key for row_key in found if row_key <= last]
         is_last = len(found) < self.page_rows or len(row_keys) < len(found)
-        page = InspectedRows(0, {node.node.name: [] for node in nodes}, 0, None)
+        page = InspectedRows(0, {node.node.name: [] for node in nodes}, 0, {}, None)
         for look in range(_LOOKS_MAX):
             if look:
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -127,7 +129,10 @@ class IndexInspector:
             if not look:
                 page.rows = read
                 page.last = None if is_last and read == len(row_keys) else row_keys[read - 1]
-            row_keys, page.unsettled = unsettled, len(unsettled)
+                row_keys = row_keys[:read]
+            # A row may have more entries when it is looked at again, and then fewer rows fit a page.
+            row_keys = [*unsettled, *row_keys[read:]]
+            page.unsettled = len(row_keys)
             if not row_keys:
                 break
         return page
@@ -143,7 +148,7 @@ class IndexInspector:
         found = await node.run(
             index_inspection.live_page, self.datastore, self.definition, shard, after, last, self.page_rows
         )
-        page = InspectedEntries(len(found), [], 0, None)
+        page = InspectedEntries(len(found), [], 0, {}, None)
         if len(found) == self.page_rows:
             _, row_key, element = max(found)
             page.last = row_key, element
@@ -198,21 +203,20 @@ class IndexInspector:
         if last == after:  # one row has more entries of one shard than that
             row_key = row_after(after)
             return msgspec.structs.replace(await self.of_rows(nodes, [row_key]), last=row_key)
-        rows: dict[RowKey, list[StoredCell]] = {}
-        for cell in (cell for part in cells for cell in part.cells if cell.row_key <= last):
-            rows.setdefault(cell.row_key, []).append(cell)
+        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, 0, {}, last)
         expected: dict[EntryPlace, IndexEntry] = {}
-        for some in chunks(list(rows), count_max=_ROWS_AT_ONCE):
-            expected |= self._entries_of({row_key: rows[row_key] for row_key in some})
-            await asyncio.sleep(0)  # others of this process have their turn
+        async for made in self.cells.of_cells(cell for part in cells for cell in part.cells if cell.row_key <= last):
+            page.rows += len(made.rows)
+            page.unreadable |= made.unreadable
+            expected |= made.entries
         found = [{place: entry for place, entry in here.items() if place.row_key <= last} for here, _ in entries]
-        page = InspectedSpan(len(rows), _counted(nodes, found), {node.node.name: [] for node in nodes}, 0, last)
+        page.entries = _counted(nodes, found)
         await self._settle(page, nodes, await self._judge(page, nodes, expected, found, reached))
         return page
 
     async def of_rows(self, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]) -> InspectedSpan:
         """Compares some rows with all their entries, in both directions. Raises what `span` does."""
-        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, 0, LAST_ROW)
+        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, 0, {}, LAST_ROW)
         page.rows, page.entries, unsettled = await self._look(page, nodes, row_keys)
         await self._settle(page, nodes, unsettled)
         return page
@@ -235,9 +239,10 @@ class IndexInspector:
         for row_key in row_keys:
             by_shard.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
         rows, expected = 0, dict[EntryPlace, IndexEntry]()
-        async for some, made in self._expected(by_shard, reached):
-            rows += len(some)
-            expected |= made
+        async for made in self.cells.of_rows(by_shard, _untils(reached, by_shard)):
+            rows += len(made.rows)
+            page.unreadable |= made.unreadable
+            expected |= made.entries
         shards = self.datastore.by_home(range(self.datastore.shards), lambda shard: shard)
         found = []
         for node in nodes:
@@ -257,7 +262,8 @@ class IndexInspector:
         found: Sequence[Mapping[EntryPlace, IndexEntry]],
         reached: Reached,
     ) -> Sequence[RowKey]:
-        """Adds the faults of whole rows to a page, by what each node has of them. Returns rows that it can't judge."""
+        """Adds the faults of whole rows to a page, by what each node has of them. Returns rows to look at again."""
+        found = [_without(page.unreadable, here) for here in found]
         faults = {
             node.node.name: [
                 *missing_or_stale({place: expected[place] for place in expected if self._is_on(node, place)}, here),
@@ -273,41 +279,9 @@ class IndexInspector:
             page.faults[name] += [fault for fault in of_node if fault.place.row_key not in unsettled]
         return sorted(unsettled)
 
-    async def repair(self, faults: Iterable[EntryFault]) -> int:
-        """Brings the places of faults to what the cells say, on masters. Returns how many it wrote.
-
-        The others wait for a later pass, because their checkpoint moved all the time, or its generation is superseded.
-        Each write is in a transaction in which the checkpoint of the row's shard on that cluster can't move: so the
-        cells up to it are what the place must show, whoever else writes. Raises StorageUnavailable.
-        """
-        places: dict[tuple[str, int], list[EntryPlace]] = {}
-        for fault in faults:
-            source = shard_of(fault.place.row_key, self.datastore.shards)
-            places.setdefault((self.datastore.home(fault.place.shard), source), []).append(fault.place)
-        written = 0
-        for (cluster, source), here in places.items():
-            for some in chunks(here, count_max=_REPAIRED_AT_ONCE):
-                for _ in range(_REPAIR_ATTEMPTS_MAX):
-                    if await self._repaired(self._storage.master(cluster), source, some):
-                        written += len(some)
-                        break
-        return written
-
-    async def _repaired(self, master: AsyncNode, source: int, places: Sequence[EntryPlace]) -> bool:
-        name, consumer = self.datastore.name, self.definition.consumer
-        found = await master.run(checkpoint_table.of_consumer, name, consumer, [source])
-        if not found:
-            raise NotReady(f"{master.node.name}: no checkpoint of shard {source}")
-        (checkpoint,) = found
-        row_keys = list(dict.fromkeys(place.row_key for place in places))
-        expected: dict[EntryPlace, IndexEntry] = {}
-        async for _, made in self._expected({source: row_keys}, {source: [checkpoint.location]}):
-            expected |= {place: made[place] for place in places if place in made}
-        if not await self._are_kept(source, [checkpoint.location]):
-            return False
-        writes = repairs(places, expected, checkpoint.location)
-        script = index_table.overwrites(self.datastore, self.definition, writes)
-        return await master.run(checkpoint_table.write_at, name, checkpoint, script)
+    async def repair(self, faults: Iterable[EntryFault]) -> Repaired:
+        """Brings the places of faults to what the cells say, on masters. Raises StorageUnavailable and NotReady."""
+        return await self._repairs.repair(faults)
 
     async def _compare_rows(
         self, page: InspectedRows, nodes: Sequence[AsyncNode], shard: int, reached: Reached, row_keys: Sequence[RowKey]
@@ -316,9 +290,10 @@ class IndexInspector:
         expected: dict[EntryPlace, IndexEntry] = {}
         read: list[RowKey] = []
         if row_keys:
-            async for some, made in self._expected({shard: row_keys}, reached):
-                read += some
-                expected |= made
+            async for made in self.cells.of_rows({shard: row_keys}, _untils(reached, [shard])):
+                read += made.rows
+                page.unreadable |= made.unreadable
+                expected |= made.entries
                 if len(expected) >= _PAGE_ENTRIES:
                     break
         faults: dict[str, list[EntryFault]] = {}
@@ -346,46 +321,19 @@ class IndexInspector:
         for place in found:
             rows.setdefault(shard_of(place.row_key, self.datastore.shards), {})[place.row_key] = None
         faults: list[EntryFault] = []
-        async for some, made in self._expected({source: list(keys) for source, keys in rows.items()}, reached):
-            these = set(some)
-            faults += misplaced(made, {place: entry for place, entry in found.items() if place.row_key in these})
+        by_source = {source: list(keys) for source, keys in rows.items()}
+        async for made in self.cells.of_rows(by_source, _untils(reached, by_source)):
+            page.unreadable |= made.unreadable
+            these = set(made.rows) - made.unreadable.keys()
+            faults += misplaced(
+                made.entries, {place: entry for place, entry in found.items() if place.row_key in these}
+            )
         suspects: dict[int, list[RowKey]] = {}
         for row_key in rows_of(faults):
             suspects.setdefault(shard_of(row_key, self.datastore.shards), []).append(row_key)
         unsettled = await self._unsettled(suspects, reached)
         page.faults += [fault for fault in faults if fault.place.row_key not in unsettled]
         return sorted(unsettled)
-
-    async def _expected(
-        self, rows: Rows, reached: Reached
-    ) -> AsyncIterator[tuple[Sequence[RowKey], dict[EntryPlace, IndexEntry]]]:
-        """Yields rows in bounded parts, and the entries that their newest cells make up to what was reached."""
-        for cluster, shards in self.datastore.by_home(rows, lambda shard: shard).items():
-            unread = {shard: rows[shard] for shard in shards if rows[shard]}
-            while unread:
-                wanted = {shard: (_lowest(reached[shard]), row_keys) for shard, row_keys in unread.items()}
-                page = await self._storage.master(cluster).run(
-                    entity_table.newest_until, self.datastore, wanted, self.definition.columns
-                )
-                cells: dict[RowKey, list[StoredCell]] = {}
-                for cell in page.cells:
-                    cells.setdefault(cell.row_key, []).append(cell)
-                read = [
-                    row_key
-                    for shard, row_keys in unread.items()
-                    for row_key in row_keys[: len(row_keys) - len(page.unread.get(shard, ()))]
-                ]
-                for some in chunks(read, count_max=_ROWS_AT_ONCE):
-                    yield some, self._entries_of({row_key: cells.get(row_key, ()) for row_key in some})
-                    await asyncio.sleep(0)  # others of this process have their turn
-                unread = dict(page.unread)
-
-    def _entries_of(self, rows: Mapping[RowKey, Sequence[StoredCell]]) -> dict[EntryPlace, IndexEntry]:
-        """Returns the entries that the newest cells of rows make."""
-        bodies = {
-            row_key: {cell.column_name: decode_body(cell.body) for cell in cells} for row_key, cells in rows.items()
-        }
-        return expected_entries(self.definition, self.datastore.shards, bodies)
 
     async def _unsettled(self, suspects: Rows, reached: Reached) -> set[RowKey]:
         """Returns the suspects that can't be judged: they got cells since, or what was reached is superseded.
@@ -396,19 +344,14 @@ class IndexInspector:
         for shard, row_keys in suspects.items():
             if not row_keys:
                 continue
-            if not await self._are_kept(shard, reached[shard]):
+            if not await self.cells.are_kept(shard, reached[shard]):
                 unsettled.update(row_keys)
                 continue
             columns, until = self.definition.columns, _lowest(reached[shard])
-            unsettled |= await self._home(shard).run(
+            unsettled |= await self.cells.home(shard).run(
                 entity_table.rows_changed_since, self.datastore, shard, columns, until, row_keys
             )
         return unsettled
-
-    async def _are_kept(self, shard: int, locations: Iterable[Location]) -> bool:
-        """Returns whether the shard's log still has what it had up to these locations."""
-        head, starts = await self._home(shard).run(shard_head.history, self.datastore.name, shard)
-        return all(kept_until(at, starts) == at.added_id <= head.added_id for at in locations)
 
     async def _reached(self, nodes: Sequence[AsyncNode], shard: int | None = None) -> dict[int, list[Location]]:
         """Returns the checkpoints of all nodes, of one shard or all. Raises NotReady for a node without one."""
@@ -435,8 +378,13 @@ class IndexInspector:
     def _is_on(self, node: AsyncNode, place: EntryPlace) -> bool:
         return self.datastore.home(place.shard) == node.node.cluster
 
-    def _home(self, shard: int) -> AsyncNode:
-        return self._storage.master(self.datastore.home(shard))
+
+def _untils(reached: Reached, shards: Iterable[int]) -> dict[int, int]:
+    return {shard: _lowest(reached[shard]) for shard in shards}
+
+
+def _without(rows: Unreadable, entries: Mapping[EntryPlace, IndexEntry]) -> Mapping[EntryPlace, IndexEntry]:
+    return {place: entry for place, entry in entries.items() if place.row_key not in rows} if rows else entries
 
 
 def _counted(nodes: Sequence[AsyncNode], found: Sequence[Mapping[EntryPlace, IndexEntry]]) -> dict[str, int]:

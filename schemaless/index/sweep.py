@@ -49,12 +49,16 @@ def one_row(datastore: Datastore, row_key: RowKey) -> SweepSelection:
 
 
 class SweptPage(msgspec.Struct, frozen=True):
-    """A page of a sweep. `faults` is by node. `steps`: how many shards are done with it, in one direction."""
+    """A page of a sweep. `faults` is by node. `steps`: how many shards are done with it, in one direction.
+
+    `unreadable` are rows that weren't judged, because a cell of theirs can't be decoded, and why.
+    """
 
     rows: int
     entries: int
     faults: Mapping[str, Sequence[EntryFault]]
     unsettled: int
+    unreadable: Mapping[RowKey, str]
     steps: int
 
 
@@ -65,7 +69,8 @@ async def sweep(
     datastore = inspector.datastore
     if selection.row_key is not None:
         row = await inspector.of_rows(nodes, [selection.row_key])
-        yield SweptPage(row.rows, sum(row.entries.values()), row.faults, row.unsettled, steps=selection.steps)
+        entries_read = sum(row.entries.values())
+        yield SweptPage(row.rows, entries_read, row.faults, row.unsettled, row.unreadable, steps=selection.steps)
         return
     before = row_before(selection.first)
     for shard in selection.of_rows:
@@ -73,7 +78,7 @@ async def sweep(
         while after is not None:
             rows = await inspector.rows(nodes, shard, after, selection.last)
             after = rows.last
-            yield SweptPage(rows.rows, 0, rows.faults, rows.unsettled, steps=int(after is None))
+            yield SweptPage(rows.rows, 0, rows.faults, rows.unsettled, rows.unreadable, steps=int(after is None))
     by_cluster = {node.node.cluster: node for node in nodes}
     for shard in selection.of_entries:
         node = by_cluster[datastore.home(shard)]
@@ -81,8 +86,8 @@ async def sweep(
         while beyond is not None:
             entries = await inspector.entries(node, shard, beyond, selection.last)
             beyond = entries.last
-            faults = {node.node.name: entries.faults}
-            yield SweptPage(0, entries.entries, faults, entries.unsettled, steps=int(beyond is None))
+            faults, steps = {node.node.name: entries.faults}, int(beyond is None)
+            yield SweptPage(0, entries.entries, faults, entries.unsettled, entries.unreadable, steps=steps)
 
 
 def ranges_of(datastore: Datastore) -> int:

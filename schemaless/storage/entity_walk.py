@@ -121,7 +121,9 @@ def span(
     unread = [(shard, row[_SPAN_ADDED_ID]) for row, shard in rows if row[_SPAN_BODY] is None]
     large = yield from entity_table.bodies(datastore, unread)
     cells = [
-        StoredCell(row_key, column, ref_key, shard, generation, added_id, 0, body or large[shard, added_id])
+        StoredCell(
+            row_key, column, ref_key, shard, generation, added_id, 0, large[shard, added_id] if body is None else body
+        )
         for (row_key, column, ref_key, generation, added_id, body, _), shard in rows
     ]
     return SpanPage(cells, last)

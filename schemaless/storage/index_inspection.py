@@ -100,6 +100,26 @@ def of_rows(
     return found
 
 
+def held(
+    datastore: Datastore, definition: IndexDefinition, places: Sequence[EntryPlace]
+) -> Operation[frozenset[EntryPlace]]:
+    """Returns those of some places of one cluster, at least one, that have a row of the table: also a tombstone."""
+    by_shard: dict[int, list[EntryPlace]] = {}
+    for place in places:
+        by_shard.setdefault(place.shard, []).append(place)
+    results = yield ";".join(
+        f"SELECT row_key, element FROM {index_table.table(datastore, shard, definition)} WHERE (row_key, element) IN ("
+        + commas([f"({literal(place.row_key)}, {place.element})" for place in here])
+        + ")"
+        for shard, here in by_shard.items()
+    )
+    return frozenset(
+        EntryPlace(shard, row_key, element)
+        for shard, result in zip(by_shard, results, strict=True)
+        for row_key, element in result.rows
+    )
+
+
 def _columns(definition: IndexDefinition) -> Script:
     return commas(["row_key", "element", *(index_table.shown(field) for field in definition.fields)])
 

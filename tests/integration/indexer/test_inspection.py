@@ -18,7 +18,7 @@ from schemaless.cell import RowKey, row_key_text
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Invalid, NotReady, StorageUnavailable
-from schemaless.index import inspection
+from schemaless.index import expected, inspection
 from schemaless.index.comparison import EntryFaultKind, EntryPlace
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, bounds_of, one_row, ranges_of, sweep, sweep_span
@@ -201,7 +201,8 @@ async def test_every_kind_of_damage_is_named_and_repaired(indexed, storage):
     for found in (faults, by_ranges):
         assert {fault.place: fault.kind for fault in found} == planted
         assert len(found) == len(planted)
-    assert await rows.inspector.repair(faults) == len(planted)
+    repaired = await rows.inspector.repair(faults)
+    assert (repaired.written, repaired.withheld) == (len(planted), {})
     assert rows.found(rows.index) == wanted
     assert await rows.inspect() == []
 
@@ -235,16 +236,109 @@ async def test_a_checkpoint_that_moves_undoes_a_repair(indexed, monkeypatch):
     rows.sql(shard, f"UPDATE {{table}} SET number = 5 WHERE row_key = x'{row.hex()}'")
     faults = await rows.inspect()
     version = iter(range(3, 100))
-    kept = rows.inspector._are_kept
+    kept = rows.inspector.cells.are_kept
 
     async def moved(*args):
         rows.put(rows.cell(row, "STATUS", next(version), {"state": "later"}))
         await rows.follow()
         return await kept(*args)
 
-    monkeypatch.setattr(rows.inspector, "_are_kept", moved)
-    assert await rows.inspector.repair(faults) == 0
+    monkeypatch.setattr(rows.inspector.cells, "are_kept", moved)
+    assert (await rows.inspector.repair(faults)).written == 0
     assert rows.found(rows.index)[shard, row, 0].values[2] == "later"
+
+
+async def test_rows_that_have_more_entries_when_they_are_looked_at_again_are_not_forgotten(indexed, monkeypatch):
+    """A look reads no more than a page. What the second and the third leave out counts as unsettled."""
+    rows = indexed(elements())
+    keys = [uuid.UUID(int=n).bytes for n in range(100) if shard_of(uuid.UUID(int=n).bytes, SHARDS) == 1][:3]
+    rows.put(*(rows.cell(key, "BASE", 1, {"tags": [{"name": "a", "weight": 1}]}) for key in keys))
+    await rows.follow()
+    for shard in range(SHARDS):
+        rows.sql(shard, "UPDATE {table} SET weight = 77")
+    monkeypatch.setattr(inspection, "_PAGE_ENTRIES", 3)
+    monkeypatch.setattr(expected, "_ROWS_AT_ONCE", 1)
+    unsettled, looks = rows.inspector._unsettled, []
+
+    async def grown(suspects, reached):
+        looks.append(suspects)
+        if len(looks) == 1:
+            tags = [{"name": "a", "weight": n} for n in range(4)]
+            rows.put(*(rows.cell(key, "BASE", 2, {"tags": tags}) for key in keys))
+            await rows.follow()
+        return await unsettled(suspects, reached)
+
+    monkeypatch.setattr(rows.inspector, "_unsettled", grown)
+    page = await rows.inspector.rows(await rows.masters(), 1)
+    assert (len(looks), page.rows, page.unsettled) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("body", ["x'00'", "x''"], ids=["garbage", "empty"])
+async def test_a_cell_that_cant_be_decoded_keeps_only_its_own_row_uncompared(indexed, async_storage, command, body):
+    """It is named, its entries stay, and what is wrong beside it is repaired."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    wanted = rows.wanted(rows.index)
+    corrupt, *others = sorted(wanted, key=lambda place: place[1])
+    source = shard_of(corrupt[1], SHARDS)
+    entity = f"{rows.datastore.database(source)}.entity"
+    run_sql(rows.master(source), f"UPDATE {entity} SET body = {body} WHERE row_key = x'{corrupt[1].hex()}'")
+    for shard, row, _ in (corrupt, *others[:3]):
+        rows.sql(shard, f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{row.hex()}'")
+    status, told = command(rows, "verify", "by_owner", "--no-minions", "--json")
+    assert (status, told["stale"], list(told["unreadable"])) == (1, 3, [row_key_text(corrupt[1])])
+    assert "can't be read" in command(rows, "verify", "by_owner", "--no-minions")[1]
+    cleaner = IndexCleaner(async_storage, rows.datastore, lambda: range(SHARDS), 1e6)
+    cleaner.watch([rows.index])
+    with capture_logs() as logs:
+        assert [await cleaner.step() for _ in range(SHARDS)] == [0] * SHARDS
+    assert "a range of an index isn't compared" not in {entry["event"] for entry in logs}
+    (told,) = [entry for entry in logs if entry["event"] == "a row isn't compared with its index"]
+    assert told["row_key"] == row_key_text(corrupt[1])
+    found = rows.found(rows.index)
+    assert found.pop(corrupt).values[1] == 77
+    assert found == {place: entry for place, entry in wanted.items() if place != corrupt}
+    status, told = command(rows, "repair", "by_owner", "--no-minions", "--row", row_key_text(corrupt[1]), "--json")
+    assert (status, told["clean"], told["stale"], told["ghost"]) == (1, False, 0, 0)
+
+
+async def test_a_repair_that_would_stop_a_minion_is_withheld(indexed, command, admin):
+    """A row on one side only, on either: the minion is named, replication goes on, and the rest is repaired."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    wanted = rows.wanted(rows.index)
+    cluster = rows.datastore.home(sorted(wanted)[0][0])
+    lost, lacked, plain = [place for place in sorted(wanted) if rows.datastore.home(place[0]) == cluster][:3]
+    minions, master = admin.minions(cluster), admin.master(cluster)
+    for minion in minions:
+        await replicated(rows, minion)
+    local = f"{LOCAL_WRITE}; {{change}}; {REPLICATED_WRITE}"
+
+    def key(place):
+        return f"row_key = x'{place[1].hex()}'"
+
+    rows.sql(lost[0], local.format(change=f"DELETE FROM {{table}} WHERE {key(lost)}"), master)
+    rows.sql(lacked[0], local.format(change=f"DELETE FROM {{table}} WHERE {key(lacked)}"), minions[0])
+    rows.sql(lacked[0], local.format(change=f"UPDATE {{table}} SET number = 77 WHERE {key(lacked)}"), master)
+    rows.sql(plain[0], f"UPDATE {{table}} SET number = 77 WHERE {key(plain)}")
+    status, told = command(rows, "repair", "by_owner", "--no-minions", "--json")
+    names = {minion.node.name for minion in minions}
+    assert (status, told["missing"], told["stale"], told["repaired"]) == (1, 1, 2, 1)
+    assert told["withheld"] == {name: 1 + (name == minions[0].node.name) for name in names}
+    assert "would stop its replication" in command(rows, "repair", "by_owner", "--no-minions")[1]
+    assert rows.found(rows.index).keys() == wanted.keys() - {lost}
+    for minion in minions:
+        await replicated(rows, minion)
+        rows.sql(lost[0], local.format(change=f"DELETE FROM {{table}} WHERE {key(lost)}"), minion)
+    rows.sql(lacked[0], local.format(change=f"DELETE FROM {{table}} WHERE {key(lacked)}"), master)
+    for minion in minions[1:]:
+        rows.sql(lacked[0], local.format(change=f"DELETE FROM {{table}} WHERE {key(lacked)}"), minion)
+    status, told = command(rows, "repair", "by_owner", "--no-minions", "--json")
+    assert (status, told["missing"], told["repaired"], told["withheld"]) == (0, 2, 2, {})
+    for minion in minions:
+        await replicated(rows, minion)
+    assert rows.found(rows.index) == wanted
+    assert command(rows, "verify", "by_owner")[0] == 0
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from schemaless.cell import RowKey
 from schemaless.errors import Corrupt, StorageUnavailable
 from schemaless.index.definition import parse_definition
 from schemaless.index.inspection import InspectedSpan
+from schemaless.index.repair import Repaired
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 1, ())
@@ -29,7 +30,7 @@ class Inspector:
 
     def __init__(self, *arguments):
         self.datastore, self.definition = DATASTORE, DEFINITION
-        self.poisoned, self.away = set(), 0
+        self.poisoned, self.unreadable, self.away = set(), set(), 0
         self.compared, self.sizes = [], []
 
     async def of_rows(self, nodes, row_keys):
@@ -40,10 +41,11 @@ class Inspector:
         if self.poisoned.intersection(row_keys):
             raise Corrupt("a body can't be read")
         self.compared += row_keys
-        return InspectedSpan(len(row_keys), {}, {"a": list(row_keys)}, 0, row_keys[-1])
+        unreadable = {row_key: "a body can't be read" for row_key in row_keys if row_key in self.unreadable}
+        return InspectedSpan(len(row_keys), {}, {"a": list(row_keys)}, 0, unreadable, row_keys[-1])
 
     async def repair(self, faults):
-        return len(faults)
+        return Repaired(len(faults))
 
 
 @pytest.fixture
@@ -67,6 +69,16 @@ async def test_one_row_that_cannot_be_compared_costs_no_other_its_repair(inspect
     assert sorted(inspector.compared) == rows(*(n for n in range(100) if n != 41))
     assert dict(queue.counts) == {("compared",): 99, ("dropped",): 1}
     assert len(inspector.sizes) == 1 + 10 + 10
+
+
+async def test_a_row_that_cant_be_read_is_dropped_at_once(inspector):
+    """Its cell stays as it is, so trying again would be no use. The others are compared."""
+    queue = QueuedRepairs(storage=None)
+    queue.add(DATASTORE, DEFINITION, rows(*range(100)))
+    inspector.unreadable = set(rows(41))
+    await finish(queue)
+    assert dict(queue.counts) == {("compared",): 99, ("dropped",): 1}
+    assert len(inspector.sizes) == 1
 
 
 async def test_rows_outlive_a_short_outage(inspector):
