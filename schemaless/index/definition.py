@@ -278,7 +278,7 @@ def _verify_fields(keyed: Sequence[Field], stored: Sequence[Field], shard_field:
     names = [field.name for field in (*keyed, *stored)]
     for name in names:
         if names.count(name) > 1:
-            raise Invalid("fields", f"{name} is there twice")
+            raise Invalid("fields", f"{name} is there twice: give each field a name of its own")
     if not keyed or keyed[0].name != shard_field:
         raise Invalid("shard_field", "must be the name of the first of fields")
     if keyed[0].type not in SHARD_FIELD_TYPES:

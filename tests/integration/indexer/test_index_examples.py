@@ -1,5 +1,6 @@
 """The examples of the source texts run: FriendFeed's store, and the driver and city indexes of trips."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import uuid
 
 import pytest
 
-from schemaless import Client
+from schemaless import AsyncClient, Client
 from schemaless.bus.topics import ensure_topics
 from schemaless.config import IndexerSettings
 from schemaless.index.definition import load_definition
@@ -72,9 +73,13 @@ def test_trips_are_found_by_driver_and_by_city(hosts, datastore):
         assert [entry.row_key for entry in found] == [trips[0], trips[2], trips[3]]
         assert [entry.fare for entry in found] == [1.0, 3.0, 4.0]
         in_city = client.index("city_index").entries(city_uuid=city, desc=True, limit=2)
-        assert [(entry.row_key, entry.is_completed) for entry in in_city] == [
-            (trips[3], True),
-            (trips[2], True),
-            (trips[1], False),
-            (trips[0], True),
-        ]
+        found = [(entry.row_key, entry.is_completed) for entry in in_city]
+    assert found == [(trips[3], True), (trips[2], True), (trips[1], False), (trips[0], True)]
+    assert found == asyncio.run(_entries_of_city(hosts, datastore, city))
+
+
+async def _entries_of_city(hosts, datastore, city):
+    """The same pages by the other client."""
+    async with AsyncClient([hosts], datastore=datastore.name) as client:
+        in_city = client.index("city_index").entries(city_uuid=city, desc=True, limit=2)
+        return [(entry.row_key, entry.is_completed) async for entry in in_city]
