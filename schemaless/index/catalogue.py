@@ -33,6 +33,7 @@ from schemaless.topology import Datastore
 
 _READ_TIMEOUT_S = 2.0
 _CREATE_ATTEMPTS_MAX = 5
+_ORDER_ATTEMPTS_MAX = 20  # of orders that are given at once, one counts in each attempt
 
 
 async def read_versions(storage: AsyncStorage, datastore: Datastore) -> IndexVersions:
@@ -202,7 +203,7 @@ async def fail_index(storage: AsyncStorage, datastore: Datastore, index: Defined
 
 def _paused(order: IndexOrder) -> IndexOrder:
     if order.run_state is RunState.FAILED:
-        raise StateConflict(f"it has failed and doesn't run: {order.reason}")
+        raise StateConflict(f"the index has failed, and nobody works on it: resume or drop it ({order.reason})")
     return msgspec.structs.replace(order, run_state=RunState.PAUSED)
 
 
@@ -217,16 +218,27 @@ async def _order(
     number: int | None,
     change: Callable[[IndexOrder], IndexOrder],
 ) -> DefinedIndex:
-    """Gives an order to every master that answers. Returns the version as it is then."""
-    named = await find_versions(storage, datastore, name)
-    index = named.meant if number is None else version_of(named, number)
-    if named.role(index) is VersionRole.DELETING:
-        raise StateConflict(f"index {name} of {datastore.name} is being deleted")
-    changed = change(index.order)
-    if changed != index.order:
-        index = replace(index, order=msgspec.structs.replace(changed, revision=index.order.revision + 1))
-    await bring_reachable(storage, datastore, index)
-    return index
+    """Gives an order to every master that answers. Returns the version as it is then.
+
+    Of orders that are given at once only one counts. The others are given again, on top of it: so none is lost.
+    """
+    for attempt in range(_ORDER_ATTEMPTS_MAX):
+        versions = await read_versions(storage, datastore)
+        named = versions.of(datastore.name, name)
+        index = named.meant if number is None else version_of(named, number)
+        number = index.number  # an order means one version, also if another one answers meanwhile
+        if named.role(index) is VersionRole.DELETING:
+            hint = "make it anew if it is needed: its name is free, and what is deleted never comes back"
+            raise StateConflict(f"index {name} of {datastore.name} is being deleted", hint=hint)
+        changed = change(index.order)
+        counts = changed == index.order and (name, number) not in versions.disputed
+        if not counts:
+            index = replace(index, order=msgspec.structs.replace(changed, revision=index.order.revision + 1))
+        if not counts or not attempt:
+            await bring_reachable(storage, datastore, index)
+        if counts:
+            return index
+    raise StateConflict(f"index {name} of {datastore.name} has too many orders at the same time: try again")
 
 
 def version_of(named: NamedIndex, number: int) -> DefinedIndex:
@@ -239,11 +251,18 @@ def version_of(named: NamedIndex, number: int) -> DefinedIndex:
 
 
 async def bring_up(storage: AsyncStorage, datastore: Datastore, versions: IndexVersions) -> None:
-    """Brings the masters that lack something to what the others have. Raises StorageUnavailable."""
+    """Brings the masters that lack something to what the others have. Raises StorageUnavailable.
+
+    Where they have different orders of one revision, the one that counts becomes the next revision.
+    """
     await all_or_first_error(
         storage.master(cluster).run(index_definition_table.bring_to, datastore.name, index)
         for cluster, index in versions.lagging
     )
+    for key in sorted(versions.disputed):
+        index = versions.merged[key]
+        order = msgspec.structs.replace(index.order, revision=index.order.revision + 1)
+        await bring_reachable(storage, datastore, replace(index, order=order))
 
 
 async def bring_reachable(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:

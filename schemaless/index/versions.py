@@ -75,11 +75,13 @@ class IndexVersions(msgspec.Struct, frozen=True):
     """All versions of a datastore's indexes, as the masters that answer know them together.
 
     `lagging`: the masters that lack something of a version. `away`: the masters that didn't answer, and why.
+    `disputed`: the versions of which masters have different orders of one revision, because they were given at once.
     """
 
     merged: Mapping[VersionKey, DefinedIndex] = {}
     lagging: Sequence[tuple[str, DefinedIndex]] = ()
     away: Mapping[str, str] = {}
+    disputed: frozenset[VersionKey] = frozenset()
 
     def indexes(self) -> dict[str, NamedIndex]:
         """Returns the indexes by name, with all versions that aren't gone."""
@@ -127,7 +129,13 @@ def merge(rows: Mapping[str, Iterable[DefinedIndex]], away: Mapping[str, str]) -
         for key, index in merged.items()
         if _lags(own.get(key), index, highest.get((cluster, index.name), 0))
     ]
-    return IndexVersions(merged, lagging, away)
+    disputed = {
+        key
+        for own in held.values()
+        for key, index in own.items()
+        if index.order != (counting := merged[key].order) and index.order.revision == counting.revision
+    }
+    return IndexVersions(merged, lagging, away, frozenset(disputed))
 
 
 def _lags(own: DefinedIndex | None, index: DefinedIndex, highest: int) -> bool:

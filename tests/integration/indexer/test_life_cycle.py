@@ -347,6 +347,42 @@ async def test_a_late_creation_brings_no_dropped_version_back(make_datastore, as
     }
 
 
+async def test_of_several_creations_at_once_one_is_made(make_datastore, async_storage):
+    """The first master decides. Who asked for another definition is told so, and nothing of it stays."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    fields = [{"name": f"field_{n}", "column": "BASE", "path": "number", "type": "int"} for n in range(3)]
+    wanted = [parse_definition({**definition().document(), "stored": [field]}) for field in fields]
+    answers = await asyncio.gather(
+        *(create_index(async_storage, datastore, each) for each in wanted for _ in range(2)), return_exceptions=True
+    )
+    (index,) = (await read_versions(async_storage, datastore)).merged.values()
+    assert index.number == 1
+    for each, answer in zip([each for each in wanted for _ in range(2)], answers, strict=True):
+        if each == index.definition:
+            assert isinstance(answer, bool)
+        else:
+            assert isinstance(answer, Conflict)
+            assert "exists with another definition" in str(answer)
+
+
+async def test_orders_that_are_given_at_once_all_count(make_datastore, async_storage, storage):
+    """Each is in effect when it is answered, and every master has them all."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    await create_index(async_storage, datastore, definition())
+    for n in range(1, 6):
+        given = {"cells_per_s": n, "build_lag_cells_max": n, "build_commit_max_s": n / 2, "build_busy_share": n / 10}
+        answers = await asyncio.gather(
+            *(throttle_index(async_storage, datastore, "by_owner", {limit: given[limit]}) for limit in given),
+            (pause_index, resume_index)[n % 2](async_storage, datastore, "by_owner"),
+        )
+        for limit, answer in zip(given, answers, strict=False):
+            assert getattr(answer.order.limits, limit) == given[limit]
+        for cluster in datastore.clusters:
+            (index,) = storage.master(cluster).run(index_definition_table.all_of, datastore.name)
+            assert index.order.limits == IndexLimits(**given)
+            assert index.state is (IndexState.PAUSED, IndexState.BUILDING)[n % 2]
+
+
 async def test_the_number_of_indexes_is_bounded(make_datastore, async_storage):
     """Those that are being deleted count: they still have tables. Nothing is made, and the same index again is fine."""
     datastore = make_datastore(shards=SHARDS, partitions=2)

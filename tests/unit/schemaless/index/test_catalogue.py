@@ -1,12 +1,23 @@
 """The catalogue of indexes: how the rows of several masters merge, and how a process reads it that looks often."""
 
+import asyncio
+import random
 from dataclasses import replace
 from itertools import permutations
 
+import msgspec
 import pytest
 
 from schemaless.errors import Conflict, NotFound, StorageUnavailable
-from schemaless.index.catalogue import IndexWatch, drop_index, pause_index, resume_index, throttle_index
+from schemaless.index.catalogue import (
+    IndexWatch,
+    bring_up,
+    drop_index,
+    pause_index,
+    read_versions,
+    resume_index,
+    throttle_index,
+)
 from schemaless.index.definition import NUMBER_MAX, parse_definition
 from schemaless.index.versions import merge
 from schemaless.names import index_consumer, index_table_name
@@ -39,14 +50,21 @@ class MemoryMaster:
         self.rows = []
         self.parsed = 0
         self.away = False
+        self.chance = None
 
     async def run(self, operation, datastore, *arguments, timeout_s=None):
+        for _ in range(self.chance.randrange(6) if self.chance else 0):  # others come first
+            await asyncio.sleep(0)
         if self.away:
             raise StorageUnavailable(f"{self.node.name} is away")
         if operation is index_definition_table.stamps_of:
             return tuple((index.name, index.number, index.stage, index.order.revision) for index in self.rows)
         if operation is index_definition_table.bring_to:
-            self.rows = list(merge({"own": self.rows, "new": arguments}, {}).merged.values())
+            (given,) = arguments
+            for own in self.rows:  # of orders of one revision the first one stays
+                if (own.number, own.order.revision) == (given.number, given.order.revision):
+                    given = replace(given, order=own.order)
+            self.rows = list(merge({"own": self.rows, "new": [given]}, {}).merged.values())
             return None
         assert operation is index_definition_table.all_of
         self.parsed += 1
@@ -164,6 +182,36 @@ async def test_orders_follow_one_another(storage):
         limits=lagging.order.limits, revision=4
     )
     assert (await resume_index(storage, DATASTORE, "by_owner")).order.revision == 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_orders_that_are_given_at_once_all_count(storage, seed):
+    """Whichever comes first on which master. Afterwards the masters have the same order."""
+    a, b = storage.masters
+    a.rows = b.rows = [defined(DEFINITION, IndexStage.ACTIVE)]
+    a.chance = b.chance = random.Random(seed)
+    given = {"cells_per_s": 7, "build_lag_cells_max": 8, "build_commit_max_s": 0.9, "build_busy_share": 0.1}
+    orders = [throttle_index(storage, DATASTORE, "by_owner", {limit: value}) for limit, value in given.items()]
+    *throttled, paused = await asyncio.gather(*orders, pause_index(storage, DATASTORE, "by_owner"))
+    for (limit, value), answer in zip(given.items(), throttled, strict=True):
+        assert getattr(answer.order.limits, limit) == value
+    assert paused.state is IndexState.PAUSED
+    assert a.rows == b.rows
+    (left,) = a.rows
+    assert (left.order.run_state, left.order.limits) == (RunState.PAUSED, IndexLimits(**given))
+
+
+async def test_masters_with_other_orders_of_one_revision_are_brought_to_the_one_that_counts(storage):
+    """Else another one would count while a master is away."""
+    a, b = storage.masters
+    a.rows = [defined(DEFINITION, order=IndexOrder(RunState.PAUSED, revision=3))]
+    b.rows = [defined(DEFINITION, order=IndexOrder(limits=IndexLimits(5), revision=3))]
+    versions = await read_versions(storage, DATASTORE)
+    assert versions.disputed == {("by_owner", 1)}
+    counts = versions.of("d", "by_owner").answering.order
+    await bring_up(storage, DATASTORE, versions)
+    assert a.rows == b.rows == [defined(DEFINITION, order=msgspec.structs.replace(counts, revision=4))]
+    assert (await read_versions(storage, DATASTORE)).disputed == frozenset()
 
 
 async def test_a_failed_index_is_resumed_and_not_paused(storage):
