@@ -12,7 +12,7 @@ from dataclasses import replace
 import structlog
 
 from indexer.sample_check import compare
-from schemaless.index.catalogue import build_progress, run_on_masters
+from schemaless.index.catalogue import build_progress, read_versions, run_on_masters
 from schemaless.index.definition import IndexDefinition
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import checkpoint_table, index_definition_table, index_table, shard_head
@@ -32,24 +32,35 @@ async def build_step(storage: AsyncStorage, datastore: Datastore, index: Defined
     """
     where = {"datastore": datastore.name, "index": index.name, "number": index.number}
     if index.stage is IndexStage.DEFINED:
-        await make_tables(storage, datastore, index.definition)
-        answers = await all_or_first_error(
-            storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters
-        )
-        heads = {head.shard: head.added_id for answer in answers for head in answer}
-        arguments = (datastore.name, index.name, index.number, heads)
-        await run_on_masters(storage.masters, index_definition_table.begin_build, *arguments)
+        cells = await _make_and_begin(storage, datastore, index)
         await _bring_to(storage, datastore, index, IndexStage.BUILDING)
-        log.info("index tables are made", **where, cells=sum(heads.values()))
+        log.info("index tables are made", **where, cells=cells)
     elif index.stage is IndexStage.BUILDING:
         progress = await build_progress(storage, datastore, index)
-        if progress.done == progress.total and await _has_checkpoints(storage, datastore, index.definition):
+        if progress.total is None:
+            # A promotion may lose what was made on a master just before. Or the index is built, or dropped, meanwhile.
+            known = (await read_versions(storage, datastore)).merged.get((index.name, index.number))
+            if known is not None and known.stage is IndexStage.BUILDING:
+                log.info("index tables are made again", **where, cells=await _make_and_begin(storage, datastore, index))
+        elif progress.done == progress.total and await _has_checkpoints(storage, datastore, index.definition):
             if not index.switch.number:
                 log.info(
                     "new version is compared with its cells", **where, rows=await compare(storage, datastore, index)
                 )
             await _bring_to(storage, datastore, index, IndexStage.ACTIVE)
             log.info("index is active", **where)
+
+
+async def _make_and_begin(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> int:
+    """Makes the tables, and notes how far the build must come where nobody has. Returns how many cells there are."""
+    await make_tables(storage, datastore, index.definition)
+    answers = await all_or_first_error(
+        storage.master(cluster).run(shard_head.heads, datastore.name) for cluster in datastore.clusters
+    )
+    heads = {head.shard: head.added_id for answer in answers for head in answer}
+    arguments = (datastore.name, index.name, index.number, heads)
+    await run_on_masters(storage.masters, index_definition_table.begin_build, *arguments)
+    return sum(heads.values())
 
 
 async def _has_checkpoints(storage: AsyncStorage, datastore: Datastore, definition: IndexDefinition) -> bool:

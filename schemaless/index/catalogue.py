@@ -305,14 +305,17 @@ class IndexWatch:
 
 
 async def build_progress(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> BuildProgress:
-    """Returns how far an index is built on the cluster that is furthest behind. Raises StorageUnavailable."""
+    """Returns how far an index is built on the cluster that is furthest behind. Raises StorageUnavailable.
+
+    That is one where the build hasn't begun, or where a promotion lost what was noted of it.
+    """
     if not index.has_tables:
         return BuildProgress(0, None)
     arguments = (datastore.name, index.name, index.number, index.definition.consumer)
     answers = await all_or_first_error(
         storage.master(cluster).run(index_definition_table.build_progress, *arguments) for cluster in datastore.clusters
     )
-    return min(answers, key=lambda progress: progress.done - (progress.total or 0))
+    return min(answers, key=lambda progress: (progress.total is not None, progress.done - (progress.total or 0)))
 
 
 async def run_on_masters(

@@ -8,11 +8,13 @@ from indexer.removal import remove_from, remove_strays
 from schemaless.codec import encode_body
 from schemaless.consume.ports import Run
 from schemaless.index.catalogue import create_index
+from schemaless.index.problems import Misfit
+from schemaless.index.transition import ProblemWrite
 from schemaless.location import Location
 from schemaless.storage import entity_table, index_problem_table
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.index_definition_table import IndexStage, defined
-from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.index_problem_table import LISTED_MAX, IndexVersion
 from schemaless.storage.operation import query
 from tests.integration.indexer.test_indexer import SHARDS, definition
 from tests.integration.indexer.test_superseding import IndexedRows, row_keys_of
@@ -114,6 +116,15 @@ async def test_a_row_that_fits_from_the_beginning_is_never_written(rows):
     await rows.follow(0)
     found = f"SELECT COUNT(*) FROM schemaless.index_problem WHERE datastore = '{rows.datastore.name}'"
     assert [rows.storage.master(cluster).run(query, found)[0][0] for cluster in rows.datastore.clusters] == [0, 0]
+
+
+def test_of_a_row_some_fields_are_listed_and_all_are_counted(rows):
+    """An index has up to 62 fields, and each row may fit none of them."""
+    misfits = tuple(Misfit(f"f{n}", "is no int", '"x"', values=2) for n in range(LISTED_MAX + 4))
+    unfit = ProblemWrite(0, bytes(16), Location(1, 1), misfits)
+    rows.master(0).run(index_problem_table.write, index_problem_table.upserts(version(rows), [unfit]))
+    assert counted(rows) == 2 * len(misfits)
+    assert listed(rows) == {bytes(16): {misfit.field for misfit in misfits[:LISTED_MAX]}}
 
 
 async def test_problems_of_superseded_cells_are_judged_again(rows):

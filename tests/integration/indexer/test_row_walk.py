@@ -8,6 +8,7 @@ import pytest
 
 from indexer import walker as walker_module
 from indexer.build_load import BuildLoad
+from indexer.builder import build_step
 from indexer.refused_writes import RefusedWrites
 from indexer.walker import WalkedCheckpoints, Walker
 from schemaless.cell import row_key_text
@@ -15,9 +16,9 @@ from schemaless.codec import encode_body
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.mysql_log import HomeLog
-from schemaless.index.catalogue import build_progress, create_index
+from schemaless.index.catalogue import build_progress, create_index, find_index
 from schemaless.location import Location
-from schemaless.storage import checkpoint_table, entity_walk, index_definition_table, index_table
+from schemaless.storage import checkpoint_table, entity_table, entity_walk, index_definition_table, index_table
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
 from tests.integration.indexer.test_indexer import SHARDS, definition, owners
@@ -174,16 +175,87 @@ async def test_a_cluster_that_lost_the_end_of_the_walk_is_walked_again(rows):
     assert rows.found(definition()) == rows.wanted(definition())
 
 
+async def test_what_a_promotion_lost_of_a_build_that_had_just_begun_is_made_again(rows):
+    """One master has neither tables nor how far the build must come. The build doesn't wait for that for ever."""
+    rows.put(*moves(rows, 0, row_keys_of(0, 20), 1, 1))
+    await create_index(rows.async_storage, rows.datastore, definition())
+
+    async def step():
+        index = await find_index(rows.async_storage, rows.datastore, definition().name)
+        await build_step(rows.async_storage, rows.datastore, index)
+
+    await step()
+    for cluster in rows.datastore.clusters:
+        lost = [shard for shard in range(SHARDS) if rows.datastore.home(shard) == cluster]
+        rows.master(lost[0]).run(index_table.drop, rows.datastore, lost, definition().table)
+        noted = f"DELETE FROM schemaless.index_build WHERE datastore = '{rows.datastore.name}'"
+        rows.master(lost[0]).run(index_table.write, noted)
+        assert (await rows.progress()).total is None
+        await step()
+        assert await rows.progress() == BuildProgress(0, 20)
+    for shard in range(SHARDS):
+        await rows.walk(shard)
+    await step()
+    assert (await find_index(rows.async_storage, rows.datastore, definition().name)).stage is IndexStage.ACTIVE
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
 async def test_a_hole_is_named_and_gives_no_checkpoint(rows):
-    """One cell is missing in the shard: the index can't be complete, and says so."""
+    """One cell is missing in the shard: the index can't be complete, and says so. Once it is back, the build ends."""
     rows.put(*moves(rows, 0, row_keys_of(0, 30), 1, 1))
     await rows.begin()
-    rows.master(0).run(index_table.write, f"DELETE FROM `{rows.datastore.database(0)}`.entity WHERE added_id = 11")
+    entity = f"`{rows.datastore.database(0)}`.entity"
+    rows.master(0).run(index_table.write, f"UPDATE {entity} SET added_id = 1011 WHERE added_id = 11")
     walker = await rows.walk()
     assert "shard 0 has 29 of the 30 cells" in walker.reason
     assert rows.checkpoints() == {}
     again = await rows.walk()
     assert again.reason == walker.reason
+    rows.master(0).run(index_table.write, f"UPDATE {entity} SET added_id = 11 WHERE added_id = 1011")
+    resumed = await rows.walk()
+    assert (resumed.reason, set(rows.checkpoints().values())) == (None, {30})
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
+async def test_the_progress_counts_exactly_the_cells_of_rows_that_are_written(rows):
+    """Each entry has the version of the newest source cell that was added last, and is there with the progress."""
+    row_keys = row_keys_of(0, 25)
+    others = [ShardCell(CellKey(row, "OTHER", 1), encode_body({}), 0) for row in row_keys[::2]]
+    states = [ShardCell(CellKey(row, "STATUS", 1), encode_body({"state": "s"}), 0) for row in row_keys[::3]]
+    inside = [encode_body({"owner": owner, "number": 1}) for owner in owners().values()]
+    moved = [
+        ShardCell(CellKey(row, "BASE", version), inside[(n + version) % SHARDS], 0)
+        for version in (1, 2)
+        for n, row in enumerate(row_keys)
+    ]
+    rows.put(*shuffled([*moved, *states, *others], 6))
+    await rows.begin()
+    walker, left = rows.walker(), True
+    while left:
+        left = await walker.step(0)
+        written = {row_key: version for shard in range(SHARDS) for row_key, version in versions_in(rows, shard)}
+        in_order = sorted(row_keys)
+        assert sorted(written) == in_order[: len(written)]
+        done = sum(cells for row_key, (cells, _) in cells_of(rows, 0).items() if row_key in written)
+        assert (await rows.progress()).done == done
+        assert written == {row_key: cells_of(rows, 0)[row_key][1] for row_key in written}
+    assert len(written) == len(row_keys)
+
+
+def versions_in(rows, shard):
+    """Row keys and added_ids of an index shard."""
+    return rows.select(shard, f"SELECT row_key, source_added_id FROM `{rows.datastore.database(shard)}`.index_by_owner")
+
+
+def cells_of(rows, shard):
+    """By row, how many cells it has, and the highest added_id among its newest source cells."""
+    newest, counts = {}, {}
+    for cell in rows.master(shard).run(entity_table.read_after, rows.datastore, shard, 0, 10_000):
+        counts[cell.row_key] = counts.get(cell.row_key, 0) + 1
+        known = newest.setdefault(cell.row_key, {}).get(cell.column_name)
+        if cell.column_name in definition().columns and (known is None or known.ref_key < cell.ref_key):
+            newest[cell.row_key][cell.column_name] = cell
+    return {row: (counts[row], max(cell.added_id for cell in found.values())) for row, found in newest.items()}
 
 
 async def test_a_cell_that_cant_be_decoded_fails_the_build_and_is_named(rows, monkeypatch):
