@@ -93,7 +93,7 @@ class IndexVersionView(View, frozen=True):
 
     example: ClassVar[Any] = {
         "number": 1,
-        "role": "answering",
+        "role": "answers",
         "state": "active",
         "reason": None,
         "what_to_do": None,

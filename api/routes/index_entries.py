@@ -96,9 +96,12 @@ def _why_not_answering(index: DefinedIndex) -> SchemalessError:
     """Returns the error of a query of an index that was never complete, or that is dropped."""
     if not index.is_present:
         return NotFound(f"index {index.name} was dropped, and is being deleted")
+    resume = f"`schemaless index resume {index.name}`"
     if index.order.run_state is RunState.FAILED:
-        return StateConflict(f"index {index.name} has failed: {index.order.reason}")
-    return NotReady(f"index {index.name} is {index.state}, and not complete")
+        what_to_do = f"correct what the message names, then {resume}, or drop the index"
+        return StateConflict(f"index {index.name} has failed: {index.order.reason}", hint=what_to_do)
+    hint = f"it isn't complete before it is resumed: {resume}" if index.order.run_state is RunState.PAUSED else None
+    return NotReady(f"index {index.name} is {index.state}, and not complete", hint=hint)
 
 
 class _Answer:

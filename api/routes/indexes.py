@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -25,6 +25,7 @@ from api.index.problems import (
     read_cursor,
 )
 from api.openapi.index_views import Definition, IndexesView, IndexView, MisfitsView
+from api.routes.jobs import waits_for_indexer
 from api.routes.status import NEVER_KEPT
 from api.status.consumers import in_all, read_consumer
 from schemaless.access import Scope, parse_lifetime
@@ -54,6 +55,8 @@ CELLS_MAX = 10**9
 COMMIT_S_MIN, COMMIT_S_MAX = 0.001, 3600.0
 BUSY_SHARE_MIN = 0.001
 _ORDER_BYTES_MAX = 1 << 10
+_WORKED_ON = frozenset({IndexState.BUILDING, IndexState.DELETING})
+"""States in which indexers have something to do that has an end."""
 
 
 def _parse_keep(text: str, field: str) -> int:
@@ -106,7 +109,7 @@ async def put_index(request: Request) -> Response:
         keep_s = _KEEP.of(query)
         change = Change(request.state.settings.index_keep_s if keep_s is None else keep_s, _HOLD.of(query))
     elif unused := query.keys() - {"change"}:
-        raise Invalid(sorted(unused)[0], "is for a change of an index: ask with change=true")
+        raise Invalid(sorted(unused)[0], "is for a change of an index: ask with change=true, or --change")
     name = parse_index_name(request.path["name"])
     document = request.request_format().parse(await request.payload(DEFINITION_BYTES_MAX))
     definition = parse_definition({"name": name, **document} if isinstance(document, dict) else document)
@@ -133,9 +136,9 @@ async def get_indexes(request: Request) -> Response:
     request.query()
     versions = await read_versions(request.state.storage, datastore)
     problems = await counts_or_none(request.state.storage, datastore, request.state.settings.status_timeout_s)
-    views = await asyncio.gather(
-        *(_view(request, datastore, named, versions, problems) for named in versions.indexes().values())
-    )
+    indexes = versions.indexes().values()
+    idle = await _idle(request, datastore, indexes)
+    views = await asyncio.gather(*(_view(request, datastore, named, versions, problems, idle) for named in indexes))
     return ok_response(request.response_format(), {"indexes": views}, NEVER_KEPT)
 
 
@@ -279,7 +282,8 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
     timeout_s = request.state.settings.status_timeout_s
     problems = await counts_or_none(request.state.storage, datastore, timeout_s)
     named = versions.of(datastore.name, name)
-    view = await _view(request, datastore, named, versions, problems, lags=True)
+    idle = await _idle(request, datastore, [named])
+    view = await _view(request, datastore, named, versions, problems, idle, lags=True)
     answering = named.answering
     if answering.has_tables and answering.state is not IndexState.BUILDING:
         passes = await read_passes(request.state.storage, datastore, timeout_s)
@@ -288,12 +292,19 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
     return ok_response(request.response_format(), view, NEVER_KEPT, status=status)
 
 
+async def _idle(request: Request, datastore: Datastore, indexes: Iterable[NamedIndex]) -> str | None:
+    """Returns why nobody works on indexes that are built or deleted, None if somebody does or there are none."""
+    states = {index.state for named in indexes for index in named.versions}
+    return await waits_for_indexer(request, datastore) if states & _WORKED_ON else None
+
+
 async def _view(
     request: Request,
     datastore: Datastore,
     named: NamedIndex,
     known: IndexVersions,
     problems: Mapping[IndexVersion, int] | None,
+    idle: str | None,
     *,
     lags: bool = False,
 ) -> dict[str, Any]:
@@ -301,8 +312,9 @@ async def _view(
 
     `problems` are None if a cluster doesn't answer. `lags`: how far each version is behind, too.
     """
+    waits = f"bring {', '.join(known.away)} back: it goes on by itself then" if known.away else idle
     views = await asyncio.gather(
-        *(_version_view(request, datastore, named, index, list(known.away), problems, lags) for index in named.versions)
+        *(_version_view(request, datastore, named, index, waits, problems, lags) for index in named.versions)
     )
     answering = views[named.versions.index(named.answering)]
     own = {name: value for name, value in answering.items() if name not in ("role", "kept_until", "switch")}
@@ -314,11 +326,11 @@ async def _version_view(
     datastore: Datastore,
     named: NamedIndex,
     index: DefinedIndex,
-    unreached: list[str],
+    waits: str | None,
     problems: Mapping[IndexVersion, int] | None,
     lags: bool,
 ) -> dict[str, Any]:
-    """Shows one version, with `lags` how far it is behind, too. `unreached` names clusters that don't answer now."""
+    """Shows one version, with `lags` how far it is behind, too. `waits`: what builds and removals wait for."""
     until = named.kept_until(index)
     version = IndexVersion(datastore.name, index.name, index.number)
     view = {
@@ -326,7 +338,7 @@ async def _version_view(
         "role": named.role(index),
         "state": index.state,
         "reason": index.order.reason,
-        "what_to_do": _what_to_do(named, index, unreached),
+        "what_to_do": _what_to_do(named, index, waits),
         **msgspec.structs.asdict(index.order.limits),
         "progress": await progress_view(request, datastore, index),
         "problems": None if problems is None else problems.get(version, 0),
@@ -344,15 +356,15 @@ async def _version_view(
     return view
 
 
-def _what_to_do(named: NamedIndex, index: DefinedIndex, unreached: list[str]) -> str | None:
+def _what_to_do(named: NamedIndex, index: DefinedIndex, waits: str | None) -> str | None:
     """Returns what a person should do or wait for, None if nothing."""
     which = index.name if index == named.meant else f"{index.name} --version {index.number}"
     if index.state is IndexState.FAILED:
         return f"correct what the reason names, then `schemaless index resume {which}`, or drop it"
     if index.state is IndexState.PAUSED:
         return f"`schemaless index resume {which}` lets it go on from where it is"
-    if unreached and index.state in (IndexState.DELETING, IndexState.BUILDING):
-        return f"bring {', '.join(unreached)} back: it goes on by itself then"
+    if waits is not None and index.state in _WORKED_ON:
+        return waits
     role = named.role(index)
     if role is VersionRole.CHANGE and index.is_complete and index.switch.by_hand:
         return f"`schemaless index switch {index.name}` lets it answer"

@@ -21,16 +21,17 @@ from indexer.maintainer import Maintainer
 from indexer.removal import note_gone, remove_from
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
-from schemaless.index.catalogue import build_progress, drop_index, find_index, read_versions
+from schemaless.index.catalogue import build_progress, drop_index, fail_index, find_index, read_versions
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
-from schemaless.names import index_table_name
+from schemaless.names import INDEXER, index_table_name
 from schemaless.position import position_of
-from schemaless.storage import entity_table, index_pass_table, index_table
+from schemaless.storage import entity_table, index_pass_table, index_table, worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.worker_table import WorkerReport
 from tests.integration.api.api_harness import assert_problem
 from tests.log_harness import run_sql, until
 
@@ -475,6 +476,7 @@ async def test_a_paused_index_answers_and_says_how_far_it_is_behind(call, by_han
     assert paused[0]["progress"]["total"] is None
     problem = assert_problem(ask(call), 409)
     assert "paused" in problem["detail"]
+    assert f"index resume {NAME}" in problem["hint"]
     call("POST", f"/indexes/{NAME}/resume")
     await by_hand.index_all()
     call("POST", f"/indexes/{NAME}/pause")
@@ -534,6 +536,36 @@ async def test_a_drop_while_an_index_is_being_deleted_changes_nothing(call, by_h
     assert (make(call).status_code, call.get(f"/indexes/{NAME}").json()["number"]) == (201, 2)
     await by_hand.index_all()
     assert days(ask(call)) == [1]
+
+
+def test_an_index_that_nobody_builds_or_deletes_says_so(call, storage, datastore):
+    """Without an indexer it would be building for ever. What is paused waits for a person first."""
+
+    def hints():
+        listed = call.get("/indexes").json()["indexes"]
+        return {index["what_to_do"] for index in (*listed, call.get(f"/indexes/{NAME}").json())}
+
+    assert "no indexer runs" in make(call).json()["what_to_do"]
+    assert hints() == {"no indexer runs: start one"}
+    assert "resume" in call("POST", f"/indexes/{NAME}/pause").json()["what_to_do"]
+    assert "no indexer runs" in call("DELETE", f"/indexes/{NAME}").json()["what_to_do"]
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(worker_table.put, datastore.name, INDEXER, 1, WorkerReport())
+    assert hints() == {None}
+
+
+async def test_a_failed_index_says_why_and_what_to_do(call, async_storage, datastore):
+    """In its document, to a query before it was complete, and to who wants to pause it."""
+    make(call)
+    await fail_index(async_storage, datastore, await find_index(async_storage, datastore, NAME), "a table is lost")
+    shown = call.get(f"/indexes/{NAME}").json()
+    assert (shown["state"], shown["reason"]) == ("failed", "a table is lost")
+    assert f"index resume {NAME}" in shown["what_to_do"]
+    for refused in (ask(call), call("POST", f"/indexes/{NAME}/pause")):
+        problem = assert_problem(refused, 409)
+        assert "a table is lost" in problem["detail"]
+        assert "resume" in problem["detail"] + problem["hint"]
+    assert call("POST", f"/indexes/{NAME}/resume").json()["state"] == "building"
 
 
 LIMITS = ("cells_per_s", "build_lag_cells_max", "build_commit_max_s", "build_busy_share")
