@@ -133,7 +133,7 @@ class Probe:
         return answer.location is not None and len(found.entries) > 0
 
     async def _has_index(self) -> bool:
-        indexes = (await self._client.document("/indexes"))["indexes"]
+        indexes = await self._client.indexes()
         return any(index["name"] == INDEX and index["state"] == "active" for index in indexes)
 
 

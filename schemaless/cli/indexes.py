@@ -18,7 +18,7 @@ from schemaless.cli.targets import api_command
 from schemaless.client.answers import awaited_version, is_ready
 from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
-from schemaless.errors import Invalid, NotFound, NotReady, StateConflict
+from schemaless.errors import Invalid, Malformed, NotFound, NotReady, StateConflict
 from schemaless.index.definition import load_definition, parse_index_name
 
 _POLL_S = 0.5
@@ -69,7 +69,10 @@ def create(
     ] = None,
 ) -> None:
     """Create an index, or change it. It is built in the background from the cells that exist."""
-    definition = load_definition(file.read_text())
+    try:
+        definition = load_definition(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise Malformed(f"{file} is no text in UTF-8: {error}") from None
     index = client.index(definition.name)
     document = index.define(definition.document(), change=change, hold=hold, keep=keep)
     _print_index(document, as_json)
@@ -78,11 +81,11 @@ def create(
 @api_command
 def list_all(client: Client, as_json: bool) -> None:
     """List the indexes of a datastore with their states."""
-    document = client.document("/indexes")
+    indexes = client.indexes()
     if as_json:
-        print_json(document)
+        print_json({"indexes": indexes})
         return
-    for index in document["indexes"]:
+    for index in indexes:
         _print_index(index)
 
 
@@ -121,7 +124,8 @@ def _awaited(client: Client, name: str, timeout: float) -> dict[str, Any]:
             if is_ready(awaited):
                 return document
             if time.monotonic() > deadline:
-                raise NotReady(f"index {_line({'name': name, **awaited})} after {timeout:.0f} s")
+                line = _line({"name": name, **awaited})
+                raise NotReady(f"index {line} after {timeout:.0f} s", hint=awaited.get("what_to_do"))
             progress = awaited.get("progress") or {}
             bar.update(task, completed=progress.get("done") or 0, total=progress.get("total"))
             time.sleep(_POLL_S)

@@ -145,6 +145,10 @@ class AsyncClient:
     def index(self, name: str) -> AsyncIndex:
         return AsyncIndex(self, name)
 
+    async def indexes(self) -> list[dict[str, Any]]:
+        """Returns the documents of all indexes by name, as `index(name).status()` does, without `lag` and `cleaner`."""
+        return await self._run(self._requests.list_indexes())
+
     def program(self, name: str) -> AsyncProgram:
         return AsyncProgram(self, name)
 
@@ -267,7 +271,8 @@ class AsyncIndex:
         document = await self.status()
         while not is_ready(awaited_version(document)):
             if time.monotonic() > deadline:
-                raise NotReady(f"index {self._name} isn't active after {timeout_s:.0f} s")
+                hint = awaited_version(document).get("what_to_do")
+                raise NotReady(f"index {self._name} isn't active after {timeout_s:.0f} s", hint=hint)
             await asyncio.sleep(answers.INDEX_POLL_S)
             try:
                 document = await self.status()

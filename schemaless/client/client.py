@@ -147,6 +147,10 @@ class Client:
     def index(self, name: str) -> Index:
         return Index(self, name)
 
+    def indexes(self) -> list[dict[str, Any]]:
+        """Returns the documents of all indexes by name, as `index(name).status()` does, without `lag` and `cleaner`."""
+        return self._run(self._requests.list_indexes())
+
     def program(self, name: str) -> Program:
         return Program(self, name)
 
@@ -265,7 +269,8 @@ class Index:
         document = self.status()
         while not is_ready(awaited_version(document)):
             if time.monotonic() > deadline:
-                raise NotReady(f"index {self._name} isn't active after {timeout_s:.0f} s")
+                hint = awaited_version(document).get("what_to_do")
+                raise NotReady(f"index {self._name} isn't active after {timeout_s:.0f} s", hint=hint)
             time.sleep(answers.INDEX_POLL_S)
             try:
                 document = self.status()

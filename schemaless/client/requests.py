@@ -191,6 +191,10 @@ class Requests:
         named = {"location": text} if ":" in text else {"row_key": row_key_text(row_key_of(text))}
         return (yield from self.get_json("/explain", {**named, "limit": limit, "read_from": read_from}))
 
+    def list_indexes(self) -> Flow[list[dict[str, Any]]]:
+        found: list[dict[str, Any]] = (yield from self.get_json("/indexes"))["indexes"]
+        return found
+
     def define_index(
         self, name: str, definition: Mapping[str, Any], *, change: bool, hold: bool, keep: str | None
     ) -> Flow[dict[str, Any]]:

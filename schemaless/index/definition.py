@@ -188,7 +188,7 @@ def load_definition(text: str) -> IndexDefinition:
         raise Malformed(f"an index definition has at most {_TEXT_CHARACTERS_MAX} characters")
     try:
         return parse_definition(yaml.safe_load(text))
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # some dates and numbers are no YAMLError
         raise Malformed(f"neither YAML nor JSON: {error}") from error
 
 
@@ -213,7 +213,7 @@ def _members(document: Any, at: str, required: set[str], optional: set[str]) -> 
         raise Invalid(at, "must be an object")
     for member in document:
         if member not in required | optional:
-            raise Invalid(f"{at}.{member}", "is not a member of it")
+            raise Invalid(f"{at}.{member}", f"is no member: there are {', '.join(sorted(required | optional))}")
     for member in sorted(required):
         if member not in document:
             raise Invalid(f"{at}.{member}", "is missing")
@@ -245,7 +245,7 @@ def _field(value: Any, at: str) -> Field:
     members = _members(value, at, {"name", "column", "path", "type"}, {"length"})
     name = _name(members["name"], f"{at}.name")
     if name in RESERVED:
-        raise Invalid(f"{at}.name", f"{name!r} is a word of the query language")
+        raise Invalid(f"{at}.name", f"{name!r} is a word of the query language: take another name")
     kind = _one_of(FieldType, members["type"], f"{at}.type")
     column = parse_column_name(members["column"], f"{at}.column")
     path = members["path"]

@@ -116,6 +116,9 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     """create, wait, status, list and query, as text and as JSON; a mistake is one line and exit code 1."""
     file = tmp_path / "by_tail.yaml"
     file.write_text(yaml.safe_dump(DEFINITION))
+    broken = tmp_path / "broken.yaml"
+    broken.write_bytes(b"name: \xff")
+    assert "UTF-8" in command("index", "create", str(broken), status=1)
     with Client([settings["hosts"]], datastore=datastore.name) as client:
         rows = flights(client, 8)
     assert "by_tail" in command("index", "create", str(file))

@@ -19,7 +19,8 @@ def version(state, role="answers", switch="automatic", reason=None):
 
 def document(state, *others):
     own = version(state)
-    return {"name": "by_owner", "number": 1, "state": state, "reason": None, "versions": [own, *others]}
+    shown = {each: own[each] for each in ("number", "state", "reason", "what_to_do")}
+    return {"name": "by_owner", **shown, "versions": [own, *others]}
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -77,5 +78,6 @@ async def test_an_index_that_is_dropped_is_not_waited_for(wait):
 
 
 async def test_it_gives_up_in_time(wait):
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady) as raised:
         await wait(document("building"), timeout_s=-1.0)
+    assert raised.value.hint == "bring it back"

@@ -206,7 +206,7 @@ def test_where_is_asked_of_each_element():
     assert entries_for(definition, {"BASE": {"lines": found}}) == [IndexEntry(("a", "1")), None, None]
 
 
-@pytest.mark.parametrize("text", ["{", "a: [", "\x00", "&a [*a]"])
+@pytest.mark.parametrize("text", ["{", "a: [", "\x00", "&a [*a]", "a: 2026-13-45", "a: 0b_", "a: " + "9" * 5000])
 def test_text_that_is_no_yaml_is_malformed(text):
     """Neither YAML nor JSON, or nothing that can be a definition."""
     with pytest.raises((Malformed, Invalid)):
