@@ -83,7 +83,7 @@ class StackSettings(Settings):
     first_port: int | None = None
     # Whether a new stack takes 8000, 8001 and 9092 where they are free and no other stack of this user has them.
     usual_ports: bool = True
-    # Whether Kafka of a new stack refuses whoever has no account. endpoints.json then has a reader's.
+    # Whether Kafka of a new stack refuses a client without an account. endpoints.json then has a reader's.
     kafka_accounts: bool = False
     # The longest that `up` warms a broker which it has just started. 0 leaves the broker cold, as tests do.
     warm_up_s: float = Field(default=4.0, ge=0.0)
