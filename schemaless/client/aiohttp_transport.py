@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import ClientRequest, ClientResponse
+from schemaless.client.name_lookup import NameLookups, no_address
 from schemaless.client.transport import target_of, tls_context
 from schemaless.config import ClientSettings
 from schemaless.errors import Unavailable
@@ -75,10 +78,46 @@ class AiohttpTransport:
             self._end_of_loop = None
             self._places = asyncio.Semaphore(self._limits.connections_max)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),  # the places are the limit
+                connector=aiohttp.TCPConnector(
+                    limit=0,  # the places are the limit
+                    ssl=self._tls or True,
+                    resolver=_BoundedResolver(self._limits.connect_timeout_s),
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
             )
+
+
+class _BoundedResolver(AbstractResolver):
+    """Looks names up within a time. aiohttp's takes the threads of the event loop, whose end waits for them."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._lookups = NameLookups()
+        self._timeout_s = timeout_s
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                addresses = await asyncio.wrap_future(self._lookups.begin(host))
+        except TimeoutError as error:
+            raise no_address(host, self._timeout_s) from error
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=numeric,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is kept."""
 
 
 async def _closed_with_its_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None]:

@@ -110,7 +110,7 @@ def error_of(response: ClientResponse) -> SchemalessError:
 
 
 def error_of_problem(problem: Problem, status: int | None = None) -> SchemalessError:
-    """Returns the error of a problem document, with the hint of whoever raised it.
+    """Returns the error of a problem document, with the hint that came with it.
 
     The problem of an item of a batch carries its own status.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import ipaddress
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import ClientRequest, ClientResponse
+from schemaless.client.name_lookup import NameLookups, no_address
 from schemaless.client.transport import target_of, tls_context
 from schemaless.config import ClientSettings
 from schemaless.errors import Unavailable
@@ -42,6 +44,7 @@ class Urllib3Transport:
         self._process = os.getpid()
         self._places = threading.BoundedSemaphore(self._limits.connections_max)
         self._pools: dict[str, tuple[urllib3.HTTPConnectionPool, str]] = {}
+        self._lookups = NameLookups()
         self._lock = threading.Lock()
 
     def place(self) -> AbstractContextManager[object]:
@@ -82,7 +85,8 @@ class Urllib3Transport:
         with self._lock:
             if url not in self._pools:
                 pool = urllib3.connection_from_url(url, maxsize=self._limits.connections_max, **tls)
-                pool.ConnectionCls = _bounded_connection(HTTPSConnection if tls else HTTPConnection, self._attempt)
+                base = HTTPSConnection if tls else HTTPConnection
+                pool.ConnectionCls = _bounded_connection(base, self._attempt, self._lookups)
                 self._pools[url] = pool, urlsplit(url).path
             return self._pools[url]
 
@@ -99,8 +103,11 @@ class _Attempt(threading.local):
         return left
 
 
-def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt) -> type[HTTPConnection]:
-    """Returns connections that end with the attempt. In urllib3's, each byte begins a new time-out."""
+def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt, lookups: NameLookups) -> type[HTTPConnection]:
+    """Returns connections that end with the attempt.
+
+    In urllib3's, each byte begins a new time-out, and the look-up of a host's name has none.
+    """
 
     class BoundedResponse(http.client.HTTPResponse):
         def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
@@ -109,6 +116,23 @@ def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt) -> type[H
 
     class BoundedConnection(base):  # type: ignore[valid-type, misc]
         response_class = BoundedResponse
+
+        _dns_host: str  # urllib3's: what is looked up
+
+        def _new_conn(self) -> socket.socket:
+            named = self._dns_host
+            last: HTTPError | None = None
+            try:
+                for address in _addresses(self, lookups):
+                    self._dns_host = address
+                    try:
+                        opened: socket.socket = super()._new_conn()
+                        return opened
+                    except (NewConnectionError, ConnectTimeoutError) as error:
+                        last = error
+            finally:
+                self._dns_host = named  # the certificate has to be of this name
+            raise last or NewConnectionError(self, f"{named} has no address")
 
         def send(self, data: bytes) -> None:
             if self.sock is None:
@@ -123,6 +147,22 @@ def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt) -> type[H
             return response
 
     return BoundedConnection
+
+
+def _addresses(connection: HTTPConnection, lookups: NameLookups) -> list[str]:
+    """Returns the addresses of the host to connect to. Raises NewConnectionError."""
+    name, timeout_s = connection._dns_host.strip("[]"), float(connection.timeout or 0)
+    try:
+        return [str(ipaddress.ip_address(name))]
+    except ValueError:
+        pass
+    try:
+        return lookups.begin(name).result(timeout_s)
+    except TimeoutError:
+        error: OSError = no_address(name, timeout_s)
+    except OSError as caught:
+        error = caught
+    raise NewConnectionError(connection, str(error)) from error
 
 
 class _BoundedReader(io.RawIOBase):

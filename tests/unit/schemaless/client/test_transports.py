@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import subprocess
 import sys
@@ -311,6 +312,56 @@ def test_who_refuses_a_connection_is_named_with_the_reason(puts):
     assert f"no answer from http://127.0.0.1:{port} (" in str(error)
     assert "Connection refused" in str(error) or "Connect call failed" in str(error)
     assert "object at 0x" not in str(error)
+
+
+@both
+def test_a_name_server_that_is_away_holds_nobody_longer_than_a_connection_may_take(puts, monkeypatch):
+    """I14: the C library's look-up can't be interrupted. All that wait share it, so no thread is added."""
+    asked, answers = [], threading.Event()
+    looked_up = socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **options):
+        if host != "api.example":
+            return looked_up(host, *args, **options)
+        asked.append(host)
+        answers.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    limits = Limits(attempts_max=3, connect_timeout_s=0.05, pause_s=0.001)
+    try:
+        found, _ = puts(["http://api.example:8000"], 4, 4, limits)
+        assert ["no address of api.example within 0.05 s" in str(error) for error in found] == [True] * 4
+        assert asked == ["api.example"]
+    finally:
+        answers.set()
+
+
+@both
+def test_a_name_with_several_addresses_is_tried_until_one_connects(server, puts, monkeypatch):
+    """As localhost, which is ::1 first, where nothing listens."""
+    addresses = [("127.0.0.2", 0), ("127.0.0.1", 0)]
+    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+    looked_up = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: infos if host == "api.example" else looked_up(host, *rest, **more),
+    )
+    (put,), _ = puts([server.url.replace("127.0.0.1", "api.example")], 1, limits=ONCE)
+    assert put.status == "stored"
+    assert server.headers[0]["host"].startswith("api.example:")
+
+
+@both
+def test_a_name_that_nobody_knows_is_named_with_the_reason(puts, monkeypatch):
+    def getaddrinfo(host, *_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    (error,), _ = puts(["http://api.example:8000"], 1, limits=ONCE)
+    assert isinstance(error, Unavailable)
+    assert "Name or service not known" in str(error)
 
 
 @both
