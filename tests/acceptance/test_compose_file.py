@@ -31,7 +31,8 @@ SERVICES = COMPOSE["services"]
 ROLES = {role.name: role for role in server_roles(CLUSTERS, MINIONS)}
 RUN_ONCE = {"setup", "cli"}
 LONG_LIVED = sorted(SERVICES.keys() - RUN_ONCE)
-OURS = sorted(name for name in SERVICES if "build" in SERVICES[name])
+OUR_IMAGE = "schemaless:local"
+OURS = sorted(name for name in SERVICES if SERVICES[name]["image"] == OUR_IMAGE)
 STACK = sorted(name for name in OURS if name != "setup" and "profiles" not in SERVICES[name])
 
 
@@ -156,6 +157,14 @@ def test_images_have_fixed_versions():
     images = [service["image"] for service in SERVICES.values()]
     images += re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert all(re.fullmatch(r"[\w/.-]+:[\w.-]+", image) and not image.endswith(":latest") for image in images)
+
+
+def test_one_service_builds_the_image_of_all():
+    """Each `build` would build and export it again. Nothing may fetch an image of that name from a registry."""
+    assert [name for name in SERVICES if "build" in SERVICES[name]] == ["setup"]
+    assert {SERVICES[name]["pull_policy"] for name in OURS} == {"never"}
+    waiting = [name for name in OURS if name not in RUN_ONCE]
+    assert all("setup" in SERVICES[name]["depends_on"] for name in waiting), "`up NAME --build` builds it, too"
 
 
 def test_an_image_holds_only_what_is_named():
