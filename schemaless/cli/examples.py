@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 if TYPE_CHECKING:
     from typer import _click
@@ -79,14 +79,17 @@ _TYPES_SHOWN = {"<bool>": "", "<list[str]>": "<str>", "<list[int]>": "<int>", "<
 class HelpedCommand(TyperCommand):
     """A command whose --help names no type where there is none to give, and whose example can be copied.
 
-    Typer shows `<bool>` beside each flag, and breaks an example where the terminal is narrow.
+    Typer shows `<bool>` beside each flag and `<list[str]>` beside each list. It breaks an example where the terminal is
+    narrow.
     """
 
     def get_params(self, ctx: _click.Context) -> list[_click.Parameter]:
         params = super().get_params(ctx)
-        for option in (param for param in params if isinstance(param, TyperOption)):
-            shown = option.display_type_rich(ctx) or ""
-            option.metavar = _TYPES_SHOWN.get(shown, option.metavar)
+        for param in params:
+            if isinstance(param, TyperOption | TyperArgument):
+                shown = _TYPES_SHOWN.get(param.display_type_rich(ctx) or "")
+                if shown is not None:
+                    param.display_type_rich = lambda ctx, shown=shown: shown  # type: ignore[method-assign, misc]
         return params
 
     def format_help(self, ctx: _click.Context, formatter: _click.HelpFormatter) -> None:

@@ -41,7 +41,9 @@ def up(name: ProcessName = None, as_json: JsonOption = False) -> None:
     home = home_folder(settings)
     supervision.start(home, name)
     supervision.wait_for(home, [name], {supervision.ProcessState.RUNNING}, timeout_s=RUNNING_TIMEOUT_S)
-    refresh_endpoints(home)
+    endpoints = refresh_endpoints(home)
+    if as_json:
+        print_json(endpoints)
 
 
 @needs("down", Extra.SERVER)

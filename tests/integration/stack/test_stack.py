@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from schemaless.bus import warm_up
+from schemaless.cli.stack import up
 from schemaless.config import StackSettings
 from schemaless.errors import NotFound
 from schemaless.ops.datastores import create_datastore
@@ -212,6 +213,15 @@ def test_process_held_down_stays_down_until_it_may_run(settings: StackSettings) 
     assert pid_of(settings, "tailer-0") is None
     supervision.start(settings.home, "tailer-0")
     assert eventually(lambda: pid_of(settings, "tailer-0") is not None)
+
+
+def test_a_process_that_runs_again_prints_where_everything_is(
+    settings: StackSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up NAME --json`, as `up --json` does."""
+    monkeypatch.setenv("SCHEMALESS_HOME", str(settings.home))
+    up("tailer-0", as_json=True)
+    assert json.loads(capsys.readouterr().out)["api"] == require_plan(settings.home).api_urls()
 
 
 def test_unknown_process_is_refused(settings: StackSettings) -> None:
