@@ -132,7 +132,7 @@ def _standing(tailing: Tailing) -> Iterable[Metric]:
         "schemaless_tailer_partition_open", "1 while the log of a partition is open, 0 before.", labels=by_partition
     )
     partitions = GaugeMetricFamily(
-        "schemaless_tailer_partitions", "Partitions that a datastore has, whoever tails them.", labels=["datastore"]
+        "schemaless_tailer_partitions", "All partitions of a datastore.", labels=["datastore"]
     )
     paused = GaugeMetricFamily(
         "schemaless_tailer_paused", "1 while an operator has paused a datastore.", labels=["datastore"]

@@ -1,7 +1,7 @@
 """index_walk: how far the walk over the rows of a source shard has written a version of an index, on each cluster.
 
-The position moves by compare-and-set in the transaction that writes the entries. So whoever wakes up late changes
-nothing, and the position is as exact as the entries.
+The position moves by compare-and-set in the transaction that writes the entries. So a process that wakes up late
+changes nothing, and the position is as exact as the entries.
 """
 
 from __future__ import annotations
