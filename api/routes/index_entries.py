@@ -100,7 +100,9 @@ def _why_not_answering(index: DefinedIndex) -> SchemalessError:
     if index.order.run_state is RunState.FAILED:
         what_to_do = f"correct what the message names, then {resume}, or drop the index"
         return StateConflict(f"index {index.name} has failed: {index.order.reason}", hint=what_to_do)
-    hint = f"it isn't complete before it is resumed: {resume}" if index.order.run_state is RunState.PAUSED else None
+    hint = f"`schemaless index wait {index.name}` waits until it is complete, and the response says how far it is"
+    if index.order.run_state is RunState.PAUSED:
+        hint = f"it isn't complete before it is resumed: {resume}"
     return NotReady(f"index {index.name} is {index.state}, and not complete", hint=hint)
 
 

@@ -71,11 +71,13 @@ async def _parked_view(request: Request, datastore: Datastore, parts: list[JobPr
 
 
 async def waits_for_indexer(request: Request, datastore: Datastore) -> str | None:
-    """Returns why a check isn't carried out now, or None."""
+    """Returns why no check, build or removal of an index is carried out now, or None."""
     workers = await read_workers(request.state.storage, datastore, request.state.settings.status_timeout_s)
     if any(row.consumer == INDEXER for row in workers):
         return None
-    return "no indexer runs: start one"
+    return (
+        "no indexer runs: start one, with `python -m indexer`, or with `schemaless up indexer-0` in an embedded stack"
+    )
 
 
 ROUTES = (Route("GET", "/jobs/{job}", get_job, Scope.READ, answers={200: JobView}),)

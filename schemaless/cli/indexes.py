@@ -116,7 +116,8 @@ def wait(
 def _awaited(client: Client, name: str, timeout: float) -> dict[str, Any]:
     """Returns the document of an index once it is active. Raises StateConflict, NotFound or NotReady."""
     deadline = time.monotonic() + timeout
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"building {name}", total=None)
         while True:
             document = client.document(f"/indexes/{parse_index_name(name)}")
@@ -211,7 +212,7 @@ def drop(
         try:
             document = index.status()
         except NotFound:
-            document = document | {"state": "deleted", "what_to_do": None, "versions": []}
+            document = document | {"state": "deleted", "problems": None, "what_to_do": None, "versions": []}
     _print_index(document, as_json)
 
 
@@ -290,7 +291,7 @@ def _print_index(document: dict[str, Any], as_json: bool = False) -> None:
                 print(f"  minion {node}: {found}. It {MAKE_MINION_ANEW}")
     _print_hints(document, "  ")
     for version in document["versions"]:
-        if version["role"] != "answers":
+        if version["role"] != "answers" and version["number"] != document["number"]:
             print(f"  {_line({'name': version['role'], **version})}")
             _print_hints(version, "    ")
 

@@ -246,7 +246,8 @@ def version_of(named: NamedIndex, number: int) -> DefinedIndex:
     index = named.version(number)
     if index is None:
         present = ", ".join(str(each.number) for each in named.versions)
-        raise NotFound(f"index {named.answering.name} has no version {number}: it has {present}")
+        hint = f"give the number of a version that it has: {present}"
+        raise NotFound(f"index {named.answering.name} has no version {number}: it has {present}", hint=hint)
     return index
 
 

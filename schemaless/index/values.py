@@ -72,7 +72,7 @@ def why_null(kind: FieldType, length: int, found: Any) -> str:
     """Returns why something that a body has became null."""
     if kind is FieldType.STRING and isinstance(found, str):
         return f"has {len(found)} code points, the field keeps {length}"
-    return f"is no {kind}" if kind is FieldType.STRING else f"is no {kind}: it takes {_TEXT_FORMS[kind].format(length)}"
+    return f"is no {kind}: it takes {_CELL_FORMS[kind].format(length)}"
 
 
 def to_json(kind: FieldType, value: Value | None) -> Any:
@@ -172,6 +172,15 @@ _TEXT_FORMS: Mapping[FieldType, str] = {
     FieldType.DATETIME: "RFC 3339 with a zone, such as 2026-01-31T08:00:00Z",
     FieldType.BYTES: "base64 of at most {} bytes",
 }
+
+_CELL_FORMS: Mapping[FieldType, str] = {
+    **_TEXT_FORMS,
+    FieldType.STRING: "text",
+    FieldType.INT: "digits without quotes, at most 64 bits with the sign",
+    FieldType.FLOAT: "a number without quotes",
+    FieldType.BOOL: "true or false without quotes",
+}
+"""What a cell must have instead. A query has text for everything."""
 
 _TO_JSON: Mapping[FieldType, Callable[[Any], Any]] = {
     FieldType.UUID: row_key_text,

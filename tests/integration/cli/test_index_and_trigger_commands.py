@@ -151,7 +151,8 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     assert "at most" not in index("throttle", "--reset")
     assert "is paused" in command("index", "wait", "by_tail", status=3)
     assert "by_tail active" in index("resume")
-    assert "by_tail deleted" in index("drop")
+    assert "has 1\n" in index("problems", "--version", "7", fails=True).args[0] + "\n"
+    assert index("drop") == "by_tail deleted\n"
     assert "NotFound" in repr(index("drop", fails=True))
     assert "by_tail of" in (dropped := command("index", "wait", "by_tail", status=3))
     assert "was dropped" in dropped

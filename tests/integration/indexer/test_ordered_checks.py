@@ -70,7 +70,8 @@ async def test_verify_names_and_repair_repairs(ordered):
     answer = ordered.call("POST", f"{PATH}/verify", json={"minions": False})
     assert answer.status_code == 202
     told = answer.json()
-    assert (told["matched"], told["waits_for"]) == (SHARDS, "no indexer runs: start one")
+    assert told["matched"] == SHARDS
+    assert "python -m indexer" in told["waits_for"]
     job = ordered.index.job(told["job"])
     assert (job["state"], job["pending"], job["done"]) == ("running", SHARDS, 0)
     ordered.owned = [0, 1]

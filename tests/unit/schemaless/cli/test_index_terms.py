@@ -1,8 +1,8 @@
-"""Terms of `schemaless index query` become those of the Python client."""
+"""Terms of `schemaless index query` become those of the Python client. An index is shown once, with its versions."""
 
 import pytest
 
-from schemaless.cli.indexes import _parse_terms
+from schemaless.cli.indexes import _parse_terms, _print_index
 from schemaless.errors import Invalid
 
 
@@ -30,3 +30,19 @@ def test_a_comparison_that_is_given_twice_is_refused(term):
     """Only equality takes several values: the first comparison must not vanish without a word."""
     with pytest.raises(Invalid, match="twice"):
         _parse_terms([term, term])
+
+
+def test_an_index_whose_only_version_is_deleted_is_shown_once(capsys):
+    """A version that goes beside the one that answers has a line of its own."""
+    going = {"number": 1, "role": "deleting", "state": "deleting", "what_to_do": "bring b back"}
+    _print_index(
+        {"name": "by_city", "number": 1, "state": "deleting", "what_to_do": "bring b back", "versions": [going]}
+    )
+    assert capsys.readouterr().out.splitlines() == ["by_city deleting", "  bring b back"]
+    answers = {"number": 2, "role": "answers", "state": "active"}
+    _print_index({"name": "by_city", "number": 2, "state": "active", "versions": [going, answers]})
+    assert capsys.readouterr().out.splitlines() == [
+        "by_city active: version 2",
+        "  deleting deleting: version 1",
+        "    bring b back",
+    ]

@@ -66,12 +66,17 @@ def test_what_fits_or_is_missing_is_no_problem(column, body):
                 ),
             ],
         ),
-        ("BASE", {"owner": {"name": 3}}, [Misfit("owner", "is no string", "3")]),
-        ("BASE", {"owner": {"name": {"first": "ann"}}}, [Misfit("owner", "is no string", "{…}")]),
+        ("BASE", {"owner": {"name": 3}}, [Misfit("owner", "is no string: it takes text", "3")]),
+        ("BASE", {"owner": {"name": {"first": "ann"}}}, [Misfit("owner", "is no string: it takes text", "{…}")]),
         (
             "STATUS",
             {"size": True},
-            [Misfit("size", "is no int: it takes digits, at most 64 bits with the sign", "true")],
+            [Misfit("size", "is no int: it takes digits without quotes, at most 64 bits with the sign", "true")],
+        ),
+        (
+            "STATUS",
+            {"size": "12"},
+            [Misfit("size", "is no int: it takes digits without quotes, at most 64 bits with the sign", '"12"')],
         ),
     ],
 )
