@@ -395,6 +395,22 @@ def test_a_lagging_node_s_cells_don_t_hide_the_overlay():
     assert Overlay(1, [], NodePage([], False), {key: old}).with_newest({key: new}) == {key: new}
 
 
+async def test_values_of_several_clusters_are_asked_for_in_parallel(world):
+    """A23: no cluster is asked after another one has answered."""
+    asked, all_asked, read = set(), asyncio.Event(), world.read
+
+    async def read_when_all_are_asked(cluster, operation, *args, **options):
+        asked.add(cluster)
+        if asked == set(DATASTORE.clusters):
+            all_asked.set()
+        await all_asked.wait()
+        return await read(cluster, operation, *args, **options)
+
+    world.read = read_when_all_are_asked
+    async with asyncio.timeout(10):
+        await world.page(*(("owner", str(owner)) for owner in OWNERS), ("order", "owner"))
+
+
 @pytest.mark.parametrize(("read_from", "hint"), [(None, "are being repaired"), (Role.MINION, "read_from=master")])
 async def test_too_much_damage_says_who_can_help(world, read_from, hint):
     """The rows of masters are being repaired. A minion isn't repaired, so asking it again would be no use."""

@@ -57,6 +57,22 @@ async def test_all_clusters_together_stay_within_the_bound(sizes):
     assert reader.held_most <= 100
 
 
+async def test_all_clusters_are_read_in_parallel(monkeypatch):
+    """None is asked after another one has answered. The cells of `include` are read so, too."""
+    asked, all_asked, read_one = set(), asyncio.Event(), Reader.read
+
+    async def read_when_all_are_asked(self, cluster, *args, **options):
+        asked.add(cluster)
+        if asked == set(DATASTORE.clusters):
+            all_asked.set()
+        await all_asked.wait()
+        return await read_one(self, cluster, *args, **options)
+
+    monkeypatch.setattr(Reader, "read", read_when_all_are_asked)
+    async with asyncio.timeout(10):
+        await read(Reader(dict.fromkeys("abcd", 1)), 100)
+
+
 async def test_more_than_the_bound_is_refused():
     """Whichever cluster it comes from."""
     reader = Reader({"a": 10, "b": 10, "c": 10, "d": 71})
