@@ -7,7 +7,7 @@ docs/exactly-once.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -107,20 +107,44 @@ def _ends(
     admin: AdminClient, places: Collection[Place], isolation: IsolationLevel, timeout_s: float
 ) -> tuple[dict[Place, int], dict[Place, KafkaError]]:
     """Returns where partitions end, and the errors of those whose brokers don't say it."""
+    deadline = time.monotonic() + timeout_s
+    ends, errors = _ask(admin, [places], isolation, timeout_s)
+    alone = len(places) == 1
+    # A leader that was chosen just now may not know its end yet. One that is missing may fail the question for all.
+    while errors and time.monotonic() < deadline:
+        if alone and all(error.code() not in NOT_KNOWN_YET for error in errors.values()):
+            break
+        alone = True
+        time.sleep(_POLL_S)
+        more, errors = _ask(admin, [[place] for place in errors], isolation, timeout_s)
+        ends |= more
+    return ends, errors
+
+
+def _ask(
+    admin: AdminClient, questions: Sequence[Collection[Place]], isolation: IsolationLevel, timeout_s: float
+) -> tuple[dict[Place, int], dict[Place, KafkaError]]:
+    """Asks all questions at once. Returns the ends of partitions, and the errors of the others."""
+    answers = [
+        admin.list_offsets(
+            {TopicPartition(*place): OffsetSpec.latest() for place in question},  # type: ignore[no-untyped-call]
+            isolation_level=isolation,
+            request_timeout=timeout_s,
+        )
+        for question in questions
+        if question
+    ]
     ends: dict[Place, int] = {}
     errors: dict[Place, KafkaError] = {}
-    deadline = time.monotonic() + timeout_s
-    while left := [place for place in places if place not in ends]:
-        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in left}  # type: ignore[no-untyped-call]
-        for asked, answer in admin.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout_s).items():
-            place = (asked.topic, asked.partition)
-            try:
-                ends[place] = answer.result().offset
-            except KafkaException as error:
-                errors[place] = error.args[0]
-        errors = {place: error for place, error in errors.items() if place not in ends}
-        # A leader that was chosen just now may not know its end yet.
-        if all(error.code() not in NOT_KNOWN_YET for error in errors.values()) or time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_S)
+    for asked, answer in [pair for found in answers for pair in found.items()]:
+        place = (asked.topic, asked.partition)
+        try:
+            offset = answer.result().offset
+        except KafkaException as error:
+            errors[place] = error.args[0]
+            continue
+        if offset < 0:  # librdkafka 2.16.1 gives no error for a broker that doesn't answer in time
+            errors[place] = KafkaError(KafkaError._TIMED_OUT)
+        else:
+            ends[place] = offset
     return ends, errors

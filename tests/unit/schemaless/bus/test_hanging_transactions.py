@@ -1,9 +1,13 @@
 """The watch distinguishes a hanging transaction from the traffic of a busy partition."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+
 import pytest
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 
 from schemaless.bus import hanging_transactions
-from schemaless.bus.hanging_transactions import HangingTransactionsWatch, OpenTransactions
+from schemaless.bus.hanging_transactions import HangingTransactionsWatch, OpenTransactions, open_transactions
 
 TOPIC = "cells"
 
@@ -74,3 +78,48 @@ def test_a_broker_that_is_away_hides_no_transaction_of_another_broker(scene):
     scene.away = set()
     assert scene.hanging_after(2) == [0]
     assert scene.hanging_after(10) == [0, 1]
+
+
+class FakeAdmin:
+    """Says for each partition where it ends, for all readers and for committed ones, or fails."""
+
+    def __init__(self, *ends):
+        self._ends = ends
+
+    def list_offsets(self, wanted, *, isolation_level, request_timeout):
+        answers = {}
+        for place in wanted:
+            answers[place] = answer = Future()
+            end = self._ends[place.partition]
+            if isinstance(end, int):
+                answer.set_exception(KafkaException(KafkaError(end)))
+            else:
+                answer.set_result(SimpleNamespace(offset=end[isolation_level is IsolationLevel.READ_COMMITTED]))
+        return answers
+
+
+class FakeAdminOfAll(FakeAdmin):
+    """Fails a question about several partitions where one of them has no leader."""
+
+    def list_offsets(self, wanted, **settings):
+        if len(wanted) > 1:
+            failed = FakeAdmin(*[KafkaError._NOENT] * len(self._ends))
+            return failed.list_offsets(wanted, **settings)
+        return super().list_offsets(wanted, **settings)
+
+
+def test_a_partition_without_a_leader_hides_no_transaction_of_another():
+    """librdkafka fails the whole question for it, now and then."""
+    admin = FakeAdminOfAll((9, 7), KafkaError._NOENT)
+    found = open_transactions(admin, [(TOPIC, 0), (TOPIC, 1)], timeout_s=1.0)
+    assert (found.first, list(found.errors)) == ({(TOPIC, 0): 7}, [(TOPIC, 1)])
+
+
+def test_what_a_broker_does_not_say_is_no_end():
+    """librdkafka gives -1001 and no error for a broker that hangs. A log would be opened over a hanging transaction."""
+    admin = FakeAdmin((9, 7), (9, 9), (-1001, -1001), KafkaError._TIMED_OUT)
+    found = open_transactions(admin, [(TOPIC, partition) for partition in range(4)], timeout_s=1.0)
+    assert found.first == {(TOPIC, 0): 7}
+    assert {place: error.code() for place, error in found.errors.items()} == {
+        (TOPIC, 2): KafkaError._TIMED_OUT, (TOPIC, 3): KafkaError._TIMED_OUT,
+    }  # fmt: skip
