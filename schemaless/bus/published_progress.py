@@ -187,7 +187,7 @@ def read_publish_status(bootstrap: str, datastore: Datastore, *, timeout_s: floa
     }
     if not {datastore.topic, datastore.progress_topic} <= topics.keys():
         return PublishStatus({}, frozenset(), owners)
-    (topic_id,) = topic_ids(admin, [datastore.topic], timeout_s=timeout_s)
+    (topic_id,) = topic_ids(admin, bootstrap, [datastore.topic], timeout_s=timeout_s)
     positions: dict[int, Position] = {}
     emptied: set[int] = set()
     with PartitionReader(bootstrap, timeout_s=timeout_s) as reader:

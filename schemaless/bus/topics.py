@@ -105,16 +105,16 @@ def _all_fit(
     return True
 
 
-def topic_ids(admin: AdminClient, topics: Sequence[str], *, timeout_s: float) -> list[str]:
+def topic_ids(admin: AdminClient, bootstrap: str, topics: Sequence[str], *, timeout_s: float) -> list[str]:
     """Returns the id of each topic. Raises TopicMissing when one doesn't exist, BusUnavailable."""
     asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
-    with translated(f"asking which topics {' and '.join(topics)} are"):
+    with translated(f"asking Kafka at {bootstrap} which topics {' and '.join(topics)} are"):
         return [str(asked[topic].result().topic_id) for topic in topics]
 
 
 def topic_id(bootstrap: str, topic: str, *, timeout_s: float) -> str:
     """Returns the id of one topic. Raises TopicMissing, BusUnavailable."""
-    return topic_ids(AdminClient(client_settings(bootstrap)), [topic], timeout_s=timeout_s)[0]
+    return topic_ids(AdminClient(client_settings(bootstrap)), bootstrap, [topic], timeout_s=timeout_s)[0]
 
 
 class TopicsWatch:
@@ -122,11 +122,12 @@ class TopicsWatch:
 
     def __init__(self, bootstrap: str, topics: Sequence[str], *, every_s: float, timeout_s: float) -> None:
         self._admin = AdminClient(client_settings(bootstrap))
+        self._bootstrap = bootstrap
         self._topics = topics
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._asked_at = time.monotonic()
-        self._ids = topic_ids(self._admin, topics, timeout_s=timeout_s)
+        self._ids = topic_ids(self._admin, bootstrap, topics, timeout_s=timeout_s)
 
     def changed(self) -> bool:
         """Returns whether they were, and False while the broker is unreachable. It asks once in `every_s`."""
@@ -134,7 +135,7 @@ class TopicsWatch:
             return False
         self._asked_at = time.monotonic()
         try:
-            return topic_ids(self._admin, self._topics, timeout_s=self._timeout_s) != self._ids
+            return topic_ids(self._admin, self._bootstrap, self._topics, timeout_s=self._timeout_s) != self._ids
         except TopicMissing:
             return True
         except BusUnavailable:
