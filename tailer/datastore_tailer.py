@@ -2,7 +2,8 @@
 
 A tail runs only between assignment and revocation. When the log of a partition fails and its owner isn't known, the
 group has to confirm it before the log is opened again. So a stale owner doesn't take a log back, and the tails of other
-partitions go on (I7). When a transaction hangs in an open log, this process leaves the group and joins it anew, because
+partitions go on (I7). While the group isn't heard, open logs are tailed until the group says whose they are, or until a
+new owner fences them. When a transaction hangs in an open log, this process leaves the group and joins it anew, because
 opening a log ends hanging transactions.
 """
 
@@ -98,6 +99,7 @@ class DatastoreTailer:
             asyncio.get_running_loop(),
             assigned=partial(self._assign, tails),
             revoked=self._release,
+            lost=self._lose,
         )
         member = await in_thread(self._group_thread, join)
         try:
@@ -121,9 +123,24 @@ class DatastoreTailer:
     def _assign(self, tails: asyncio.TaskGroup, partitions: Sequence[int]) -> None:
         if partitions:
             log.info("partitions assigned", datastore=self._datastore.name, partitions=sorted(partitions))
+        lost = {owned.partition: owned for owned in self._owned if owned.is_lost}
         for partition in partitions:
+            if partition in lost:
+                lost.pop(partition).regain()
+                continue
             owned = OwnedPartition(self._datastore, partition, self._context)
-            self._owned[owned] = tails.create_task(self._tend(owned))
+            before = [task for other, task in self._owned.items() if other.partition == partition]  # it still stops
+            self._owned[owned] = tails.create_task(self._tend(owned, before))
+        if lost:
+            tails.create_task(self._release(sorted(lost)))
+
+    def _lose(self, partitions: Sequence[int]) -> None:
+        """Lets the tails of these partitions go on, because the group may be what is away."""
+        lost = [owned for owned in self._owned if owned.partition in partitions]
+        for owned in lost:
+            owned.lose()
+        if lost:
+            log.warning("the group isn't heard", datastore=self._datastore.name, partitions=sorted(partitions))
 
     async def _release(self, partitions: Sequence[int]) -> None:
         """Stops the tails of these partitions, and returns when they have stopped."""
@@ -135,8 +152,11 @@ class DatastoreTailer:
             await asyncio.wait(leaving.values())
         emit(Event.PARTITIONS_RELEASED, datastore=self._datastore.name, partitions=partitions)
 
-    async def _tend(self, owned: OwnedPartition) -> None:
+    async def _tend(self, owned: OwnedPartition, before: Collection[asyncio.Task[None]]) -> None:
+        """Runs a partition when those who had it before have ended."""
         try:
+            if before:
+                await asyncio.wait(before)
             await owned.run()
         finally:
             del self._owned[owned]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from enum import Enum
+from functools import partial
 
 import structlog
 
@@ -46,13 +47,11 @@ class GroupMember:
         *,
         assigned: Callable[[Sequence[int]], None],
         revoked: Callable[[Sequence[int]], Coroutine[None, None, None]],
+        lost: Callable[[Sequence[int]], None],
     ) -> None:
         """Makes the topics that are missing, and joins the group. Raises BusUnavailable, Misconfigured."""
         ensure_topics(settings.kafka, datastore, timeout_s=TOPICS_TIMEOUT_S)
         topics = (datastore.topic, datastore.progress_topic)
-
-        def assign(partitions: Sequence[int]) -> None:
-            loop.call_soon_threadsafe(assigned, partitions)
 
         self._datastore = datastore
         self._topics = TopicsWatch(settings.kafka, topics, every_s=WATCH_PERIOD_S, timeout_s=WATCH_TIMEOUT_S)
@@ -67,8 +66,9 @@ class GroupMember:
             settings.kafka,
             datastore,
             session_timeout_s=settings.session_timeout_s,
-            assigned=assign,
+            assigned=partial(_call_soon, loop, assigned),
             revoked=lambda partitions: asyncio.run_coroutine_threadsafe(revoked(partitions), loop).result(),
+            lost=partial(_call_soon, loop, lost),
         )
 
     def poll(self, tailed: Collection[int]) -> LeaveReason | None:
@@ -99,3 +99,9 @@ class GroupMember:
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
         self._membership.close()
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Sequence[int]], None], partitions: Sequence[int]
+) -> None:
+    loop.call_soon_threadsafe(call, partitions)

@@ -34,6 +34,7 @@ class OwnedPartition:
         self._confirmed = asyncio.Event()
         self._confirmed.set()  # the group has just assigned it
         self._question: int | None = None
+        self._is_lost = False
         self._tail: PartitionTail | None = None
 
     @property
@@ -48,13 +49,33 @@ class OwnedPartition:
     @property
     def unconfirmed(self) -> bool:
         """True after a failure that leaves open whose the partition is, until `confirm`."""
-        return not self._confirmed.is_set()
+        return not self._confirmed.is_set() and not self._is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """True from `lose` to `regain`."""
+        return self._is_lost
 
     async def run(self) -> None:
         """Runs until `stop`. It opens the log anew after a failure."""
         while not self._stopping.is_set():
             await pause(self._stopping, await self._open_and_tail())
+            if self._is_lost and not self._stopping.is_set():
+                self._confirmed.clear()
             await self._confirmed.wait()
+
+    def lose(self) -> None:
+        """Takes note that the group wasn't heard for a session time-out, and may have given the partition away.
+
+        An open log stays open: whoever got the partition fences it. No log is opened before `regain`.
+        """
+        self._is_lost = True
+
+    def regain(self) -> None:
+        """Takes note that the group has assigned the partition to this process again."""
+        self._is_lost = False
+        self._question = None
+        self._confirmed.set()
 
     def wait_for(self, question: int) -> None:
         """Takes note of the first question to the group after the failure."""
@@ -63,13 +84,14 @@ class OwnedPartition:
 
     def confirm(self, answered: int) -> None:
         """Lets the log be opened again if the group has confirmed a question that was asked after the failure."""
-        if self._question is not None and answered >= self._question:
+        if self._question is not None and answered >= self._question and not self._is_lost:
             self._question = None
             self._confirmed.set()
 
     def stop(self) -> None:
         """Lets `run` return after the transaction in flight."""
         self._stopping.set()
+        self._is_lost = False
         self._confirmed.set()
         if self._tail is not None:
             self._tail.stop()
@@ -93,7 +115,7 @@ class OwnedPartition:
         place = {"topic": self._datastore.topic, "partition": self.partition}
         try:
             async with self._context.openings.taken():
-                if self._stopping.is_set():  # while it waited
+                if self._stopping.is_set() or self._is_lost:  # while it waited
                     return 0.0
                 progress = await in_thread(self._context.opening, partition_log.open)
             self._tail = PartitionTail(self._datastore, partition_log, progress, self._context)

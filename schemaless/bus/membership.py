@@ -30,7 +30,9 @@ class Membership:
     """One member of the group. One thread at a time.
 
     `assigned` is called with the partitions that this process now owns. `revoked` is called before they are given to
-    another process, and also when they were lost already. `poll` and `close` make these calls.
+    another process. `lost` is called when that may have happened already, because the group wasn't heard for a session
+    time-out. The next call of `assigned` then says which of them are this process's. `poll` and `close` make these
+    calls.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class Membership:
         session_timeout_s: float,
         assigned: Partitions,
         revoked: Partitions,
+        lost: Partitions,
     ) -> None:
         self._assigned = assigned
         self._revoked = revoked
+        self._lost = lost
         self._group = tailer_group(datastore.name)
         self._progress_topic = datastore.progress_topic
         self._asked = self._answered = 0
@@ -63,7 +67,7 @@ class Membership:
         )
         with translated(f"joining group {self._group}"):
             self._consumer.subscribe(
-                [datastore.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+                [datastore.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
 
     def poll(self, timeout_s: float) -> None:
@@ -117,4 +121,8 @@ class Membership:
         revoked = [partition.partition for partition in partitions]
         emit(Event.PARTITIONS_REVOKED, group=self._group, partitions=revoked)
         self._revoked(revoked)
+        consumer.incremental_unassign(partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._lost([partition.partition for partition in partitions])
         consumer.incremental_unassign(partitions)

@@ -1,4 +1,7 @@
-"""One broker of two hangs: its partition waits, and the cells of the other partition are published as before (I7)."""
+"""One broker of two hangs: its partition waits, and the cells of the other partition are published as before (I7).
+
+So it is also while the tailers' group isn't heard, and while another program's transaction hangs.
+"""
 
 import re
 import time
@@ -11,7 +14,9 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from schemaless.audit.run import audit
+from schemaless.bus.hanging_transactions import HangingTransactionsWatch, hanging_transactions
 from schemaless.bus.topic_settings import CELLS, PROGRESS
+from schemaless.errors import BusUnavailable
 from schemaless.stack import kafka_broker
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.local import LocalServer, running_kafka
@@ -24,6 +29,8 @@ FAILURES = 3  # of the partition whose broker hangs: a publish, and openings of 
 WAIT_S = 90.0
 FAILED = "a partition's log failed"
 LET_GO = ("joining the group anew", "partitions released")
+GROUP_PARTITIONS = int(re.search(r"offsets\.topic\.num\.partitions=(\d+)", kafka_broker.PROPERTIES)[1])
+NOT_HEARD = "the group isn't heard"
 
 
 @pytest.fixture
@@ -32,6 +39,23 @@ def brokers(tmp_path) -> Iterator[tuple[str, LocalServer]]:
     with running_kafka(tmp_path / "first") as (kafka, _first):
         make_coordinators(kafka)
         with second_broker(tmp_path / "first", tmp_path / "second") as second:
+            yield kafka, second
+
+
+@pytest.fixture
+def parted(tmp_path) -> Iterator[tuple[str, LocalServer]]:
+    """The address of the first broker, which coordinates transactions, and the handle of a second one, which
+    coordinates groups.
+    """
+    with running_kafka(tmp_path / "first") as (kafka, _first):
+        Producer({"bootstrap.servers": kafka, "transactional.id": "first"}).init_transactions(30)
+        with second_broker(tmp_path / "first", tmp_path / "second") as second:
+            places = [[2]] * GROUP_PARTITIONS
+            compacted = {"cleanup.policy": "compact"}
+            offsets = NewTopic("__consumer_offsets", GROUP_PARTITIONS, replica_assignment=places, config=compacted)
+            admin = AdminClient({"bootstrap.servers": kafka})
+            (made,) = admin.create_topics([offsets]).values()
+            made.result()
             yield kafka, second
 
 
@@ -87,7 +111,8 @@ def make_topics(kafka: str, datastore) -> None:
 
 def wait_for_partition(kafka: str, datastore, partition: int, cells: int) -> None:
     """Returns once committed readers see so many cells in one partition."""
-    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "none", "isolation.level": "read_committed"})
+    settings = {"group.id": "none", "isolation.level": "read_committed", "enable.auto.commit": False}
+    consumer = Consumer({"bootstrap.servers": kafka, **settings})
     consumer.assign([TopicPartition(datastore.topic, partition, 0)])
     deadline, seen = time.monotonic() + WAIT_S, 0
     while seen < cells:
@@ -119,3 +144,54 @@ def test_a_broker_that_hangs_delays_only_its_own_partition(running, storage, mak
         second.cont()
         wait_for_records(kafka, datastore, 3 + FAILURES, WAIT_S)
         assert audit(running.topology, kafka, datastore, stall_s=20).findings.named == []
+
+
+def test_a_broker_that_hangs_with_the_group_delays_only_its_own_partition(
+    running, storage, make_datastore, parted, tmp_path
+):
+    """Its session ends, and nobody can tell whose the partitions are. The fence keeps what is published right."""
+    kafka, second = parted
+    datastore = make_datastore(shards=2, partitions=2, placement=("a",))
+    make_topics(kafka, datastore)
+    output = tmp_path / "tailer"
+    with running_tailers(1, running.path, kafka, datastore, output=output) as (tailer,):
+        put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
+        wait_for_records(kafka, datastore, 2, WAIT_S)
+        second.stop()
+        put(storage, datastore, [new_cell(datastore, shard=1)])
+        deadline = time.monotonic() + WAIT_S
+        while not any(word in tailer.said() for word in (NOT_HEARD, *LET_GO)):
+            assert time.monotonic() < deadline, tailer.said()
+            time.sleep(0.1)
+        for number in range(1, FAILURES + 1):
+            put(storage, datastore, [new_cell(datastore, shard=0)])
+            wait_for_partition(kafka, datastore, 0, 1 + number)
+        second.cont()
+        wait_for_records(kafka, datastore, 3 + FAILURES, WAIT_S)
+        assert audit(running.topology, kafka, datastore, stall_s=20).findings.named == []
+
+
+def test_a_transaction_that_hangs_is_found_while_another_broker_is_away(make_datastore, brokers):
+    """Whether that broker hangs, or its partition has no leader any more."""
+    kafka, second = brokers
+    datastore = make_datastore(shards=2, partitions=2, placement=("a",))
+    make_topics(kafka, datastore)
+    foreign = Producer({"bootstrap.servers": kafka, "transactional.id": "foreign", "transaction.timeout.ms": 300_000})
+    foreign.init_transactions(30)
+    foreign.begin_transaction()
+    foreign.produce(datastore.topic, b"unended", partition=0)
+    assert foreign.flush(30) == 0
+    watch = HangingTransactionsWatch(kafka, datastore.topic, every_s=0.0, patience_s=0.0, timeout_s=1.0)
+    assert watch.hanging([0, 1]) == [0]
+    second.stop()
+    assert watch.hanging([0, 1]) == [0]
+    with pytest.raises(BusUnavailable):  # nobody knows whether one hangs there
+        hanging_transactions(kafka, [(datastore.topic, 1)], timeout_s=1.0)
+    admin, deadline = AdminClient({"bootstrap.servers": kafka}), time.monotonic() + WAIT_S
+    while admin.list_topics(datastore.topic, 10).topics[datastore.topic].partitions[1].leader != -1:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert watch.hanging([0, 1]) == [0]
+    watch = HangingTransactionsWatch(kafka, datastore.topic, every_s=0.0, patience_s=0.0, timeout_s=1.0)
+    assert watch.hanging([0, 1]) == [0]
+    foreign.abort_transaction(30)

@@ -187,9 +187,8 @@ def first_cell(datastore):
 
 def test_a_tailer_with_another_account_ends_with_a_sentence(as_user, datastore):
     """It would wait for partitions for ever."""
-    member = Membership(
-        as_user(KafkaUser.SERVICE), datastore, session_timeout_s=6, assigned=lambda _: None, revoked=lambda _: None
-    )
+    calls = dict.fromkeys(("assigned", "revoked", "lost"), lambda _: None)
+    member = Membership(as_user(KafkaUser.SERVICE), datastore, session_timeout_s=6, **calls)
     lacking = f"group {tailer_group(datastore.name)}.*the account has no ACL with Read on this group"
     with closing(member), pytest.raises(BusRefuses, match=lacking):
         poll_for(member, 40)

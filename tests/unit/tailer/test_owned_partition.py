@@ -86,6 +86,12 @@ async def until(condition):
     pytest.fail("it never came to that")
 
 
+async def turns():
+    """Many turns of the event loop, and no pause."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def run_until_open(owned):
     running = asyncio.ensure_future(owned.run())
     await until(lambda: owned.tailed or running.done())
@@ -112,8 +118,7 @@ async def test_else_the_group_has_to_say_whose_it_is(owned, logs, failure, state
     logs.script += [(failure, state), (None, LogState.OPEN)]
     running = asyncio.ensure_future(owned.run())
     await until(lambda: owned.unconfirmed)
-    for _ in range(100):  # many turns of the loop, and no pause
-        await asyncio.sleep(0)
+    await turns()
     assert [log.closed for log in logs.made] == [True]
     owned.wait_for(2)
     owned.wait_for(3)  # the group is slow and asked again
@@ -143,6 +148,64 @@ async def test_a_partition_that_is_taken_away_while_it_waits_for_a_slot_opens_no
         owned.stop()
     await asyncio.wait_for(running, 5)
     assert [log.state for log in logs.made] == [LogState.NEW]
+
+
+async def test_an_open_log_is_tailed_on_while_the_group_is_not_heard(owned, logs):
+    """The group can't be asked whose it is. Whoever got the partition fences the log."""
+    logs.script += [(None, LogState.OPEN)]
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: owned.tailed)
+    owned.lose()
+    await turns()
+    assert [log.closed for log in logs.made] == [False]
+    assert (owned.tailed, owned.unconfirmed) == (True, False)
+    owned.stop()
+    await asyncio.wait_for(running, 5)
+
+
+class Losing(Executor):
+    """The group is lost sight of while a call runs."""
+
+    def __init__(self, owned):
+        self._owned = owned
+
+    def submit(self, call, *args):
+        self._owned.lose()
+        return AtOnce().submit(call, *args)
+
+
+@pytest.mark.parametrize("state", [LogState.ABORTED, LogState.UNKNOWN, LogState.FENCED])
+async def test_no_log_is_opened_again_before_the_group_is_heard_and_assigns_the_partition(owned, logs, state):
+    """Also after an abort: this process may be alone in its belief that the partition is its own."""
+    logs.script += [(BusUnavailable("slow"), state), (None, LogState.OPEN)]
+    at_once, owned._context.opening = owned._context.opening, Losing(owned)
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: logs.made and logs.made[0].closed)
+    await turns()
+    owned.wait_for(1)
+    owned.confirm(9)
+    await turns()
+    assert len(logs.made) == 1
+    owned._context.opening = at_once
+    owned.regain()
+    await until(lambda: owned.tailed)
+    owned.stop()
+    await running
+
+
+async def test_a_partition_that_is_lost_while_it_waits_for_a_slot_opens_nothing_until_it_is_assigned_again(owned, logs):
+    logs.script += [(None, LogState.OPEN)]
+    async with owned._context.openings.taken():
+        running = asyncio.ensure_future(owned.run())
+        await until(lambda: logs.made)
+        owned.lose()
+    await until(lambda: logs.made[0].closed)
+    await turns()
+    assert [log.state for log in logs.made] == [LogState.NEW]
+    owned.regain()
+    await until(lambda: owned.tailed)
+    owned.stop()
+    await running
 
 
 class Hanging(Executor):

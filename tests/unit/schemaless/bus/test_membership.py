@@ -19,9 +19,13 @@ class FakeConsumer:
         self.on_commit = settings["on_commit"]
         self.asked = []
         self.answers = []
+        self.unassigned = []
 
     def subscribe(self, topics, **callbacks):
-        pass
+        self.callbacks = callbacks
+
+    def incremental_unassign(self, places):
+        self.unassigned.append(places)
 
     def commit(self, *, offsets, asynchronous):
         assert asynchronous, "else a coordinator that hangs would hold the thread"
@@ -36,7 +40,7 @@ class FakeConsumer:
 @pytest.fixture
 def member(monkeypatch):
     monkeypatch.setattr(membership, "Consumer", FakeConsumer)
-    return Membership("127.0.0.1:9", DATASTORE, session_timeout_s=6.0, assigned=print, revoked=print)
+    return Membership("127.0.0.1:9", DATASTORE, session_timeout_s=6.0, assigned=print, revoked=print, lost=print)
 
 
 def test_an_answer_without_error_confirms(member):
@@ -58,3 +62,16 @@ def test_an_answer_counts_for_its_own_question_however_late_it_comes(member, ans
         member.poll(0.0)
     assert member.ask(0.0) == confirmed
     assert member.asked == 2
+
+
+def test_a_group_that_is_not_heard_is_no_revocation(monkeypatch):
+    """The partitions may be anybody's. What is revoked is ours until `revoked` has returned."""
+    told = []
+    monkeypatch.setattr(membership, "Consumer", FakeConsumer)
+    named = {name: lambda partitions, name=name: told.append((name, partitions)) for name in ("revoked", "lost")}
+    member = Membership("127.0.0.1:9", DATASTORE, session_timeout_s=6.0, assigned=print, **named)
+    consumer, places = member._consumer, [SimpleNamespace(partition=0)]
+    consumer.callbacks["on_revoke"](consumer, places)
+    consumer.callbacks["on_lost"](consumer, places)
+    assert told == [("revoked", [0]), ("lost", [0])]
+    assert consumer.unassigned == [places, places]

@@ -1,0 +1,117 @@
+"""What a tailer does with its partitions when the group assigns them, loses sight of it, and is heard again."""
+
+import asyncio
+import threading
+
+import pytest
+
+from schemaless.topology import Datastore
+from tailer import datastore_tailer
+from tailer.datastore_tailer import DatastoreTailer
+from tests.unit.tailer.test_owned_partition import turns, until
+
+DATASTORE = Datastore("trips", 4, 2, ("a",))
+
+
+class FakeMember:
+    """A membership whose calls the test makes. Polls wait for a moment in the group's thread."""
+
+    made = None
+    asked = 0
+
+    def __init__(self, settings, datastore, loop, *, assigned, revoked, lost):
+        self.assigned, self.revoked, self.lost = assigned, revoked, lost
+        FakeMember.made = self
+        self._left = threading.Event()
+
+    def poll(self, tailed):
+        self._left.wait(0.001)
+
+    def close(self):
+        self._left.set()
+
+
+class FakePartition:
+    """A partition that runs until it is stopped and its gate is open."""
+
+    tailed = unconfirmed = False
+
+    def __init__(self, datastore, partition, context):
+        self.partition = partition
+        self.is_lost = self.runs = self.ended = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._stopped = asyncio.Event()
+
+    async def run(self):
+        self.runs = True
+        await self._stopped.wait()
+        await self.gate.wait()
+        self.runs, self.ended = False, True
+
+    def stop(self):
+        self.is_lost = False
+        self._stopped.set()
+
+    def lose(self):
+        self.is_lost = True
+
+    def regain(self):
+        self.is_lost = False
+
+
+class Scene:
+    """A tailer that runs, and its member."""
+
+    def __init__(self, tailer, member):
+        self.tailer, self.member = tailer, member
+
+    def of(self, partition):
+        """Those that hold a partition, in the order in which they were made."""
+        return [owned for owned in self.tailer.partitions if owned.partition == partition]
+
+
+@pytest.fixture
+async def scene(monkeypatch):
+    monkeypatch.setattr(datastore_tailer, "GroupMember", FakeMember)
+    monkeypatch.setattr(datastore_tailer, "OwnedPartition", FakePartition)
+    FakeMember.made = None
+    tailer = DatastoreTailer(DATASTORE, context=type("Context", (), {"settings": None}))
+    running = asyncio.create_task(tailer.run())
+    async with asyncio.timeout(10):
+        while FakeMember.made is None:  # noqa: ASYNC110 (it is made in a thread)
+            await asyncio.sleep(0)
+    yield Scene(tailer, FakeMember.made)
+    tailer.stop()
+    await asyncio.wait_for(running, 10)
+
+
+async def test_partitions_go_on_while_the_group_is_not_heard_and_those_that_are_assigned_again_stay(scene):
+    """The others are somebody else's now, and stop."""
+    scene.member.assigned([0, 1])
+    (zero,), (one,) = scene.of(0), scene.of(1)
+    await until(lambda: zero.runs and one.runs)
+    scene.member.lost([0, 1])
+    await turns()
+    assert (zero.runs, one.runs) == (True, True)
+    scene.member.assigned([1])
+    await until(lambda: zero.ended)
+    assert (scene.of(0), scene.of(1), one.is_lost, one.runs) == ([], [one], False, True)
+
+
+async def test_a_partition_that_comes_back_runs_when_the_one_before_has_ended(scene):
+    """It was somebody else's in between, and its last transaction is slow. Two would fence each other."""
+    scene.member.assigned([0])
+    (before,) = scene.of(0)
+    await until(lambda: before.runs)
+    before.gate.clear()
+    scene.member.lost([0])
+    scene.member.assigned([])
+    await turns()
+    scene.member.assigned([0])
+    await turns()
+    (after,) = [owned for owned in scene.of(0) if owned is not before]
+    assert (before.runs, after.runs) == (True, False)
+    before.gate.set()
+    await until(lambda: after.runs)
+    assert before.ended
