@@ -27,7 +27,7 @@ from tests.environment import environment_of
 from tests.seed import seeded
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 PROBLEM_MEMBERS = {"type", "title", "status", "detail", "retryable"}
 
 _row_keys = seeded("row keys")

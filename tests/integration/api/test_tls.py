@@ -19,7 +19,7 @@ from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT
 
 ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")

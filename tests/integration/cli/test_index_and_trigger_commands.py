@@ -112,6 +112,7 @@ def index(environment, datastore):
     return run
 
 
+@pytest.mark.timeout(300)  # about thirty commands, and each is a process that imports everything
 def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, index, datastore, settings):
     """create, wait, status, list and query, as text and as JSON; a mistake is one line and exit code 1."""
     file = tmp_path / "by_tail.yaml"
