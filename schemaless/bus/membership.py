@@ -11,12 +11,15 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from schemaless.bus.client import REFUSALS, client_settings, translate, translated
 from schemaless.names import tailer_group
 from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
+
+log = structlog.get_logger()
 
 Partitions = Callable[[Sequence[int]], None]
 """Called with partition numbers, in the thread that polls."""
@@ -63,6 +66,7 @@ class Membership:
                 "max.poll.interval.ms": max(_POLL_INTERVAL_MAX_S, round(session_timeout_s)) * 1000,
                 "enable.auto.commit": False,
                 "on_commit": self._on_commit,
+                "error_cb": self._on_error,
             }
         )
         with translated(f"joining group {self._group}"):
@@ -110,6 +114,11 @@ class Membership:
     def _on_commit(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
         if error is None and all(place.error is None for place in places):
             self._answered = max(self._answered, *(place.offset for place in places))
+
+    def _on_error(self, error: KafkaError) -> None:
+        # A member whose broker is away isn't told by an exception: it keeps what it has, or hears of nothing new.
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            log.warning("no broker of Kafka answers", group=self._group, why=error.str())
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         at_end = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]

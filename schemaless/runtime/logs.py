@@ -35,6 +35,19 @@ _AT_ONCE_OF_PROBLEMS = 3
 _SUBJECTS = ("cluster", "node", "problem")
 """What else tells kinds of lines apart: a second server or error is news. These have few values in a process."""
 _TEMPLATE_CHARACTERS = 60  # of the message of a library, whose end often varies
+_AIOKAFKA_AWAY = (
+    "Unable connect to ",
+    "Unable to request metadata from ",
+    "Unable to update metadata from ",
+    "Failed fetch messages from ",
+    "Error sending ",
+    "Group Coordinator Request failed",
+    "Marking the coordinator dead",
+    "Heartbeat send request failed",
+    "Heartbeat session expired",
+    "Heartbeat failed for group %s: coordinator",
+)
+"""How aiokafka's lines begin when a broker is away. They are of one kind, because one is the consequence of another."""
 
 
 class _Kind:
@@ -104,10 +117,13 @@ class LogLimit:
     def filter(self, record: logging.LogRecord) -> bool:
         """Is a filter of a handler."""
         template = str(record.msg)[:_TEMPLATE_CHARACTERS]
-        text = f"{record.name} {template} {_error_class(record.exc_info)}"
-        left_out = self._limiter.admit(record.levelname.lower(), text)
+        level, text = record.levelname.lower(), f"{record.name} {template} {_error_class(record.exc_info)}"
+        if record.name.startswith("aiokafka") and template.startswith(_AIOKAFKA_AWAY):
+            level, text = "error", "aiokafka: a broker is away"
+            record.msg = f"a broker of Kafka doesn't answer: {record.msg}"  # its values are put in later
+        left_out = self._limiter.admit(level, text)
         if left_out and isinstance(record.msg, str):
-            record.msg = f"{record.msg} ({left_out} such lines were left out)"  # its values are put in later
+            record.msg = f"{record.msg} ({left_out} such lines were left out)"
         return left_out is not None
 
 

@@ -1,11 +1,15 @@
 """What counts as the group's word that this process is still its member: the answer to this very question."""
 
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemaless.bus import membership
 from schemaless.bus.membership import Membership
+from schemaless.errors import BusUnavailable
+from schemaless.stack.ports import free_ports
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("trips", 2, 1, ("a",))
@@ -75,3 +79,20 @@ def test_a_group_that_is_not_heard_is_no_revocation(monkeypatch):
     consumer.callbacks["on_lost"](consumer, places)
     assert told == [("revoked", [0]), ("lost", [0])]
     assert consumer.unassigned == [places, places]
+
+
+def test_a_member_whose_brokers_are_all_away_says_so():
+    """The real client. The log of a tailer said only that it has no partitions any more."""
+    (port,) = free_ports(1)
+    member = Membership(
+        f"127.0.0.1:{port}", DATASTORE, session_timeout_s=6.0, assigned=print, revoked=print, lost=print
+    )
+    try:
+        with capture_logs() as lines:
+            while not lines:  # bounded by the time-out of every test
+                with suppress(BusUnavailable):
+                    member.poll(0.05)
+    finally:
+        member.close()
+    assert (lines[0]["event"], lines[0]["group"]) == ("no broker of Kafka answers", "schemaless.trips.tailer")
+    assert "1/1 brokers are down" in lines[0]["why"]
