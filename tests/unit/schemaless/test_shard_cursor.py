@@ -84,6 +84,23 @@ def test_another_history_under_the_same_numbers_is_refused_until_a_generation_is
     assert cursor.state is CursorState.LIVE
 
 
+def test_a_head_that_fell_is_found_at_once_and_not_when_new_cells_overtake_it():
+    cursor = live(log_of(10))
+    cursor.look(log_of(10).head)
+    restored = log_of(10).restored(6)
+    cursor.look(restored.head)
+    assert not read(cursor, restored)
+    assert cursor.state is CursorState.REFUSED
+
+
+def test_a_generation_that_would_take_nothing_back_is_no_reason_to_go_on():
+    """A master that forgot the generation of the position says so."""
+    cursor = ShardCursor(0)
+    cursor.begin(position(10, 2))
+    assert cursor.gone(LocationGone("generation 2 is unknown here", head=15, resume_at=10, generation=3)) is None
+    assert (cursor.state, cursor.at.added_id) == (CursorState.REFUSED, 10)
+
+
 def test_a_head_that_the_topic_never_brought_is_read_from_the_log_at_the_second_look():
     cursor = live(log_of(3))
     cursor.look(Location(1, 5))

@@ -390,6 +390,7 @@ async def test_a_call_of_a_shard_that_another_process_took_meanwhile_says_nothin
         raise StorageUnavailable("the home is unreachable")
 
     world.checkpoints.move = move
+    world.delivery.confirmed([0])  # too early: the call still runs
     world.handler.gates[0].set()
     await world.settle()
     assert world.delivery.cursors()[0].state is CursorState.UNCONFIRMED
@@ -840,6 +841,28 @@ async def test_what_another_cluster_has_of_superseded_cells_is_taken_back_too(wo
     await world.look_twice()
     assert world.handler.superseded == [(0, 5, 2)]
     assert world.handler.seen[0] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_whoever_loses_the_checkpoint_while_cells_are_taken_back_waits_for_the_group(world, is_begun):
+    """I10: also where a shard begins, and another cluster is further."""
+    world.log.grow(0, 6)
+    await world.bring(*cells(0, 1, 6))
+    if not is_begun:
+        world.table.ahead[0] = (position_of(world.log.cells(0)[5]),)
+        world.table.rows[0] = (world.table.rows[0][0], position_of(world.log.cells(0)[2]))
+
+    async def another_process_moves_it(shard, starts_at, generation):
+        number, at = world.table.rows[0]
+        world.table.rows[0] = (number + 5, at)
+        return Effect([])
+
+    world.handler.supersede = another_process_moves_it
+    world.log.table.open_generation(0, 5)
+    if not is_begun:
+        world.delivery = world.process()
+    await world.look_twice()
+    assert world.delivery.unconfirmed() == [0]
 
 
 async def test_a_cluster_that_is_only_further_than_another_has_nothing_to_take_back(world):
