@@ -239,3 +239,20 @@ async def test_each_function_of_a_column_has_its_own_attempts():
     await Process(server, 1, [first, second]).pass_by(5)
     assert called == ["f", "f", "g", "g"]
     assert (server.parked, server.counts) == ({}, CellCounts(called=1))
+
+
+async def test_an_async_function_behind_a_plain_decorator_is_awaited_in_its_lane():
+    """Otherwise it would never run, and count as finished."""
+    server, called = Server(), []
+    for row in (1, 2):
+        server.write(row)
+
+    async def note(cell):
+        called.append(cell.ref_key)
+
+    @trigger(column="BASE", name="f")
+    def wrapped(cell):
+        return note(cell)
+
+    await Process(server, 1, [wrapped], parallel=4).pass_by(1)
+    assert (sorted(called), server.counts) == ([1, 2], CellCounts(called=2))
