@@ -110,9 +110,10 @@ def _ends(
     deadline = time.monotonic() + timeout_s
     ends, errors = _ask(admin, [places], isolation, timeout_s)
     alone = len(places) == 1
-    # A leader that was chosen just now may not know its end yet. One that is missing may fail the question for all.
-    while errors and time.monotonic() < deadline:
-        if alone and all(error.code() not in NOT_KNOWN_YET for error in errors.values()):
+    # A leader that was chosen just now may not know its end yet. One that is missing may fail the question for all, and
+    # take all its time. So each partition is asked alone at least once.
+    while errors:
+        if alone and (time.monotonic() >= deadline or all(e.code() not in NOT_KNOWN_YET for e in errors.values())):
             break
         alone = True
         time.sleep(_POLL_S)
