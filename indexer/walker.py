@@ -145,8 +145,6 @@ class Walker:
             position = await self._proven(shard, to)
             if position is None:
                 self._known.pop(shard)
-                if self.reason is not None:
-                    await self._rewind(shard, open_walks)
                 return self.reason is None
             last = checkpoint_table.making(self._datastore.name, self._definition.consumer, [position], counts=False)
         behind = {cluster: walk for cluster, walk in open_walks.items() if walk.row_key <= to.row_key}
@@ -225,15 +223,6 @@ class Walker:
             master.run(index_walk_table.resume, self._version, shard, anew) for master in masters.values()
         )
 
-    async def _rewind(self, shard: int, walks: Mapping[str, RowWalk]) -> None:
-        """Lets a walk that proved nothing begin at the first row again, once somebody resumes the index."""
-        await all_or_first_error(
-            self._storage.master(cluster).run(
-                index_walk_table.move, self._version, shard, walk, RowWalk(walk.generation, walk.until), ""
-            )
-            for cluster, walk in walks.items()
-        )
-
     async def _proven(self, shard: int, end: RowWalk) -> Position | None:
         """Returns the checkpoint of a shard that is walked to its end, if the walk met every cell up to its head."""
         home = self._storage.master(self._datastore.home(shard))
@@ -243,7 +232,7 @@ class Walker:
         if end.walked != end.until:
             self.reason = (
                 f"shard {shard} has {end.walked} of the {end.until} cells of its log up to {end.until}: run"
-                " `schemaless audit`, and resume the index once it is clean. The shard is then walked again"
+                " `schemaless audit`, and once it is clean drop the index and make it anew"
             )
             return None
         if not end.until:

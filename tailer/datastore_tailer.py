@@ -131,8 +131,10 @@ class DatastoreTailer:
             owned = OwnedPartition(self._datastore, partition, self._context)
             before = [task for other, task in self._owned.items() if other.partition == partition]  # it still stops
             self._owned[owned] = tails.create_task(self._tend(owned, before))
-        if lost:
-            tails.create_task(self._release(sorted(lost)))
+        if lost:  # stopped now: a later assignment makes successors, which wait for them
+            leaving = {owned: self._owned[owned] for owned in lost.values()}
+            self._stop(leaving)
+            tails.create_task(self._ended(leaving, sorted(lost)))
 
     def _lose(self, partitions: Sequence[int]) -> None:
         """Lets the tails of these partitions go on, because the group may be what is away."""
@@ -145,10 +147,18 @@ class DatastoreTailer:
     async def _release(self, partitions: Sequence[int]) -> None:
         """Stops the tails of these partitions, and returns when they have stopped."""
         leaving = {owned: task for owned, task in self._owned.items() if owned.partition in partitions}
+        self._stop(leaving)
+        await self._ended(leaving, partitions)
+
+    def _stop(self, leaving: Collection[OwnedPartition]) -> None:
         for owned in leaving:
             owned.stop()
         if leaving:
-            log.info("partitions released", datastore=self._datastore.name, partitions=sorted(partitions))
+            partitions = sorted(owned.partition for owned in leaving)
+            log.info("partitions released", datastore=self._datastore.name, partitions=partitions)
+
+    async def _ended(self, leaving: Mapping[OwnedPartition, asyncio.Task[None]], partitions: Sequence[int]) -> None:
+        if leaving:
             await asyncio.wait(leaving.values())
         emit(Event.PARTITIONS_RELEASED, datastore=self._datastore.name, partitions=partitions)
 

@@ -69,7 +69,7 @@ class OwnedPartition:
 
         An open log stays open: whoever got the partition fences it. No log is opened before `regain`.
         """
-        self._is_lost = True
+        self._is_lost = not self._stopping.is_set()
 
     def regain(self) -> None:
         """Takes note that the group has assigned the partition to this process again."""
@@ -118,6 +118,8 @@ class OwnedPartition:
                 if self._stopping.is_set() or self._is_lost:  # while it waited
                     return 0.0
                 progress = await in_thread(self._context.opening, partition_log.open)
+            if self._is_lost:  # meanwhile: a new owner may have been fenced, and opens it again
+                return 0.0
             self._tail = PartitionTail(self._datastore, partition_log, progress, self._context)
             known = self._context.heads(self._datastore.name)
             shards = self._datastore.shards_of_partition(self.partition)

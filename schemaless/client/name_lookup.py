@@ -37,8 +37,8 @@ class NameLookups:
             addresses = list(dict.fromkeys(socket.getnameinfo(info[4], numeric)[0] for info in infos))
         except OSError as caught:
             error = caught
-        except UnicodeError:
-            error = socket.gaierror(socket.EAI_NONAME, f"{name!r} is no name of a host")
+        except ValueError as caught:  # also a UnicodeError
+            error = socket.gaierror(socket.EAI_NONAME, f"{name!r} is no name of a host: {caught}")
         with self._lock:
             del self._under_way[name]
         if error is None:

@@ -402,7 +402,7 @@ class Delivery:
     def _note(self, work: ShardWork, run: Run, outcome: Outcome) -> None:
         if work.cursor.state is CursorState.UNCONFIRMED:  # another process has the shard, and calls its cells
             return
-        now = self._clock()
+        now, work.called_us = self._clock(), None  # its cells are finished or handed back: the cursor says what is done
         if outcome.finished:
             work.cursor.finish(work.position_after(run.cells, outcome.finished))
             work.caution.finished()

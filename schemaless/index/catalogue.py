@@ -220,7 +220,8 @@ async def _order(
 ) -> DefinedIndex:
     """Gives an order to every master that answers. Returns the version as it is then.
 
-    Of orders that are given at once only one counts. The others are given again, on top of it: so none is lost.
+    Of orders that are given at once only one counts. The others are given again, on top of it. So none is lost while
+    every master answers.
     """
     for attempt in range(_ORDER_ATTEMPTS_MAX):
         versions = await read_versions(storage, datastore)

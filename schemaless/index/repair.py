@@ -74,7 +74,9 @@ class EntryRepairs:
             if attempt:
                 await asyncio.sleep(_AGAIN_AFTER_S)
             checkpoint = await self._checkpoint(master, source)
-            differing = await self._differing(master, checkpoint, left)
+            differing, is_behind = await self._differing(master, checkpoint, left)
+            if is_behind and attempt < _ATTEMPTS_MAX - 1:
+                continue
             withheld = Counter(name for names in differing.values() for name in names)
             free = [place for place in left if place not in differing]
             if await self._write(master, checkpoint, free, repaired):
@@ -114,20 +116,25 @@ class EntryRepairs:
 
     async def _differing(
         self, master: AsyncNode, checkpoint: Checkpoint, places: Sequence[EntryPlace]
-    ) -> Mapping[EntryPlace, Sequence[str]]:
+    ) -> tuple[Mapping[EntryPlace, Sequence[str]], bool]:
         """Returns the places where a minion has a row that its master lacks, or the reverse, with these minions.
 
-        A minion that is behind the checkpoint, or that doesn't answer, is believed to become what its master is.
+        A minion that doesn't answer is believed to become what its master is. One that isn't at the checkpoint can't be
+        compared: the second value says that there is one.
         """
+        is_behind = False
         names: dict[EntryPlace, list[str]] = {}
         on_master = await master.run(index_inspection.held, self._datastore, self._definition, places)
         for minion in self._storage.minions(master.node.cluster):
             try:
                 at = (await self._checkpoint(minion, checkpoint.shard)).location
                 held = await minion.run(index_inspection.held, self._datastore, self._definition, places)
+                after = (await self._checkpoint(minion, checkpoint.shard)).location
             except (StorageUnavailable, NotReady):
                 continue
-            if at == checkpoint.location:
+            if at == after == checkpoint.location:
                 for place in on_master ^ held:
                     names.setdefault(place, []).append(minion.node.name)
-        return names
+            else:
+                is_behind = True
+        return names, is_behind

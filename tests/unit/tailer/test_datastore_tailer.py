@@ -115,3 +115,17 @@ async def test_a_partition_that_comes_back_runs_when_the_one_before_has_ended(sc
     before.gate.set()
     await until(lambda: after.runs)
     assert before.ended
+
+
+async def test_assignments_one_right_after_the_other_leave_a_partition_with_somebody_who_tails_it(scene):
+    """The one that is let go must not take its successor along."""
+    scene.member.assigned([0])
+    (before,) = scene.of(0)
+    await until(lambda: before.runs)
+    scene.member.lost([0])
+    scene.member.assigned([])
+    scene.member.assigned([0])
+    (after,) = [owned for owned in scene.of(0) if owned is not before]
+    await until(lambda: before.ended and after.runs)
+    await turns()
+    assert after.runs

@@ -233,3 +233,10 @@ async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):
     await until(lambda: logs.made and logs.made[0].closed)
     owned.stop()
     await asyncio.wait_for(running, 5)
+
+
+async def test_a_partition_that_stops_can_not_be_lost(owned):
+    """Otherwise the next assignment would take it for one that could come back."""
+    owned.stop()
+    owned.lose()
+    assert not owned.is_lost

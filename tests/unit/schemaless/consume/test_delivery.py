@@ -434,6 +434,43 @@ async def test_a_page_that_can_not_be_read_beside_a_call_repeats_nothing_that_th
     assert world.table.counts[0] == 100
 
 
+async def test_a_page_that_fails_while_an_unfinished_call_is_stored_loses_none_of_its_cells():
+    """The call has handed its cells back by then, and they come again (I9)."""
+    world = World(together=False, record_within_s=0.25)
+    called, stored, read = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    world.handler.gates[0] = called
+    refused = iter([{"durable": True}])
+    world.handler.judge = lambda cell: next(refused, None) if cell.added_id == 6 else None
+    world.log.grow(0, 100)
+    await world.until(lambda: world.handler.begun[0])
+    move, read_page = world.checkpoints.move, world.log.read
+
+    async def move_later(advances, effects):
+        await stored.wait()
+        return await move(advances, effects)
+
+    async def fail_later(wanted, limit):
+        await read.wait()
+        raise StorageUnavailable("the home hangs")
+
+    world.checkpoints.move, world.log.read = move_later, fail_later
+    passes = asyncio.create_task(world.settle(10))
+    await asyncio.sleep(0)
+    called.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.handler.seen[0] == list(range(1, 6))
+    read.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.delivery.counts.failures == 1
+    stored.set()
+    world.log.read = read_page
+    await passes
+    await world.until(lambda: world.finished(0) == 100)
+    assert world.handler.seen[0] == list(range(1, 101))
+
+
 async def test_an_unfinished_run_comes_again_without_being_read_again_and_others_continue():
     world = World(together=False)
     await world.settle()
