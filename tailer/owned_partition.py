@@ -67,7 +67,8 @@ class OwnedPartition:
     def lose(self) -> None:
         """Takes note that the group wasn't heard for a session time-out, and may have given the partition away.
 
-        An open log stays open: whoever got the partition fences it. No log is opened before `regain`.
+        An open log stays open: whoever got the partition fences it. No opening begins before `regain`, and a log whose
+        opening ends meanwhile is closed.
         """
         self._is_lost = not self._stopping.is_set()
 

@@ -240,3 +240,19 @@ async def test_a_partition_that_stops_can_not_be_lost(owned):
     owned.stop()
     owned.lose()
     assert not owned.is_lost
+
+
+async def test_a_log_whose_opening_ends_while_the_group_is_not_heard_is_closed(owned, logs, monkeypatch):
+    """It may have fenced a new owner, which opens the log again."""
+
+    def open_and_lose(log):
+        owned.lose()
+        return Progress({}, {}, set())
+
+    monkeypatch.setattr(FakeLog, "open", open_and_lose)
+    running = asyncio.ensure_future(owned.run())
+    await until(lambda: logs.made and logs.made[0].closed)
+    await turns()
+    assert (len(logs.made), owned.tailed) == (1, False)
+    owned.stop()
+    await running
