@@ -10,6 +10,7 @@ What is missing fails the tests that need it; nothing is skipped.
 import os
 import random
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -34,6 +35,7 @@ settings.register_profile("schemaless", deadline=None, print_blob=True)
 settings.load_profile("schemaless")
 
 MakeDatastore = Callable[..., Datastore]
+internal_errors: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"SCHEMALESS_TEST_SEED={SEED}")
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    """An error inside a worker's pytest ends the run with another one, which says nothing. So the first is kept."""
+    internal_errors.append(str(excrepr))
+
+
+def pytest_unconfigure() -> None:
+    if internal_errors:
+        print("the first internal error:", *internal_errors[0].splitlines()[-30:], sep="\n", file=sys.stderr)
 
 
 @pytest.fixture

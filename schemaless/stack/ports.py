@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import random
 import socket
+import tempfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from schemaless.errors import Misconfigured
@@ -14,6 +17,7 @@ from schemaless.errors import Misconfigured
 # Below what Linux gives to outgoing connections (32768 and up), so a kept port isn't lost to one of them.
 PORTS = range(20000, 32000)
 ATTEMPTS_MAX = 200
+_reserved: set[int] = set()
 USUAL_PORTS = {"api-0": 8000, "api-1": 8001, "kafka": 9092}
 
 
@@ -35,14 +39,36 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that are free now. Picked at random, so that two stacks started at once seldom meet."""
+    """Different ports that are free now. No other process of this user is given one while this process lives.
+
+    A server takes seconds until it listens; without that, another stack could pick its port in the meantime.
+    """
     chosen: list[int] = []
-    for port in random.sample(PORTS, ATTEMPTS_MAX):
-        if len(chosen) == count:
-            return chosen
-        if is_free(port):
+    for port in random.sample(PORTS, min(ATTEMPTS_MAX, len(PORTS))):
+        if len(chosen) < count and is_free(port) and _reserve(port):
             chosen.append(port)
-    raise PortInUse(f"no {count} free ports found between {PORTS.start} and {PORTS.stop}")
+    if len(chosen) < count:
+        raise PortInUse(f"no {count} free ports found between {PORTS.start} and {PORTS.stop}")
+    return chosen
+
+
+def _reserve(port: int) -> bool:
+    """Returns False if a process has this port already, be it this one. The kernel gives it back when this one ends."""
+    if port in _reserved:
+        return False
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    _reserved.add(port)
+    return True
+
+
+@lru_cache(maxsize=1)
+def _reservations() -> int:
+    """A file of this user, of which one byte is locked for each port. It stays open: closing it would give all back."""
+    path = Path(tempfile.gettempdir()) / f"schemaless-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def take_usual_ports(record: Path, home: Path) -> dict[str, int]:

@@ -1,0 +1,38 @@
+"""Ports that are picked at random: two stacks that start at once never meet on one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from schemaless.stack import ports
+
+TAKES_ONE = """
+from schemaless.stack import ports
+ports.PORTS = range({first}, {first} + 2)
+print(*ports.free_ports(1), flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def two_ports(monkeypatch: pytest.MonkeyPatch) -> range:
+    """The only ports that this test's processes may pick."""
+    first = next(port for port in range(31000, 32000, 2) if ports.is_free(port) and ports.is_free(port + 1))
+    monkeypatch.setattr(ports, "PORTS", range(first, first + 2))
+    monkeypatch.setattr(ports, "_reserved", set())
+    return ports.PORTS
+
+
+def test_a_port_that_another_process_was_given_is_not_given_again(two_ports: range) -> None:
+    """It doesn't listen yet, so it looks free."""
+    program = [sys.executable, "-c", TAKES_ONE.format(first=two_ports.start)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        taken = int(other.stdout.readline())
+        assert ports.is_free(taken)
+        (given,) = ports.free_ports(1)
+        assert {taken, given} == set(two_ports)
+        with pytest.raises(ports.PortInUse):
+            ports.free_ports(1)
+        other.communicate("\n")
+    assert ports.free_ports(1) == [taken], "a process that has ended gives its ports back"
