@@ -98,7 +98,7 @@ class PayloadBudget:
 class _RoomWanted(msgspec.Struct, gc=False, eq=False):
     count: int
     caller: Hashable
-    grows: bool
+    grower: Held | None
     room: asyncio.Future[None]
     patience: asyncio.Timeout
     until: float
@@ -116,8 +116,8 @@ class ReadBudget:
     behind a proxy, stands for nobody and has no limit of its own.
 
     A request that holds a part already goes before those that hold nothing, and its next part may pass both bounds
-    where nothing passes them yet. Otherwise requests that hold all bytes together would wait for one another. So the
-    process holds at most the bound and one response.
+    where nothing passes them yet. It alone may then grow further, as often as it needs to. Otherwise requests that hold
+    all bytes together would wait for one another. So the process holds at most the bound and one response.
     """
 
     def __init__(self, bytes_max: int, *, wait_s: float) -> None:
@@ -127,20 +127,25 @@ class ReadBudget:
         self._growing: list[_RoomWanted] = []
         self._starting: list[_RoomWanted] = []
         self._by_caller: Counter[Hashable] = Counter()
+        self._passing: Held | None = None
+        """The request that passed the bound of all, while more than that is held."""
+        self._passing_share: dict[Hashable, Held] = {}
+        """By caller, the request that passed its share, while the caller holds more than that."""
         self.held_bytes = 0
 
-    async def take(self, count: int, caller: Hashable, *, grows: bool = False) -> None:
-        """Takes bytes, in turn. `grows` says that the request holds some already. Raises Unavailable when there was no
+    async def take(self, count: int, caller: Hashable, *, grower: Held | None = None) -> None:
+        """Takes bytes, in turn. `grower` is the request if it holds some already. Raises Unavailable when there was no
         room in time.
         """
-        ahead = self._growing if grows else [*self._growing, *self._starting]
-        if not any(self._waits_for_all(one) for one in ahead) and self.take_now(count, caller, grows=grows):
+        ahead = [*self._growing, *self._starting] if grower is None else self._growing
+        in_turn = self._may_pass(grower) or not any(self._waits_for_all(one) for one in ahead)
+        if in_turn and self.take_now(count, caller, grower=grower):
             return
-        queue = self._growing if grows else self._starting
+        queue = self._starting if grower is None else self._growing
         loop = asyncio.get_running_loop()
         now = loop.time()
         patience = asyncio.timeout_at(now + self._wait_s)
-        waiting = _RoomWanted(count, caller, grows, loop.create_future(), patience, now + _WAITS_MAX * self._wait_s)
+        waiting = _RoomWanted(count, caller, grower, loop.create_future(), patience, now + _WAITS_MAX * self._wait_s)
         queue.append(waiting)
         try:
             async with patience:
@@ -155,14 +160,19 @@ class ReadBudget:
                 raise Unavailable("too many large responses at once: earlier ones were not taken yet") from None
             raise
 
-    def take_now(self, count: int, caller: Hashable, *, grows: bool = False) -> bool:
+    def take_now(self, count: int, caller: Hashable, *, grower: Held | None = None) -> bool:
         """Takes bytes if there is room for them. A single piece that is larger than the bound fits an empty budget."""
-        within = self.held_bytes if grows else self.held_bytes + count
-        if self.held_bytes and within > self._bytes_max:
+        within = self.held_bytes + count if grower is None else self.held_bytes
+        if self.held_bytes and within > self._bytes_max and not self._may_pass(grower):
             return False
-        if not self._is_within_share(count, caller, grows):
+        if not self._is_within_share(count, caller, grower):
             return False
         self._add(count, caller)
+        if grower is not None:
+            if self.held_bytes > self._bytes_max:
+                self._passing = grower
+            if caller and self._by_caller[caller] > self._caller_bytes_max:
+                self._passing_share[caller] = grower
         return True
 
     def give_back(self, count: int, caller: Hashable) -> None:
@@ -175,7 +185,7 @@ class ReadBudget:
             for waiting in list(queue):
                 if waits or waiting.room.done():
                     continue
-                if self.take_now(waiting.count, waiting.caller, grows=waiting.grows):
+                if self.take_now(waiting.count, waiting.caller, grower=waiting.grower):
                     queue.remove(waiting)
                     waiting.room.set_result(None)
                     was_let_in = True
@@ -193,16 +203,28 @@ class ReadBudget:
 
     def _waits_for_all(self, waiting: _RoomWanted) -> bool:
         """Returns whether it waits for what all have in common, and not for its caller's share."""
-        return self._is_within_share(waiting.count, waiting.caller, waiting.grows)
+        return self._is_within_share(waiting.count, waiting.caller, waiting.grower)
 
-    def _is_within_share(self, count: int, caller: Hashable, grows: bool) -> bool:
+    def _may_pass(self, grower: Held | None) -> bool:
+        """Returns whether it is the request that passed the bound, which all others wait for. One that began with more
+        than the bound is the only one.
+        """
+        return grower is not None and self.held_bytes > self._bytes_max and self._passing in (None, grower)
+
+    def _is_within_share(self, count: int, caller: Hashable, grower: Held | None) -> bool:
         held = self._by_caller[caller] if caller else 0
-        return not held or (held if grows else held + count) <= self._caller_bytes_max
+        if grower is None:
+            return not held or held + count <= self._caller_bytes_max
+        return held <= self._caller_bytes_max or self._passing_share.get(caller) in (None, grower)
 
     def _add(self, count: int, caller: Hashable) -> None:
         self.held_bytes += count
+        if self.held_bytes <= self._bytes_max:
+            self._passing = None
         if caller:
             self._by_caller[caller] += count
+            if self._by_caller[caller] <= self._caller_bytes_max:
+                self._passing_share.pop(caller, None)
             if not self._by_caller[caller]:
                 del self._by_caller[caller]
 
@@ -224,13 +246,13 @@ class Held:
     async def reserve(self, count: int) -> None:
         """Makes room for so many bytes in all. Raises Unavailable."""
         if count > self._count:
-            await self._budget.take(count - self._count, self._caller, grows=self._count > 0)
+            await self._budget.take(count - self._count, self._caller, grower=self if self._count else None)
             self._count = count
 
     def resize(self, count: int) -> bool:
         """Holds so many bytes in all from now on, or as many as before: False says that there is no room for more."""
         if count > self._count:
-            if not self._budget.take_now(count - self._count, self._caller, grows=self._count > 0):
+            if not self._budget.take_now(count - self._count, self._caller, grower=self if self._count else None):
                 return False
         elif count < self._count:
             self._budget.give_back(self._count - count, self._caller)

@@ -120,7 +120,7 @@ async def test_what_is_larger_than_the_budget_fits_an_empty_one():
 
 
 async def test_a_response_replaces_what_was_read_for_it():
-    """It may be larger only where there is room. The last one may pass the bound."""
+    """It may be larger only where there is room. One may pass the bound, and no other meanwhile."""
     everything = budget()
     held = Held(everything, "a")
     await held.reserve(30)
@@ -129,34 +129,63 @@ async def test_a_response_replaces_what_was_read_for_it():
     other = Held(everything, "b")
     await other.reserve(45)
     assert held.resize(60)
-    assert not held.resize(61)
+    assert held.resize(61)
     assert not other.resize(46)
-    assert everything.held_bytes == 105
+    assert everything.held_bytes == 106
+    assert held.resize(50)
+    assert other.resize(51)
+    assert not held.resize(51)
     assert held.resize(0)
     assert other.resize(0)
     assert everything.held_bytes == 0
 
 
-@pytest.mark.parametrize("callers", [1, 2])
-async def test_requests_that_hold_a_part_have_their_turn(callers):
-    """They hold all together, and each needs more to end. Little passes the bound meanwhile."""
+@pytest.mark.parametrize("parts", [(1, 16), (1, 4, 16), (1, 4, 5, 6, 16)])
+@pytest.mark.parametrize("callers", [1, 2, 7])
+async def test_requests_that_hold_a_part_have_their_turn(callers, parts):
+    """They hold all together, and each needs more to end, once or several times. At most one passes the bound."""
     everything = budget(bytes_max=96)
     most = 0
 
     async def grows(number):
         nonlocal most
         held = Held(everything, f"token {number % callers}")
-        await held.reserve(1)
-        await asyncio.sleep(0)
-        await held.reserve(16)
-        most = max(most, everything.held_bytes)
-        await asyncio.sleep(0)
+        for part in parts:
+            await held.reserve(part)
+            most = max(most, everything.held_bytes)
+            await asyncio.sleep(0)
         held.resize(0)
 
     async with asyncio.timeout(30):
         await asyncio.gather(*(grows(number) for number in range(96)))
     assert everything.held_bytes == 0
-    assert most <= 96 // (2 // callers) + 15
+    assert most <= (48 if callers == 1 else 96) + 15
+
+
+async def test_a_piece_that_is_larger_than_the_budget_may_grow():
+    """It is alone, so it would wait for itself."""
+    everything = budget()
+    held = Held(everything, "a")
+    await held.reserve(1000)
+    assert held.resize(1001)
+    assert not everything.take_now(1, "b")
+    assert held.resize(0)
+
+
+async def test_who_passed_the_bound_is_no_exception_later():
+    """Others gave back enough, and another one passed it. Two would be more than one response over the bound."""
+    everything = budget(wait_s=0.0)
+    first, second, third = (Held(everything, caller) for caller in "abc")
+    for held in (first, second, third):
+        await held.reserve(30)
+    assert first.resize(50)
+    assert everything.held_bytes == 110
+    assert third.resize(10)
+    assert second.resize(60)
+    assert not first.resize(51)
+    with pytest.raises(Unavailable):
+        await first.reserve(51)
+    assert second.resize(61)
 
 
 async def test_who_holds_a_part_goes_before_who_holds_nothing():
