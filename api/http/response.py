@@ -155,8 +155,11 @@ _OF_SERVERS = (
     NeedsLockedHeads,
 )
 """Errors whose texts may name servers or have SQL in them. They are for the log, and not for a stranger."""
-_HIDDEN_HINT = "try again after a moment: the log of the API process says which server it was, and why"
+_LOGGED = "the log of the API process says which server it was, and why"
+_HIDDEN_HINT = f"try again after a moment: {_LOGGED}"
 """Instead of hints that send people to the server that the message names."""
+_HIDDEN_FAULT_HINT = "an operator has to act: the log of the API process says what is wrong"
+_HIDDEN_PUT_HINT = f"put the same cell again: it is not known to be durable, and may still appear; {_LOGGED}"
 _LOG_PERIOD_S = 1.0
 _logged_at: dict[str, float] = {}
 
@@ -178,18 +181,33 @@ def problem_of(error: SchemalessError) -> dict[str, Any]:
     """Returns the members of an error's problem document."""
     kind = kind_of(error)
     detail = str(error)
-    is_hidden = isinstance(error, _OF_SERVERS)
-    if is_hidden:
+    if isinstance(error, _OF_SERVERS):
         log_hidden(kind, detail)
         detail = kind.title
     document = problem(kind, detail, retryable=error.retryable)
-    if error.hint:
-        document["hint"] = _HIDDEN_HINT if is_hidden and error.retryable else error.hint
+    if hint := _hint_of(error):
+        document["hint"] = hint
     if isinstance(error, Invalid):
         document["field"] = error.field
     elif isinstance(error, LocationGone):
         document |= {"head": error.head, "resume_at": error.resume_at, "generation": error.generation}
     return document
+
+
+def problem_of_put(error: SchemalessError) -> dict[str, Any]:
+    """Returns the members of the problem of a put. Nobody knows what came of one that a server failed."""
+    document = problem_of(error)
+    if isinstance(error, _OF_SERVERS) and error.retryable:
+        document["hint"] = _HIDDEN_PUT_HINT
+    return document
+
+
+def _hint_of(error: SchemalessError) -> str:
+    if error.hint == Misconfigured.hint:
+        return _HIDDEN_FAULT_HINT
+    if isinstance(error, _OF_SERVERS) and error.retryable and not isinstance(error, Overloaded):
+        return _HIDDEN_HINT
+    return error.hint
 
 
 def problem(kind: ProblemKind, detail: str, *, retryable: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from enum import Enum, StrEnum
 import msgspec
 
 from schemaless.cell import CellKey, Placed, PutStatus
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import SchemalessError, Unavailable
 from schemaless.storage.buffer_table import BufferRow
 
 
@@ -127,5 +127,6 @@ class PendingPut(msgspec.Struct, gc=False):
         return PutOutcome(state.status, self.row.key, self.row.shard, self.placed, state.copies)
 
 
-def too_few_copies(copies: int, min_copies: int) -> StorageUnavailable:
-    return StorageUnavailable(f"{min_copies} durable copies are required, and {copies} are known in time")
+def too_few_copies(copies: int, min_copies: int) -> Unavailable:
+    hint = "put the same cell again: it may be stored or buffered already, and may still appear"
+    return Unavailable(f"{min_copies} durable copies are required, and {copies} are known in time", hint=hint)

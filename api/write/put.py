@@ -83,8 +83,8 @@ class CellWriter:
     async def put(self, datastore: Datastore, cells: Sequence[Cell]) -> list[PutResult]:
         """Puts cells, and returns one result for each, in order. A key that comes twice counts in order.
 
-        A StorageUnavailable as a result means that the cell is not known to be durable. It may still appear, and it may
-        be put again.
+        An Unavailable as a result means that the cell is not known to be durable on enough masters. It may still appear,
+        and it may be put again.
         """
         if len(cells) == 1:  # the usual case pays for no grouping
             shard = shard_of(cells[0].key.row_key, datastore.shards)
@@ -113,8 +113,9 @@ class CellWriter:
         A cell that waits in a buffer was acknowledged, so its ref_key is taken. It is asked for before the home is: the
         home's script holds the head, and waits for no other server.
 
-        Raises StorageUnavailable when the home is unreachable (the cell is never buffered then) or `min_copies` isn't
-        reached (the cell may be stored then), and Invalid for an Idempotency-Key that was used with another body.
+        Raises StorageUnavailable when the home is unreachable (the cell is never buffered then), Unavailable when
+        `min_copies` isn't reached (the cell may be stored then), and Invalid for an Idempotency-Key that was used with
+        another body.
         """
         shard = shard_of(row_key, datastore.shards)
         home = datastore.home(shard)

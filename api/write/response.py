@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.http.content import Format
-from api.http.response import Response, document_response, ok_response, problem_of, problem_response
+from api.http.response import Response, document_response, ok_response, problem_of, problem_of_put
 from api.write.outcome import PutOutcome, PutResult
 from schemaless.cell import Placed, PutStatus, created_at_text, row_key_text
 from schemaless.errors import Conflict, SchemalessError
@@ -19,7 +19,7 @@ REPLAYED = (b"idempotency-replayed", b"true")
 def put_answer(result: PutResult, form: Format) -> Response:
     """Returns 201, 200 or 202 with the cell's place, 409 for a conflict, or the problem of an error."""
     if isinstance(result, SchemalessError):
-        return problem_response(result)
+        return document_response(problem_of_put(result), *result.headers)
     if result.status is PutStatus.CONFLICT:
         return document_response(conflict_problem(result))
     headers = (REPLAYED,) if result.replayed else ()
@@ -29,7 +29,7 @@ def put_answer(result: PutResult, form: Format) -> Response:
 def item_view(result: PutResult) -> dict[str, Any]:
     """Returns what `put_answer` shows, as an item of a batch."""
     if isinstance(result, SchemalessError):
-        return {"status": "error", "problem": problem_of(result)}
+        return {"status": "error", "problem": problem_of_put(result)}
     if result.status is PutStatus.CONFLICT:
         return {"status": "conflict", **_key_view(result), "problem": conflict_problem(result)}
     return put_view(result)

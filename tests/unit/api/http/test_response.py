@@ -71,6 +71,7 @@ OF_SERVERS = [
     errors.Overloaded,
     errors.Busy,
     errors.Misconfigured,
+    errors.BusRefuses,
     errors.Corrupt,
     errors.DuplicateKey,
     errors.NeedsLockedHeads,
@@ -84,5 +85,12 @@ def test_details_name_no_server(kind):
     with capture_logs() as logged:
         shown = [problem_of(kind("a-master: (1146, 'no table')")) for _ in range(3)]
     assert "a-master" not in json.dumps(shown)
-    assert "message names" not in shown[0]["hint"] or not shown[0]["retryable"]
+    assert "message names" not in shown[0]["hint"]
     assert [line["error"] for line in logged] == ["a-master: (1146, 'no table')"]
+
+
+def test_a_process_that_has_too_much_to_do_says_so():
+    """It isn't a server's fault, and another process may have time. The detail may name a server, the hint doesn't."""
+    shown = problem_of(errors.Overloaded("a-master: no connection for reads was free"))
+    assert shown["detail"] == shown["title"]
+    assert "to another process" in shown["hint"]

@@ -4,9 +4,10 @@ from itertools import product
 
 import pytest
 
+from api.http.response import problem_of
 from api.write.outcome import DECISIONS, BufferState, HomeState, PendingPut, PutOutcome, PutState, decide
 from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.storage.buffer_table import BufferRow
 
 ROW = BufferRow(CellKey(RowKey(bytes(16)), ColumnName("BASE"), RefKey(1)), b"body", 3, "a", 1)
@@ -78,5 +79,9 @@ def test_with_two_copies_required_fewer_are_a_503_also_where_one_exists(buffered
     if status is PutStatus.CONFLICT or copies == 2:
         assert result == PutOutcome(status, ROW.key, 3, placed, copies)
     else:
-        assert isinstance(result, StorageUnavailable)
+        assert isinstance(result, Unavailable)
         assert result.retryable
+    if status not in (None, PutStatus.CONFLICT) and copies < 2:
+        shown = problem_of(result)
+        assert shown["detail"] == f"2 durable copies are required, and {copies} are known in time"
+        assert "may still appear" in shown["hint"]

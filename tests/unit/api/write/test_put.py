@@ -165,7 +165,7 @@ async def test_without_a_secondary_the_home_alone_stores_unless_two_copies_are_r
     result = await put(writer_of(world))
     assert (result.status, result.copies) == (PutStatus.STORED, 1)
     world.did.clear()
-    assert isinstance(await put(writer_of(world, min_copies=2)), StorageUnavailable)
+    assert isinstance(await put(writer_of(world, min_copies=2)), Unavailable)
     assert world.did == ["put_copies b"]
 
 
@@ -207,7 +207,7 @@ async def test_a_put_that_is_only_buffered_is_no_success_where_two_copies_are_re
     """I5, min_copies=2: the home is away, one copy exists, and the answer says that it isn't enough."""
     world.home.says = StorageUnavailable("down")
     result = await put(writer_of(world, min_copies=2))
-    assert isinstance(result, StorageUnavailable)
+    assert isinstance(result, Unavailable)
     assert result.retryable
 
 
@@ -305,11 +305,11 @@ async def test_a_post_with_two_copies_required(world):
     assert (await post(writer)).copies == 2
     world.secondary.says = StorageUnavailable("down")
     world.did.clear()
-    with pytest.raises(StorageUnavailable, match="2 durable copies are required, and 1"):
+    with pytest.raises(Unavailable, match="2 durable copies are required, and 1"):
         await post(writer)
     assert "put_next a" in world.did
     world.did.clear()
-    with pytest.raises(StorageUnavailable, match="2 durable copies are required, and 0"):
+    with pytest.raises(Unavailable, match="2 durable copies are required, and 0"):
         await post(writer)
     assert world.did == []
 
