@@ -83,8 +83,8 @@ class CellWriter:
     async def put(self, datastore: Datastore, cells: Sequence[Cell]) -> list[PutResult]:
         """Puts cells, and returns one result for each, in order. A key that comes twice counts in order.
 
-        An Unavailable as a result means that the cell is not known to be durable on enough masters. It may still appear,
-        and it may be put again.
+        An Unavailable as a result means that the cell is not known to be durable on enough masters. It may still
+        appear, and it may be put again.
         """
         if len(cells) == 1:  # the usual case pays for no grouping
             shard = shard_of(cells[0].key.row_key, datastore.shards)

@@ -18,7 +18,7 @@ from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings, CleanerSettings
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.sharding import by_rendezvous, shard_of
 from schemaless.storage import buffer_table, entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -165,8 +165,8 @@ async def test_without_a_secondary_the_home_takes_the_cell_alone(servers, writer
     assert writer.counts[PutStatus.STORED, 1] == 2
     strict = CellWriter(async_storage, SETTINGS.model_copy(update={"min_copies": 2}))
     (refused,) = await strict.put(datastore, [cell(n=3)])
-    assert isinstance(refused, StorageUnavailable)
-    with pytest.raises(StorageUnavailable):
+    assert isinstance(refused, Unavailable)
+    with pytest.raises(Unavailable):
         await strict.put_next(datastore, RowKey(uuid.uuid4().bytes), BASE, encode_body({}))
     assert await at_home(async_storage.master("a"), datastore) == 2
 
