@@ -96,7 +96,9 @@ def test_prometheus_scrapes_every_service_of_compose():
     """Under the port that its settings name, and with the token."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     scraped = yaml.safe_load((PROMETHEUS / "compose.yml").read_text())["scrape_configs"]
-    targets = [target for job in scraped for entry in job["static_configs"] for target in entry["targets"]]
+    targets = [target for job in scraped for entry in job.get("static_configs", []) for target in entry["targets"]]
+    found = [entry for job in scraped for entry in job.get("dns_sd_configs", [])]
+    targets += [f"{name}:{entry['port']}" for entry in found for name in entry["names"]]
     assert all("authorization" in job for job in scraped)
     for target in targets:
         name, _, port = target.partition(":")
@@ -107,6 +109,15 @@ def test_prometheus_scrapes_every_service_of_compose():
     assert {target.partition(":")[0] for target in targets} == {
         "api-0", "api-1", "tailer", "indexer", "consumers", "cleaner",
     }  # fmt: skip
+
+
+def test_every_process_of_a_scaled_service_is_scraped():
+    """A name as a target is one of the addresses behind it, and sums over processes would be too small."""
+    scraped = yaml.safe_load((PROMETHEUS / "compose.yml").read_text())["scrape_configs"]
+    by_one_name = {target for job in scraped for entry in job.get("static_configs", []) for target in entry["targets"]}
+    assert by_one_name == {"api-0:8000", "api-1:8000"}  # their published ports let nobody scale them
+    by_address = [entry for job in scraped for entry in job.get("dns_sd_configs", [])]
+    assert all(entry["type"] == "A" for entry in by_address)
 
 
 def test_promtool_takes_the_rules_and_the_configuration():
@@ -134,7 +145,7 @@ tests:
       - {{series: 'schemaless_tailer_partition_open{{datastore="fares", partition="1"}}', values: '1x20'}}
       - {{series: 'schemaless_tailer_partition_open{{datastore="fine", partition="0"}}', values: '1x20'}}
     promql_expr_test:
-      - expr: sum by (alertname, datastore) (ALERTS{{alertstate="firing"}})
+      - expr: sum by (alertname, datastore) (ALERTS{{alertstate="firing", datastore!=""}})
         eval_time: 2m
         exp_samples:
           - labels: '{{alertname="SchemalessPartitionClosed", datastore="trips"}}'
@@ -153,18 +164,35 @@ tests:
       - {{series: 'schemaless_api_index_minion_faults{{index="there", node="m", kind="missing"}}', values: '2x20'}}
       - {{series: 'schemaless_api_index_minion_faults{{index="there", node="n", kind="missing"}}', values: '0x20'}}
     promql_expr_test:
-      - expr: sum by (alertname, index, node, kind) (ALERTS{{alertstate="firing"}})
+      - expr: sum by (alertname, index, node, kind) (ALERTS{{alertstate="firing", index!=""}})
         eval_time: 4m
         exp_samples:
           - labels: '{{alertname="SchemalessIndexFaults", index="found", kind="stale"}}'
             value: 1
           - labels: '{{alertname="SchemalessIndexMinionFaults", index="there", node="m", kind="missing"}}'
             value: 1
+  - name: one of two tailers is dead, the cleaner's address is unknown since it was stopped, and the rest runs
+    interval: 15s
+    input_series:
+      - {{series: 'up{{job="schemaless-api", instance="api"}}', values: '1x40'}}
+      - {{series: 'up{{job="schemaless-tailer", instance="one"}}', values: '1x40'}}
+      - {{series: 'up{{job="schemaless-tailer", instance="two"}}', values: '0x40'}}
+      - {{series: 'up{{job="schemaless-cleaner", instance="old"}}', values: '1x4 stale'}}
+      - {{series: 'up{{job="schemaless-indexer", instance="indexer"}}', values: '1x40'}}
+      - {{series: 'up{{job="schemaless-consumers", instance="census"}}', values: '1x40'}}
+    promql_expr_test:
+      - expr: sum by (alertname, job, instance) (ALERTS{{alertstate="firing"}})
+        eval_time: 5m
+        exp_samples:
+          - labels: '{{alertname="SchemalessProcessDown", job="schemaless-tailer", instance="two"}}'
+            value: 1
+          - labels: '{{alertname="SchemalessServiceGone", job="schemaless-cleaner"}}'
+            value: 1
 """
 
 
 def test_what_the_rules_name_is_an_alert_and_nothing_else(tmp_path):
-    """Partitions that nobody has, and faults of indexes. Where promtool is absent, nothing is evaluated."""
+    """Partitions that nobody has, faults of indexes, services without a process; where promtool is."""
     promtool = shutil.which("promtool")
     if promtool is None:
         return
