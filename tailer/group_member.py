@@ -77,7 +77,10 @@ class GroupMember:
         `tailed` are the partitions whose log is open. Raises BusUnavailable or Misconfigured.
         """
         self._membership.poll(POLL_S)
-        if self._topics.changed():
+        answered, changed = self._topics.answered, self._topics.changed()
+        if self._topics.answered > answered:
+            self._membership.kafka_answers()
+        if changed:
             return LeaveReason.TOPICS_DELETED
         if hanging := self._transactions.hanging(tailed):
             log.error("partitions have a hanging transaction", topic=self._datastore.topic, partitions=hanging)

@@ -138,7 +138,7 @@ def translated(doing: str) -> Iterator[None]:
 
 def translate(error: KafkaError, doing: str) -> SchemalessError:
     """Returns our error for one of the client's. An unknown one is BusUnavailable."""
-    text = f"{doing}: {error.str()}"
+    text = f"{doing}: {_reason(error)}"
     if error.code() in _FENCED:
         return Fenced(text)
     if error.code() in _NOT_FITTING:
@@ -148,3 +148,9 @@ def translate(error: KafkaError, doing: str) -> SchemalessError:
     if error.code() in _MISSING:
         return TopicMissing(text)
     return BusUnavailable(text)
+
+
+def _reason(error: KafkaError) -> str:
+    """Returns what the client says of an error. Where that names only the request, the error's name follows."""
+    text = error.str().strip()
+    return f"{text} {error.name()}" if text.endswith(":") else text or error.name()

@@ -54,6 +54,7 @@ class Membership:
         self._group = tailer_group(datastore.name)
         self._progress_topic = datastore.progress_topic
         self._asked = self._answered = 0
+        self._is_away = False
         self._consumer = Consumer(
             {
                 **client_settings(bootstrap),
@@ -107,6 +108,15 @@ class Membership:
             self.poll(_ANSWER_POLL_S)
         return self._answered
 
+    def kafka_answers(self) -> None:
+        """Says in the log that Kafka is back, if this member said that no broker answers.
+
+        The client tells of no connection that it made again. So somebody calls this who was answered.
+        """
+        if self._is_away:
+            self._is_away = False
+            log.info("Kafka answers again", group=self._group)
+
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
         self._consumer.close()
@@ -118,6 +128,7 @@ class Membership:
     def _on_error(self, error: KafkaError) -> None:
         # A member whose broker is away isn't told by an exception: it keeps what it has, or hears of nothing new.
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._is_away = True
             log.warning("no broker of Kafka answers", group=self._group, why=error.str())
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

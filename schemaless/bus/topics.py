@@ -128,6 +128,8 @@ class TopicsWatch:
         self._timeout_s = timeout_s
         self._asked_at = time.monotonic()
         self._ids = topic_ids(self._admin, bootstrap, topics, timeout_s=timeout_s)
+        self.answered = 0
+        """How many questions of `changed` the broker has answered."""
 
     def changed(self) -> bool:
         """Returns whether they were, and False while the broker is unreachable. It asks once in `every_s`."""
@@ -135,8 +137,10 @@ class TopicsWatch:
             return False
         self._asked_at = time.monotonic()
         try:
-            return topic_ids(self._admin, self._bootstrap, self._topics, timeout_s=self._timeout_s) != self._ids
+            changed = topic_ids(self._admin, self._bootstrap, self._topics, timeout_s=self._timeout_s) != self._ids
         except TopicMissing:
-            return True
+            changed = True
         except BusUnavailable:
             return False
+        self.answered += 1
+        return changed

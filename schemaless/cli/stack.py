@@ -42,8 +42,7 @@ def up(name: ProcessName = None, as_json: JsonOption = False) -> None:
     supervision.start(home, name)
     supervision.wait_for(home, [name], {supervision.ProcessState.RUNNING}, timeout_s=RUNNING_TIMEOUT_S)
     endpoints = refresh_endpoints(home)
-    if as_json:
-        print_json(endpoints)
+    print_json(endpoints) if as_json else print_notice(f"{name} runs")
 
 
 @needs("down", Extra.SERVER)
@@ -59,6 +58,7 @@ def down(name: ProcessName = None) -> None:
     home = home_folder(settings)
     supervision.stop(home, name)
     refresh_endpoints(home)
+    print_notice(f"{name} is held down: `schemaless up {name}` lets it run again")
 
 
 @needs("status", Extra.SERVER)

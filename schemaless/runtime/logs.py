@@ -7,6 +7,7 @@ of ten minutes is some lines, not megabytes that push out what came before it.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
@@ -48,6 +49,11 @@ _AIOKAFKA_AWAY = (
     "Heartbeat failed for group %s: coordinator",
 )
 """How aiokafka's lines begin when a broker is away. They are of one kind, because one is the consequence of another."""
+_REFUSALS = {
+    re.compile("Authenticat|Authoriz|Sasl"): "a broker of Kafka refuses this process",
+    re.compile("SSLCertVerification"): "a broker of Kafka has a certificate that isn't accepted",
+}
+"""What is said of a broker that answers, by words in the name of the error's class. An outage is the wrong trail."""
 
 
 class _Kind:
@@ -119,12 +125,20 @@ class LogLimit:
         template = str(record.msg)[:_TEMPLATE_CHARACTERS]
         level, text = record.levelname.lower(), f"{record.name} {template} {_error_class(record.exc_info)}"
         if record.name.startswith("aiokafka") and template.startswith(_AIOKAFKA_AWAY):
-            level, text = "error", "aiokafka: a broker is away"
-            record.msg = f"a broker of Kafka doesn't answer: {record.msg}"  # its values are put in later
+            happens = _refusal(record) or "a broker of Kafka doesn't answer"
+            level, text = "error", happens
+            record.msg = f"{happens}: {record.msg}"  # its values are put in later
         left_out = self._limiter.admit(level, text)
         if left_out and isinstance(record.msg, str):
             record.msg = f"{record.msg} ({left_out} such lines were left out)"
         return left_out is not None
+
+
+def _refusal(record: logging.LogRecord) -> str | None:
+    """Returns what is wrong between a broker and this process, if a value of aiokafka's line is such an error."""
+    values = record.args if isinstance(record.args, tuple) else ()
+    names = [type(value).__name__ for value in values if isinstance(value, Exception)]
+    return next((happens for words, happens in _REFUSALS.items() if any(map(words.search, names))), None)
 
 
 def _error_class(exc_info: Any) -> str:

@@ -92,7 +92,17 @@ def test_a_member_whose_brokers_are_all_away_says_so():
             while not lines:  # bounded by the time-out of every test
                 with suppress(BusUnavailable):
                     member.poll(0.05)
+        with capture_logs() as back:
+            member.kafka_answers()
+            member.kafka_answers()
     finally:
         member.close()
     assert (lines[0]["event"], lines[0]["group"]) == ("no broker of Kafka answers", "schemaless.trips.tailer")
     assert "1/1 brokers are down" in lines[0]["why"]
+    assert [(line["event"], line["group"]) for line in back] == [("Kafka answers again", "schemaless.trips.tailer")]
+
+
+def test_a_member_that_missed_nobody_does_not_say_that_kafka_is_back(member):
+    with capture_logs() as lines:
+        member.kafka_answers()
+    assert lines == []

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import ssl
 import subprocess
 import sys
 from itertools import pairwise
 
 import pytest
 import structlog
+from aiokafka.errors import AuthenticationFailedError, GroupAuthorizationFailedError, SaslAuthenticationFailed
 
 from schemaless.runtime.logs import KINDS_MAX, LogLimit, RepeatLimiter
 
@@ -150,6 +152,34 @@ def test_a_broker_that_is_away_is_one_kind_of_line_whatever_aiokafka_says_of_it(
     assert all(line.startswith("a broker of Kafka doesn't answer: ") for line in written)
     refused = ("Not authorized to read from topic %s.", ("trips",))
     assert limit.filter(logging.LogRecord("aiokafka.consumer.fetcher", logging.WARNING, "", 0, *refused, None))
+
+
+@pytest.mark.parametrize(
+    ("error", "happens"),
+    [
+        (AuthenticationFailedError("no such account"), "refuses this process"),
+        (SaslAuthenticationFailed("wrong password"), "refuses this process"),
+        (GroupAuthorizationFailedError("trips"), "refuses this process"),
+        (ssl.SSLCertVerificationError("certificate verify failed"), "has a certificate that isn't accepted"),
+        (ssl.SSLEOFError("closed"), "doesn't answer"),
+    ],
+)
+def test_a_broker_that_refuses_is_not_told_as_one_that_is_away(limiter, error, happens):
+    """An operator who is told that Kafka is away looks at brokers. They run, and the password is wrong.
+
+    So it is another kind of line, which an outage before it doesn't hold up.
+    """
+    limit = LogLimit(limiter)
+
+    def line(value):
+        said = ("Unable connect to node with id %s: %s", (1, value))
+        record = logging.LogRecord("aiokafka", logging.ERROR, "", 0, *said, None)
+        return record.getMessage() if limit.filter(record) else None
+
+    told = [line(error) for _ in range(10)]
+    assert told[0] == f"a broker of Kafka {happens}: Unable connect to node with id 1: {error}"
+    assert told[3:] == [None] * 7
+    assert (line(ConnectionRefusedError("refused")) is None) is (happens == "doesn't answer")
 
 
 def test_other_kinds_are_not_held_up(limiter):
