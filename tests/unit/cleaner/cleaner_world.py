@@ -8,7 +8,7 @@ from cleaner.pair import ClusterPair
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import CleanerSettings
-from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.errors import ClockAhead, Misconfigured, NotDurable, StorageUnavailable
 from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
 from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.buffer_table import Buffered
@@ -30,7 +30,7 @@ def body(value):
 class Server:
     """The cells that one node of the home shows, by key. `asked` names its operations, and `looked_up` the keys that it
     was asked for. `error` is raised by everything, `rows_max` is how many cells it looks up within the time-out, and
-    `refused` are keys that it doesn't store.
+    `refused` are keys that it doesn't store. One that is `lossy` takes nothing that must be durable.
     """
 
     def __init__(self, name):
@@ -42,6 +42,8 @@ class Server:
         self.rows_max = 1_000_000
         self.refused = set()
         self.slow = frozenset()  # keys for which the time never suffices
+        self.lossy = False
+        self.clock_us = 0
         self.server_id = 1
 
     async def run(self, operation, *args, timeout_s, traffic=Traffic.READ):
@@ -58,6 +60,10 @@ class Server:
         if operation is entity_table.put_cells:
             if self.refused & {cell.key for cell in keys}:
                 raise Misconfigured("no table")
+            if self.lossy and traffic is Traffic.WRITE:
+                raise NotDurable("a-master may lose what it acknowledges")
+            if len(args) < 3 or self.clock_us > args[2]:
+                raise ClockAhead("a-master's clock is ahead")
             self.cells |= {cell.key: cell.body for cell in keys}
             return None
         found = [self.cells.get(key) for _, key in keys]
@@ -82,6 +88,7 @@ class Secondary:
         self.refusals = {}
         self.pages = 0
         self.looks_max = 1_000_000
+        self.clock_us = 0
         self._newest = 0
 
     def add(self, value, size_bytes=None):
@@ -94,7 +101,7 @@ class Secondary:
 
     async def run(self, operation, *args, timeout_s, traffic=Traffic.READ):
         if operation is shard_head.clock:
-            return 0
+            return self.clock_us
         if operation is buffer_table.newest_id:
             return max(self.rows, default=0)
         if operation.__name__ == "_page":

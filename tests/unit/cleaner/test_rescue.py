@@ -1,10 +1,13 @@
 """What is written again at home, in which order, and what the cleaner forgets (I6, I13)."""
 
+import time
+
 import pytest
 
 from cleaner.pair import Swept
 from cleaner.rescue import SMALL_BYTES_MAX, Rescue
 from schemaless.errors import StorageUnavailable
+from schemaless.storage import shard_head
 from tests.unit.cleaner.cleaner_world import PAGE_ROWS, SETTINGS, World, body
 
 LARGE = SMALL_BYTES_MAX + 1
@@ -64,6 +67,26 @@ async def test_a_home_whose_history_changed_is_asked_for_everything_again(world,
         world.master.server_id = 2
     assert (await rescue.step()).rewritten == 2
     assert world.master.cells.keys() >= set(lost)
+
+
+async def test_a_home_that_may_lose_what_it_takes_gets_nothing(world, rescue):
+    """I5, A26: the buffer row is durable where it is, and the reason is noted."""
+    key = world.secondary.add(1)
+    world.master.lossy = True
+    assert await world.passes(rescue) == Swept(refused=1)
+    assert world.master.cells == {}
+    assert "may lose" in world.secondary.refusals[key]
+
+
+@pytest.mark.parametrize("secondary_is_ahead_too", [False, True])
+async def test_a_home_whose_clock_is_not_believed_gets_nothing(world, rescue, secondary_is_ahead_too):
+    """I4, S17: two minutes ahead of the cleaner and of the secondary. If both servers say so, the cleaner is late."""
+    key = world.secondary.add(1)
+    world.master.clock_us = int((time.time() + 2 * shard_head.CLOCK_AHEAD_MAX_S) * 1e6)
+    world.secondary.clock_us = world.master.clock_us if secondary_is_ahead_too else 0
+    await world.passes(rescue)
+    assert (key in world.master.cells) is secondary_is_ahead_too
+    assert (key in world.secondary.refusals) is not secondary_is_ahead_too
 
 
 async def test_small_cells_of_a_backlog_dont_wait_for_large_ones(world, rescue):

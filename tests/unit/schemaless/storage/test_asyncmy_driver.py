@@ -4,6 +4,10 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
+import pytest
+
+from schemaless.errors import Overloaded, StorageUnavailable
+from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage import asyncmy_driver
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.operation import query
@@ -36,3 +40,25 @@ async def test_a_cancellation_that_meets_a_new_connection_is_not_lost(monkeypatc
     assert task.cancelled()
     with contextlib.suppress(asyncio.CancelledError):
         await lives_on
+
+
+@pytest.mark.parametrize(("passes_s", "error"), [(1.0, Overloaded), (0.0555, StorageUnavailable)])
+async def test_a_statement_that_a_late_loop_gives_up_blames_no_server(monkeypatch, passes_s, error):
+    """S8: the loop stood still, so nobody read the answer, and no breaker may open. A server that had all its time, of
+    a loop that was on time, is to blame.
+    """
+    now = [0.0]
+    lag = LoopLag(lambda: now[0])
+    lag.tick()
+
+    async def never(script):
+        now[0] += passes_s
+        await asyncio.Event().wait()
+
+    async def connect(**options):
+        return SimpleNamespace(close=lambda: None, query=never)
+
+    monkeypatch.setattr(asyncmy_driver.asyncmy, "connect", connect)
+    node = Node(name="a", cluster="a", role=Role.MINION, host="", port=1, user="", password="")
+    with pytest.raises(error):
+        await AsyncNode(node, loop_lag=lag).run(query, "SELECT 1", timeout_s=0.055, again_on=())
