@@ -7,7 +7,7 @@ that source shard. What its page lacks is another module's work (api/index/entry
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from api.index.cursor import cursor_of
 from api.index.query import IndexQuery
 from schemaless.cell import ColumnName, RowKey, StoredCell, row_key_text
 from schemaless.codec import Body, decode_packed, inflate_body
-from schemaless.errors import LockTimeout, StatementTimeout, TooLarge, Unavailable
+from schemaless.errors import Corrupt, LockTimeout, StatementTimeout, TooLarge, Unavailable
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import entries_for, entry_fields
 from schemaless.index.values import Value
@@ -201,7 +201,7 @@ async def current_entries(
 ) -> list[FoundEntry]:
     """Returns the entries that the newest cells of their rows make, in order: `verify` shows no others.
 
-    Raises TooLarge for bodies that inflate to more than `bytes_max` in all.
+    Raises TooLarge for bodies that inflate to more than `bytes_max` in all, and Corrupt for one that can't be decoded.
     """
     steps = Steps()
     left = bytes_max
@@ -221,6 +221,36 @@ async def current_entries(
         if found.element < len(made) and made[found.element] == found.entry:
             current.append(found)
     return current
+
+
+async def unreadable_cells(
+    cells: Iterable[StoredCell | None], bytes_max: int
+) -> dict[tuple[RowKey, ColumnName], dict[str, Any]]:
+    """Returns the cells that can't be decoded, as an answer names them.
+
+    Raises TooLarge for bodies that inflate to more than `bytes_max` in all.
+    """
+    steps, left = Steps(), bytes_max
+    found = {}
+    for cell in cells:
+        if cell is None:
+            continue
+        try:
+            packed = inflate_body(cell.body)
+            decode_packed(packed)
+        except Corrupt as error:
+            found[cell.row_key, cell.column_name] = {
+                "row_key": row_key_text(cell.row_key),
+                "column_name": cell.column_name,
+                "ref_key": cell.ref_key,
+                "reason": str(error),
+            }
+            continue
+        left -= len(packed)
+        if left < 0:
+            raise TooLarge("the query reads too many bytes of cells: ask for fewer entries at once")
+        await steps.after(len(packed))
+    return found
 
 
 _COUNTERS = "SHOW SESSION STATUS LIKE 'Handler_read%'"

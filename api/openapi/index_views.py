@@ -71,6 +71,13 @@ class IndexCleanerView(ComparedView, frozen=True):
     minions: dict[str, ComparedView]
 
 
+class IndexWaitsView(View, frozen=True):
+    """A shard in which an index doesn't go on. A reason names the cell if one can't be decoded."""
+
+    shard: Count
+    reason: str
+
+
 class IndexVersionView(View, frozen=True):
     """One version of an index."""
 
@@ -89,6 +96,7 @@ class IndexVersionView(View, frozen=True):
     kept_until: TimeText | None
     definition: Definition
     lag: int | UnsetType | None = UNSET
+    waiting_shards: list[IndexWaitsView] | UnsetType = UNSET
     kept_writes: int | UnsetType | None = UNSET
 
     example: ClassVar[Any] = {
@@ -126,6 +134,7 @@ class IndexView(View, frozen=True):
     definition: Definition
     versions: list[IndexVersionView]
     lag: int | UnsetType | None = UNSET
+    waiting_shards: list[IndexWaitsView] | UnsetType = UNSET
     cleaner: IndexCleanerView | UnsetType | None = UNSET
 
     example: ClassVar[Any] = {
@@ -164,10 +173,20 @@ class EntryView(View, frozen=True):
     cells: dict[str, CellView | None] | UnsetType = UNSET
 
 
+class UnreadableCellView(View, frozen=True):
+    """A cell that can't be decoded, and why."""
+
+    row_key: RowKeyText
+    column_name: str
+    ref_key: Count
+    reason: str
+
+
 class EntriesView(View, frozen=True):
     """Entries in order. `cursor` leads to the next page, and is null on the last one.
 
-    `damaged` are rows that are left out, because an entry of them can't be read.
+    `damaged` are rows that are left out, because an entry of them can't be read. `unreadable` are cells that were to be
+    included or verified and can't be decoded. Their rows are left out, too.
     """
 
     entries: list[EntryView]
@@ -176,6 +195,7 @@ class EntriesView(View, frozen=True):
     freshness: FreshnessView
     dropped: Count | UnsetType = UNSET
     damaged: list[RowKeyText] | UnsetType = UNSET
+    unreadable: list[UnreadableCellView] | UnsetType = UNSET
     overlay: dict[str, int] | UnsetType = UNSET
     waited: float | UnsetType = UNSET
     explain: list[dict[str, Any]] | UnsetType = UNSET

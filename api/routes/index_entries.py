@@ -15,7 +15,14 @@ from api.http.response import Response, document_response, ok_response, problem_
 from api.http.route import Route
 from api.index.cursor import cursor_version
 from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
-from api.index.search import ManyDamaged, current_entries, entry_view, merged, places_by_cluster
+from api.index.search import (
+    ManyDamaged,
+    current_entries,
+    entry_view,
+    merged,
+    places_by_cluster,
+    unreadable_cells,
+)
 from api.openapi.index_views import EntriesView
 from api.read.multi_get import WantedCell, read_many
 from api.read.reader import Served, served_together
@@ -23,6 +30,7 @@ from api.routes.indexes import progress_view
 from schemaless.access import Scope
 from schemaless.cell import ColumnName, RowKey, StoredCell, row_key_text
 from schemaless.errors import (
+    Corrupt,
     Invalid,
     NotFound,
     NotReady,
@@ -134,7 +142,8 @@ class _Answer:
         served = served_together([*(each for _, each in answers.values()), *found.overlay_served])
         pages = [answer.page for answer, _ in answers.values()]
         page = merged(definition, query, pages if overlay is None else [*pages, overlay.page])
-        shown: Sequence[FoundEntry] = page.entries
+        entries: Sequence[FoundEntry] = page.entries
+        shown = entries
         document: dict[str, Any] = {"entries": [], "cursor": page.cursor, "version": self._index.number}
         columns = query.include + tuple(sorted(definition.columns - set(query.include))) * query.verify
         if columns and shown:
@@ -142,19 +151,23 @@ class _Answer:
             if overlay is not None:
                 cells = overlay.with_newest(cells)
             served = served_together([served, cells_served])
-            if query.verify:
-                bytes_max = self._state.settings.response_bytes_max
-                shown = await current_entries(definition, shown, cells, bytes_max)
-            document["entries"] = await self._with_cells(shown, cells, form)
+            try:
+                shown, document["entries"] = await self._with_cells(entries, cells, form)
+            except Corrupt:
+                unreadable = await unreadable_cells(cells.values(), self._state.settings.response_bytes_max)
+                document["unreadable"] = list(unreadable.values())
+                lost = {row_key for row_key, _ in unreadable}
+                entries = [entry for entry in entries if entry.row_key not in lost]
+                shown, document["entries"] = await self._with_cells(entries, cells, form)
         else:
             document["entries"] = [entry_view(definition, query, entry) for entry in shown]
         wrong = list(dict.fromkeys(row_key for each in pages for row_key in each.damaged))
         if wrong:
             document["damaged"] = [row_key_text(row_key) for row_key in wrong]
         if query.verify:
-            document["dropped"] = len(page.entries) - len(shown)
+            document["dropped"] = len(entries) - len(shown)
             kept = {(each.row_key, each.element) for each in shown}
-            wrong += [each.row_key for each in page.entries if (each.row_key, each.element) not in kept]
+            wrong += [each.row_key for each in entries if (each.row_key, each.element) not in kept]
         if wrong:
             self._state.index_repairs.add(self._datastore, definition, wrong)
         freshness = self._state.index_freshness.of(
@@ -191,11 +204,18 @@ class _Answer:
         )
         return {(one.row_key, one.column_name): cell for one, cell in zip(wanted, cells, strict=True)}, served
 
-    async def _with_cells(self, entries: Sequence[FoundEntry], cells: Cells, form: Format) -> list[dict[str, Any]]:
-        """Returns the entries with the cells that were asked for, null for an empty column."""
+    async def _with_cells(
+        self, entries: Sequence[FoundEntry], cells: Cells, form: Format
+    ) -> tuple[Sequence[FoundEntry], list[dict[str, Any]]]:
+        """Returns the entries that are shown, and how, with the cells that were asked for, null for an empty column.
+
+        Raises Corrupt if one of the cells can't be decoded.
+        """
         include = self._query.include
-        included = (cells[found.row_key, column] for found in entries for column in include)
         bytes_max = self._state.settings.response_bytes_max
+        if self._query.verify:
+            entries = await current_entries(self._definition, entries, cells, bytes_max)
+        included = (cells[found.row_key, column] for found in entries for column in include)
         views = iter(await all_views(included, form, bytes_max, self._request.read))
         shown = []
         for found in entries:
@@ -203,7 +223,7 @@ class _Answer:
             if include:
                 view["cells"] = {column: next(views) for column in include}
             shown.append(view)
-        return shown
+        return entries, shown
 
 
 def _option(name: str, description: str, schema: Mapping[str, Any] = TEXT) -> Parameter[str]:

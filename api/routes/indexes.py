@@ -28,6 +28,7 @@ from api.openapi.index_views import Definition, IndexesView, IndexView, MisfitsV
 from api.routes.jobs import waits_for_indexer
 from api.routes.status import NEVER_KEPT
 from api.status.consumers import in_all, read_consumer
+from api.status.workers import read_workers, waiting_shards
 from schemaless.access import Scope, parse_lifetime
 from schemaless.cell import created_at_text
 from schemaless.errors import Invalid, StorageUnavailable
@@ -350,6 +351,8 @@ async def _version_view(
         timeout_s = request.state.settings.status_timeout_s
         shards, unheard = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
         view["lag"] = None if unheard.clusters else in_all(shards).lag
+        workers = await read_workers(request.state.storage, datastore, timeout_s)
+        view["waiting_shards"] = waiting_shards(workers, index.definition.consumer)
         if named.role(index) is VersionRole.KEPT:
             counts = await kept_writes(request.state.storage, datastore, timeout_s)
             view["kept_writes"] = None if counts is None else counts.get(version, 0)

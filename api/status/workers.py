@@ -86,6 +86,16 @@ def workers_in_all(rows: Sequence[WorkerRow]) -> Mapping[str, Any]:
     }
 
 
+def waiting_shards(rows: Sequence[WorkerRow], consumer: str) -> list[dict[str, Any]]:
+    """Returns the shards in which a consumer doesn't go on, of many only some, and why."""
+    return [
+        {"shard": shard.shard, "reason": shard.reason}
+        for row in rows
+        for shard in (*row.report.failing_shards, *row.report.refused)
+        if shard.consumer == consumer
+    ]
+
+
 def _age_s(row: WorkerRow) -> float | None:
     """Returns how long the oldest call has run by now."""
     call = row.report.oldest_call

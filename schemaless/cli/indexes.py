@@ -300,6 +300,8 @@ def _print_hints(document: dict[str, Any], indent: str) -> None:
     for text in (document.get("reason"), document.get("what_to_do")):
         if text is not None:
             print(f"{indent}{text}")
+    for waiting in document.get("waiting_shards", ()):
+        print(f"{indent}shard {waiting['shard']} waits: {waiting['reason']}")
 
 
 def _cleaner_line(cleaner: dict[str, Any]) -> str:

@@ -175,7 +175,8 @@ class EntriesPage(msgspec.Struct, frozen=True):
 
     `version` is the number of the version of the index that answered.
     `dropped` entries were left out by `verify`: the newest cells of their rows make other ones.
-    `damaged` are row keys of entries that can't be read. They are left out.
+    `damaged` are row keys of entries that can't be read. They are left out. So are the rows of `unreadable` cells,
+    which were to be included or verified and can't be decoded: row_key, column_name, ref_key and reason of each.
 
     With `after`, `overlay` says how many `cells` were evaluated that the index lacked. `waited` is how many seconds the
     query waited for the index.
@@ -190,6 +191,7 @@ class EntriesPage(msgspec.Struct, frozen=True):
     waited: float | None = None
     version: int = 1
     damaged: list[str] = []
+    unreadable: list[dict[str, Any]] = []
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

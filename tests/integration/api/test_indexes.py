@@ -25,13 +25,13 @@ from schemaless.index.catalogue import build_progress, drop_index, fail_index, f
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
-from schemaless.names import INDEXER, index_table_name
+from schemaless.names import INDEXER, index_consumer, index_table_name
 from schemaless.position import position_of
 from schemaless.storage import entity_table, index_pass_table, index_table, worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
-from schemaless.storage.worker_table import WorkerReport
+from schemaless.storage.worker_table import WaitingShard, WorkerReport
 from tests.integration.api.api_harness import assert_problem
 from tests.log_harness import run_sql, until
 
@@ -229,6 +229,33 @@ async def test_verify_drops_what_the_newest_cells_don_t_make(call, by_hand):
     await by_hand.index_all()
     answer = ask(call, verify="true")
     assert (days(answer), answer.json()["dropped"]) == ([1, 3], 0)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"verify": "true"}, {"include": "BASE"}, {"verify": "true", "include": "BASE,STATUS"}]
+)
+async def test_a_cell_that_cant_be_decoded_costs_its_own_row_only(call, by_hand, storage, datastore, asked):
+    """The answer names the cell, and has the rest of the page. Without the cell the entry is shown."""
+    damaged, stale, *rows = (uuid.uuid4() for _ in range(4))
+    for day, row in enumerate((damaged, stale, *rows), start=1):
+        trip(call, DRIVERS[0], day, row=row)
+    make(call)
+    await by_hand.index_all()
+    trip(call, DRIVERS[1], 9, row=stale, ref_key=2)
+    for shard in range(datastore.shards):
+        entity = f"{datastore.database(shard)}.entity"
+        run_sql(
+            storage.master(datastore.home(shard)),
+            f"UPDATE {entity} SET body = 'no body' WHERE row_key = x'{damaged.hex}'",
+        )
+    answer = ask(call, **asked)
+    assert days(answer) == ([3, 4] if "verify" in asked else [2, 3, 4])
+    (told,) = answer.json()["unreadable"]
+    assert told.pop("reason").startswith("a stored body can't be decoded")
+    assert told == {"row_key": str(damaged), "column_name": "BASE", "ref_key": 1}
+    assert answer.json().get("dropped") == (1 if "verify" in asked else None)
+    whole = ask(call)
+    assert (days(whole), "unreadable" in whole.json()) == ([1, 2, 3, 4], False)
 
 
 async def test_what_a_query_finds_wrong_is_repaired(call, by_hand, storage, datastore):
@@ -553,6 +580,29 @@ def test_an_index_that_nobody_builds_or_deletes_says_so(call, storage, datastore
     for cluster in datastore.clusters:
         storage.master(cluster).run(worker_table.put, datastore.name, INDEXER, 1, WorkerReport())
     assert hints() == {None}
+
+
+async def test_an_index_names_the_shards_in_which_it_waits(call, by_hand, topology, datastore):
+    """A lag alone doesn't say that a cell can't be decoded. Each index names its own shards."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    assert call.get(f"/indexes/{NAME}").json()["waiting_shards"] == []
+    damaged = WaitingShard(
+        index_consumer(NAME), 3, "cell of row 1, column BASE, ref_key 1: a stored body can't be decoded"
+    )
+    other = WaitingShard(index_consumer("other"), 4, "its table is gone")
+    refused = WaitingShard(index_consumer(NAME), 5, "the log has another cell there")
+    report = WorkerReport(
+        version="1", transport="faust", host="h", pid=1, is_member=True, partitions=1, assigned=(0,), rate=0.0,
+        failing_shards=(damaged, other), failing_shards_count=2, refused=(refused,), refused_count=1,
+    )  # fmt: skip
+    async with AsyncStorage(topology) as storage:
+        for master in storage.masters:
+            await master.run(worker_table.put, datastore.name, INDEXER, 7, report)
+    shown = call.get(f"/indexes/{NAME}").json()
+    wanted = [{"shard": each.shard, "reason": each.reason} for each in (damaged, refused)]
+    assert (shown["waiting_shards"], shown["versions"][0]["waiting_shards"]) == (wanted, wanted)
 
 
 async def test_a_failed_index_says_why_and_what_to_do(call, async_storage, datastore):

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import uuid
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from schemaless.cell import RowKey, row_key_text
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Invalid, NotReady, StorageUnavailable
-from schemaless.index import expected, inspection
+from schemaless.index import expected, inspection, repair
 from schemaless.index.comparison import EntryFaultKind, EntryPlace
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, bounds_of, one_row, ranges_of, sweep, sweep_span
@@ -339,6 +340,38 @@ async def test_a_repair_that_would_stop_a_minion_is_withheld(indexed, command, a
         await replicated(rows, minion)
     assert rows.found(rows.index) == wanted
     assert command(rows, "verify", "by_owner")[0] == 0
+
+
+async def test_a_repair_waits_for_a_minion_that_is_behind(indexed, admin, monkeypatch):
+    """What it lacks shows only once it is where its master is. A write before that would stop its replication."""
+    rows, _ = await filled(indexed, definition())
+    (shard, row, _), *others = sorted(rows.wanted(rows.index))
+    source = shard_of(row, SHARDS)
+    cluster = rows.datastore.home(shard)
+    minion, *_ = minions = admin.minions(cluster)
+    for each in minions:
+        await replicated(rows, each)
+    change = f"{LOCAL_WRITE}; {{}} WHERE row_key = x'{row.hex()}'; {REPLICATED_WRITE}"
+    rows.sql(shard, change.format("DELETE FROM {table}"), minion)
+    rows.sql(shard, change.format("UPDATE {table} SET number = 77"), admin.master(cluster))
+    faults = await rows.inspect()
+    waited = []
+
+    async def caught_up(seconds):
+        waited.append(rows.found(rows.index)[shard, row, 0].values[1])
+        run_sql(minion, "START REPLICA SQL_THREAD")
+        for each in minions:
+            await replicated(rows, each)
+
+    monkeypatch.setattr(repair, "asyncio", SimpleNamespace(sleep=caught_up))
+    with replication_stopped(minion):
+        beside = next(key for _, key, _ in others if key != row and shard_of(key, SHARDS) == source)
+        rows.put(rows.cell(beside, "STATUS", 9, {"state": "later"}))
+        await rows.follow()
+        repaired = await rows.inspector.repair(faults)
+    assert waited[0] == 77
+    assert (repaired.written, repaired.withheld) == (0, {minion.node.name: 1})
+    assert rows.found(rows.index)[shard, row, 0].values[1] == 77
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ async def test_a_part_is_noted_once(ordered, async_storage):
     assert (await ordered.carried_out(f"{job:016x}")) == first
 
 
-async def test_the_command_orders_a_job_and_shows_it(ordered, api, running, monkeypatch):
+async def test_the_command_orders_a_job_and_shows_it(ordered, api, async_storage, running, monkeypatch):
     """Exit status 1 while something isn't repaired."""
     monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(running.path))
     monkeypatch.setenv("SCHEMALESS_KAFKA", "127.0.0.1:9")
@@ -203,10 +203,17 @@ async def test_the_command_orders_a_job_and_shows_it(ordered, api, running, monk
     assert status == 1
     assert f"verify done: {SHARDS} of {SHARDS} shards" in told
     assert "missing: shard" in told
-    status, told = await asyncio.to_thread(run, "repair", "by_owner", "--background", "--version", "1", "--no-minions")
+    arguments = ("repair", "by_owner", "--background", "--version", "1", "--no-minions", "--rows-per-s", "0")
+    status, told = await asyncio.to_thread(run, *arguments)
     assert status == 0, told
     assert f": {SHARDS} shards\n" in told, told
     job = told.split()[1].strip(":")
+    datastore = ordered.rows.datastore
+    part = await async_storage.master(datastore.home(0)).run(index_check_table.due, datastore.name, [0], [])
+    assert (part.job, part.request.rows_per_s) == (
+        int(job, 16),
+        0,
+    )  # no bound, and not the 5,000 of an order without it
     await ordered.carried_out(job)
     status, told = await asyncio.to_thread(run, "job", job, "--json")
     assert (status, json.loads(told)["repaired"]) == (0, 2)

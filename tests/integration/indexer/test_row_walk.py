@@ -148,6 +148,39 @@ async def test_walkers_that_die_or_walk_at_once_continue_one_another(rows):
     assert rows.found(definition()) == rows.wanted(definition())
 
 
+async def test_two_processes_each_walk_a_part_of_a_build(rows):
+    """Each has shards of its own, and takes those over that the other one gives up in the middle."""
+    for shard in range(SHARDS):
+        rows.put(*moves(rows, shard, row_keys_of(shard, 20), 1, 1), *moves(rows, shard, row_keys_of(shard, 20), 2, 2))
+    await rows.begin()
+    owned = [{0, 1}, {2, 3}]
+    walkers = [rows.walker(), rows.walker()]
+    walked = [set(), set()]
+
+    async def pages(process, count):
+        for _ in range(count):
+            for shard in sorted(owned[process]):
+                await walkers[process].step(shard)
+                walked[process].add(shard)
+
+    await asyncio.gather(pages(0, 3), pages(1, 3))
+    halfway = await rows.progress()
+    assert 0 < halfway.done < halfway.total
+    assert walked == [{0, 1}, {2, 3}]
+    owned[0], owned[1] = {0, 2}, {1, 3}
+    await asyncio.gather(
+        *(rows.walk(shard, walkers[process]) for process in (0, 1) for shard in sorted(owned[process]))
+    )
+    done = await rows.progress()
+    assert done.done == done.total
+    assert rows.found(definition()) == rows.wanted(definition())
+    for _ in range(2):
+        await build_step(
+            rows.async_storage, rows.datastore, await find_index(rows.async_storage, rows.datastore, "by_owner")
+        )
+    assert (await find_index(rows.async_storage, rows.datastore, "by_owner")).stage is IndexStage.ACTIVE
+
+
 async def test_a_cluster_that_lost_the_end_of_the_walk_is_walked_again(rows):
     """A promotion took the walk back on one cluster. The other one's stays as it is."""
     rows.put(*moves(rows, 0, row_keys_of(0, 30), 1, 1))
@@ -276,6 +309,46 @@ async def test_a_cell_that_cant_be_decoded_fails_the_build_and_is_named(rows, mo
     rows.master(0).run(index_table.write, change.format(f"x'{body.hex()}'"))
     await rows.walk()
     assert set(rows.checkpoints().values()) == {30}
+    assert rows.found(definition()) == rows.wanted(definition())
+
+
+async def test_a_cell_of_the_log_that_cant_be_decoded_is_named_and_holds_its_own_shard_only(rows):
+    """An active index waits there, and its delivery tells row and column. Once the cell is right, it goes on."""
+    await rows.begin()
+    home = rows.datastore.home(0)
+    beside = next(shard for shard in range(1, SHARDS) if rows.datastore.home(shard) == home)
+    for shard in (0, beside):
+        await rows.walk(shard)
+        rows.put(*moves(rows, shard, row_keys_of(shard, 30), 1, 1))
+    entity = f"`{rows.datastore.database(0)}`.entity WHERE added_id = 20"
+    ((row_key, body),) = rows.select(0, f"SELECT row_key, body FROM {entity}")
+    change = f"UPDATE {entity.replace(' WHERE', ' SET body = {} WHERE')}"
+    rows.master(0).run(index_table.write, change.format("x'00'"))
+    kept = Checkpoints(
+        CommitLanes(rows.async_storage, rows.datastore),
+        definition().consumer,
+        CheckpointPlacement.EVERYWHERE,
+        start_at=None,
+    )
+    seconds = itertools.count()
+    delivery = Delivery(
+        rows.maintainer,
+        kept,
+        HomeLog(rows.async_storage, rows.datastore, home),
+        clock=lambda: next(seconds),
+    )
+    delivery.gain([0, beside])
+    async with asyncio.timeout(60):
+        while not delivery.failing() or rows.checkpoints(beside) != dict.fromkeys(rows.datastore.clusters, 30):
+            await delivery.step()
+            await asyncio.sleep(0.001)
+        ((shard, why),) = delivery.failing()
+        assert (shard, f"row {row_key_text(row_key)}, column BASE, ref_key 1" in why) == (0, True)
+        rows.master(0).run(index_table.write, change.format(f"x'{body.hex()}'"))
+        while rows.checkpoints(0) != dict.fromkeys(rows.datastore.clusters, 30):
+            await delivery.step()
+            await asyncio.sleep(0.001)
+    await delivery.close(10)
     assert rows.found(definition()) == rows.wanted(definition())
 
 
