@@ -196,7 +196,10 @@ class AuditReport:
             f"the home {home} refuses {refused.cells} buffered cells, for {refused.oldest_s:.0f} s: {refused.reason}"
             for home, refused in self.refused
         ]
-        waits = f"tailing is paused: what Kafka lacks waits until `schemaless tailer resume {self.datastore}`"
+        waits = (
+            "tailing is paused, so it is expected that new cells are missing in the topic:"
+            f" they wait until `schemaless tailer resume {self.datastore}`"
+        )
         return (
             [waits] * self.is_paused
             + [text for text, count in counts.items() if count]

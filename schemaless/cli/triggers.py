@@ -99,13 +99,14 @@ def list_all(client: Client, as_json: bool) -> None:
             each["worker_count"],
             each["unconfirmed_count"] + each["refused_count"] + each["failing_shards_count"],
             each["failing_count"],
+            each["parked"],
             each["oldest_call_s"],
         )
         for each in document["triggers"]
     ]
     columns = (
         "program", "state", "cells behind", "stopped shards", "workers", "waiting shards", "failing cells",
-        "oldest call, s",
+        "parked cells", "oldest call, s",
     )  # fmt: skip
     print_table(columns, rows)
     _print_unheard(document)

@@ -42,3 +42,12 @@ def test_a_cluster_that_does_not_answer_is_named_once_and_its_lag_is_not_zero(mo
     assert ("at least 0" in done.stdout) == bool(unknown)
     assert done.stderr.count("nothing is known of its shards (no answer within 2 s)") == len(unknown)
     assert done.stderr.count("cluster b: its master is away") == len(away)
+
+
+def test_the_list_shows_parked_cells(monkeypatch):
+    """After its last attempt a cell doesn't fail any more, and its program is behind by nothing."""
+    document = {"triggers": [PROGRAM | {"parked": 4711}], "unknown": {}}
+    monkeypatch.setattr(Client, "document", lambda *_: document)
+    done = CliRunner().invoke(app, ["triggers", "list", "--hosts", "http://one"])
+    assert "parked cells" in done.stdout
+    assert "4711" in done.stdout
