@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from schemaless.cell import row_key_of
+from schemaless.cell import row_key_of, row_key_text
 from schemaless.cli.output import print_json, print_notice
 from schemaless.cli.targets import DatastoreOption, HostsOption, JsonOption, api_command, open_client
 from schemaless.client.client import CellIterator, Client
@@ -141,7 +141,7 @@ def shard_of_row(
             shards = len(client.document("/shards")["shards"])
     shard = shard_of(key, shards)
     if as_json:
-        print_json({"row_key": str(key), "shard": shard, "shards": shards})
+        print_json({"row_key": row_key_text(key), "shard": shard, "shards": shards})
     else:
         print(shard)
 

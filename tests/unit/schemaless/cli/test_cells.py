@@ -174,6 +174,12 @@ def test_the_shard_of_a_row_is_told(run: Run, answers: dict):
     assert run("shard-of", ROW).output == "62\n"
 
 
+def test_a_program_gets_the_row_of_a_shard_as_it_gave_it(run: Run):
+    """The text of a UUID, in lower case as the API answers it."""
+    told = json.loads(run("shard-of", ROW.upper(), "--shards", "64", "--json").output)
+    assert told == {"row_key": ROW, "shard": 62, "shards": 64}
+
+
 def test_conflicts_are_listed(run: Run, answers: dict):
     """As a table, or as the API's document."""
     conflict = {"row_key": ROW, "column_name": "BASE", "ref_key": 1}
