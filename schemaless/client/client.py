@@ -175,13 +175,13 @@ class Client:
         self.close()
 
     def _run(self, flow: Flow[T]) -> T:
-        request = next(flow)
-        while True:
-            try:
+        try:
+            request = next(flow)
+            while True:
                 request = flow.send(self._exchange(request))
-            except StopIteration as done:
-                result: T = done.value
-                return result
+        except StopIteration as done:  # perhaps before its first request
+            result: T = done.value
+            return result
 
     def _exchange(self, request: ClientRequest) -> ClientResponse:
         if request.delay_s:

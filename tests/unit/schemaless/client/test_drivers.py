@@ -168,3 +168,24 @@ def test_an_answer_that_cannot_be_decompressed_is_one_that_never_came(ask: Ask):
 
     assert ask(handler).copies == 2
     assert closed == [True]  # so its connection is free
+
+
+NOTHING_TO_SEND = pytest.mark.parametrize("cells", [[], [(ROW, "A", 1, {"n": b"bytes"})]], ids=["none", "all refused"])
+
+
+def never_asked(request: httpx.Request) -> httpx.Response:
+    raise AssertionError(f"{request.url} was asked for nothing")
+
+
+@NOTHING_TO_SEND
+def test_a_batch_of_which_nothing_can_be_sent_ends_with_its_results(cells: list[Any]):
+    """It is over before its first request. That came out as a StopIteration."""
+    with Client(HOSTS, datastore="m", transport=httpx.MockTransport(never_asked)) as client:
+        assert [result.status for result in client.put_cells(cells)] == ["error"] * len(cells)
+
+
+@NOTHING_TO_SEND
+async def test_an_async_batch_of_which_nothing_can_be_sent_ends_with_its_results(cells: list[Any]):
+    """There it was a RuntimeError."""
+    async with AsyncClient(HOSTS, datastore="m", transport=httpx.MockTransport(never_asked)) as client:
+        assert [result.status for result in await client.put_cells(cells)] == ["error"] * len(cells)
