@@ -121,6 +121,14 @@ def test_a_reader_that_takes_nothing_is_cut_off(paused):
     assert connection.aborted
 
 
+def test_a_reader_that_takes_a_little_now_and_then_is_cut_off(paused):
+    """S15: a byte less than the least rate would hold its page for a day."""
+    connection, _ = paused
+    connection.left -= int(TAKEN_BYTES_PER_S_MIN * STALL_TIMEOUT_S) - 1
+    connection.time_passes()
+    assert connection.aborted
+
+
 def test_a_reader_that_is_only_slow_is_not(paused):
     """One that takes a least rate of it, and one that took all of it and was given more."""
     connection, protocol = paused
