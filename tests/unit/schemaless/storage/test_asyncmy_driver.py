@@ -9,7 +9,7 @@ import pytest
 from schemaless.errors import Overloaded, StorageUnavailable
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage import asyncmy_driver
-from schemaless.storage.asyncmy_driver import AsyncNode
+from schemaless.storage.asyncmy_driver import AsyncNode, Traffic, shares_of
 from schemaless.storage.operation import query
 from schemaless.topology import Node, Role
 
@@ -40,6 +40,15 @@ async def test_a_cancellation_that_meets_a_new_connection_is_not_lost(monkeypatc
     assert task.cancelled()
     with contextlib.suppress(asyncio.CancelledError):
         await lives_on
+
+
+@pytest.mark.parametrize("connections_max", [3, 8, 16, 17, 100])
+def test_the_kinds_of_traffic_share_the_connections_to_a_server(connections_max):
+    """No more in all than there were. Two hundred processes would fill a server."""
+    shares = shares_of(connections_max)
+    assert sum(shares.values()) == connections_max
+    assert min(shares.values()) >= 1
+    assert shares.keys() == set(Traffic)
 
 
 @pytest.mark.parametrize(("passes_s", "error"), [(1.0, Overloaded), (0.0555, StorageUnavailable)])
