@@ -179,6 +179,9 @@ class Peer(Recorder):
             super().close()
             self.protocol.connection_lost(None)
 
+    def pause_reading(self):
+        self.did.append("paused")
+
 
 @pytest.fixture
 async def connect():
@@ -235,6 +238,42 @@ async def test_headers_are_limited_in_number(connect, count, is_refused):
     peer = connect()
     peer.protocol.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * count + b"\r\n")
     assert [answer[:12] for answer in peer.did] == ([b"HTTP/1.1 431", "closed"] if is_refused else [])
+
+
+PIECE = b"a" * (16 << 10)
+
+
+async def test_a_head_is_limited_in_bytes_before_it_ends(connect):
+    """Somebody who never ends one would hold all that was sent (I14)."""
+    peer = connect()
+    peer.protocol.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\na: ")
+    for _ in range(3):
+        peer.protocol.data_received(PIECE)
+    assert peer.did == []
+    peer.protocol.data_received(PIECE)
+    assert [answer[:12] for answer in peer.did] == [b"HTTP/1.1 431", "closed"]
+
+
+async def test_a_head_that_comes_as_a_whole_is_limited_in_bytes_without_its_payload(connect):
+    """One piece of the network may have both."""
+    large, with_payload = connect(), connect()
+    large.protocol.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + PIECE * 5 + b"\r\n\r\n")
+    assert [answer[:12] for answer in large.did] == [b"HTTP/1.1 431", "closed"]
+    head = b"PUT / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (5 * len(PIECE))
+    with_payload.protocol.data_received(head + PIECE * 5)
+    assert b"HTTP/1.1 431" not in [answer[:12] for answer in with_payload.did]
+
+
+async def test_a_head_behind_a_request_under_way_is_read_no_further(connect):
+    """Until that one has its response: what comes then is no answer to it."""
+    peer = connect()
+    peer.protocol.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\na: ")
+    for _ in range(3):
+        peer.protocol.data_received(PIECE)
+    assert peer.did == []
+    for _ in range(2):
+        peer.protocol.data_received(PIECE)
+    assert peer.did[-1] == "paused"
 
 
 @pytest.mark.parametrize(
