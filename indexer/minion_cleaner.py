@@ -15,6 +15,7 @@ import structlog
 from indexer.index_cleaner import IndexCleaner
 from schemaless.cell import RowKey
 from schemaless.errors import NotReady, SchemalessError, StorageUnavailable
+from schemaless.index.check import REPLICATED_AFTER_S
 from schemaless.index.comparison import EntryFault, EntryPlace, FaultCounts
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
@@ -26,9 +27,6 @@ log = structlog.get_logger()
 
 MINIONS_SHARE = 8
 """How much slower minions are compared than masters. What is wrong there is named, and nobody repairs it."""
-
-REPLICATED_AFTER_S = 2.0
-"""After which time a repair of a master is looked for on its minions."""
 
 _COMPARED_AGAIN = 3  # times as much is read of a span in which something differs
 

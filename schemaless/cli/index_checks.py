@@ -93,7 +93,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 @needs("index verify", Extra.MYSQL)
 @_with_options
 def verify(options: CheckArguments) -> None:
-    """Compare an index with its cells, and name each entry that is missing, stale or a ghost. It writes nothing."""
+    """Compare an index with its cells, and name each entry that is missing, stale or a ghost. It writes no entry."""
     _check(options, "verify")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from schemaless.cell import row_key_text
+from schemaless.cell import RowKey, row_key_text
 from schemaless.errors import NotReady, StorageUnavailable
 from schemaless.index.catalogue import find_versions, version_of
 from schemaless.index.comparison import (
@@ -25,7 +25,8 @@ from schemaless.index.comparison import (
 )
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, SweptPage, one_row, sweep
+from schemaless.index.sweep import SweepSelection, SweptPage, is_everything, one_row, range_of, sweep
+from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
 from schemaless.topology import Datastore, Role
@@ -66,6 +67,10 @@ class IndexCheck(msgspec.Struct):
     @property
     def faults(self) -> list[dict[str, Any]]:
         return self.masters.faults + self.minions.faults
+
+
+REPLICATED_AFTER_S = 2.0
+"""After which time a repair of a master is looked for on its minions."""
 
 
 class RowRate:
@@ -119,7 +124,8 @@ async def check_index(
 ) -> IndexCheck:
     """Checks selections of an index on all masters, and then on each minion that answers.
 
-    With `repair` it repairs what it finds on masters.
+    With `repair` it repairs what it finds on masters. What differs on a minion is noted on the masters, so that queries
+    leave the minion out.
 
     Raises StorageUnavailable when a master is unreachable, and NotReady where a master has no checkpoint of the index.
     """
@@ -127,8 +133,9 @@ async def check_index(
     datastore = inspector.datastore
     check = IndexCheck(CheckedNodes(FaultCounts(), []), CheckedNodes(FaultCounts(), []), {}, {}, Counter())
 
-    async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> None:
-        here = {node.node.cluster for node in nodes}
+    async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> list[RowKey]:
+        """Returns the first rows that differ."""
+        here, differing = {node.node.cluster for node in nodes}, dict[RowKey, None]()
         for selection in selections:
             of_entries = [shard for shard in selection.of_entries if datastore.home(shard) in here]
             async for page in sweep(inspector, nodes, msgspec.structs.replace(selection, of_entries=of_entries)):
@@ -140,13 +147,46 @@ async def check_index(
                     repaired = await inspector.repair(fault for faults in page.faults.values() for fault in faults)
                     checked.counts.repaired += repaired.written
                     check.withheld += repaired.withheld
+                found = [fault.place.row_key for faults in page.faults.values() for fault in faults]
+                differing.update(dict.fromkeys(found[: FAULTS_MAX - len(differing)]))
                 on_page(role, page)
                 await asyncio.sleep(rate.wait_s(page.rows + page.entries))
+        return list(differing)
 
     await over([storage.master(cluster) for cluster in datastore.clusters], Role.MASTER, check.masters)
     for minion in [minion for cluster in datastore.clusters for minion in storage.minions(cluster) if minions]:
         try:
-            await over([minion], Role.MINION, check.minions)
+            differing = await over([minion], Role.MINION, check.minions)
+            await _note(storage, inspector, minion, differing, whole=is_everything(datastore, selections))
         except (StorageUnavailable, NotReady) as error:
             check.unreached[minion.node.name] = str(error)
     return check
+
+
+async def _note(
+    storage: AsyncStorage, inspector: IndexInspector, minion: AsyncNode, row_keys: Sequence[RowKey], *, whole: bool
+) -> None:
+    """Notes in which ranges a minion differs, if it still does when it had time to follow its master (C17).
+
+    What the masters have as well is their fault. Without such rows a minion is noted as clean, if all of it was
+    compared. Raises StorageUnavailable and NotReady.
+    """
+    if not row_keys:
+        if whole:
+            for cluster in inspector.datastore.clusters:
+                master = storage.master(cluster)
+                await master.run(index_pass_table.note_clean, inspector.version, minion.node.name)
+        return
+    await asyncio.sleep(REPLICATED_AFTER_S)
+    datastore, name = inspector.datastore, minion.node.name
+    masters = [storage.master(cluster) for cluster in datastore.clusters]
+    of_masters = (await inspector.of_rows(masters, row_keys)).faults.values()
+    theirs = {fault.place for faults in of_masters for fault in faults}
+    by_range: dict[int, FaultCounts] = {}
+    for fault in (await inspector.of_rows([minion], row_keys)).faults[name]:
+        if fault.place not in theirs:
+            counts = by_range.setdefault(range_of(datastore, fault.place.row_key), FaultCounts())
+            counts.take(0, 0, 0, [fault])
+    for number, counts in by_range.items():
+        home = storage.master(datastore.home(number))
+        await home.run(index_pass_table.note_found, inspector.version, number, counts, name)

@@ -34,6 +34,7 @@ from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import checkpoint_table, entity_table, entity_walk, index_inspection
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_table import BEFORE_ALL, EntryKey
 from schemaless.topology import Datastore
 
@@ -100,6 +101,7 @@ class IndexInspector:
     ) -> None:
         self.datastore = datastore
         self.definition = definition
+        self.version = IndexVersion(datastore.name, definition.name, definition.number)
         self._storage = storage
         self.page_rows = page_rows
         self.cells = ExpectedEntries(storage, datastore, definition)

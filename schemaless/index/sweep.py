@@ -39,6 +39,16 @@ class SweepSelection(msgspec.Struct, frozen=True):
         return len(self.of_rows) + len(self.of_entries)
 
 
+def is_everything(datastore: Datastore, selections: Sequence[SweepSelection]) -> bool:
+    """Whether one of these selections is all rows and all entries of an index."""
+    return any(
+        selection.row_key is None
+        and (selection.first, selection.last) == (FIRST_ROW, LAST_ROW)
+        and set(selection.of_rows) == set(selection.of_entries) == set(range(datastore.shards))
+        for selection in selections
+    )
+
+
 def everything(datastore: Datastore) -> SweepSelection:
     return SweepSelection(range(datastore.shards), range(datastore.shards))
 
@@ -93,6 +103,11 @@ async def sweep(
 def ranges_of(datastore: Datastore) -> int:
     """Returns how many ranges of row keys the index cleaner has. They are equally wide."""
     return min(_RANGES_MAX, datastore.shards)
+
+
+def range_of(datastore: Datastore, row_key: RowKey) -> int:
+    """Returns the number of the range that has a row key."""
+    return _number(row_key) * ranges_of(datastore) >> 128
 
 
 def bounds_of(datastore: Datastore, number: int) -> tuple[RowKey, RowKey]:

@@ -59,6 +59,26 @@ def note(version: IndexVersion, number: int, counts: FaultCounts, node: str = MA
     )
 
 
+def note_found(version: IndexVersion, number: int, counts: FaultCounts, node: str) -> Operation[None]:
+    """Stores what a check found in a range on a minion, until the range is compared there again. Idempotent."""
+    kinds = _TOTALS[:3]
+    values = {name: 0 for name in (*_COUNTED, *(f"{name}_total" for name in _TOTALS))}
+    values |= {kind: getattr(counts, kind) for kind in kinds}
+    yield (
+        f"INSERT INTO {_TABLE} (datastore, name, number, node, range_number, compared_at, {commas([*values])}) VALUES "
+        + sql("(%s, %s, %s,", version.datastore, version.name, version.number)
+        + sql(" %s, %s, '1970-01-02',", node[:_NODE_CHARACTERS_MAX], number)  # the cleaner hasn't compared it
+        + commas([str(value) for value in values.values()])
+        + f") ON DUPLICATE KEY UPDATE {commas([f'{kind} = GREATEST({kind}, VALUES({kind}))' for kind in kinds])}"
+    )
+
+
+def note_clean(version: IndexVersion, node: str) -> Operation[None]:
+    """Stores that all ranges of a minion were compared and nothing was found."""
+    zero = commas([f"{kind} = 0" for kind in _TOTALS[:3]])
+    yield f"UPDATE {_TABLE} SET {zero}{_where(version)}" + sql(" AND node = %s", node[:_NODE_CHARACTERS_MAX])
+
+
 def ages(version: IndexVersion, nodes: Sequence[str] = (MASTERS,)) -> Operation[dict[int, float]]:
     """Returns by number how many seconds ago a range was compared on one of these nodes, as this server noted it."""
     rows = yield from query(

@@ -451,6 +451,45 @@ async def test_damage_on_a_minion_is_named_and_never_written(indexed, command, a
     assert command(rows, "verify", "by_owner")[0] == 0
 
 
+async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(indexed, command, admin):
+    """Queries leave out minions that are noted (C17). What a master has as well says nothing against its minions."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    wanted = rows.wanted(rows.index)
+    place, *others = sorted(wanted)
+    shard, row, _ = place
+    minion, *_ = minions = admin.minions(rows.datastore.home(shard))
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+    both = next(other for other in others if other[0] == shard)
+    rows.sql(shard, f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{both[1].hex()}'")
+    for each in minions:
+        await replicated(rows, each)
+
+    def noted():
+        answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
+        return {
+            node: found.last.faults
+            for answer in answers
+            for (of, node), found in answer.items()
+            if of == version and found.last.faults
+        }
+
+    assert command(rows, "verify", "by_owner")[0] == 1
+    assert noted() == {}
+    change = f"{LOCAL_WRITE}; UPDATE {{table}} SET number = {{}} WHERE row_key = x'{row.hex()}'; {REPLICATED_WRITE}"
+    rows.sql(shard, change.replace("{}", "78"), minion)
+    assert command(rows, "verify", "by_owner", "--row", row_key_text(row))[0] == 1
+    assert noted() == {minion.node.name: 1}
+    rows.sql(shard, change.replace("{}", str(wanted[place].values[1])), minion)
+    assert command(rows, "verify", "by_owner", "--row", row_key_text(row))[0] == 0
+    assert noted() == {minion.node.name: 1}  # other rows weren't compared
+    assert command(rows, "repair", "by_owner")[0] == 0
+    for each in minions:
+        await replicated(rows, each)
+    assert command(rows, "verify", "by_owner")[0] == 0
+    assert noted() == {}
+
+
 async def test_a_selection_finds_what_is_in_it(indexed):
     """One row with its entries in all shards; a shard with its rows and its entries; a range of row keys."""
     rows, _ = await filled(indexed, definition())
