@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -75,7 +76,8 @@ _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 class BatchLimits:
     """`lanes` flushes run at once. At most `queued_bytes_max` bytes wait, and more are turned away.
 
-    An idle lane waits `gather_s` for what is submitted at nearly the same time.
+    An idle lane waits `gather_s` for what is submitted at nearly the same time. A pause of the pace ends when
+    `paced_bytes_max` bytes wait: in a batch so large it is the items that cost, and no longer the batch itself.
     """
 
     lanes: int = 1
@@ -84,6 +86,7 @@ class BatchLimits:
     queued_bytes_max: int = 64 << 20
     queued_units_max: int = 20_000
     gather_s: float = 0.0
+    paced_bytes_max: int = 128 << 10
 
 
 class _Unit(Generic[Item, Outcome]):
@@ -106,7 +109,10 @@ class _Unit(Generic[Item, Outcome]):
 
 
 class Batcher(Generic[Item, Outcome]):
-    """Lives on one event loop. With a `pace`, a lane waits after a flush in proportion to what the last ones took."""
+    """Lives on one event loop. With a `pace`, a lane waits after a flush in proportion to what the last ones took.
+
+    It waits no longer than until a large batch has come together.
+    """
 
     def __init__(self, flush: Flush[Item, Outcome], limits: BatchLimits, pace: Pace | None = None) -> None:
         self._flush = flush
@@ -114,6 +120,7 @@ class Batcher(Generic[Item, Outcome]):
         self._limits = limits
         self._queue: deque[_Unit[Item, Outcome]] = deque()
         self._queued_bytes = 0
+        self._large = asyncio.Event()  # so many bytes wait that no lane pauses
         self._lanes: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()  # kept: Python asks the kernel for the process each time
         self._refusal: NodeRefuses | None = None
@@ -139,6 +146,8 @@ class Batcher(Generic[Item, Outcome]):
         future: asyncio.Future[Sequence[Outcome]] = self._loop.create_future()
         self._queue.append(_Unit(items, size_bytes, future))
         self._queued_bytes += size_bytes
+        if self._queued_bytes >= self._limits.paced_bytes_max:
+            self._large.set()
         if self._running < self._limits.lanes:
             self._running += 1
             lane = self._loop.create_task(self._run_lane())
@@ -160,12 +169,21 @@ class Batcher(Generic[Item, Outcome]):
                 await self._settle(batch)
                 if self._pace is not None:
                     self._pace.took(self._loop.time() - began)
-                    await asyncio.sleep(self._pace.pause_s)
+                    await self._pause(self._pace.pause_s)
         finally:
             self._running -= 1
             if not self._running:  # it failed: no other lane will come for what waits
                 for unit in self._take_all():
                     unit.fail(_NO_OUTCOME)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, but no longer than until a large batch waits."""
+        if not seconds or self._queued_bytes >= self._limits.paced_bytes_max:
+            return await asyncio.sleep(0)
+        self._large.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._large.wait()
 
     def _take(self) -> list[_Unit[Item, Outcome]]:
         """Returns the oldest units that fit into one flush. A unit above the limits goes alone."""

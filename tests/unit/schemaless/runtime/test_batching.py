@@ -85,6 +85,24 @@ async def test_what_arrives_in_a_pause_goes_together(flusher):
     assert flusher.batches == [[1], [2, 3]]
 
 
+async def test_a_pause_ends_when_a_large_batch_waits(flusher):
+    """A pause gathers small batches. Where a large one waits already it would only cost time."""
+    flusher.open.set()
+    batcher = Batcher(
+        flusher, BatchLimits(paced_bytes_max=100), Pace(usual_min_s=1.0, pause_min_s=1e9, pause_max_s=1e9)
+    )
+    await batcher.submit([1], 1)
+    small = batcher.submit([2], 99)
+    await settled()
+    assert flusher.batches == [[1]]
+    large = batcher.submit([3], 1)
+    assert [await small, await large] == [[20], [30]]
+    assert await batcher.submit([4, 5], 100) == [40, 50]
+    small = batcher.submit([6], 1)
+    await settled()
+    assert flusher.batches == [[1], [2, 3], [4, 5]]
+
+
 @pytest.mark.parametrize("limits", [BatchLimits(items_max=4), BatchLimits(bytes_max=4)], ids=["items", "bytes"])
 async def test_batches_are_bounded_and_units_never_split(flusher, limits):
     """I14: a unit above the limits goes alone."""
