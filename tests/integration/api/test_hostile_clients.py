@@ -122,6 +122,15 @@ def test_a_head_has_a_deadline(bounded, sent):
     assert time.monotonic() - began < 8
 
 
+def test_a_head_after_an_answer_has_a_deadline_too(bounded):
+    """Its first byte ends the time for which an idle connection is kept."""
+    with closing(connect(bounded)) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+        sock.sendall(b"GET /he")
+        assert sock.recv(4096) == b""
+
+
 def test_a_thousand_slow_payloads_cost_honest_clients_nothing(bounded, shared_datastore):
     """Each announces a megabyte and sends a byte. They are turned away or wait; nobody else notices (I14)."""
     put = b"PUT /v1/%b/cells/%b/BASE/1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n{"
