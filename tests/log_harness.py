@@ -92,7 +92,7 @@ class TailerProcess:
         self.process.wait()
         self.process = self._start()
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; its exit status."""
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
@@ -182,7 +182,7 @@ def records(kafka: str, datastore: Datastore, at_least: int = 0) -> list:
         ]
 
 
-def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list:
+def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 60.0) -> list:
     """Returns once the topic, which may have to be made first, shows so many records."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -196,13 +196,13 @@ def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: fl
         time.sleep(0.05)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 20.0) -> list[StoredCell]:
+def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 60.0) -> list[StoredCell]:
     """All cells, in the topic's order, once there are so many."""
     found = wait_for_records(kafka, datastore, count, timeout_s)
     return [decode_cell(record.value) for record in found if record.kind == b"cell"]

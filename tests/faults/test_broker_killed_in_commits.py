@@ -13,7 +13,7 @@ from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.codec import encode_body
-from schemaless.errors import BusUnavailable, SchemalessError
+from schemaless.errors import BusUnavailable, Fenced, SchemalessError
 from schemaless.runtime.events import Event, observing
 from schemaless.stack.local import LocalServer, running_kafka
 from schemaless.topology import Datastore
@@ -64,13 +64,16 @@ def opened(kafka: str, datastore: Datastore) -> list[Writer]:
 
 
 def opened_writer(kafka: str, datastore: Datastore, shard: int) -> Writer:
-    """As a tailer opens its logs: again and again, while the broker can't answer yet."""
+    """As a tailer opens its logs: again and again, while the broker can't answer yet.
+
+    A request whose answer came too late fences the same producer's next one.
+    """
     deadline = time.monotonic() + OPENED_WITHIN_S
     while True:
         writer = Writer(kafka, datastore, shard)
         try:
             writer.open()
-        except BusUnavailable:
+        except (BusUnavailable, Fenced):
             writer.log.close()
             assert time.monotonic() < deadline
         else:
