@@ -89,6 +89,18 @@ async def test_a_home_whose_clock_is_not_believed_gets_nothing(world, rescue, se
     assert (key in world.secondary.refusals) is not secondary_is_ahead_too
 
 
+async def test_what_came_while_the_home_was_away_is_put_there_as_soon_as_it_is_back(world, rescue):
+    """S12: not a minute later, when all older rows are looked at anyway."""
+    await world.passes(rescue, count=3)
+    world.master.error = StorageUnavailable("down")
+    keys = [world.secondary.add(value) for value in range(2)]
+    await world.passes(rescue, count=2)
+    world.master.error = None
+    for _ in range(2):
+        await rescue.step()
+    assert world.master.cells.keys() == set(keys)
+
+
 async def test_small_cells_of_a_backlog_dont_wait_for_large_ones(world, rescue):
     """S12: they take turns. The small ones are at home after as many pages as they need."""
     world.master.error = StorageUnavailable("down")
