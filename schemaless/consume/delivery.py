@@ -365,8 +365,7 @@ class Delivery:
         if work.assignment is Assignment.RELEASED:
             self._remove(work)
         elif work.assignment is Assignment.RETURNING:
-            work.begin_anew()
-            work.assignment = Assignment.OURS
+            work.come_back()
         self._wake.set()
 
     async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:

@@ -249,6 +249,15 @@ class ShardWork:
         self._drop_all()
         self.cursor.forget()
 
+    def come_back(self) -> None:
+        """Makes the shard ours again, after its last call. It begins anew.
+
+        If that call lost the checkpoint, it waits for the group: the loss is later than the group's word.
+        """
+        self.assignment = Assignment.OURS
+        if self.cursor.state is not CursorState.UNCONFIRMED:
+            self.begin_anew()
+
     def _drop_all(self) -> None:
         self.drop()
         self.unrecorded.clear()

@@ -716,6 +716,29 @@ async def test_a_shard_that_comes_back_during_a_call_begins_anew_after_it_and_co
     assert world.table.counts[0] == 8
 
 
+@pytest.mark.parametrize("record_within_s", [0.0, 0.25])
+async def test_a_shard_that_comes_back_and_then_loses_its_checkpoint_waits_for_the_group(record_within_s):
+    """I10: the loss is later than the group's word, so another process may have had the shard since."""
+    world = World(together=False, record_within_s=record_within_s)
+    await world.settle()
+    world.handler.gates[0] = asyncio.Event()
+    world.log.grow(0, 5)
+    await world.bring(*cells(0, 1, 3))
+    await world.delivery.suspend([0], 0.0)
+    world.delivery.release([0])
+    world.delivery.gain([0])
+    number, _ = world.table.rows[0]
+    world.table.rows[0] = (number + 1, position_of(world.log.cells(0)[3]))
+    calls = world.handler.begun[0]
+    world.handler.gates[0].set()
+    await world.settle()
+    assert world.delivery.unconfirmed() == [0]
+    assert world.handler.begun[0] == calls
+    world.delivery.confirmed([0])
+    await world.settle()
+    assert world.handler.seen[0] == [1, 2, 3, 5]
+
+
 async def test_a_shard_that_comes_back_while_its_last_checkpoint_is_stored_stays():
     world = World(together=False, record_within_s=0.25)
     await world.settle()
