@@ -282,6 +282,7 @@ class Delivery:
             if work.cursor.state is CursorState.LOCATING and work.may_be_located(now) and not work.busy
         ]
         if unlocated:
+            self._halted.difference_update(unlocated)  # or no look would reach one that is live at once
             await self._guarded(unlocated, self._reading.locate(unlocated, self._heads))
             return 0.0
         may_read = self._shared.queued.total < _READ_AHEAD_BYTES_MAX and self._may_call()

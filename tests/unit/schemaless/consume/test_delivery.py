@@ -739,6 +739,24 @@ async def test_a_shard_that_comes_back_and_then_loses_its_checkpoint_waits_for_t
     assert world.handler.seen[0] == [1, 2, 3, 5]
 
 
+async def test_a_shard_that_waited_for_the_group_and_is_gained_again_is_looked_at(world):
+    """It is at its head, so it is live at once. The topic never brings what comes then (I9)."""
+    number, at = world.table.rows[0]
+    world.table.rows[0] = (number + 1, at)
+    world.log.grow(0, 1)
+    await world.bring(*cells(0, 1, 1))
+    assert world.delivery.unconfirmed() == [0]
+    world.table.rows[0] = (number + 2, position_of(world.log.cells(0)[0]))
+    await world.delivery.suspend([0], 0.0)
+    world.delivery.look(world.log.heads(), moved=())
+    world.delivery.gain([0])
+    await world.settle()
+    assert world.delivery.cursors()[0].state is CursorState.LIVE
+    world.log.grow(0, 2)
+    await world.look_twice()
+    assert world.finished(0) == 2
+
+
 async def test_a_shard_that_comes_back_while_its_last_checkpoint_is_stored_stays():
     world = World(together=False, record_within_s=0.25)
     await world.settle()
