@@ -1,7 +1,11 @@
 """Ports that are picked at random: two stacks that start at once never meet on one."""
 
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +20,17 @@ input()
 
 
 @pytest.fixture
-def two_ports(monkeypatch: pytest.MonkeyPatch) -> range:
-    """The only ports that this test's processes may pick."""
-    first = next(port for port in range(31000, 32000, 2) if ports.is_free(port) and ports.is_free(port + 1))
+def two_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[range]:
+    """The only ports that this test's processes may pick. No other stack picks them. Their reservations are apart."""
+    first = next(port for port in range(19000, 20000, 2) if ports.is_free(port) and ports.is_free(port + 1))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ports, "PORTS", range(first, first + 2))
     monkeypatch.setattr(ports, "_reserved", set())
-    return ports.PORTS
+    reservations = ports._reservations.__wrapped__()
+    monkeypatch.setattr(ports, "_reservations", lambda: reservations)
+    yield ports.PORTS
+    os.close(reservations)
 
 
 def test_a_port_that_another_process_was_given_is_not_given_again(two_ports: range) -> None:
