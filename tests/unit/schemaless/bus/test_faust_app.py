@@ -2,7 +2,10 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
+import pytest
+from faust.types import TP
 from mode import Service
 
 from schemaless.bus import faust_transport
@@ -78,3 +81,30 @@ async def test_the_loop_runs_while_the_thread_of_faust_ends(monkeypatch):
     asyncio.get_running_loop().call_soon(ended.set)
     await worker.stop()
     assert ended.is_set()
+
+
+class Assignments:
+    """A receiver that keeps which partitions nobody else had."""
+
+    def __init__(self):
+        self.kept = []
+
+    async def assigned(self, partitions, kept=()):
+        self.kept.append(list(kept))
+
+    async def revoked(self, partitions):
+        pass
+
+
+@pytest.mark.parametrize(("joined", "kept"), [(("me", 8), [0]), (("me", 9), []), (("another", 8), []), (("me", 7), [])])
+async def test_only_the_next_generation_of_the_same_member_keeps_partitions(monkeypatch, joined, kept):
+    """Somebody else had them where a generation was missed, or the member was thrown out. So they are new."""
+    answers = iter([("me", 7), joined])
+    thread = SimpleNamespace(heartbeats=SimpleNamespace(joined=lambda: next(answers)))
+    monkeypatch.setattr(FaustTransport, "_thread", thread)
+    receiver = Assignments()
+    transport = FaustTransport("127.0.0.1:1", "group", "topic", receiver)
+    await transport._assigned(None, [TP("topic", 0)])
+    await transport._revoked(None, [TP("topic", 0)])
+    await transport._assigned(None, [TP("topic", 0), TP("topic", 1)])
+    assert receiver.kept == [[], kept]
