@@ -86,7 +86,7 @@ class BatchLimits:
     queued_bytes_max: int = 64 << 20
     queued_units_max: int = 20_000
     gather_s: float = 0.0
-    paced_bytes_max: int = 128 << 10
+    paced_bytes_max: int = 64 << 10
 
 
 class _Unit(Generic[Item, Outcome]):

@@ -76,7 +76,7 @@ async def test_a_lane_that_gathers_takes_what_is_submitted_a_moment_after_the_fi
 async def test_what_arrives_in_a_pause_goes_together(flusher):
     """After a flush a lane waits as its pace says. What comes meanwhile shares the next flush."""
     flusher.open.set()
-    batcher = Batcher(flusher, BatchLimits(), Pace(usual_min_s=1.0, pause_min_s=0.02, pause_max_s=0.02))
+    batcher = Batcher(flusher, BatchLimits(), Pace(usual_min_s=1.0, pause_min_s=1.0, pause_max_s=1.0))
     await batcher.submit([1], 1)
     second = batcher.submit([2], 1)
     await settled()
