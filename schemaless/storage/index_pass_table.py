@@ -18,6 +18,8 @@ from schemaless.storage.sql import Script, commas, literal, sql
 _TABLE = "schemaless.index_pass"
 _COUNTED = ("cell_rows", "entries", "missing", "stale", "ghost", "repaired", "unsettled")
 _TOTALS = ("missing", "stale", "ghost", "repaired")
+_NEVER = "'1970-01-02'"
+"""When a range was compared of which only a check has found something."""
 
 
 class IndexPass(msgspec.Struct, frozen=True):
@@ -67,7 +69,7 @@ def note_found(version: IndexVersion, number: int, counts: FaultCounts, node: st
     yield (
         f"INSERT INTO {_TABLE} (datastore, name, number, node, range_number, compared_at, {commas([*values])}) VALUES "
         + sql("(%s, %s, %s,", version.datastore, version.name, version.number)
-        + sql(" %s, %s, '1970-01-02',", node[:_NODE_CHARACTERS_MAX], number)  # the cleaner hasn't compared it
+        + sql(f" %s, %s, {_NEVER},", node[:_NODE_CHARACTERS_MAX], number)
         + commas([str(value) for value in values.values()])
         + f") ON DUPLICATE KEY UPDATE {commas([f'{kind} = GREATEST({kind}, VALUES({kind}))' for kind in kinds])}"
     )
@@ -111,8 +113,10 @@ def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
 
 def _sums(where: Script) -> Operation[dict[PassKey, IndexPass]]:
     summed = [f"SUM({name})" for name in (*_COUNTED, *(f"{name}_total" for name in _TOTALS))]
+    compared = f"CASE WHEN compared_at > {_NEVER} THEN compared_at END"
+    since = f"COALESCE({MICROSECONDS.format(f'MIN({compared})')}, 0)"
     rows = yield from query(
-        f"SELECT datastore, name, number, node, COUNT(*), {MICROSECONDS.format('MIN(compared_at)')}, {commas(summed)}"
+        f"SELECT datastore, name, number, node, COUNT({compared}), {since}, {commas(summed)}"
         f" FROM {_TABLE}{where} GROUP BY datastore, name, number, node"
     )
     return {(IndexVersion(*row[:3]), row[3]): _pass(row[4:]) for row in rows}
@@ -129,7 +133,7 @@ def merged(one: IndexPass, other: IndexPass) -> IndexPass:
     """Returns what two servers know together: each has ranges of its own."""
     return IndexPass(
         one.ranges + other.ranges,
-        min(one.compared_since, other.compared_since),
+        min((each.compared_since for each in (one, other) if each.ranges), default=0),
         one.last + other.last,
         one.total + other.total,
     )

@@ -20,7 +20,7 @@ from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, Com
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Invalid, NotReady, StorageUnavailable
 from schemaless.index import expected, inspection, repair
-from schemaless.index.comparison import EntryFaultKind, EntryPlace
+from schemaless.index.comparison import EntryFaultKind, EntryPlace, FaultCounts
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, bounds_of, one_row, ranges_of, sweep, sweep_span
 from schemaless.position import Position
@@ -28,7 +28,7 @@ from schemaless.sharding import shard_of
 from schemaless.storage import entity_table, index_definition_table, index_inspection, index_table, index_write_table
 from schemaless.storage.asyncmy_driver import AsyncNode
 from schemaless.storage.index_definition_table import IndexStage, defined
-from schemaless.storage.index_pass_table import MASTERS, merged, of_all
+from schemaless.storage.index_pass_table import MASTERS, IndexPass, merged, note, note_found, of_all
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_table import BEFORE_ALL
 from schemaless.storage.operation import query
@@ -462,8 +462,17 @@ async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(
     version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
     both = next(other for other in others if other[0] == shard)
     rows.sql(shard, f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{both[1].hex()}'")
-    for each in minions:
-        await replicated(rows, each)
+    select = (
+        f"SELECT number FROM {index_table.table(rows.datastore, shard, rows.index)} WHERE row_key = x'{both[1].hex()}'"
+    )
+
+    async def all_replicated():
+        """Entries that are written beside the checkpoints, too: a minion that is late would be noted."""
+        for cluster in rows.datastore.clusters:
+            for each in admin.minions(cluster):
+                await replicated(rows, each)
+        master = admin.master(rows.datastore.home(shard))
+        await until(lambda: all(each.run(query, select) == master.run(query, select) for each in minions))
 
     def noted():
         answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
@@ -474,6 +483,7 @@ async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(
             if of == version and found.last.faults
         }
 
+    await all_replicated()
     assert command(rows, "verify", "by_owner")[0] == 1
     assert noted() == {}
     change = f"{LOCAL_WRITE}; UPDATE {{table}} SET number = {{}} WHERE row_key = x'{row.hex()}'; {REPLICATED_WRITE}"
@@ -484,10 +494,29 @@ async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(
     assert command(rows, "verify", "by_owner", "--row", row_key_text(row))[0] == 0
     assert noted() == {minion.node.name: 1}  # other rows weren't compared
     assert command(rows, "repair", "by_owner")[0] == 0
-    for each in minions:
-        await replicated(rows, each)
+    await all_replicated()
     assert command(rows, "verify", "by_owner")[0] == 0
     assert noted() == {}
+
+
+async def test_a_range_of_which_only_a_check_noted_something_counts_as_not_compared(indexed):
+    """Its row has no time of a comparison. Status would show 1970 for it."""
+    rows = indexed(definition())
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+    homes = [rows.storage.master(rows.datastore.home(number)) for number in range(2)]
+
+    def noted():
+        answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
+        return functools.reduce(merged, [answer[version, "m"] for answer in answers if (version, "m") in answer])
+
+    homes[0].run(note_found, version, 0, FaultCounts(stale=1), "m")
+    assert noted() == IndexPass(0, 0, FaultCounts(stale=1), FaultCounts())
+    homes[1].run(note, version, 1, FaultCounts(), "m")
+    first = noted()
+    assert (first.ranges, first.last.faults) == (1, 1)
+    assert first.compared_since > 1_600_000_000_000_000
+    homes[0].run(note, version, 0, FaultCounts(), "m")
+    assert (noted().ranges, noted().compared_since, noted().last.faults) == (2, first.compared_since, 0)
 
 
 async def test_a_selection_finds_what_is_in_it(indexed):
