@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,8 @@ from schemaless.index.sweep import SweepSelection, SweptPage, is_everything, one
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
+from schemaless.storage.shard_head import clock
+from schemaless.storage.sql import Time
 from schemaless.topology import Datastore, Role
 
 FAULTS_MAX = 100
@@ -155,27 +157,38 @@ async def check_index(
 
     await over([storage.master(cluster) for cluster in datastore.clusters], Role.MASTER, check.masters)
     for minion in [minion for cluster in datastore.clusters for minion in storage.minions(cluster) if minions]:
+        unsettled = check.minions.counts.unsettled
         try:
+            since = await _clocks(storage, datastore)
             differing = await over([minion], Role.MINION, check.minions)
-            await _note(storage, inspector, minion, differing, whole=is_everything(datastore, selections))
+            judged_all = is_everything(datastore, selections) and check.minions.counts.unsettled == unsettled
+            await _note(storage, inspector, minion, differing, since if judged_all else {})
         except (StorageUnavailable, NotReady) as error:
             check.unreached[minion.node.name] = str(error)
     return check
 
 
+async def _clocks(storage: AsyncStorage, datastore: Datastore) -> dict[str, Time]:
+    """Returns what the clock of each master says. Raises StorageUnavailable."""
+    return {cluster: Time(await storage.master(cluster).run(clock)) for cluster in datastore.clusters}
+
+
 async def _note(
-    storage: AsyncStorage, inspector: IndexInspector, minion: AsyncNode, row_keys: Sequence[RowKey], *, whole: bool
+    storage: AsyncStorage,
+    inspector: IndexInspector,
+    minion: AsyncNode,
+    row_keys: Sequence[RowKey],
+    judged_since: Mapping[str, Time],
 ) -> None:
     """Notes in which ranges a minion differs, if it still does when it had time to follow its master (C17).
 
-    What the masters have as well is their fault. Without such rows a minion is noted as clean, if all of it was
-    compared. Raises StorageUnavailable and NotReady.
+    What the masters have as well is their fault. Without such rows a minion is noted as clean on the masters that have
+    a time in `judged_since`: since then, by their clocks, all its rows were judged. Raises StorageUnavailable and
+    NotReady.
     """
     if not row_keys:
-        if whole:
-            for cluster in inspector.datastore.clusters:
-                master = storage.master(cluster)
-                await master.run(index_pass_table.note_clean, inspector.version, minion.node.name)
+        for cluster, since in judged_since.items():
+            await storage.master(cluster).run(index_pass_table.note_clean, inspector.version, minion.node.name, since)
         return
     await asyncio.sleep(REPLICATED_AFTER_S)
     datastore, name = inspector.datastore, minion.node.name

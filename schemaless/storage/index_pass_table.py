@@ -13,7 +13,7 @@ from schemaless.index.comparison import FaultCounts
 from schemaless.storage.index_problem_table import IndexVersion, versions_in
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, commas, literal, sql
+from schemaless.storage.sql import Script, Time, commas, literal, sql
 
 _TABLE = "schemaless.index_pass"
 _COUNTED = ("cell_rows", "entries", "missing", "stale", "ghost", "repaired", "unsettled")
@@ -75,10 +75,16 @@ def note_found(version: IndexVersion, number: int, counts: FaultCounts, node: st
     )
 
 
-def note_clean(version: IndexVersion, node: str) -> Operation[None]:
-    """Stores that all ranges of a minion were compared and nothing was found."""
+def note_clean(version: IndexVersion, node: str, since: Time) -> Operation[None]:
+    """Stores that a check compared all ranges of a minion since then, as this server's clock says, and found nothing.
+
+    What the cleaner compared later than `since` stays.
+    """
     zero = commas([f"{kind} = 0" for kind in _TOTALS[:3]])
-    yield f"UPDATE {_TABLE} SET {zero}{_where(version)}" + sql(" AND node = %s", node[:_NODE_CHARACTERS_MAX])
+    yield (
+        f"UPDATE {_TABLE} SET {zero}{_where(version)}"
+        + sql(" AND node = %s AND compared_at < %s", node[:_NODE_CHARACTERS_MAX], since)
+    )
 
 
 def ages(version: IndexVersion, nodes: Sequence[str] = (MASTERS,)) -> Operation[dict[int, float]]:

@@ -20,6 +20,7 @@ from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, Com
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Invalid, NotReady, StorageUnavailable
 from schemaless.index import expected, inspection, repair
+from schemaless.index.check import check_index
 from schemaless.index.comparison import EntryFaultKind, EntryPlace, FaultCounts
 from schemaless.index.inspection import IndexInspector
 from schemaless.index.sweep import SweepSelection, bounds_of, one_row, ranges_of, sweep, sweep_span
@@ -517,6 +518,56 @@ async def test_a_range_of_which_only_a_check_noted_something_counts_as_not_compa
     assert first.compared_since > 1_600_000_000_000_000
     homes[0].run(note, version, 0, FaultCounts(), "m")
     assert (noted().ranges, noted().compared_since, noted().last.faults) == (2, first.compared_since, 0)
+
+
+async def test_what_the_cleaner_finds_on_a_minion_during_a_check_stays(indexed, async_storage, admin):
+    """It compared the range after the check did, so the check can't say that the minion is clean (C17)."""
+    rows, _ = await filled(indexed, definition())
+    minion, *_ = admin.minions(rows.datastore.home(0))
+    whole = SweepSelection(range(SHARDS), range(SHARDS))
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+
+    def find():
+        rows.master(0).run(note, version, 0, FaultCounts(stale=1), minion.node.name)
+
+    async def left(on_page):
+        for cluster in rows.datastore.clusters:
+            for each in admin.minions(cluster):
+                await replicated(rows, each)
+        check = await check_index(async_storage, rows.inspector, [whole], on_page=on_page)
+        assert (check.minions.counts.faults, check.minions.counts.unsettled) == (0, 0)
+        return rows.master(0).run(of_all)[version, minion.node.name].last.faults
+
+    find()
+    assert await left(lambda role, page: None) == 0
+    assert await left(lambda role, page: find() if minion.node.name in page.faults else None) == 1
+
+
+async def test_a_check_that_couldnt_judge_a_row_doesnt_say_that_a_minion_is_clean(indexed, command, admin):
+    """The row that differs got a cell since, and the minion is behind. It differs as before (C17)."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    (shard, row, _), *_ = sorted(rows.wanted(rows.index))
+    minion, *_ = admin.minions(rows.datastore.home(shard))
+    version = IndexVersion(rows.datastore.name, rows.index.name, rows.index.number)
+
+    def noted():
+        answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
+        found = [answer[version, minion.node.name] for answer in answers if (version, minion.node.name) in answer]
+        return [one.last.faults for one in found if one.last.faults]
+
+    for cluster in rows.datastore.clusters:
+        for each in admin.minions(cluster):
+            await replicated(rows, each)
+    with replication_stopped(minion):
+        change = f"UPDATE {{table}} SET number = 78 WHERE row_key = x'{row.hex()}'"
+        rows.sql(shard, f"{LOCAL_WRITE}; {change}; {REPLICATED_WRITE}", minion)
+        assert command(rows, "verify", "by_owner")[0] == 1
+        assert noted() == [1]
+        rows.put(rows.cell(row, "BASE", 3, {"owner": "someone else", "number": 3}))
+        told = command(rows, "verify", "by_owner", "--json")[1]
+        assert (told["minions"]["stale"], told["minions"]["unsettled"]) == (0, 1)
+        assert noted() == [1]
 
 
 async def test_a_selection_finds_what_is_in_it(indexed):
