@@ -87,7 +87,7 @@ class ShardReading:
             if answer is None or cursor.at is not wanted[work.shard] or work.assignment is not Assignment.OURS:
                 continue
             if isinstance(answer, LocationGone):
-                if work.busy:
+                if work.busy or work.cells:  # the rest of a call that ended meanwhile is before the position, too
                     work.wait_until = self._clock() + _WAIT_S
                 else:
                     await self._step_back(work, answer)

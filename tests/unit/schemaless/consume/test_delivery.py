@@ -878,6 +878,34 @@ async def test_a_superseded_position_goes_back_to_the_new_generation(world):
     assert world.table.rows[0][1].location == Location(2, 7)
 
 
+async def test_what_a_call_leaves_is_called_before_its_superseded_cells_are_taken_back(world):
+    """It ended while the log said so. Its rest would be passed by the checkpoint, and called too late (I10, I13)."""
+    gate = world.handler.gates[0] = asyncio.Event()
+    verdicts, seen_before = [{}], []
+    world.handler.judge = lambda cell: verdicts.pop() if verdicts and cell.added_id == 3 else None
+    world.log.grow(0, 4)
+    await world.bring(*cells(0, 1, 4))
+    read, supersede = world.log.read, world.handler.supersede
+
+    async def read_while_the_call_ends(wanted, limit):
+        gate.set()
+        await asyncio.gather(*world.delivery.calls)
+        return await read(wanted, limit)
+
+    async def noted(*generation):
+        seen_before.extend(world.handler.seen[0])
+        return await supersede(*generation)
+
+    world.log.read, world.handler.supersede = read_while_the_call_ends, noted
+    world.log.table.open_generation(0, 4)
+    world.log.grow(0, 5)
+    await world.bring(*cells(0, 4, 5, generation=2))
+    await world.until(lambda: world.table.rows[0][1].location == Location(2, 5))
+    assert seen_before == [1, 2, 3, 4]
+    assert world.handler.superseded == [(0, 4, 2)]
+    assert world.handler.seen[0] == [1, 2, 3, 4, 4, 5]
+
+
 async def test_a_checkpoint_that_goes_back_has_the_digest_of_the_cell_that_it_goes_back_to(world):
     """I16: also where no cell follows that would bring one. Else it would be taken by its number after a restore."""
     world.log.grow(0, 6)
