@@ -227,10 +227,14 @@ class Process(StatelessHandler):
         """Gets a shard from the group. One that somebody may have had meanwhile begins anew."""
         self.shared.owner[shard] = self
         if not kept:
-            await self.delivery.suspend([shard], 0.0)  # a member that joins again loses what it believes to have
+            await self.suspend(shard)  # a member that joins again loses what it believes to have
             self.lost.discard(shard)
             self.move_offset(shard, len(self.shared.topic[shard]))
         self.delivery.gain([shard], kept=kept)
+
+    async def suspend(self, shard):
+        """Suspends a shard. A rebalance that is cut short doesn't cut that short: the process goes on."""
+        await asyncio.shield(asyncio.ensure_future(self.delivery.suspend([shard], 0.0)))
 
     def look(self):
         self.delivery.look(self.shared.log.heads())
@@ -247,9 +251,8 @@ class Process(StatelessHandler):
 
     def is_done(self, shard):
         """Whether it has finished all cells of the shard, and stored that."""
-        head = self.shared.log.heads()[shard]
         is_live = self.delivery.cursors()[shard].state is CursorState.LIVE
-        return is_live and self.shared.table.rows[shard][1].added_id == head.added_id
+        return is_live and self.shared.table.rows[shard][1].location == self.shared.log.cells(shard)[-1].location
 
 
 async def _away(*_):

@@ -165,7 +165,7 @@ class Deliveries(RuleBasedStateMachine):
         self.changes[shard].add_done_callback(lambda _: self.changes.pop(shard))
 
     async def _give(self, shard, owner, process):
-        await owner.delivery.suspend([shard], 0.0)
+        await owner.suspend(shard)
         if process is owner:
             await process.gain(shard, kept=True)
         else:
