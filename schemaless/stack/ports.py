@@ -17,8 +17,9 @@ from schemaless.errors import Misconfigured
 # Below what Linux gives to outgoing connections (32768 and up), so a kept port isn't lost to one of them.
 PORTS = range(20000, 32000)
 ATTEMPTS_MAX = 200
-_reserved: set[int] = set()
 USUAL_PORTS = {"api-0": 8000, "api-1": 8001, "kafka": 9092}
+_reserved: set[int] = set()
+"""The ports that this process was given. The kernel doesn't refuse a process its own lock."""
 
 
 class PortInUse(Misconfigured):
@@ -41,7 +42,7 @@ def is_free(port: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """Different ports that are free now. No other process of this user is given one while this process lives.
 
-    A server takes seconds until it listens; without that, another stack could pick its port in the meantime.
+    A server takes seconds until it listens. Without that, another stack could pick its port in the meantime.
     """
     chosen: list[int] = []
     for port in random.sample(PORTS, min(ATTEMPTS_MAX, len(PORTS))):

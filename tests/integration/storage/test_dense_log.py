@@ -113,7 +113,7 @@ async def test_no_reader_ever_sees_a_hole(gang_of, async_storage, datastore):
     and what a writer was told to be stored is there.
     """
     rng = random.Random(1)
-    await caught_up(async_storage, datastore)  # or the minion refuses a reader, to which nobody is granted anything yet
+    await caught_up(async_storage, datastore)  # a minion without the grant refuses readers
     async with readers(async_storage, datastore) as checkers:
         gang = gang_of(put_with_the_lock)
         for _ in range(KILLS):
