@@ -9,6 +9,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from schemaless.shard_cursor import ShardCursor
@@ -257,5 +258,5 @@ def test_whatever_happens_every_cell_is_finished_in_order_and_counted_once():
 
 def test_the_machine_finds_a_cursor_that_takes_from_the_topic_what_is_not_next(monkeypatch):
     monkeypatch.setattr(ShardCursor, "_proven", lambda cursor, cells: cells)
-    with pytest.raises((AssertionError, ExceptionGroup)):
+    with pytest.raises((AssertionError, ExceptionGroup, Flaky)):  # a replay may take the shards in another order
         histories(max_examples=100, stateful_step_count=40, phases=[Phase.generate], derandomize=True, database=None)
