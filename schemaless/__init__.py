@@ -35,6 +35,7 @@ from schemaless.errors import (
     TopicMissing as TopicMissing,
     Unauthenticated as Unauthenticated,
     Unavailable as Unavailable,
+    UnreadableCell as UnreadableCell,
     UnsupportedMedia as UnsupportedMedia,
 )
 from schemaless.found_cell import FoundCell as FoundCell

@@ -15,7 +15,7 @@ import msgspec
 from isal import isal_zlib
 
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, created_at_text, row_key_text
-from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
+from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge, UnreadableCell
 from schemaless.location import INT64_MAX
 
 BODY_BYTES_MAX = 1 << 20
@@ -108,12 +108,21 @@ def decode_body(stored: bytes) -> dict[str, Any]:
 
 
 def cell_view(cell: StoredCell) -> dict[str, Any]:
-    """Returns a cell's members, in the contract's order. Only a cell that has a cause shows one. Raises Corrupt."""
+    """Returns a cell's members, in the contract's order. Only a cell that has a cause shows one.
+
+    Raises UnreadableCell when its body can't be decoded.
+    """
+    try:
+        body = decode_body(cell.body)
+    except Corrupt as error:
+        key = f"{row_key_text(cell.row_key)} {cell.column_name} {cell.ref_key}"
+        location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
+        raise UnreadableCell(f"the cell {key} at {location} can't be read: {error}") from error
     view = {
         "row_key": row_key_text(cell.row_key),
         "column_name": cell.column_name,
         "ref_key": cell.ref_key,
-        "body": decode_body(cell.body),
+        "body": body,
         "shard": cell.shard,
         "generation": cell.generation,
         "added_id": cell.added_id,

@@ -43,6 +43,7 @@ SchemalessError
 │   ├── BusRefuses          Kafka refuses our account, or what it asks for
 │   └── MissingExtra        a package of an extra of the wheel isn't installed; an ImportError too
 └── Corrupt                 stored data contradicts a promise; stop and look
+    └── UnreadableCell      the stored body of a cell can't be decoded
 """
 
 from __future__ import annotations
@@ -282,3 +283,9 @@ class MissingExtra(Misconfigured, ImportError):
 
 class Corrupt(SchemalessError):
     hint = "stop and look before anything is written: stored data contradicts a promise"
+
+
+class UnreadableCell(Corrupt):
+    """Its text names the cell and its location, and no server."""
+
+    hint = "an operator has to act: `schemaless explain` and the nodes of its home show what is stored; read around it"

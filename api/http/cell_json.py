@@ -11,7 +11,7 @@ from api.http.budget import Held, Steps
 from api.http.content import Format
 from schemaless.cell import StoredCell
 from schemaless.codec import BODY_BYTES_MAX, cell_view
-from schemaless.errors import TooLarge
+from schemaless.errors import TooLarge, UnreadableCell
 
 T = TypeVar("T")
 
@@ -26,15 +26,20 @@ async def views_within(
 ) -> list[msgspec.Raw]:
     """Encodes the first items, as many as fit, but at least one: bodies are larger than they are stored.
 
-    `held` makes room as soon as they outgrow what it has. It is None where the caller has reserved enough. Raises
-    Unavailable.
+    It ends before an item that can't be read. `held` makes room as soon as they outgrow what it has. It is None where
+    the caller has reserved enough. Raises UnreadableCell if the first item can't be read, and Unavailable.
     """
     views: list[msgspec.Raw] = []
     size = 0
     has_room = held is None
     steps = Steps()
     for item in items:
-        encoded = form.encode_one(view(item))
+        try:
+            encoded = form.encode_one(view(item))
+        except UnreadableCell:
+            if views:
+                break
+            raise
         if views and size + len(encoded) > bytes_max:
             break
         if held is not None and not has_room and not held.covers(size + len(encoded)):
@@ -51,13 +56,14 @@ async def views_within(
 async def all_views(
     cells: Iterable[StoredCell | None], form: Format, bytes_max: int, held: Held
 ) -> list[msgspec.Raw | None]:
-    """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response, and Unavailable
-    when there is no room for it.
+    """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response, Unavailable
+    when there is no room for it, and UnreadableCell.
     """
     found = list(cells)
     existing = [cell for cell in found if cell is not None]
     views = await views_within(existing, cell_view, form, bytes_max, held)
     if len(views) < len(existing):
+        cell_view(existing[len(views)])  # it tells if this one can't be read
         raise TooLarge(f"the response would have more than {bytes_max} bytes: ask for less at once")
     following = iter(views)
     return [None if cell is None else next(following) for cell in found]

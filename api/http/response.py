@@ -40,6 +40,7 @@ from schemaless.errors import (
     TooManyRequests,
     Unauthenticated,
     Unavailable,
+    UnreadableCell,
     UnsupportedMedia,
 )
 
@@ -135,6 +136,7 @@ KINDS: dict[type[BaseException], ProblemKind] = {
     Unavailable: ProblemKind(503, "unavailable", "Something needed is away"),
     TooManyRequests: ProblemKind(429, "too-many-requests", "This caller sends too much at once"),
     Busy: ProblemKind(503, "busy", "The database gave way to other work"),
+    UnreadableCell: ProblemKind(500, "unreadable-cell", "A stored cell can't be read"),
     Fenced: ProblemKind(503, "fenced", "Another process has taken over"),
     SchemalessError: ProblemKind(500, "internal", "The server is at fault"),
 }
@@ -181,7 +183,9 @@ def problem_of(error: SchemalessError) -> dict[str, Any]:
     """Returns the members of an error's problem document."""
     kind = kind_of(error)
     detail = str(error)
-    if isinstance(error, _OF_SERVERS):
+    if isinstance(error, UnreadableCell):
+        log.error("a stored cell can't be read", error=detail)
+    elif isinstance(error, _OF_SERVERS):
         log_hidden(kind, detail)
         detail = kind.title
     document = problem(kind, detail, retryable=error.retryable)

@@ -261,14 +261,18 @@ class ShardPagesView(View, frozen=True):
 
 
 class ConflictView(View, frozen=True):
-    """A buffered cell that met another body at home."""
+    """A buffered cell that met another body at home.
+
+    A body that can't be decoded is null, and `unreadable` has the reason by the member's name.
+    """
 
     row_key: RowKeyText
     column_name: str
     ref_key: RefKeyNumber
-    stored_body: CellBody
-    buffered_body: CellBody
+    stored_body: CellBody | None
+    buffered_body: CellBody | None
     detected_at: TimeText
+    unreadable: dict[str, str] | UnsetType = UNSET
 
 
 class ConflictsView(View, frozen=True):

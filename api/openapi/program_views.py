@@ -241,7 +241,10 @@ class RemovedView(View, frozen=True):
 
 
 class ParkedView(View, frozen=True):
-    """A parked cell, or one that waits behind it in its row."""
+    """A parked cell, or one that waits behind it in its row.
+
+    The body of a superseded cell is null. So is one that can't be decoded, and `unreadable` has the reason.
+    """
 
     id: ParkedIdText
     row_key: RowKeyText
@@ -264,6 +267,7 @@ class ParkedView(View, frozen=True):
     job: JobText | UnsetType | None = UNSET
     reason: str | UnsetType | None = UNSET
     behind: ParkedIdText | UnsetType = UNSET
+    unreadable: str | UnsetType = UNSET
 
     example: ClassVar[Any] = {
         "id": _PARKED_ID,

@@ -20,7 +20,7 @@ from api.read.reader import Reader, served_together
 from schemaless.access import Scope
 from schemaless.cell import created_at_text, row_key_text
 from schemaless.codec import decode_body
-from schemaless.errors import Invalid, StorageUnavailable
+from schemaless.errors import Corrupt, Invalid, StorageUnavailable
 from schemaless.runtime.batching import chunks
 from schemaless.storage import conflict_table
 from schemaless.storage.conflict_table import CellConflict, ConflictEntry
@@ -119,13 +119,22 @@ def _parse_cursor(text: str, field: str) -> dict[str, int]:
 
 
 def _view(conflict: CellConflict) -> dict[str, Any]:
+    """Shows null for a body that can't be decoded, and the reason in `unreadable`."""
+    bodies = {"stored_body": conflict.stored_body, "buffered_body": conflict.buffered_body}
+    shown: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
+    for member, body in bodies.items():
+        try:
+            shown[member] = decode_body(body)
+        except Corrupt as error:
+            shown[member], unreadable[member] = None, str(error)
     return {
         "row_key": row_key_text(conflict.key.row_key),
         "column_name": conflict.key.column_name,
         "ref_key": conflict.key.ref_key,
-        "stored_body": decode_body(conflict.stored_body),
-        "buffered_body": decode_body(conflict.buffered_body),
+        **shown,
         "detected_at": created_at_text(conflict.detected_at),
+        **({"unreadable": unreadable} if unreadable else {}),
     }
 
 

@@ -14,6 +14,7 @@ import msgspec
 from api.read.reader import Reader, Served
 from schemaless.cell import StoredCell, created_at_text, row_key_text
 from schemaless.codec import decode_body
+from schemaless.errors import Corrupt
 from schemaless.location import ADDED_ID_MAX
 from schemaless.runtime.batching import chunks
 from schemaless.storage import parked_selection, trigger_program_table
@@ -191,7 +192,7 @@ def _record_view(record: ParkedCell, cell: StoredCell | None) -> dict[str, Any]:
         "due_at": None if record.due_at is None else created_at_text(record.due_at),
         "job": None if record.job is None else f"{record.job:016x}",
         "reason": record.order_reason,
-        "body": None if cell is None else decode_body(cell.body),
+        **_body_members(cell),
     }
 
 
@@ -215,5 +216,15 @@ def _behind_view(record: ParkedCell, cell: StoredCell, functions: ProgramFunctio
         "version": None,
         "holds_row": False,
         "behind": f"{record.shard}:{record.location}:{record.function_name}",
-        "body": decode_body(cell.body),
+        **_body_members(cell),
     }
+
+
+def _body_members(cell: StoredCell | None) -> dict[str, Any]:
+    """Returns the body, which is null for a cell that is gone. So is one that can't be decoded, with the reason."""
+    if cell is None:
+        return {"body": None}
+    try:
+        return {"body": decode_body(cell.body)}
+    except Corrupt as error:
+        return {"body": None, "unreadable": str(error)}

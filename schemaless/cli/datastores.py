@@ -129,7 +129,7 @@ def list_conflicts(client: Client, as_json: bool) -> None:
         print_json(document)
         return
     conflicts: list[dict[str, Any]] = document["conflicts"]
-    columns = tuple(conflicts[0]) if conflicts else ("no conflicts",)
+    columns = tuple(dict.fromkeys(name for conflict in conflicts for name in conflict)) or ("no conflicts",)
     rows = [[conflict.get(column) for column in columns] for conflict in conflicts]
     print_table(columns, [[value if isinstance(value, str) else json.dumps(value) for value in row] for row in rows])
 

@@ -28,6 +28,7 @@ from schemaless.errors import (
     TooManyRequests,
     Unauthenticated,
     Unavailable,
+    UnreadableCell,
 )
 
 T = TypeVar("T")
@@ -133,6 +134,8 @@ def _error_of_problem(problem: Problem, status: int | None) -> SchemalessError:
         return NotReady(detail)
     if status == 404 and is_cell_missing(problem):
         return CellMissing(detail)
+    if str(problem.get("type")).endswith("unreadable-cell"):
+        return UnreadableCell(detail)
     return _BY_STATUS.get(status, Unavailable)(detail)
 
 

@@ -64,6 +64,19 @@ def test_pages_lead_back_to_the_first_conflict(api, recorded, limit):
     assert found[0][0]["buffered_body"] == {"n": RECORDED - 1}
 
 
+def test_a_body_that_cant_be_decoded_costs_no_page(api, make_datastore, storage):
+    """I6: the conflict is shown with its key. The reason is there instead of the body."""
+    datastore = make_datastore()
+    damaged, row = uuid.uuid4(), uuid.uuid4()
+    record(storage.master("a"), datastore, damaged, 1, b"no body")
+    record(storage.master("b"), datastore, row, 0, encode_body({"n": 1}))
+    ((first, second),) = pages(api.at(datastore), "/conflicts")
+    assert (first["row_key"], first["stored_body"], first["buffered_body"]) == (str(damaged), {"n": -1}, None)
+    assert list(first["unreadable"]) == ["buffered_body"]
+    assert first["unreadable"]["buffered_body"].startswith("a stored body can't be decoded")
+    assert (second["row_key"], second["buffered_body"], "unreadable" in second) == (str(row), {"n": 1}, False)
+
+
 def test_a_page_of_large_bodies_is_short_and_the_next_one_continues(api, make_datastore, storage):
     """I14: a page holds no more bytes than a response may have."""
     datastore = make_datastore()

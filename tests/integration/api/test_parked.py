@@ -62,6 +62,19 @@ def test_a_parked_cell_is_listed_with_what_waits_behind_it(stage, one_row):
     assert ids_of(stage.parked(cause="error")) == expected[:1]
 
 
+def test_a_body_that_cant_be_decoded_costs_no_page(stage, one_row):
+    """Such a cell is listed with the reason: the parked one, and one that waits behind it."""
+    database = stage.datastore.database(0)
+    stage.sql(0, f"UPDATE {database}.entity SET body = 'no body' WHERE added_id IN (1, 2)")
+    answer = stage.parked()
+    assert answer.status_code == 200, answer.text
+    first, second, third = answer.json()["parked"]
+    assert (first["body"], second["body"], third["body"]) == (None, None, {"n": 1})
+    assert first["unreadable"] == second["unreadable"]
+    assert first["unreadable"].startswith("a stored body can't be decoded")
+    assert "unreadable" not in third
+
+
 def test_filters_choose_records_of_all_clusters(stage, one_row):
     other = row_in(stage.datastore, 1)
     added_id = stage.put(1, 1, row=other)
