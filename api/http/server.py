@@ -136,6 +136,7 @@ class CoalescingProtocol(HttpToolsProtocol):
     _stall_timeout_s = STALL_TIMEOUT_S
     _head_deadline: asyncio.TimerHandle | None = None
     _in_head = True
+    _head_has_begun = False
     _head_bytes = 0
     _head_is_too_large = False
     _idle_since = 0.0
@@ -165,17 +166,23 @@ class CoalescingProtocol(HttpToolsProtocol):
         elif self._head_deadline is None:  # also for the rest of a payload that nobody reads
             self._set_head_deadline()
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_has_begun = True
+
     def on_headers_complete(self) -> None:
         if len(self.headers) > HEADERS_MAX or (self._head_bytes > HEAD_BYTES_MAX and self._size() > HEAD_BYTES_MAX):
             self._head_is_too_large = True
             raise BoundExceeded
         super().on_headers_complete()
-        self._in_head = False
+        self._in_head = self._head_has_begun = False
         self._unset_head_deadline()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
+        if self._head_has_begun and self.is_idle and self._head_deadline is None:  # it came behind the request
+            self._set_head_deadline()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP with a problem document. An earlier request gets its own response first."""

@@ -131,6 +131,15 @@ def test_a_head_after_an_answer_has_a_deadline_too(bounded):
         assert sock.recv(4096) == b""
 
 
+def test_half_a_head_behind_a_request_has_a_deadline_too(bounded):
+    """It arrived with the request, so nothing arrives after the answer. An idle connection is kept for 75 seconds."""
+    with closing(connect(bounded)) as sock:
+        sock.settimeout(60)
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /he")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert sock.recv(4096) == b""
+
+
 def test_a_thousand_slow_payloads_cost_honest_clients_nothing(bounded, shared_datastore):
     """Each announces a megabyte and sends a byte. They are turned away or wait; nobody else notices (I14)."""
     put = b"PUT /v1/%b/cells/%b/BASE/1 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n{"
