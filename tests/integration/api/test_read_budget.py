@@ -1,5 +1,6 @@
 """What a process reads for its clients has one budget: every call that may read much waits for room first (I14)."""
 
+import asyncio
 import uuid
 from dataclasses import replace
 
@@ -69,3 +70,43 @@ async def test_calls_that_may_read_much_wait_for_room_before_they_read(running, 
             for method, path, document in calls:
                 assert (await client.request(method, path[1:], json=document)).status_code == 200, path
                 assert budget.held_bytes == 0, path
+
+
+async def test_a_stream_holds_events_until_the_reader_takes_them(running, make_datastore, api):
+    """Events are larger than what was read of a cell that compresses well."""
+    datastore = make_datastore(shards=1, partitions=1)
+    api.at(datastore).put(row_in(datastore, 0), 1, {"text": "x" * 900_000})
+    settings = ApiSettings(topology=running.path, kafka="127.0.0.1:9")
+    app = create_app(settings)
+    held, was_taken = [], asyncio.Event()
+
+    async def receive():
+        await was_taken.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if len(message.get("body", b"")) > 900_000:
+            held.append(budget.held_bytes)
+            was_taken.set()
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": f"/v1/{datastore.name}/shards/0/cells",
+        "raw_path": f"/v1/{datastore.name}/shards/0/cells".encode(),
+        "query_string": b"follow=true",
+        "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"accept", b"text/event-stream")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
+    async with opened_state(settings, running.topology) as state:
+        app.api_state = replace(state, read_budget=(budget := ReadBudget(16 << 20, wait_s=0.0)))
+        async with asyncio.timeout(60):
+            await app(scope, receive, send)
+        assert len(held) == 1
+        assert held[0] > 900_000
+        assert budget.held_bytes == 0

@@ -317,6 +317,19 @@ async def test_a_page_of_another_origin_cannot_write(origin):
     assert await admission.admit(request(headers=[(b"origin", origin)]), "/x", Scope.READ, "trips") is None
 
 
+@pytest.mark.parametrize(("scheme", "foreign"), [("http", "https"), ("https", "http")])
+async def test_the_scheme_belongs_to_an_origin(scheme, foreign):
+    """Whoever can change what a network carries makes http pages of this host, also where it is served over TLS."""
+    admission = Admission(settings(), known())
+
+    def admitted(of_page):
+        asked = request(method="PUT", headers=[(b"origin", f"{of_page}://127.0.0.1:8000".encode())])
+        return outcome(admission.admit({**asked, "scheme": scheme}, "/x", Scope.WRITE, "trips"))
+
+    assert await admitted(scheme) is None
+    assert await admitted(foreign) is ForeignOrigin
+
+
 async def test_rates_are_counted_for_each_token():
     """One token's flood takes nothing from another one. The public paths are not counted."""
     (loud, one), (quiet, two) = issued(name="one"), issued(name="two")
