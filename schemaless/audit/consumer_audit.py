@@ -75,15 +75,18 @@ class ConsumerAudit:
         self._findings = findings
 
     def run(self, patience: Patience) -> ConsumerReport:
-        """Waits while the consumer makes progress, and reports it. Stopped shards are not waited for."""
+        """Waits while the consumer makes progress, and reports it. What is stopped or paused is not waited for."""
         found = self._read()
-        while any(one is None or one.stop_reason is None for _, _, one in behind(found, self._heads)):
+        paused_until = self._paused_until()
+        while paused_until is None and any(
+            one is None or one.stop_reason is None for _, _, one in behind(found, self._heads)
+        ):
             if not patience.wait():
                 break
             before, found = found, self._read()
             if finished(found, self._heads) != finished(before, self._heads):
                 patience.renew()
-        self._audit_ends(found)
+        self._audit_ends(found, is_paused=paused_until is not None)
         self._audit_counts(found)
         for cluster in self._datastore.clusters:
             positions = [one.position for (where, _), one in found.items() if one is not None and where == cluster]
@@ -95,11 +98,17 @@ class ConsumerAudit:
             sum(self._heads.values()),
             finished(found, self._heads),
             audit_parked(self._storage, self._datastore, self._consumer, self._findings) if is_program else None,
+            paused_until,
         )
 
-    def _audit_ends(self, found: Standings) -> None:
-        """Names each shard that is behind. Where one cause holds for many, it is named once with their number."""
-        late = list(behind(found, self._heads))
+    def _audit_ends(self, found: Standings, *, is_paused: bool) -> None:
+        """Names each shard that is behind. Where one cause holds for many, it is named once with their number.
+
+        A shard that is behind only because the consumer is paused breaks no promise.
+        """
+        late = [
+            each for each in behind(found, self._heads) if not (is_paused and (each[2] is None or each[2].is_plain))
+        ]
         cause = self._cause() if late else None
         plain = sum(one is not None and one.is_plain for _, _, one in late)
         if cause and plain > 1:
@@ -112,13 +121,18 @@ class ConsumerAudit:
             detail = f"{self._consumer} {_describe(cluster, one, self._heads[shard])}{why}"
             self._findings.add(FindingKind.CHECKPOINT_BEHIND, shard, detail)
 
-    def _cause(self) -> str | None:
-        """Returns why the consumer doesn't go on in any shard, and what ends that, if people or processes are why."""
+    def _paused_until(self) -> str | None:
+        """Returns the command that ends the pause of a program, None while it isn't paused."""
         masters, name = [self._storage.master(cluster) for cluster in self._datastore.clusters], self._datastore.name
         orders = [master.run(trigger_order_table.of_datastore, name, self._consumer) for master in masters]
         program = self._consumer.removeprefix(TRIGGER_PREFIX)
-        if trigger_order_table.latest([order[self._consumer] for order in orders if self._consumer in order]).paused:
-            return f"it is paused, until `schemaless triggers resume {program} -d {name}`"
+        given = [order[self._consumer] for order in orders if self._consumer in order]
+        return f"schemaless triggers resume {program} -d {name}" if trigger_order_table.latest(given).paused else None
+
+    def _cause(self) -> str | None:
+        """Returns why the consumer doesn't go on in any shard, and what ends that, if no process runs it."""
+        masters, name = [self._storage.master(cluster) for cluster in self._datastore.clusters], self._datastore.name
+        program = self._consumer.removeprefix(TRIGGER_PREFIX)
         workers = [row for master in masters for row in master.run(worker_table.of_datastore, name)]
         seen = {row.consumer for row in workers if row.age_s <= SEEN_WITHIN_S}
         if program == self._consumer:

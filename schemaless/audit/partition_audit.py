@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from schemaless.audit.report import FindingKind, Findings, Patience, ShardReport
+from schemaless.audit.report import FindingKind, Findings, Patience
 from schemaless.audit.shard_audit import ShardComparison, fingerprint
 from schemaless.bus.reader import PartitionReader, Span
 from schemaless.cell import StoredCell, row_key_text
@@ -136,16 +136,19 @@ class PartitionAudit:
                 count = self._announced[shard, start]
                 if count > 1:
                     self._extra(shard, f"generation {start.generation} is announced {count} times")
-                elif start.generation > 1 and not count and self._must_hold(comparison.report, start):
+                elif start.generation > 1 and not count and self._must_hold(comparison, start):
                     self._findings.add(
                         FindingKind.TOPIC_MISSING, shard, f"announcement of generation {start.generation}"
                     )
 
-    def _must_hold(self, report: ShardReport, start: GenerationStart) -> bool:
+    def _must_hold(self, comparison: ShardComparison, start: GenerationStart) -> bool:
         """Returns whether the topic must hold the announcement: what it stands between is published and held.
 
         A generation that a later one superseded as a whole may never have been seen by a tailer.
         """
+        report, paused_at = comparison.report, comparison.paused_at
+        if paused_at is not None and paused_at < start.starts_at:
+            return False  # it waits with the cells of the generation
         hidden = any(
             later.generation > start.generation and later.starts_at <= start.starts_at
             for later in self._starts[report.shard]

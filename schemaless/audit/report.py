@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from schemaless.quantity import quantity
+
 if TYPE_CHECKING:
     from schemaless.audit.parked_audit import ParkedReport
     from schemaless.storage.refusal_table import Refused
@@ -98,7 +100,8 @@ class ShardReport:
 
     `held_from` is the first added_id that the topic still holds, None when it holds none. `not_held` counts the cells
     before it that a promise says were published. `superseded_by_generation` counts records of generations that a later
-    one has replaced (I13). `topic_end` is the highest added_id in the topic, also beyond the head.
+    one has replaced (I13). `topic_end` is the highest added_id in the topic, also beyond the head. `waiting` counts the
+    cells that nobody has published yet, because an operator paused tailing.
     """
 
     shard: int
@@ -108,6 +111,7 @@ class ShardReport:
     topic: int = 0
     matched: int = 0
     not_held: int = 0
+    waiting: int = 0
     superseded_by_generation: Counter[int] = field(default_factory=Counter)
     held_from: int | None = None
     topic_end: int = 0
@@ -139,17 +143,32 @@ class IndexReport:
 class ConsumerReport:
     """One consumer. `finished` counts the cells of all shards that its checkpoints have passed.
 
-    `parked` has what a trigger program set aside, None for an index.
+    `parked` has what a trigger program set aside, None for an index. `paused_until` has the command that ends its pause
+    while an operator has paused it: what it hasn't finished waits, and breaks no promise.
     """
 
     name: str
     cells: int
     finished: int
     parked: ParkedReport | None = None
+    paused_until: str | None = None
+
+    @property
+    def waits(self) -> str | None:
+        """Returns what waits while an operator has paused it."""
+        if self.paused_until is None:
+            return None
+        left = quantity(self.cells - self.finished, "cell")
+        return f"{self.name} is paused. As expected, that leaves {left} to work on, until `{self.paused_until}`"
 
     def document(self) -> dict[str, object]:
-        counted = {"name": self.name, "cells": self.cells, "finished": self.finished}
-        return counted if self.parked is None else {**counted, **self.parked.document()}
+        document = {
+            "name": self.name,
+            "cells": self.cells,
+            "finished": self.finished,
+            "paused": self.paused_until is not None,
+        }
+        return document if self.parked is None else {**document, **self.parked.document()}
 
 
 @dataclass(slots=True)
@@ -183,25 +202,29 @@ class AuditReport:
         """Facts that an operator should know, although no promise forbids them."""
         superseded = sum(shard.superseded for shard in self.shards)
         not_held = sum(shard.not_held for shard in self.shards)
+        oldest_s = self.oldest_buffered_s
         counts = {
-            f"{self.buffered} cells wait in buffers, the oldest for {self.oldest_buffered_s:.0f} s": self.buffered,
-            f"{self.conflicts} conflicts recorded": self.conflicts,
+            f"{quantity(self.buffered, 'cell')} in a buffer, the oldest for {oldest_s:.0f} s": self.buffered,
+            f"{quantity(self.conflicts, 'conflict')} recorded": self.conflicts,
             f"shards {list(self.ahead)[:_SHARDS_NAMED_MAX]} met a clock that was ahead": len(self.ahead),
-            f"{superseded} records of superseded generations: {self._superseded()}": superseded,
-            f"{not_held} cells are older than what the topic holds: {self._beginnings()}": not_held,
-            f"{self.seeks} times an operator said from where a shard is published": self.seeks,
-            f"{self.foreign_records} records in the topic are not ours": self.foreign_records,
+            f"{quantity(superseded, 'record')} of superseded generations: {self._superseded()}": superseded,
+            f"{quantity(not_held, 'cell')} from before what the topic holds: {self._beginnings()}": not_held,
+            f"{quantity(self.seeks, 'seek')}: an operator said from where a shard is published": self.seeks,
+            f"{quantity(self.foreign_records, 'foreign record')} in the topic": self.foreign_records,
         }
         refusals = [
-            f"the home {home} refuses {refused.cells} buffered cells, for {refused.oldest_s:.0f} s: {refused.reason}"
+            f"the home {home} refuses {quantity(refused.cells, 'buffered cell')}, for {refused.oldest_s:.0f} s:"
+            f" {refused.reason}"
             for home, refused in self.refused
         ]
+        waiting = quantity(sum(shard.waiting for shard in self.shards), "cell")
         waits = (
-            "tailing is paused, so it is expected that new cells are missing in the topic:"
-            f" they wait until `schemaless tailer resume {self.datastore}`"
+            f"tailing is paused. As expected, that leaves {waiting} to publish, until"
+            f" `schemaless tailer resume {self.datastore}`"
         )
         return (
             [waits] * self.is_paused
+            + [waits for consumer in self.consumers if (waits := consumer.waits) is not None]
             + [text for text, count in counts.items() if count]
             + [f"index {why}: not compared" for why in self.not_compared]
             + [why for one in self.consumers if one.parked and (why := one.parked.warning(self.datastore))]
@@ -215,7 +238,7 @@ class AuditReport:
             f"shard {shard.shard} {'has none left' if shard.held_from is None else f'begins at {shard.held_from}'}"
             for shard in cut[:_SHARDS_NAMED_MAX]
         ]
-        more = [f"{len(cut) - len(named)} more shards"] if len(cut) > len(named) else []
+        more = [quantity(len(cut) - len(named), "more shard")] if len(cut) > len(named) else []
         return ", ".join(named + more)
 
     def _superseded(self) -> str:
@@ -247,5 +270,5 @@ class AuditReport:
 
     def cells(self) -> dict[str, int]:
         """Returns the sums over the shards."""
-        names = ("head", "mysql", "topic", "matched", "not_held", "superseded")
+        names = ("head", "mysql", "topic", "matched", "not_held", "waiting", "superseded")
         return {name: sum(getattr(shard, name) for shard in self.shards) for name in names}

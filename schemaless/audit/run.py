@@ -96,11 +96,13 @@ class _DatastoreAudit:
         self._findings = findings
         self._ahead: list[int] = []
         self._foreign = self._seeks = 0
+        self._is_paused = False
         self._reports: dict[int, ShardReport] = {}
         self._starts: dict[int, Sequence[GenerationStart]] = {}
 
     def run(self, stall_s: float) -> AuditReport:
         storage, name = self._storage, self._datastore.name
+        self._is_paused = self._ask_whether_paused()
         self._fix_heads()
         patience = Patience(stall_s)
         for partition in range(self._datastore.partitions):
@@ -121,10 +123,9 @@ class _DatastoreAudit:
             for (datastore, home), refused in master.run(refusal_table.refused).items()
             if datastore == name
         ]
-        orders = [order for master in masters if (order := master.run(tailer_order_table.all_of).get(name)) is not None]
         return AuditReport(
             datastore=name,
-            is_paused=bool(orders) and max(orders, key=lambda order: order.changed_at).paused,
+            is_paused=self._is_paused,
             shards=list(self._reports.values()),
             indexes=indexes,
             not_compared=[f"{index.name} is {index.state}" for index in defined if index.state not in AUDITED],
@@ -139,6 +140,13 @@ class _DatastoreAudit:
             seeks=self._seeks,
             seconds=time.monotonic() - self._begun_at,
         )
+
+    def _ask_whether_paused(self) -> bool:
+        """Returns whether an operator has stopped tailing. The latest order of any master counts."""
+        masters = [self._storage.master(cluster) for cluster in self._storage.topology.clusters]
+        orders = [master.run(tailer_order_table.all_of).get(self._datastore.name) for master in masters]
+        given = [order for order in orders if order is not None]
+        return bool(given) and max(given, key=lambda order: order.changed_at).paused
 
     def _fix_heads(self) -> None:
         for shard in range(self._datastore.shards):
@@ -158,7 +166,8 @@ class _DatastoreAudit:
                 self._home(shard), datastore, report, starts[shard], findings, shards_beside=len(shards)
             )
             promise = Published(published.get(shard)) if cut else None
-            comparisons[shard] = ShardComparison(report, iter(stored), findings, promise)
+            paused_at = published.get(shard, 0) if self._is_paused else None
+            comparisons[shard] = ShardComparison(report, iter(stored), findings, promise, paused_at)
         one = PartitionAudit(datastore, partition, comparisons, starts, findings, cut=cut)
         read_partition(self._reader, datastore, partition, one, patience)
         self._audit_lost_offsets(partition, sum(self._reports[shard].not_held for shard in shards))

@@ -129,12 +129,20 @@ class ShardComparison:
 
     `published` is None for a partition that has its beginning: then the topic must hold every cell. `first_held_at` is
     when the partition's first record was created, in microseconds since the epoch, once it was read.
+
+    `paused_at` is given while an operator has paused tailing: up to there the shard was published, and the rest waits.
     """
 
     def __init__(
-        self, report: ShardReport, stored: Iterator[Fingerprint], findings: Findings, published: Published | None
+        self,
+        report: ShardReport,
+        stored: Iterator[Fingerprint],
+        findings: Findings,
+        published: Published | None,
+        paused_at: int | None = None,
     ) -> None:
         self.report = report
+        self.paused_at = paused_at
         self.first_held_at: int | None = None
         self._stored = stored
         self._findings = findings
@@ -145,9 +153,13 @@ class ShardComparison:
 
     @property
     def complete(self) -> bool:
-        """True if the topic has brought everything up to the head, or held it once and has nothing left."""
+        """True if the topic has brought everything up to the head, or held it once and has nothing left.
+
+        While tailing is paused, it brings nothing beyond what was published.
+        """
         once = self._published.until if self._published is not None and self._last == 0 else None
-        return max(self._last, once or 0) >= self.report.head
+        until = self.report.head if self.paused_at is None else min(self.report.head, self.paused_at)
+        return max(self._last, once or 0) >= until
 
     def take(self, record: Fingerprint) -> None:
         """Takes the shard's next record in the topic."""
@@ -173,9 +185,12 @@ class ShardComparison:
         self._advance()
 
     def finish(self) -> None:
-        """Ends the comparison: the cells that are left in MySQL are missing in the topic."""
-        self._skip_to(self.report.head + 1)
+        """Ends the comparison: the cells that are left in MySQL are missing in the topic, or wait for a resume."""
         report = self.report
+        self._skip_to((report.head if self.paused_at is None else min(report.head, self.paused_at)) + 1)
+        while self._next is not None:
+            report.waiting += 1
+            self._advance()
         if self._published is not None and self._published.until is None and report.head and report.held_from is None:
             detail = "nothing shows how much was published: the topic's beginning and the progress record are gone"
             self._found(FindingKind.PROGRESS_WRONG, detail)

@@ -52,7 +52,7 @@ def print_report(report: AuditReport) -> None:
     """Prints the compared counts as a table, with warnings and findings below."""
     console = Console()
     cells = report.cells()
-    in_topic = cells["head"] - cells["not_held"]
+    in_topic = cells["head"] - cells["not_held"] - cells["waiting"]
     lines = [
         ("cells in MySQL", cells["head"], cells["mysql"]),
         ("cells in Kafka", in_topic, cells["topic"]),
@@ -69,8 +69,10 @@ def print_report(report: AuditReport) -> None:
         ),
     ]
     table = Table("", "expected", "found", "", title=f"audit of {report.datastore}", title_justify="left")
+    waits = {f"cells finished by {consumer.name}" for consumer in report.consumers if consumer.waits}
     for name, expected, found in lines:
-        table.add_row(name, f"{expected:,}", f"{found:,}", "ok" if expected == found else "differs")
+        verdict = "ok" if expected == found else "waits" if name in waits else "differs"
+        table.add_row(name, f"{expected:,}", f"{found:,}", verdict)
     console.print(table)
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import uuid
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from schemaless.__main__ import app
 from schemaless.audit.index_audit import IndexAudit
-from schemaless.audit.report import FindingKind, Findings
+from schemaless.audit.report import FindingKind, Findings, Patience
 from schemaless.audit.run import audit
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
@@ -117,7 +118,8 @@ def test_a_whole_datastore_is_clean(audited, publish):
     publish()
     report = audited()
     assert (found(report), report.warnings, report.clean) == ([], [], True)
-    assert report.cells() == {"head": 12, "mysql": 12, "topic": 12, "matched": 12, "not_held": 0, "superseded": 0}
+    counts = {"head": 12, "mysql": 12, "topic": 12, "matched": 12, "not_held": 0, "waiting": 0, "superseded": 0}
+    assert report.cells() == counts
 
 
 def test_records_that_break_the_contract_are_named(audited, publish, stored, kafka, datastore):
@@ -136,7 +138,7 @@ def test_records_that_break_the_contract_are_named(audited, publish, stored, kaf
     assert details[0][1].endswith("wrong key, timestamp, header column")
     assert details[1][0] == FindingKind.TOPIC_EXTRA
     assert "not a cell record" in details[1][1]
-    assert report.warnings == ["1 records in the topic are not ours"]
+    assert report.warnings == ["1 foreign record in the topic"]
 
 
 def test_a_foreign_progress_record_is_named(audited, publish, kafka, datastore):
@@ -189,19 +191,81 @@ def test_why_a_program_is_behind_in_all_shards_is_said_once(audited, publish, st
     pause = ProgramPause(paused=True, reason=None, changed_at=1)
     masters[0].run(trigger_order_table.put_program, datastore.name, BILLING, pause)
     until = f"`schemaless triggers resume billing -d {datastore.name}`"
-    assert found(audited()) == [(BEHIND, -1, f"{BILLING} is behind in 2 shards: it is paused, until {until}")]
+    with no_waiting():
+        report = audited()
+    assert (report.clean, report.consumers[0].finished) == (True, 0)
+    assert report.warnings == [f"{BILLING} is paused. As expected, that leaves 12 cells to work on, until {until}"]
 
 
-def test_cells_that_wait_because_tailing_is_paused_are_told_so(audited, storage, datastore):
-    """They are missing in the topic, and the first line says why, and what ends it."""
-    for cluster in datastore.clusters:
-        storage.master(cluster).run(
-            tailer_order_table.put, datastore.name, TailerCommand(paused=True, seeks=0, changed_at=1)
-        )
+def test_a_shard_of_a_paused_program_that_stopped_is_a_finding(audited, publish, storage, datastore):
+    """A resume of the program isn't enough for it."""
+    publish()
+    for shard in (0, 1):
+        node = storage.master(datastore.home(shard))
+        node.run(checkpoint_table.make, datastore.name, BILLING, [Position(shard, 1, 0)])
+    stop = Move(BILLING, 0, Position(1, 1, 2), finished=2, stop_reason="why", counts=CellCounts(2))
+    storage.master("b").run(checkpoint_table.move, datastore.name, [stop])
+    pause = ProgramPause(paused=True, reason=None, changed_at=1)
+    storage.master("a").run(trigger_order_table.put_program, datastore.name, BILLING, pause)
+    assert found(audited()) == [(BEHIND, 1, f"{BILLING} has finished 2 of 6 on b, stopped: why")]
+
+
+@contextmanager
+def no_waiting():
+    """Fails an audit that waits for something."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Patience, "wait", lambda patience: pytest.fail("it waits"))
+        yield
+
+
+@pytest.fixture
+def pause_tailing(storage, datastore):
+    def run():
+        for cluster in datastore.clusters:
+            storage.master(cluster).run(
+                tailer_order_table.put, datastore.name, TailerCommand(paused=True, seeks=0, changed_at=1)
+            )
+
+    return run
+
+
+def test_cells_that_wait_because_tailing_is_paused_are_no_finding(audited, pause_tailing, datastore):
+    """Nothing was published yet. The audit says at once how much waits, that it is expected, and what ends it."""
+    pause_tailing()
+    with no_waiting():
+        report = audited()
+    assert (report.clean, report.cells()["waiting"], report.cells()["topic"]) == (True, 12, 0)
+    (warning,) = report.warnings
+    resume = f"`schemaless tailer resume {datastore.name}`"
+    assert warning == f"tailing is paused. As expected, that leaves 12 cells to publish, until {resume}"
+
+
+def test_while_tailing_is_paused_only_what_comes_after_the_progress_waits(
+    audited, publish, pause_tailing, storage, datastore
+):
+    """A cell that was published and is missing is a finding, and so is one that differs."""
+    publish(lambda cells: [cell for cell in cells if cell.added_id != 2])
+    put(storage, datastore, [new_cell(datastore, {"n": 7}, 0)])
+    pause_tailing()
+    with no_waiting():
+        report = audited()
+    assert found(report) == [(UNPUBLISHED, 0, "cell 2")]
+    assert report.cells()["waiting"] == 1
+
+
+def test_an_audit_waits_for_what_was_published_before_the_pause(
+    audited, publish, pause_tailing, storage, kafka, datastore
+):
+    """A tailer that doesn't know of the pause yet publishes more. That is compared, and nothing of it is missing."""
+    publish()
+    put(storage, datastore, [new_cell(datastore, {"n": 7}, 1)])
+    pause_tailing()
+    log = PartitionLog(kafka, datastore, 0, transaction_timeout_s=20)
+    log.open()
+    log.publish(storage.master("b").run(shard_log.read, datastore, [LogRange(1, 6, 100)], 1 << 20)[0])
+    log.close()
     report = audited()
-    assert not report.clean
-    assert report.warnings[0].startswith("tailing is paused, so it is expected that new cells are missing in the topic")
-    assert f"schemaless tailer resume {datastore.name}" in report.warnings[0]
+    assert (report.clean, report.cells()["matched"], report.cells()["waiting"]) == (True, 13, 0)
 
 
 def test_buffered_cells_are_a_warning(audited, publish, storage, datastore):
@@ -213,7 +277,7 @@ def test_buffered_cells_are_a_warning(audited, publish, storage, datastore):
     report = audited()
     assert report.clean
     (warning,) = report.warnings
-    assert re.fullmatch("1 cells wait in buffers, the oldest for [0-9] s", warning)
+    assert re.fullmatch("1 cell in a buffer, the oldest for [0-9] s", warning)
 
 
 def test_a_cell_that_its_home_refuses_is_a_warning_with_the_error(audited, publish, storage, datastore):
@@ -229,7 +293,7 @@ def test_a_cell_that_its_home_refuses_is_a_warning_with_the_error(audited, publi
     report = audited()
     assert report.clean
     assert re.fullmatch(
-        "the home a refuses 1 buffered cells, for [0-9]+ s: a-master: the table is gone", report.warnings[1]
+        "the home a refuses 1 buffered cell, for [0-9]+ s: a-master: the table is gone", report.warnings[1]
     )
     here.run(refusal_table.clear, [seen.buffer_id])
 

@@ -1,0 +1,15 @@
+"""Quantities in sentences for people: a number with its noun in the singular or the plural."""
+
+from __future__ import annotations
+
+
+def quantity(count: int, noun: str) -> str:
+    """Returns a count and its noun: "1 cell", "0 cells", "12 cells"; "1 entry", "2 entries"; "1 copy", "1 index"."""
+    return f"{count} {noun if count == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Returns the plural of a noun of ours. Of several words the last one changes."""
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
