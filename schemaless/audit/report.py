@@ -224,7 +224,7 @@ class AuditReport:
         )
         return (
             [waits] * self.is_paused
-            + [waits for consumer in self.consumers if (waits := consumer.waits) is not None]
+            + [consumer.waits for consumer in self.consumers if consumer.waits is not None]
             + [text for text, count in counts.items() if count]
             + [f"index {why}: not compared" for why in self.not_compared]
             + [why for one in self.consumers if one.parked and (why := one.parked.warning(self.datastore))]
