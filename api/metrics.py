@@ -206,6 +206,11 @@ class _TriggerCollector(Collector):
         tripped = GaugeMetricFamily(
             "schemaless_api_trigger_tripped_workers", "Processes whose breaker is open.", labels=labels
         )
+        failing = GaugeMetricFamily(
+            "schemaless_api_trigger_failing_cells",
+            "Cells whose last call failed, and that wait for the next.",
+            labels=labels,
+        )
         paused = GaugeMetricFamily(
             "schemaless_api_trigger_paused", "1 while a program is paused as a whole.", labels=labels
         )
@@ -217,8 +222,9 @@ class _TriggerCollector(Collector):
             oldest.add_metric([datastore, program], 0 if parked_at is None else max(0, now_us - parked_at) / 1e6)
             workers.add_metric([datastore, program], sample.workers)
             tripped.add_metric([datastore, program], sample.tripped)
+            failing.add_metric([datastore, program], sample.failing)
             paused.add_metric([datastore, program], float(sample.summary.pause.paused))
-        return (cells, oldest, workers, tripped, paused)
+        return (cells, oldest, workers, tripped, failing, paused)
 
 
 class _ProblemCollector(Collector):

@@ -171,6 +171,23 @@ tests:
             value: 1
           - labels: '{{alertname="SchemalessIndexMinionFaults", index="there", node="m", kind="missing"}}'
             value: 1
+  - name: a cell fails, which two API processes report. Another program fails because its breaker is open
+    interval: 15s
+    input_series:
+      - series: 'schemaless_api_trigger_failing_cells{{datastore="trips", program="billing", instance="a"}}'
+        values: '0x2 2x17'
+      - series: 'schemaless_api_trigger_failing_cells{{datastore="trips", program="billing", instance="b"}}'
+        values: '0x3 2x16'
+      - {{series: 'schemaless_api_trigger_failing_cells{{datastore="trips", program="down"}}', values: '9x20'}}
+      - {{series: 'schemaless_api_trigger_failing_cells{{datastore="trips", program="well"}}', values: '0x20'}}
+      - {{series: 'schemaless_api_trigger_tripped_workers{{datastore="trips", program="billing"}}', values: '0x20'}}
+      - {{series: 'schemaless_api_trigger_tripped_workers{{datastore="trips", program="down"}}', values: '1x20'}}
+    promql_expr_test:
+      - expr: sum by (alertname, program) (ALERTS{{alertstate="firing", program!=""}})
+        eval_time: 3m
+        exp_samples:
+          - labels: '{{alertname="SchemalessCellsFail", program="billing"}}'
+            value: 1
   - name: one of two tailers is dead, the cleaner's address is unknown since it was stopped, and the rest runs
     interval: 15s
     input_series:
@@ -192,7 +209,7 @@ tests:
 
 
 def test_what_the_rules_name_is_an_alert_and_nothing_else(tmp_path):
-    """Partitions that nobody has, faults of indexes, services without a process; where promtool is."""
+    """Partitions that nobody has, faults of indexes, failing cells, services without a process; where promtool is."""
     promtool = shutil.which("promtool")
     if promtool is None:
         return
