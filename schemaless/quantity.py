@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def quantity(count: int, noun: str) -> str:
-    """Returns a count and its noun: "1 cell", "0 cells", "12 cells"; "1 entry", "2 entries"; "1 copy", "1 index"."""
+    """Returns a count and its noun, as "1 cell", "0 cells", "2 entries" or "3 indexes"."""
     return f"{count} {noun if count == 1 else plural(noun)}"
 
 
