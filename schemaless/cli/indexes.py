@@ -15,7 +15,7 @@ from rich.progress import Progress
 from schemaless.cli.index_checks import MAKE_MINION_ANEW, job, repair, verify
 from schemaless.cli.output import add_group, print_error, print_json, print_table
 from schemaless.cli.targets import api_command
-from schemaless.client.answers import awaited_version, is_ready
+from schemaless.client.answers import EntriesPage, awaited_version, is_ready
 from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
 from schemaless.errors import Invalid, Malformed, NotFound, NotReady, StateConflict
@@ -226,15 +226,9 @@ def query(
     """Query an index, and print its entries as a table or as JSON."""
     page = client.index(parse_index_name(name)).query(**_parse_terms(terms))
     if as_json:
-        entries = [{"row_key": str(entry.row_key), "fields": entry.fields} for entry in page]
-        freshness = msgspec.to_builtins(page.freshness)
-        shown = {"entries": entries, "cursor": page.cursor, "version": page.version, "freshness": freshness}
-        print_json({**shown, "explain": page.explain} if page.explain else shown)
-        return
-    fields = list(page.entries[0].fields) if page.entries else []
-    print_table(("row key", *fields), [(entry.row_key, *map(entry.fields.get, fields)) for entry in page])
-    if page.cursor is not None:
-        print(f"more: cursor={page.cursor}")
+        print_json(_page_view(page))
+    else:
+        _print_page(page)
 
 
 @api_command
@@ -256,6 +250,49 @@ def problems(
     print(f"{page['count']} values don't fit")
     if page["cursor"] is not None:
         print(f"more: --cursor {page['cursor']}")
+
+
+_OF_PAGE = ("dropped", "damaged", "unreadable", "overlay", "waited", "explain")
+"""Members of a page that are shown where they say something."""
+
+
+def _page_view(page: EntriesPage) -> dict[str, Any]:
+    """Returns a page of entries as JSON, with all that it says."""
+    told: dict[str, Any] = msgspec.to_builtins(page)
+    for entry in told["entries"]:
+        for name in [name for name in ("cells", "element") if entry[name] in ({}, None)]:
+            del entry[name]
+    return {name: value for name, value in told.items() if name not in _OF_PAGE or value not in (0, None, [])}
+
+
+def _print_page(page: EntriesPage) -> None:
+    """Prints a page of entries as a table, with what was left out of it and why."""
+    first = page.entries[0] if page.entries else None
+    fields, included = (list(first.fields), list(first.cells)) if first else ([], [])
+    elements = ["element"] if first and first.element is not None else []
+    rows = [
+        (
+            entry.row_key,
+            *([entry.element] if elements else []),
+            *map(entry.fields.get, fields),
+            *(cell and _json(cell.body) for cell in map(entry.cells.get, included)),
+        )
+        for entry in page
+    ]
+    print_table(("row key", *elements, *fields, *included), rows)
+    if page.dropped:
+        print(f"{page.dropped} entries left out: the newest cells of their rows make others")
+    for row_key in page.damaged:
+        print(f"row {row_key} left out: an entry of it is damaged. It is compared and repaired soon on its master")
+    for cell in page.unreadable:
+        where = f"{cell['column_name']} {cell['ref_key']}"
+        print(f"row {cell['row_key']} left out: its cell {where} can't be read: {cell['reason']}")
+    if page.cursor is not None:
+        print(f"more: cursor={page.cursor}")
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _parse_terms(terms: list[str]) -> dict[str, str | list[str]]:

@@ -1,7 +1,14 @@
 """Terms of `schemaless index query` become those of the Python client. An index is shown once, with its versions."""
 
-import pytest
+import json
 
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from schemaless import Client
+from schemaless.__main__ import app
+from schemaless.cli import targets
 from schemaless.cli.indexes import _parse_terms, _print_index
 from schemaless.errors import Invalid
 
@@ -46,3 +53,69 @@ def test_an_index_whose_only_version_is_deleted_is_shown_once(capsys):
         "  deleting deleting: version 1",
         "    bring b back",
     ]
+
+
+ROW, OTHER = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11", "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a12"
+CELL = {
+    "row_key": ROW,
+    "column_name": "BASE",
+    "ref_key": 3,
+    "body": {"city": "x"},
+    "shard": 7,
+    "generation": 1,
+    "added_id": 42,
+    "created_at": "2026-01-31T00:00:00.000001Z",
+}
+UNREADABLE = {"row_key": OTHER, "column_name": "STATUS", "ref_key": 9, "reason": "a stored body can't be decoded"}
+FRESHNESS = {"behind_cells": 0, "behind_seconds": 0.0, "complete_until": "2026-01-31T00:00:00.000001Z"}
+PAGE = {
+    "entries": [{"row_key": ROW, "fields": {"city": "x"}, "cells": {"BASE": CELL, "STATUS": None}, "element": 2}],
+    "cursor": "more",
+    "version": 3,
+    "freshness": FRESHNESS,
+}
+
+
+@pytest.fixture
+def query(monkeypatch):
+    """Runs `schemaless index query` on an API that answers a page, and gives what it printed."""
+
+    def run(page, *arguments):
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, json=page))
+        client = Client(["http://api"], datastore="mezzanine", transport=transport)
+        monkeypatch.setattr(targets, "open_client", lambda hosts, name: client)
+        done = CliRunner().invoke(app, ["index", "query", "by_city", "city=x", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run
+
+
+LEFT_OUT = {
+    "dropped": 4,
+    "damaged": [OTHER],
+    "unreadable": [UNREADABLE],
+    "overlay": {"cells": 5},
+    "waited": 1.5,
+    "explain": [{"cluster": "a", "sql": "SELECT 1", "rows_read": 1}],
+}
+
+
+@pytest.mark.parametrize("left_out", [{}, LEFT_OUT])
+def test_json_of_a_query_has_what_the_api_says(query, left_out):
+    """Nothing of an answer is lost: what is left out and why, the cells of `include`, the number of an element."""
+    assert json.loads(query(PAGE | left_out, "--json")) == PAGE | left_out
+    plain = PAGE | {"entries": [{"row_key": ROW, "fields": {"city": "x"}}], "cursor": None}
+    assert json.loads(query(plain, "--json")) == plain
+
+
+def test_the_table_of_a_query_names_what_is_left_out(query):
+    """Each row with a damaged entry, and each cell that can't be decoded. Cells of `include` have columns."""
+    shown = query(PAGE | LEFT_OUT)
+    for column in ("element", "city", "BASE", "STATUS", '{"city":"x"}'):
+        assert column in shown
+    assert "4 entries left out" in shown
+    assert f"row {OTHER} left out: an entry of it is damaged" in shown
+    assert f"row {OTHER} left out: its cell STATUS 9 can't be read: a stored body can't be decoded" in shown
+    assert "left out" not in query(PAGE)
+    assert "left out: its cell" in query({**PAGE, "entries": [], "unreadable": [UNREADABLE]})
