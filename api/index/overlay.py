@@ -8,16 +8,18 @@ the node is read last, without these rows: the index may have written any of the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from api.http.budget import Steps
 from api.index.evaluation import page_of
 from api.index.query import IndexQuery
+from api.index.search import unreadable_view
 from api.read.reader import Reader, Served
 from schemaless.cell import ColumnName, RowKey, StoredCell
 from schemaless.codec import Body, decode_packed, inflate_body
-from schemaless.errors import LocationGone, Unavailable
+from schemaless.errors import Corrupt, LocationGone, Unavailable
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.entry import entries_for
 from schemaless.location import Location, ShardLocation, is_lag, verify_location
@@ -55,13 +57,15 @@ class Unevaluated(Unavailable):
 class Overlay(msgspec.Struct, frozen=True):
     """`page` has the entries of the rows as of the shard's head, as far as the query asks for them.
 
-    `cells` counts what the index lacked. `newest` has the source cells of the rows on the page.
+    `cells` counts what the index lacked. `newest` has the source cells of the rows on the page. `unreadable` has cells
+    that can't be decoded, as an answer names them. Their rows are in `row_keys` and not on the page.
     """
 
     cells: int
     row_keys: list[RowKey]
     page: NodePage
     newest: Cells
+    unreadable: Mapping[tuple[RowKey, ColumnName], dict[str, Any]] = {}
 
     def with_newest(self, cells: Cells) -> Cells:
         """Returns cells that another node read, each at least as new as the one that this overlay was made of."""
@@ -108,12 +112,12 @@ class Overlays:
             )
             if len(changes.row_keys) * len(query.places) > EXCLUDED_MAX:
                 raise Unevaluated(f"{len(changes.row_keys)} rows changed, with {len(query.places)} values to look for")
-            entries = await _entries(definition, cells)
+            entries, unreadable = await _entries(definition, cells)
             page = page_of(definition, [value for _, value in query.places], query.selection, entries)
             shown = {found.row_key for found in page.entries}
             newest = {(cell.row_key, cell.column_name): cell for cell in cells if cell.row_key in shown}
             lacked = changes.head.added_id - reached[0].added_id
-            return Overlay(lacked, list(changes.row_keys), page, newest), served
+            return Overlay(lacked, list(changes.row_keys), page, newest, unreadable), served
         finally:
             self._under_way -= 1
 
@@ -156,8 +160,14 @@ def verify_evaluable(changes: Changes, wanted: Location, reached: tuple[Location
         raise Unevaluated(f"it lacks {head.added_id - lowest.added_id} cells, and {CELLS_MAX} are evaluated at most")
 
 
-async def _entries(definition: IndexDefinition, cells: list[StoredCell]) -> list[FoundEntry]:
-    """Evaluates the rows of these cells. Raises Unevaluated."""
+async def _entries(
+    definition: IndexDefinition, cells: list[StoredCell]
+) -> tuple[list[FoundEntry], dict[tuple[RowKey, ColumnName], dict[str, Any]]]:
+    """Evaluates the rows of these cells. Returns their entries, and the cells that cost their rows: they can't be
+    decoded.
+
+    Raises Unevaluated.
+    """
     rows: dict[RowKey, list[StoredCell]] = {}
     for cell in cells:
         rows.setdefault(cell.row_key, []).append(cell)
@@ -165,19 +175,26 @@ async def _entries(definition: IndexDefinition, cells: list[StoredCell]) -> list
     left = BYTES_MAX
     evaluated = 0
     entries: list[FoundEntry] = []
+    unreadable: dict[tuple[RowKey, ColumnName], dict[str, Any]] = {}
     for row_key, columns in rows.items():
         bodies: dict[ColumnName, Body] = {}
         for cell in columns:
-            packed = inflate_body(cell.body)
-            left -= len(packed)
-            if left < 0:
-                raise Unevaluated(f"{len(rows)} rows changed, with more than {BYTES_MAX} bytes of cells")
-            bodies[cell.column_name] = decode_packed(packed)
+            try:
+                packed = inflate_body(cell.body)
+                left -= len(packed)
+                if left < 0:
+                    raise Unevaluated(f"{len(rows)} rows changed, with more than {BYTES_MAX} bytes of cells")
+                bodies[cell.column_name] = decode_packed(packed)
+            except Corrupt as error:
+                unreadable[row_key, cell.column_name] = unreadable_view(cell, error)
+                continue
             await steps.after(len(packed))
+        if len(bodies) < len(columns):
+            continue
         made = entries_for(definition, bodies)
         entries += [FoundEntry(row_key, entry, element) for element, entry in enumerate(made) if entry is not None]
         evaluated += len(made)
         if evaluated > ENTRIES_MAX:
             raise Unevaluated(f"{len(rows)} rows changed, with more than {ENTRIES_MAX} elements")
         await steps.after(len(made) * _ENTRY_WORK_BYTES)
-    return entries
+    return entries, unreadable

@@ -223,6 +223,16 @@ async def current_entries(
     return current
 
 
+def unreadable_view(cell: StoredCell, error: Corrupt) -> dict[str, Any]:
+    """Shows a cell that can't be decoded, as an answer names it."""
+    return {
+        "row_key": row_key_text(cell.row_key),
+        "column_name": cell.column_name,
+        "ref_key": cell.ref_key,
+        "reason": str(error),
+    }
+
+
 async def unreadable_cells(
     cells: Iterable[StoredCell | None], bytes_max: int
 ) -> dict[tuple[RowKey, ColumnName], dict[str, Any]]:
@@ -239,12 +249,7 @@ async def unreadable_cells(
             packed = inflate_body(cell.body)
             decode_packed(packed)
         except Corrupt as error:
-            found[cell.row_key, cell.column_name] = {
-                "row_key": row_key_text(cell.row_key),
-                "column_name": cell.column_name,
-                "ref_key": cell.ref_key,
-                "reason": str(error),
-            }
+            found[cell.row_key, cell.column_name] = unreadable_view(cell, error)
             continue
         left -= len(packed)
         if left < 0:

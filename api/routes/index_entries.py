@@ -142,9 +142,9 @@ class _Answer:
         served = served_together([*(each for _, each in answers.values()), *found.overlay_served])
         pages = [answer.page for answer, _ in answers.values()]
         page = merged(definition, query, pages if overlay is None else [*pages, overlay.page])
-        entries: Sequence[FoundEntry] = page.entries
-        shown = entries
+        shown = entries = page.entries
         document: dict[str, Any] = {"entries": [], "cursor": page.cursor, "version": self._index.number}
+        unreadable = {} if overlay is None else dict(overlay.unreadable)
         columns = query.include + tuple(sorted(definition.columns - set(query.include))) * query.verify
         if columns and shown:
             cells, cells_served = await self._cells(shown, columns)
@@ -154,13 +154,11 @@ class _Answer:
             try:
                 shown, document["entries"] = await self._with_cells(entries, cells, form)
             except Corrupt:
-                unreadable = await unreadable_cells(cells.values(), self._state.settings.response_bytes_max)
-                document["unreadable"] = list(unreadable.values())
-                lost = {row_key for row_key, _ in unreadable}
-                entries = [entry for entry in entries if entry.row_key not in lost]
+                entries = await self._readable(entries, cells, unreadable)
                 shown, document["entries"] = await self._with_cells(entries, cells, form)
         else:
             document["entries"] = [entry_view(definition, query, entry) for entry in shown]
+        document |= {"unreadable": list(unreadable.values())} if unreadable else {}
         wrong = list(dict.fromkeys(row_key for each in pages for row_key in each.damaged))
         if wrong:
             document["damaged"] = [row_key_text(row_key) for row_key in wrong]
@@ -203,6 +201,14 @@ class _Answer:
             cells=len(wanted),
         )
         return {(one.row_key, one.column_name): cell for one, cell in zip(wanted, cells, strict=True)}, served
+
+    async def _readable(
+        self, entries: Sequence[FoundEntry], cells: Cells, unreadable: dict[tuple[RowKey, ColumnName], dict[str, Any]]
+    ) -> list[FoundEntry]:
+        """Returns the entries of rows whose cells can all be decoded. Adds the other cells to `unreadable`."""
+        unreadable |= await unreadable_cells(cells.values(), self._state.settings.response_bytes_max)
+        lost = {row_key for row_key, _ in unreadable}
+        return [entry for entry in entries if entry.row_key not in lost]
 
     async def _with_cells(
         self, entries: Sequence[FoundEntry], cells: Cells, form: Format

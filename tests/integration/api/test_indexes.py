@@ -32,7 +32,7 @@ from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.worker_table import WaitingShard, WorkerReport
-from tests.integration.api.api_harness import assert_problem
+from tests.integration.api.api_harness import assert_problem, row_in
 from tests.log_harness import run_sql, until
 
 pytestmark = pytest.mark.storage
@@ -256,6 +256,29 @@ async def test_a_cell_that_cant_be_decoded_costs_its_own_row_only(call, by_hand,
     assert answer.json().get("dropped") == (1 if "verify" in asked else None)
     whole = ask(call)
     assert (days(whole), "unreadable" in whole.json()) == ([1, 2, 3, 4], False)
+
+
+@pytest.mark.parametrize("asked", [{}, {"verify": "true", "include": "BASE"}])
+async def test_a_cell_that_cant_be_decoded_costs_its_own_row_only_also_before_the_index_has_it(
+    call, by_hand, storage, datastore, asked
+):
+    """`after` evaluates what the index lacks. The damaged row is named and left out, with its entry that is older."""
+    row = row_in(datastore, 1)
+    trip(call, DRIVERS[0], 1, row=row)
+    make(call)
+    await by_hand.index_all()
+    trip(call, DRIVERS[0], 2, row=row, ref_key=2)
+    run_sql(
+        storage.master(datastore.home(1)),
+        f"UPDATE {datastore.database(1)}.entity SET body = 'no body' WHERE row_key = x'{row.hex}' AND ref_key = 2",
+    )
+    location = trip(call, DRIVERS[0], 3, row=row_in(datastore, 1))["location"]
+    answer = ask(call, after=location, **asked)
+    assert (days(answer), answer.json()["overlay"]) == ([3], {"cells": 2})
+    (told,) = answer.json()["unreadable"]
+    assert told.pop("reason").startswith("a stored body can't be decoded")
+    assert told == {"row_key": str(row), "column_name": "BASE", "ref_key": 2}
+    assert answer.json().get("dropped", 0) == 0
 
 
 async def test_what_a_query_finds_wrong_is_repaired(call, by_hand, storage, datastore):
