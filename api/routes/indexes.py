@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -49,6 +49,7 @@ from schemaless.index.versions import IndexVersions, NamedIndex, VersionRole
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexState
 from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.worker_table import WorkerRow
 from schemaless.topology import Datastore
 
 DEFINITION_BYTES_MAX = 64 << 10
@@ -314,8 +315,10 @@ async def _view(
     `problems` are None if a cluster doesn't answer. `lags`: how far each version is behind, too.
     """
     waits = f"bring {', '.join(known.away)} back: it goes on by itself then" if known.away else idle
+    state = request.state
+    workers = await read_workers(state.storage, datastore, state.settings.status_timeout_s) if lags else None
     views = await asyncio.gather(
-        *(_version_view(request, datastore, named, index, waits, problems, lags) for index in named.versions)
+        *(_version_view(request, datastore, named, index, waits, problems, workers) for index in named.versions)
     )
     answering = views[named.versions.index(named.answering)]
     own = {name: value for name, value in answering.items() if name not in ("role", "kept_until", "switch")}
@@ -329,9 +332,9 @@ async def _version_view(
     index: DefinedIndex,
     waits: str | None,
     problems: Mapping[IndexVersion, int] | None,
-    lags: bool,
+    workers: Sequence[WorkerRow] | None,
 ) -> dict[str, Any]:
-    """Shows one version, with `lags` how far it is behind, too. `waits`: what builds and removals wait for."""
+    """Shows one version, with `workers` how far it is behind, too. `waits`: what builds and removals wait for."""
     until = named.kept_until(index)
     version = IndexVersion(datastore.name, index.name, index.number)
     view = {
@@ -347,11 +350,10 @@ async def _version_view(
         "kept_until": None if until is None else created_at_text(until),
         "definition": index.definition.document(),
     }
-    if lags and index.has_tables and index.state is not IndexState.BUILDING:
+    if workers is not None and index.has_tables and index.state is not IndexState.BUILDING:
         timeout_s = request.state.settings.status_timeout_s
         shards, unheard = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
         view["lag"] = None if unheard.clusters else in_all(shards).lag
-        workers = await read_workers(request.state.storage, datastore, timeout_s)
         view["waiting_shards"] = waiting_shards(workers, index.definition.consumer)
         if named.role(index) is VersionRole.KEPT:
             counts = await kept_writes(request.state.storage, datastore, timeout_s)
