@@ -155,7 +155,7 @@ class IndexCleaner:
             faults = [fault for found in page.faults.values() for fault in found]
             self._tell(definition, faults, counts.faults)
             self._tell_unreadable(definition, page)
-            counts.take(page.rows, sum(page.entries.values()), page.unsettled + len(page.unreadable), faults)
+            counts.take(page.rows, sum(page.entries.values()), len({*page.unsettled, *page.unreadable}), faults)
             if faults:
                 repaired = await inspector.repair(faults)
                 counts.repaired += repaired.written

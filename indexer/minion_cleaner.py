@@ -88,7 +88,7 @@ class MinionCleaner(IndexCleaner):
                 faults = await self._confirmed(inspector, minions, faults, (after, page.last))
             for name, found in faults.items():
                 self._tell(inspector.definition, found, counts[name].faults, node=name)
-                counts[name].take(page.rows, page.entries[name], page.unsettled + len(page.unreadable), found)
+                counts[name].take(page.rows, page.entries[name], len({*page.unsettled, *page.unreadable}), found)
             await self._wait(page, times=_COMPARED_AGAIN if differs else 1)
             after = page.last
         home = self._storage.master(self._datastore.home(number))

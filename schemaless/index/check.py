@@ -25,7 +25,7 @@ from schemaless.index.comparison import (
 )
 from schemaless.index.definition import IndexDefinition
 from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, SweptPage, is_everything, one_row, range_of, sweep
+from schemaless.index.sweep import SweepSelection, SweptPage, one_row, range_of, sweep, whole_ranges
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
@@ -43,9 +43,15 @@ class CheckedNodes(msgspec.Struct):
     counts: FaultCounts
     faults: list[dict[str, Any]]
 
-    def add(self, definition: IndexDefinition, page: SweptPage) -> None:
+    def add(self, definition: IndexDefinition, page: SweptPage, unjudged: set[RowKey]) -> None:
+        """Adds a page. `unjudged` has rows of the same nodes that weren't judged in other pages, and gets those of it.
+
+        A row that is looked at in both directions, and in several shards, counts as unsettled once.
+        """
         found = [fault for faults in page.faults.values() for fault in faults]
-        self.counts.take(page.rows, page.entries, page.unsettled + len(page.unreadable), found)
+        here = {*page.unsettled, *page.unreadable} - unjudged
+        self.counts.take(page.rows, page.entries, len(here), found)
+        unjudged.update(here)
         for node, faults in page.faults.items():
             room = max(0, FAULTS_MAX - len(self.faults))
             self.faults += [fault_document(definition, node, fault) for fault in faults[:room]]
@@ -138,10 +144,11 @@ async def check_index(
     async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> list[RowKey]:
         """Returns the first rows that differ."""
         here, differing = {node.node.cluster for node in nodes}, dict[RowKey, None]()
+        unjudged = set[RowKey]()
         for selection in selections:
             of_entries = [shard for shard in selection.of_entries if datastore.home(shard) in here]
             async for page in sweep(inspector, nodes, msgspec.structs.replace(selection, of_entries=of_entries)):
-                checked.add(inspector.definition, page)
+                checked.add(inspector.definition, page, unjudged)
                 for row_key, why in page.unreadable.items():
                     if len(check.unreadable) < UNREADABLE_NAMED_MAX:
                         check.unreadable[row_key_text(row_key)] = why
@@ -161,8 +168,9 @@ async def check_index(
         try:
             since = await _clocks(storage, datastore)
             differing = await over([minion], Role.MINION, check.minions)
-            judged_all = is_everything(datastore, selections) and check.minions.counts.unsettled == unsettled
-            await _note(storage, inspector, minion, differing, since if judged_all else {})
+            judged_all = check.minions.counts.unsettled == unsettled
+            judged = whole_ranges(datastore, selections) if judged_all else []
+            await _note(storage, inspector, minion, differing, judged, since)
         except (StorageUnavailable, NotReady) as error:
             check.unreached[minion.node.name] = str(error)
     return check
@@ -178,17 +186,19 @@ async def _note(
     inspector: IndexInspector,
     minion: AsyncNode,
     row_keys: Sequence[RowKey],
-    judged_since: Mapping[str, Time],
+    judged: Sequence[int],
+    since: Mapping[str, Time],
 ) -> None:
     """Notes in which ranges a minion differs, if it still does when it had time to follow its master (C17).
 
-    What the masters have as well is their fault. Without such rows a minion is noted as clean on the masters that have
-    a time in `judged_since`: since then, by their clocks, all its rows were judged. Raises StorageUnavailable and
-    NotReady.
+    What the masters have as well is their fault. Without such rows a minion is noted as clean in the ranges that were
+    judged: all their rows were, `since` a time by the clock of each master. Raises StorageUnavailable and NotReady.
     """
     if not row_keys:
-        for cluster, since in judged_since.items():
-            await storage.master(cluster).run(index_pass_table.note_clean, inspector.version, minion.node.name, since)
+        for cluster, time_there in since.items() if judged else ():
+            await storage.master(cluster).run(
+                index_pass_table.note_clean, inspector.version, minion.node.name, judged, time_there
+            )
         return
     await asyncio.sleep(REPLICATED_AFTER_S)
     datastore, name = inspector.datastore, minion.node.name

@@ -67,7 +67,7 @@ class InspectedRows(msgspec.Struct):
 
     rows: int
     faults: dict[str, list[EntryFault]]
-    unsettled: int
+    unsettled: Sequence[RowKey]
     unreadable: Unreadable
     last: RowKey | None
 
@@ -77,7 +77,7 @@ class InspectedEntries(msgspec.Struct):
 
     entries: int
     faults: list[EntryFault]
-    unsettled: int
+    unsettled: Sequence[RowKey]
     unreadable: Unreadable
     last: EntryKey | None
 
@@ -88,7 +88,7 @@ class InspectedSpan(msgspec.Struct):
     rows: int
     entries: dict[str, int]
     faults: dict[str, list[EntryFault]]
-    unsettled: int
+    unsettled: Sequence[RowKey]
     unreadable: Unreadable
     last: RowKey
 
@@ -122,7 +122,7 @@ class IndexInspector:
         )
         row_keys: Sequence[RowKey] = [row_key for row_key in found if row_key <= last]
         is_last = len(found) < self.page_rows or len(row_keys) < len(found)
-        page = InspectedRows(0, {node.node.name: [] for node in nodes}, 0, {}, None)
+        page = InspectedRows(0, {node.node.name: [] for node in nodes}, (), {}, None)
         for look in range(_LOOKS_MAX):
             if look:
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -134,7 +134,7 @@ class IndexInspector:
                 row_keys = row_keys[:read]
             # A row may have more entries when it is looked at again, and then fewer rows fit a page.
             row_keys = [*unsettled, *row_keys[read:]]
-            page.unsettled = len(row_keys)
+            page.unsettled = row_keys
             if not row_keys:
                 break
         return page
@@ -150,13 +150,13 @@ class IndexInspector:
         found = await node.run(
             index_inspection.live_page, self.datastore, self.definition, shard, after, last, self.page_rows
         )
-        page = InspectedEntries(len(found), [], 0, {}, None)
+        page = InspectedEntries(len(found), [], (), {}, None)
         if len(found) == self.page_rows:
             _, row_key, element = max(found)
             page.last = row_key, element
         for _ in range(_LOOKS_MAX):
             again = await self._compare_entries(page, reached, found)
-            page.unsettled = len(again)
+            page.unsettled = again
             if not again:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -205,7 +205,7 @@ class IndexInspector:
         if last == after:  # one row has more entries of one shard than that
             row_key = row_after(after)
             return msgspec.structs.replace(await self.of_rows(nodes, [row_key]), last=row_key)
-        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, 0, {}, last)
+        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, (), {}, last)
         expected: dict[EntryPlace, IndexEntry] = {}
         async for made in self.cells.of_cells(cell for part in cells for cell in part.cells if cell.row_key <= last):
             page.rows += len(made.rows)
@@ -218,7 +218,7 @@ class IndexInspector:
 
     async def of_rows(self, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]) -> InspectedSpan:
         """Compares some rows with all their entries, in both directions. Raises what `span` does."""
-        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, 0, {}, LAST_ROW)
+        page = InspectedSpan(0, {}, {node.node.name: [] for node in nodes}, (), {}, LAST_ROW)
         page.rows, page.entries, unsettled = await self._look(page, nodes, row_keys)
         await self._settle(page, nodes, unsettled)
         return page
@@ -230,7 +230,7 @@ class IndexInspector:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
             _, _, unsettled = await self._look(page, nodes, unsettled)
-        page.unsettled = len(unsettled)
+        page.unsettled = unsettled
 
     async def _look(
         self, page: InspectedSpan, nodes: Sequence[AsyncNode], row_keys: Sequence[RowKey]

@@ -39,16 +39,6 @@ class SweepSelection(msgspec.Struct, frozen=True):
         return len(self.of_rows) + len(self.of_entries)
 
 
-def is_everything(datastore: Datastore, selections: Sequence[SweepSelection]) -> bool:
-    """Whether one of these selections is all rows and all entries of an index."""
-    return any(
-        selection.row_key is None
-        and (selection.first, selection.last) == (FIRST_ROW, LAST_ROW)
-        and set(selection.of_rows) == set(selection.of_entries) == set(range(datastore.shards))
-        for selection in selections
-    )
-
-
 def everything(datastore: Datastore) -> SweepSelection:
     return SweepSelection(range(datastore.shards), range(datastore.shards))
 
@@ -67,7 +57,7 @@ class SweptPage(msgspec.Struct, frozen=True):
     rows: int
     entries: int
     faults: Mapping[str, Sequence[EntryFault]]
-    unsettled: int
+    unsettled: Sequence[RowKey]
     unreadable: Mapping[RowKey, str]
     steps: int
 
@@ -115,6 +105,22 @@ def bounds_of(datastore: Datastore, number: int) -> tuple[RowKey, RowKey]:
     ranges = ranges_of(datastore)
     last = LAST_ROW if number == ranges - 1 else row_before(_row_key((number + 1 << 128) // ranges))
     return row_before(_row_key((number << 128) // ranges)), last
+
+
+def whole_ranges(datastore: Datastore, selections: Sequence[SweepSelection]) -> list[int]:
+    """Returns the numbers of the ranges of which one of these selections is all rows and all entries."""
+    every = set(range(datastore.shards))
+    spans = [
+        (row_before(selection.first), selection.last)
+        for selection in selections
+        if selection.row_key is None and set(selection.of_rows) == set(selection.of_entries) == every
+    ]
+    bounds = [bounds_of(datastore, number) for number in range(ranges_of(datastore))]
+    return [
+        number
+        for number, (after, last) in enumerate(bounds)
+        if any(begin <= after and last <= end for begin, end in spans)
+    ]
 
 
 async def sweep_span(

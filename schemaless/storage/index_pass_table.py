@@ -75,15 +75,16 @@ def note_found(version: IndexVersion, number: int, counts: FaultCounts, node: st
     )
 
 
-def note_clean(version: IndexVersion, node: str, since: Time) -> Operation[None]:
-    """Stores that a check compared all ranges of a minion since then, as this server's clock says, and found nothing.
+def note_clean(version: IndexVersion, node: str, ranges: Sequence[int], since: Time) -> Operation[None]:
+    """Stores that a check compared ranges of a minion since then, as this server's clock says, and found nothing.
 
-    What the cleaner compared later than `since` stays.
+    There is at least one. What the cleaner compared later than `since` stays.
     """
     zero = commas([f"{kind} = 0" for kind in _TOTALS[:3]])
     yield (
         f"UPDATE {_TABLE} SET {zero}{_where(version)}"
         + sql(" AND node = %s AND compared_at < %s", node[:_NODE_CHARACTERS_MAX], since)
+        + f" AND range_number IN ({commas([str(number) for number in ranges])})"
     )
 
 

@@ -46,7 +46,7 @@ async def test_a_page_counts_more_while_cells_come_in(monkeypatch: pytest.Monkey
     """So the rate is a tenth, and never nothing."""
 
     async def pages(*arguments: Any) -> AsyncIterator[InspectedSpan]:
-        yield InspectedSpan(ROWS, {"a": ROWS}, {}, 0, {}, RowKey(b""))
+        yield InspectedSpan(ROWS, {"a": ROWS}, {}, (), {}, RowKey(b""))
 
     monkeypatch.setattr(index_cleaner, "sweep_span", pages)
     datastore = Datastore("trips", 4, 4, ("a",))

@@ -42,7 +42,7 @@ class Inspector:
             raise Corrupt("a body can't be read")
         self.compared += row_keys
         unreadable = {row_key: "a body can't be read" for row_key in row_keys if row_key in self.unreadable}
-        return InspectedSpan(len(row_keys), {}, {"a": list(row_keys)}, 0, unreadable, row_keys[-1])
+        return InspectedSpan(len(row_keys), {}, {"a": list(row_keys)}, (), unreadable, row_keys[-1])
 
     async def repair(self, faults):
         return Repaired(len(faults))
