@@ -5,7 +5,12 @@ from __future__ import annotations
 
 def quantity(count: int, noun: str) -> str:
     """Returns a count and its noun, as "1 cell", "0 cells", "2 entries" or "3 indexes"."""
-    return f"{count} {noun if count == 1 else plural(noun)}"
+    return f"{count} {noun_for(count, noun)}"
+
+
+def noun_for(count: int, noun: str) -> str:
+    """Returns the noun as it stands behind a count."""
+    return noun if count == 1 else plural(noun)
 
 
 def plural(noun: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from api.explain.row_facts import HomeFacts
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey, created_at_text
 from schemaless.location import kept_until, shard_location_text
+from schemaless.quantity import quantity
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.parked_history_table import EndedCell
 from schemaless.storage.parked_table import Cause, ParkedCell
@@ -142,7 +143,8 @@ class ProgramStanding(msgspec.Struct, frozen=True):
         if not why and (running := self._running_call(cell)) is not None:
             return running
         before = cell.location.added_id - self._reached - 1
-        next_one = "it is the next cell of its shard" if before == 0 else f"{before} cells of its shard come before it"
+        ahead = f"{quantity(before, 'cell')} of its shard before it"
+        next_one = ahead if before else "it is the next cell of its shard"
         return "; ".join([*why, next_one])
 
     def _running_call(self, cell: RowCell) -> str | None:

@@ -26,6 +26,7 @@ from schemaless.cell import parse_column_name, parse_row_key, parse_time
 from schemaless.errors import Invalid
 from schemaless.location import INT64_MAX
 from schemaless.ops.tokens import anybody
+from schemaless.quantity import quantity
 from schemaless.storage.parked_selection import ParkedFilter
 from schemaless.storage.parked_table import Cause, Order
 from schemaless.storage.trigger_order_table import latest
@@ -158,7 +159,7 @@ async def waits_for(request: Request, datastore: Datastore, control: TriggerCont
     if program.paused:
         return f"the program is paused: {program.reason or 'no reason was given'}. Resume it"
     if tripped := [row.report.tripped for row in own if row.report.tripped is not None]:
-        return f"the breaker of {len(tripped)} of {len(own)} workers is open: {tripped[0]}"
+        return f"the breaker of {len(tripped)} of {quantity(len(own), 'worker')} is open: {tripped[0]}"
     return None
 
 

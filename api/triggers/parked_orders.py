@@ -12,6 +12,7 @@ import msgspec
 from api.triggers.control import TriggerControl
 from schemaless.errors import Invalid, NotFound
 from schemaless.location import ADDED_ID_MAX, Location
+from schemaless.quantity import quantity
 from schemaless.runtime.batching import chunks
 from schemaless.storage import job_table, parked_selection
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -84,7 +85,7 @@ class ParkedOrders:
         total = sum(matched.values())
         if not total and left_out:
             raise Invalid(
-                "filter", f"{left_out[0].cells} parked cells match, and none can be called: {left_out[0].why}"
+                "filter", f"of {quantity(left_out[0].cells, 'parked cell')} none can be called: {left_out[0].why}"
             )
         if dry_run or not total:
             return Ordered(total, None, left_out)

@@ -14,6 +14,7 @@ from schemaless.audit.parked_audit import audit_parked
 from schemaless.audit.report import ConsumerReport, FindingKind, Findings, Patience
 from schemaless.names import INDEXER, TRIGGER_PREFIX
 from schemaless.position import Position
+from schemaless.quantity import quantity
 from schemaless.storage import checkpoint_table, trigger_order_table, worker_table
 from schemaless.storage.checkpoint_table import Checkpoint, State
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -112,7 +113,7 @@ class ConsumerAudit:
         cause = self._cause() if late else None
         plain = sum(one is not None and one.is_plain for _, _, one in late)
         if cause and plain > 1:
-            detail = f"{self._consumer} is behind in {plain} shards: {cause}"
+            detail = f"{self._consumer} is behind in {quantity(plain, 'shard')}: {cause}"
             self._findings.add(FindingKind.CHECKPOINT_BEHIND, -1, detail, count=plain)
             late = [each for each in late if each[2] is None or not each[2].is_plain]
             cause = None
@@ -148,10 +149,10 @@ class ConsumerAudit:
                 continue
             went = f"{self._consumer} went from {one.counted_from} to {one.position.added_id} on {cluster}"
             if one.skipped:
-                detail = f"{went} and finished {one.finished} cells"
+                detail = f"{went} and finished {quantity(one.finished or 0, 'cell')}"
                 self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail, count=abs(one.skipped))
             elif one.finished is not None and one.finished != one.seen:
-                detail = f"{went}, finished {one.finished} cells and says what became of {one.seen}"
+                detail = f"{went}, finished {quantity(one.finished or 0, 'cell')} and says what became of {one.seen}"
                 self._findings.add(FindingKind.CHECKPOINT_COUNT, shard, detail, count=abs(one.finished - one.seen))
             elif must_count and one.finished is None:
                 detail = f"{went} without a count of finished cells"

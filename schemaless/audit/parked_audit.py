@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from schemaless.audit.report import FindingKind, Findings
 from schemaless.names import TRIGGER_PREFIX
+from schemaless.quantity import quantity
 from schemaless.storage import parked_proof, trigger_program_table
 from schemaless.storage.parked_proof import ParkedProof
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -36,8 +37,8 @@ class ParkedReport:
             return None
         program = self.consumer.removeprefix(TRIGGER_PREFIX)
         return (
-            f"{self.consumer} has {self.parked} parked cells, the oldest for {self.oldest_s:.0f} s: schemaless parked"
-            f" list {program} --datastore {datastore}"
+            f"{self.consumer} has {quantity(self.parked, 'parked cell')}, the oldest for {self.oldest_s:.0f} s:"
+            f" schemaless parked list {program} --datastore {datastore}"
         )
 
     def document(self) -> dict[str, object]:
@@ -84,14 +85,15 @@ def _judge(proof: ParkedProof, waiting: int, consumer: str, findings: Findings, 
     report.counted += proof.counted_parked + proof.counted_waiting
     report.found += proof.parked + waiting
     if proof.counted_parked != proof.parked:
-        detail = f"{consumer} counts {proof.counted_parked} parked cells and has records of {proof.parked}"
+        detail = f"{consumer} counts {quantity(proof.counted_parked, 'parked cell')} and has records of {proof.parked}"
         findings.add(FindingKind.PARKED_DIFFERS, proof.shard, detail)
     if proof.counted_waiting != waiting:
         detail = f"{consumer} counts {proof.counted_waiting} waiting cells, and {waiting} wait"
         findings.add(FindingKind.PARKED_DIFFERS, proof.shard, detail)
     if proof.beyond:
-        detail = f"{consumer} has {proof.beyond} records beyond its checkpoint"
+        detail = f"{consumer} has {quantity(proof.beyond, 'record')} beyond its checkpoint"
         findings.add(FindingKind.PARKED_DIFFERS, proof.shard, detail, count=proof.beyond)
     if proof.lost:
-        detail = f"{consumer} has {proof.lost} records of cells that MySQL lacks, the first of cell {proof.first_lost}"
+        lost = quantity(proof.lost, "record")
+        detail = f"{consumer} has {lost} of cells that MySQL lacks, the first of cell {proof.first_lost}"
         findings.add(FindingKind.PARKED_DIFFERS, proof.shard, detail, count=proof.lost)

@@ -13,6 +13,7 @@ from schemaless.codec import decode_cell
 from schemaless.errors import Corrupt
 from schemaless.location import GenerationStart
 from schemaless.names import COLUMN_HEADER, KIND_CELL, KIND_GENERATION, KIND_SEEK, RECORD_VERSION, VERSION_HEADER
+from schemaless.quantity import quantity
 from schemaless.record import Record, decode_announcement
 from schemaless.topology import Datastore
 
@@ -135,7 +136,7 @@ class PartitionAudit:
             for start in self._starts[shard]:
                 count = self._announced[shard, start]
                 if count > 1:
-                    self._extra(shard, f"generation {start.generation} is announced {count} times")
+                    self._extra(shard, f"generation {start.generation} is announced {quantity(count, 'time')}")
                 elif start.generation > 1 and not count and self._must_hold(comparison, start):
                     self._findings.add(
                         FindingKind.TOPIC_MISSING, shard, f"announcement of generation {start.generation}"

@@ -32,6 +32,7 @@ from schemaless.errors import BusUnavailable, StorageUnavailable
 from schemaless.index.versions import merge
 from schemaless.location import GenerationStart
 from schemaless.names import INDEX_PREFIX
+from schemaless.quantity import quantity
 from schemaless.storage import (
     buffer_table,
     conflict_table,
@@ -182,8 +183,8 @@ class _DatastoreAudit:
         gone = self._reader.committed_span(self._datastore.topic, partition).low
         if not_held > gone:
             detail = (
-                f"progress counts {not_held} cells that {self._datastore.topic} [{partition}] doesn't hold, and the"
-                f" topic has lost {gone} offsets"
+                f"progress counts {quantity(not_held, 'cell')} that {self._datastore.topic} [{partition}] doesn't hold,"
+                f" and the topic has lost {quantity(gone, 'offset')}"
             )
             self._findings.add(FindingKind.TOPIC_MISSING, -1, detail, count=not_held - gone)
 

@@ -32,6 +32,7 @@ from schemaless.names import (
     parked_topic_name,
     trigger_group,
 )
+from schemaless.quantity import quantity
 from schemaless.topology import Datastore
 
 MESSAGE_CHARACTERS_MAX = 500
@@ -87,7 +88,9 @@ class ParkedTopic:
         if left:
             producer.purge()
             self._producer = None
-            raise BusUnavailable(f"topic {self.name}: {left} copies were not acknowledged in {self._timeout_s:g} s")
+            raise BusUnavailable(
+                f"topic {self.name}: no acknowledgement of {quantity(left, 'copy')} in {self._timeout_s:g} s"
+            )
         if errors:
             raise translate(errors[0], f"writing to topic {self.name}")
 

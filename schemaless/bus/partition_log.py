@@ -51,6 +51,7 @@ from schemaless.names import (
     publisher_id,
 )
 from schemaless.position import Position, cell_digest
+from schemaless.quantity import quantity
 from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
 
@@ -327,7 +328,7 @@ class PartitionLog:
 
     def _flush(self) -> None:
         if left := self._producer.flush(self._timeout_s):
-            raise BusUnavailable(f"{self._name} did not take {left} records within {self._timeout_s} s")
+            raise BusUnavailable(f"{self._name} did not take {quantity(left, 'record')} within {self._timeout_s} s")
         emit(Event.FLUSHED, log=self._name)
 
     def _abort(self, failure: BaseException) -> None:

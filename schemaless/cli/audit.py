@@ -12,6 +12,7 @@ from schemaless.audit.report import FINDINGS_MAX, STALL_S, AuditReport
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.names import index_consumer
+from schemaless.quantity import quantity
 from schemaless.runtime.extras import Extra, needs
 
 
@@ -86,5 +87,5 @@ def print_findings(report: AuditReport, console: Console) -> None:
         console.print(f"{finding.kind}: {where}{finding.detail}", style="red", markup=False)
     if report.findings.unnamed:
         console.print(f"and {report.findings.unnamed} more, which --all names", style="red")
-    verdict = "clean" if report.clean else f"{report.findings.total} findings"
+    verdict = "clean" if report.clean else quantity(report.findings.total, "finding")
     console.print(f"{report.datastore}: {verdict} ({report.seconds:.1f} s)", style="green" if report.clean else "red")

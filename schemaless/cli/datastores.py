@@ -15,6 +15,7 @@ from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import JsonOption, Servers, api_command, servers
 from schemaless.client.client import Client
 from schemaless.names import parked_topic_name
+from schemaless.quantity import quantity
 from schemaless.runtime.extras import Extra, needs
 from schemaless.topology import Datastore, Node, load_topology
 
@@ -45,7 +46,8 @@ def create(
     if as_json:
         print_json(_document(datastore))
         return
-    print(f"{datastore.name}: {datastore.shards} shards, {datastore.partitions} partitions, topic {datastore.topic}")
+    size = f"{quantity(datastore.shards, 'shard')}, {quantity(datastore.partitions, 'partition')}"
+    print(f"{datastore.name}: {size}, topic {datastore.topic}")
 
 
 @needs("datastore list", Extra.KAFKA, Extra.MYSQL)

@@ -10,6 +10,7 @@ import typer
 from schemaless.cli.output import print_json
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
+from schemaless.quantity import quantity
 
 Document = Mapping[str, Any]
 _KINDS = {"failed_call": "failed call", "retry_ordered": "retry ordered", "discard_ordered": "discard ordered"}
@@ -87,9 +88,8 @@ def _event_text(event: Document) -> str:
         case "failed_call":
             return f"{_called(event)}, attempt {event['attempt']}"
         case "parked":
-            return (
-                f"{_called(event)}, {event['cause']} after {event['attempts']} attempts: {_last_line(event['error'])}"
-            )
+            attempts = quantity(event["attempts"], "attempt")
+            return f"{_called(event)}, {event['cause']} after {attempts}: {_last_line(event['error'])}"
         case "waiting":
             return f"{_called(event)} for its next attempt: {_last_line(event['error'])}"
         case "unparked":
@@ -117,7 +117,7 @@ def _program_lines(program: Document) -> Iterator[str]:
         state = cell["state"].replace("_", " ")
         yield f"  {cell['location']} {cell['column_name']} {cell['ref_key']} {state}: {cell['why']}"
     if (left := program["unfinished_count"] - len(program["unfinished"])) > 0:
-        yield f"  and {left} more cells that aren't finished"
+        yield f"  and {quantity(left, 'more unfinished cell')}"
 
 
 def _index_lines(index: Document) -> Iterator[str]:

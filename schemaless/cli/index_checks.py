@@ -27,6 +27,7 @@ from schemaless.client.client import Client
 from schemaless.errors import Invalid
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import IndexDefinition, parse_index_name
+from schemaless.quantity import noun_for, quantity
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.topology import Datastore
@@ -117,7 +118,7 @@ def job(client: Client, as_json: bool, job: Annotated[str, typer.Argument(help="
     else:
         for fault in document["faults"]:
             print(_line(fault))
-        print(f"{document['kind']} {document['state']}: {document['done']} of {document['matched']} shards")
+        print(f"{document['kind']} {document['state']}: {document['done']} of {quantity(document['matched'], 'shard')}")
         for role in ("masters", "minions"):
             print(f"{role}: {_summary(FaultCounts(**document[role]), document['kind'] == 'repair')}")
         _print_left_over(document["unreadable"], document["withheld"])
@@ -183,7 +184,7 @@ def _order(options: CheckArguments, order: Literal["verify", "repair"]) -> None:
     if options.as_json:
         print_json(ordered)
     else:
-        print(f"job {ordered['job']}: {ordered['matched']} shards")
+        print(f"job {ordered['job']}: {quantity(ordered['matched'], 'shard')}")
 
 
 def _selection(datastore: Datastore, options: CheckArguments) -> SweepSelection:
@@ -244,8 +245,9 @@ def _shown(values: dict[str, Any], names: list[str]) -> str:
 
 
 def _summary(counts: FaultCounts, repairs: bool) -> str:
-    parts = [f"{counts.rows:,} rows and {counts.entries:,} entries compared"]
-    parts += [f"{counts.missing:,} missing, {counts.stale:,} stale, {counts.ghost:,} ghosts"]
+    rows, entries = noun_for(counts.rows, "row"), noun_for(counts.entries, "entry")
+    parts = [f"{counts.rows:,} {rows} and {counts.entries:,} {entries} compared"]
+    parts += [f"{counts.missing:,} missing, {counts.stale:,} stale, {counts.ghost:,} {noun_for(counts.ghost, 'ghost')}"]
     if repairs:
         parts.append(f"{counts.repaired:,} repaired")
     if counts.unsettled:

@@ -20,6 +20,7 @@ from schemaless.client.client import Client
 from schemaless.client.requests import INDEX_OPERATORS
 from schemaless.errors import Invalid, Malformed, NotFound, NotReady, StateConflict
 from schemaless.index.definition import load_definition, parse_index_name
+from schemaless.quantity import quantity
 
 _POLL_S = 0.5
 _LIMITS = {
@@ -344,9 +345,9 @@ def _print_hints(document: dict[str, Any], indent: str) -> None:
 def _cleaner_line(cleaner: dict[str, Any]) -> str:
     """Returns what the index cleaner found, in one line."""
     if cleaner["compared_since"] is None:
-        return f"compared with its cells: {cleaner['ranges']} ranges of row keys so far"
+        return f"compared with its cells: {quantity(cleaner['ranges'], 'range')} of row keys so far"
     found = ", ".join(f"{cleaner['total'][kind]} {kind}" for kind in ("missing", "stale", "ghost", "repaired"))
-    compared = f"{cleaner['rows']} rows and {cleaner['entries']} entries"
+    compared = f"{quantity(cleaner['rows'], 'row')} and {quantity(cleaner['entries'], 'entry')}"
     return f"compared with its cells since {cleaner['compared_since']}: {compared}, in all {found}"
 
 
@@ -358,13 +359,13 @@ def _line(document: dict[str, Any]) -> str:
     if document.get("kept_until") is not None:
         parts.append(f"until {document['kept_until']}")
     if (progress := document.get("progress")) and progress["done"] is not None:
-        total = progress["total"] if progress["total"] is not None else "?"
+        total = progress["total"]
         eta = f", about {progress['eta_s']:.0f} s left" if progress.get("eta_s") is not None else ""
-        parts.append(f"{progress['done']} of {total} cells{eta}")
+        parts.append(f"{progress['done']} of {'? cells' if total is None else quantity(total, 'cell')}{eta}")
     if document.get("lag"):
-        parts.append(f"{document['lag']} cells behind")
+        parts.append(f"{quantity(document['lag'], 'cell')} behind")
     if document.get("kept_writes") is not None:
-        parts.append(f"{document['kept_writes']} entries written while kept")
+        parts.append(f"{quantity(document['kept_writes'], 'entry')} written while kept")
     if document.get("problems"):
         parts.append(f"{document['problems']} values don't fit")
     parts += [text.format(document[limit]) for limit, text in _LIMITS.items() if document.get(limit) is not None]

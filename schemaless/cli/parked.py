@@ -10,6 +10,7 @@ from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
 from schemaless.errors import Invalid, NotFound
+from schemaless.quantity import quantity
 
 ProgramName = Annotated[str, typer.Argument(help="name of the program")]
 FiltersArgument = Annotated[
@@ -67,7 +68,8 @@ def show(
     if not page["parked"]:
         raise NotFound(f"nothing of row {row} is parked", hint=f"`schemaless parked list {program}` shows what is")
     for cell in page["parked"]:
-        print(f"{cell['id']} {cell['column_name']} {cell['ref_key']}: {cell['cause']}, {cell['attempts']} attempts")
+        attempts = quantity(cell["attempts"], "attempt")
+        print(f"{cell['id']} {cell['column_name']} {cell['ref_key']}: {cell['cause']}, {attempts}")
         if cell["error"]:
             print(cell["error"].rstrip())
 
@@ -103,7 +105,7 @@ def discard(
     order, found = _chosen(chosen), client.program(program)
     if not (dry_run or yes):
         matched = found.discard(**order, reason=reason, dry_run=True)["matched"]
-        typer.confirm(f"discard {matched} parked cells?", abort=True)
+        typer.confirm(f"discard {quantity(matched, 'parked cell')}?", abort=True)
     _print_order(found.discard(**order, reason=reason, dry_run=dry_run), as_json, "to be discarded")
 
 
@@ -129,7 +131,7 @@ def _print_order(document: dict[str, Any], as_json: bool, what: str) -> None:
     if as_json:
         print_json(document)
         return
-    print(f"{document['matched']} parked cells are {what}" + (" (dry run)" if document["dry_run"] else ""))
+    print(f"{quantity(document['matched'], 'parked cell')} {what}" + (" (dry run)" if document["dry_run"] else ""))
     for left in document["left_out"]:
         print(f"left out: {left}")
     if document["more"]:

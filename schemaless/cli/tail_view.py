@@ -13,6 +13,7 @@ import msgspec
 from schemaless.cell import RowKey, StoredCell, created_at_text, parse_column_name, parse_row_key, row_key_text
 from schemaless.codec import body_json
 from schemaless.errors import Corrupt
+from schemaless.quantity import noun_for, quantity
 from schemaless.record import Announcement, ForeignRecord, Record, Seek, decoded, misplaced
 from schemaless.subscriber.density import DensityCheck
 
@@ -124,9 +125,13 @@ class TailView:
                 self._skip(found)
 
     def summary(self) -> str:
-        verdict = f"{self.faults} FAULTS" if self.faults else "no hole, no repeat, no disorder"
-        foreign = f", {self.foreign} records are not ours" if self.foreign else ""
-        return f"{self.records} records verified: {verdict}{foreign}"
+        verdict = (
+            f"{self.faults} {noun_for(self.faults, 'FAULT').upper()}"
+            if self.faults
+            else "no hole, no repeat, no disorder"
+        )
+        foreign = f", {quantity(self.foreign, 'foreign record')}" if self.foreign else ""
+        return f"{quantity(self.records, 'record')} verified: {verdict}{foreign}"
 
     def _verify(self, record: Record, found: StoredCell | Announcement) -> None:
         fault = self._check.take(found, complete=record.partition in self._complete)

@@ -13,6 +13,7 @@ from schemaless.cli.output import add_group, print_json, print_notice, print_tab
 from schemaless.cli.targets import JsonOption, servers
 from schemaless.errors import Invalid, StorageUnavailable
 from schemaless.location import parse_location
+from schemaless.quantity import quantity
 from schemaless.runtime.extras import Extra, needs
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ def _print_generation(shard: int, plan: GenerationPlan, *, as_json: bool, dry_ru
         else f"  nothing proves that topic and MySQL agree up to {kept}: the topic no longer reaches back"
     )
     for lost in plan.superseded:
-        print(f"  superseded in the topic: {lost}, {lost.cells} cells")
-    print(f"  published again with generation {plan.start.generation}: {plan.again} cells")
+        print(f"  superseded in the topic: {lost}, {quantity(lost.cells, 'cell')}")
+    print(f"  published again with generation {plan.start.generation}: {quantity(plan.again, 'cell')}")
 
 
 def _print_moves(datastore: str, moves: Sequence[SeekMove], *, as_json: bool, dry_run: bool) -> None:
@@ -194,8 +195,12 @@ def _print_moves(datastore: str, moves: Sequence[SeekMove], *, as_json: bool, dr
     for move in moves:
         print(
             f"shard {move.to.shard}: {move.before or 'no progress'} → {move.to.location}:"
-            f" {move.again} cells come again, {move.never} never come"
-            + (f", {move.announced_again} generations are announced again" if move.announced_again else "")
+            f" {quantity(move.again, 'cell')} to come again, {move.never} never to come"
+            + (
+                f", {quantity(move.announced_again, 'generation')} to be announced again"
+                if move.announced_again
+                else ""
+            )
         )
 
 
@@ -243,8 +248,8 @@ def summary_line(status: TailerStatus) -> str:
     state = "paused: nothing is published until `schemaless tailer resume`" if status.command.paused else "tailed"
     known = len(status.shards) - lag["shards_unknown"]
     return (
-        f"{status.datastore.name}: {state}. {lag['shards_behind']} of {known} shards are behind,"
-        f" by {lag['lag']} cells, the oldest {lag['lag_s']:.1f} s old"
+        f"{status.datastore.name}: {state}. behind in {lag['shards_behind']} of {quantity(known, 'shard')},"
+        f" by {quantity(lag['lag'], 'cell')}, the oldest {lag['lag_s']:.1f} s old"
         + (f". Of {lag['shards_unknown']} more the head isn't known" if lag["shards_unknown"] else "")
     )
 

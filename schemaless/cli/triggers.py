@@ -16,6 +16,7 @@ from schemaless.cli.targets import DatastoreOption, api_command, servers
 from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
 from schemaless.client.client import Client
 from schemaless.errors import Invalid, Unavailable
+from schemaless.quantity import noun_for, quantity
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
 from schemaless.stack.processes import ending_with_supervisor
@@ -79,7 +80,8 @@ def run(
     begin = [part for text in start or [] for part in ("--from", text)]
     identity = [*(["--name", name] if name else []), *(["--take-over"] if take_over else [])]
     command = ending_with_supervisor(["env", *environment, *worker, "--datastore", datastore, *begin, *identity])
-    print_notice(f"{workers} workers of {module} follow {datastore}. Ctrl-C ends them after their calls in flight")
+    followers = quantity(workers, "worker")
+    print_notice(f"{datastore} is followed by {followers} of {module}. Ctrl-C ends that after the calls in flight")
     raise typer.Exit(TriggerWorkers(lambda: subprocess.Popen(command), workers, sources).run())
 
 
@@ -119,14 +121,15 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     if as_json:
         print_json(document)
         return
-    behind = f"{_cells(document['lag'], document['unknown'])} cells ({document['lag_seconds']} s) behind"
+    cells = f"{_cells(document['lag'], document['unknown'])} {noun_for(document['lag'], 'cell')}"
+    behind = f"{cells} ({document['lag_seconds']} s) behind"
     print(f"{document['program']}: {_state(document)}, {behind}, {document['rate']} cells/s")
     if document["reason"] and document["state"] in ("paused", "tripped"):
         print(document["reason"])
     counts = ", ".join(f"{number} {name}" for name, number in document["counts"].items())
     print(f"cells: {counts}")
     if document["parked"]:
-        print(f"{document['parked']} parked cells, the oldest since {document['oldest_parked_at']}")
+        print(f"{quantity(document['parked'], 'parked cell')}, the oldest since {document['oldest_parked_at']}")
     for shard in document["stopped"]:
         print(f"shard {shard['shard']} stopped: {shard['reason']}")
     for worker in document["workers"]:
@@ -175,7 +178,7 @@ def print_worker(worker: dict[str, Any]) -> None:
     place = f"{worker['host']}, pid {worker['pid']}"
     more = "" if worker["partitions"] == len(worker["assigned"]) else " and more"
     numbers = f" ({', '.join(map(str, worker['assigned']))}{more})" if worker["assigned"] else ""
-    print(f"worker {place}: {worker['partitions']} partitions{numbers}, {worker['rate']} cells/s")
+    print(f"worker {place}: {quantity(worker['partitions'], 'partition')}{numbers}, {worker['rate']} cells/s")
     print(f"  {worker['transport']}, version {worker['version']}")
     if not worker["is_member"]:
         print("  calls nothing, because it gets no answer from its group: mostly Kafka is away")
@@ -191,7 +194,7 @@ def print_worker(worker: dict[str, Any]) -> None:
         print(f"{cell['trigger']} fails on {cell['cell']} at {cell['location']}: {tried}")
         print(textwrap.indent(cell["error"].rstrip(), "  "))
     if (more := worker["failing_count"] - len(worker["failing"])) > 0:
-        print(f"and {more} more cells fail")
+        print(f"and {quantity(more, 'more cell')} failing")
     if (call := worker["oldest_call"]) is not None:
         print(f"shard {call['shard']}: {call['trigger']} on {call['cell']} has run for {call['age_s']} s")
 
@@ -209,7 +212,7 @@ def pause(
     if as_json:
         print_json(document)
         return
-    print(f"{program} pauses" + (f" in {len(shard)} shards" if shard else ""))
+    print(f"{program} pauses" + (f" in {quantity(len(shard), 'shard')}" if shard else ""))
     _print_unreached(document)
 
 
@@ -220,7 +223,7 @@ def resume(client: Client, as_json: bool, program: ProgramName, shard: ShardsOpt
     if as_json:
         print_json(document)
         return
-    print(f"{document['stopped']} shards run again, and {document['paused']} paused ones")
+    print(f"resumed: {quantity(document['stopped'], 'stopped shard')}, {quantity(document['paused'], 'paused shard')}")
     _print_unreached(document)
 
 
@@ -238,7 +241,8 @@ def seek(
     chosen = client.program(program)
     plan = chosen.seek(to, shard or (), dry_run=True)
     if not as_json:
-        print(f"{plan['again']} cells come again, {plan['passed']} are passed over, in {len(plan['shards'])} shards")
+        cells, shards = quantity(plan["again"], "cell"), quantity(len(plan["shards"]), "shard")
+        print(f"{cells} to come again, {plan['passed']} to be passed over, in {shards}")
     if not dry_run:
         if not yes:
             if as_json:
@@ -276,8 +280,9 @@ def remove(
     with SyncStorage(reached.topology) as storage:
         plan = plan_removal(storage, found, program)
         if not as_json:
-            print(f"{program}: {plan.checkpoints} checkpoints, {plan.finished} cells finished, {plan.parked} parked")
-            print(f"{len(plan.running)} workers run" + (": stop them first" if plan.running else ""))
+            done = f"{quantity(plan.checkpoints, 'checkpoint')}, {quantity(plan.finished, 'cell')} finished"
+            print(f"{program}: {done}, {plan.parked} parked")
+            print(f"running: {quantity(len(plan.running), 'worker')}" + (". Stop that first" if plan.running else ""))
         if not dry_run:
             require_no_workers(plan)
             if not yes:

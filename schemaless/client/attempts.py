@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from schemaless.client.exchange import ClientResponse, is_retryable
 from schemaless.errors import Misconfigured, Unavailable
+from schemaless.quantity import quantity
 
 REST_S = 0.25
 REST_MAX_S = 8.0
@@ -167,7 +168,7 @@ class Attempts:
         if pause is None:
             tries = len(self._tried)
             raise Unavailable(
-                f"no answer from {attempt.url} ({why}), the last of {tries} attempts",
+                f"no answer from {attempt.url} ({why}), the last of {quantity(tries, 'attempt')}",
                 hint="check that an API runs there. Reads and puts may be sent again: they are idempotent",
             )
         return pause

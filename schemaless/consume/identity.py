@@ -12,6 +12,7 @@ import structlog
 
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.errors import InUse, NameTaken, StorageUnavailable
+from schemaless.quantity import quantity
 from schemaless.storage import trigger_program_table, worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
@@ -87,6 +88,6 @@ def _require_gone(program: TriggerProgram, workers: list[WorkerRow]) -> None:
     if others:
         places = ", ".join(f"{report.host} pid {report.pid}" for report in others.values())
         raise InUse(
-            f"{len(others)} workers of the other program {program.name} run: {places}. One that was killed counts for"
-            f" {SEEN_WITHIN_S:.0f} s"
+            f"the other program {program.name} is run by {quantity(len(others), 'worker')}: {places}. One that was"
+            f" killed counts for {SEEN_WITHIN_S:.0f} s"
         )

@@ -22,6 +22,7 @@ from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Death, Run
 from schemaless.consume.trigger_calls import Call, Plan, TriggerCalls
 from schemaless.errors import SchemalessError
+from schemaless.quantity import quantity
 from schemaless.runtime.events import Event, emit
 from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
@@ -83,7 +84,7 @@ class Replays:
             if kills < self._kills_max:
                 rows.to_unmark.append(record)
             else:
-                error = f"{Death.KILLED.value}: its call ended {kills} processes"
+                error = f"{Death.KILLED.value}: its call ended {quantity(kills, 'process')}"
                 record = msgspec.structs.replace(record, cause=Cause.KILLED, error=error, ordered=None)
                 rows.to_put.append((record, was))
         elif record.cause is Cause.WAITING and marked is None:

@@ -28,6 +28,7 @@ from schemaless.consume.replays import Replays
 from schemaless.consume.run_calls import RunCalls
 from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
+from schemaless.quantity import quantity
 from schemaless.storage.parked_history_table import Ending
 from schemaless.storage.parked_table import Cause, ParkedCell
 from schemaless.storage.worker_table import FAILING_MAX, FailingCell, OldestCall
@@ -150,7 +151,10 @@ class TriggerHandler:
             return None
         rows = self._rows(cell.shard, cell.added_id - 1)
         made = self._begin_pass(rows)
-        name, text = self._cell_calls.first_function(cell).name, f"{death.value}: its call ended {kills} processes"
+        name, text = (
+            self._cell_calls.first_function(cell).name,
+            f"{death.value}: its call ended {quantity(kills, 'process')}",
+        )
         record = msgspec.structs.replace(
             self._cell_calls.waiting_head(cell, name, text), cause=Cause(death.value), attempts=kills, kills=kills
         )

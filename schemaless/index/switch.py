@@ -14,6 +14,7 @@ from schemaless.errors import NotReady, StateConflict
 from schemaless.index.catalogue import bring_reachable, find_index, find_versions, version_of
 from schemaless.index.versions import NamedIndex
 from schemaless.location import Location
+from schemaless.quantity import quantity
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import checkpoint_table, index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -147,8 +148,9 @@ async def _caught_up(storage: AsyncStorage, datastore: Datastore, old: DefinedIn
         wanted = await reached(storage, datastore, old)
     if behind := _behind(found, first):
         raise NotReady(
-            f"version {new.number} of index {new.name} is behind version {old.number} in {len(behind)} shards, such"
-            f" as shard {behind[0][1]} on cluster {behind[0][0]}: ask again when it has caught up"
+            f"version {new.number} of index {new.name} is behind version {old.number} in"
+            f" {quantity(len(behind), 'shard')}, such as shard {behind[0][1]} on cluster {behind[0][0]}:"
+            " ask again when it has caught up"
         )
 
 

@@ -24,6 +24,7 @@ from schemaless.errors import (
     SchemalessError,
     StorageUnavailable,
 )
+from schemaless.quantity import quantity
 from schemaless.storage import datastore_table, schema, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.failover import Answers, answers_of_all, run_on_all
@@ -258,7 +259,7 @@ def _other_counts(wanted: Datastore, written: Datastore | None) -> Misconfigured
         return Misconfigured(f"datastore {wanted.name} is missing on a master that has just taken it", hint="try again")
     finish = f"--shards {written.shards} --partitions {written.partitions}"
     return Misconfigured(
-        f"datastore {wanted.name} exists with {written.shards} shards and {written.partitions} partitions, which can't"
-        f" be changed to {wanted.shards} and {wanted.partitions}",
+        f"datastore {wanted.name} exists with {quantity(written.shards, 'shard')} and"
+        f" {quantity(written.partitions, 'partition')}, which can't be changed to {wanted.shards} and {wanted.partitions}",
         hint=f"give the new one another name, or finish the creation of that one with {finish}",
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from schemaless.errors import InUse, NotFound
 from schemaless.names import trigger_consumer
+from schemaless.quantity import quantity
 from schemaless.storage import checkpoint_table, parked_selection, worker_table
 from schemaless.storage.checkpoint_table import Checkpoint
 from schemaless.storage.operation import Operation
@@ -101,6 +102,6 @@ def require_no_workers(removal: TriggerRemoval) -> None:
     if removal.running:
         places = ", ".join(f"{worker.report.host} pid {worker.report.pid}" for worker in removal.running)
         raise InUse(
-            f"{len(removal.running)} workers of {removal.program} run: {places}. Stop them first. One that was killed"
-            f" counts for {SEEN_WITHIN_S:.0f} s"
+            f"{removal.program} is run by {quantity(len(removal.running), 'worker')}: {places}. Stop that first. One"
+            f" that was killed counts for {SEEN_WITHIN_S:.0f} s"
         )

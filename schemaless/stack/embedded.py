@@ -21,6 +21,7 @@ from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaUser
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError, Unavailable
+from schemaless.quantity import quantity
 from schemaless.stack import kafka_broker, mysql_server
 from schemaless.stack.endpoints import refresh_endpoints, remove_endpoints
 from schemaless.stack.local import minions_with_masters
@@ -145,7 +146,7 @@ def _prepare(plan: StackPlan, services: Sequence[SupervisedProgram], say: Say) -
     for program in [*own.values(), *added]:
         save_program(plan.programs_folder, program, log=plan.log(program.name))
     if new:
-        say(f"initialising {len(new)} {plan.flavour} servers")
+        say(f"initialising {quantity(len(new), f'{plan.flavour} server')}")
     with ThreadPoolExecutor() as pool:
         broker = pool.submit(kafka_broker.prepare, plan.broker())
         template = plan.home / "mysql" / ".template"

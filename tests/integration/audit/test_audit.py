@@ -601,15 +601,15 @@ def leave_a_record_beyond_the_checkpoint(site):
     park_two_rows(site)
     site.sql("UPDATE schemaless.parked SET added_id = 9 WHERE added_id = 2")
     return [
-        (PARKED, "trigger:billing has 1 records beyond its checkpoint"),
-        (PARKED, "trigger:billing has 1 records of cells that MySQL lacks, the first of cell 9"),
+        (PARKED, "trigger:billing has 1 record beyond its checkpoint"),
+        (PARKED, "trigger:billing has 1 record of cells that MySQL lacks, the first of cell 9"),
     ]
 
 
 def leave_a_record_of_another_cell(site):
     park_two_rows(site)
     site.sql("UPDATE schemaless.parked SET ref_key = 99 WHERE added_id = 2")
-    return [(PARKED, "trigger:billing has 1 records of cells that MySQL lacks, the first of cell 2")]
+    return [(PARKED, "trigger:billing has 1 record of cells that MySQL lacks, the first of cell 2")]
 
 
 def lose_the_checkpoint_of_a_record(site):

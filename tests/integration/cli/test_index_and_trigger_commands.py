@@ -187,7 +187,7 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
             assert {client.get_cell_latest(row, "STATUS").ref_key for row in rows["UA"]} == {1}
             assert "billing" in command("triggers", "list")
             wait_for(lambda: "billing: running, 0 cells (" in command("triggers", "status", "billing"))
-            assert "0 shards run again" in command("triggers", "resume", "billing")
+            assert "resumed: 0 stopped shards, 0 paused shards" in command("triggers", "resume", "billing")
             calls = read_calls(tmp_path)
             told = command("explain", str(rows["HA"][0]))
             assert "caused by billing/bill_rider@" in told

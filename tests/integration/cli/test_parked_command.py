@@ -83,7 +83,7 @@ def test_people_find_what_is_parked_and_call_it_again(tmp_path, running, kafka, 
         wait_for(lambda: "2 match" in command("parked", "list", "cards", "cause=error"))
         assert "ValueError: the card was declined" in command("parked", "show", "cards", str(bad))
         wait_for(lambda: counts() == {"seen": 5, "called": 1, "parked": 2, "waiting": 2})
-        assert "2 parked cells are to be called again (dry run)" in command(
+        assert "2 parked cells to be called again (dry run)" in command(
             "parked", "retry", "cards", "all", "--dry-run"
         )  # fmt: skip
         command("parked", "discard", "cards", f"row_key={worse}", "--reason", "a test ride", "--yes")
@@ -92,7 +92,7 @@ def test_people_find_what_is_parked_and_call_it_again(tmp_path, running, kafka, 
         wait_for(lambda: counts() == {"seen": 5, "called": 4, "skipped": 1})
         command("triggers", "pause", "cards", "--reason", "a deploy")
         assert "a deploy" in command("triggers", "status", "cards")
-        assert "5 cells come again" in command("triggers", "seek", "cards", "beginning", "--yes")
+        assert "5 cells to come again" in command("triggers", "seek", "cards", "beginning", "--yes")
         command("triggers", "resume", "cards")
         wait_for(lambda: counts() == {"seen": 5, "called": 5})
         assert "0 match" in command("parked", "list", "cards")

@@ -116,7 +116,7 @@ def test_a_hole_is_named_and_ends_with_status_1(kafka):
     assert told[0] == "HOLE in shard 0: cells 3 to 4 are missing before 1:5 (partition 0, offset 2)"
     assert [line.split(":")[0] for line in told[1:3]] == ["not ours", "not ours"]
     assert told[3].startswith("REPEAT in shard 0: 1:6 comes again after 1:6")
-    assert told[4] == "8 records verified: 2 FAULTS, 2 records are not ours"
+    assert told[4] == "8 records verified: 2 FAULTS, 2 foreign records"
 
 
 def test_a_beginning_that_was_cut_off_is_no_hole(kafka, tail):

@@ -65,8 +65,8 @@ def test_a_program_with_workers_is_refused(remove, storage, datastore):
     master.run(worker_table.put, datastore.name, CONSUMER, 7, WorkerReport(host="here", pid=12))
     refused = remove(datastore, "--yes").exception
     assert isinstance(refused, InUse)
-    assert "1 workers of billing run: here pid 12" in str(refused)
-    assert "stop them first" in remove(datastore, "--dry-run").output
+    assert "billing is run by 1 worker: here pid 12" in str(refused)
+    assert "Stop that first" in remove(datastore, "--dry-run").output
     assert not master.run(checkpoint_table.remove, datastore.name, CONSUMER, 30.0)  # one that starts meanwhile
     assert left(storage, datastore, CONSUMER) == 2
     run_sql(master, f"UPDATE schemaless.worker SET seen_at = '2020-01-01' WHERE datastore = '{datastore.name}'")

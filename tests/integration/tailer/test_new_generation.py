@@ -131,9 +131,9 @@ def test_a_seek_is_no_way_out(tailer, restored):
     assert f"run `schemaless tailer new-generation {restored.name} --shard 0`" in str(refused)
     assert tailer("new-generation", restored.name, "--shard", "0").exit_code == 0
     preview = tailer("seek", restored.name, "2", "--shard", "0", "--dry-run").output
-    assert preview == "shard 0: 1:10 → 1:2: 4 cells come again, 0 never come\n"  # 1:7 to 1:10 are over
+    assert preview == "shard 0: 1:10 → 1:2: 4 cells to come again, 0 never to come\n"  # 1:7 to 1:10 are over
     preview = tailer("seek", restored.name, "8", "--shard", "0", "--dry-run").output
-    assert preview == "shard 0: 1:10 → 2:8: 0 cells come again, 2 never come\n"
+    assert preview == "shard 0: 1:10 → 2:8: 0 cells to come again, 2 never to come\n"
     for wrong, why in (("1:8", "1:8 is superseded"), ("2:3", "the log has 1:3: generation 2 begins later")):
         refused = refusal(tailer("seek", restored.name, wrong, "--shard", "0"))
         assert isinstance(refused, Invalid)
@@ -145,9 +145,11 @@ def test_a_seek_tells_which_generations_are_announced_again(tailer, kafka, stora
     assert tailer("new-generation", restored.name, "--shard", "0").exit_code == 0
     announce_and_publish(kafka, storage, restored)
     preview = tailer("seek", restored.name, "2", "--shard", "0", "--dry-run").output
-    assert preview == ("shard 0: 2:13 → 1:2: 11 cells come again, 0 never come, 1 generations are announced again\n")
+    assert preview == (
+        "shard 0: 2:13 → 1:2: 11 cells to come again, 0 never to come, 1 generation to be announced again\n"
+    )
     preview = tailer("seek", restored.name, "2:6", "--shard", "0", "--dry-run").output
-    assert preview == "shard 0: 2:13 → 2:6: 7 cells come again, 0 never come\n"
+    assert preview == "shard 0: 2:13 → 2:6: 7 cells to come again, 0 never to come\n"
 
 
 def announce_and_publish(kafka, storage, datastore):

@@ -62,7 +62,7 @@ async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafk
         assert [(shard["published"], shard["head"], shard["lag"]) for shard in told["shards"]] == [
             ("1:2", "1:5", 3)
         ] * 2
-        assert "tailer resume`. 2 of 2 shards are behind, by 6 cells" in await asyncio.to_thread(tailer, "status", name)
+        assert "tailer resume`. behind in 2 of 2 shards, by 6 cells" in await asyncio.to_thread(tailer, "status", name)
         await asyncio.to_thread(tailer, "resume", name)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
     report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=10)

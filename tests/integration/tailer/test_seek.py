@@ -45,11 +45,11 @@ def test_one_shard_or_all_go_on_where_told(seek, locations, kafka, storage, make
     put(storage, datastore, [new_cell(datastore, shard=3) for _ in range(9)])
     ensure_topics(kafka, datastore)
     told = seek(datastore.name, "7", "--shard", "3", "--dry-run").output
-    assert told == "shard 3: no progress → 1:7: 0 cells come again, 7 never come\n"
+    assert told == "shard 3: no progress → 1:7: 0 cells to come again, 7 never to come\n"
     assert locations(datastore) == dict.fromkeys(range(4), BEGINNING)
     assert seek(datastore.name, "7", "--shard", "3").exit_code == 0
     assert locations(datastore) == {0: BEGINNING, 1: BEGINNING, 2: BEGINNING, 3: Location(1, 7)}
-    assert "shard 3: 1:7 → 1:0: 7 cells come again, 0 never come\n" in seek(datastore.name, "0").output
+    assert "shard 3: 1:7 → 1:0: 7 cells to come again, 0 never to come\n" in seek(datastore.name, "0").output
     assert locations(datastore) == dict.fromkeys(range(4), BEGINNING)
 
 

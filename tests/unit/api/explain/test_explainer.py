@@ -142,7 +142,7 @@ def reporting(**report):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({}, "2 cells of its shard come before it"),
+        ({}, "2 cells of its shard before it"),
         ({"workers": []}, "nobody runs the program"),
         ({"checkpoint": None}, "the program has not begun this shard"),
         ({"pause": ProgramPause(True, None, 1)}, "the program is paused: no reason was given"),

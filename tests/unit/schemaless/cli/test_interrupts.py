@@ -7,7 +7,7 @@ import sys
 import pytest
 
 CHILD = """
-import signal, sys, time
+import signal, sys
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -16,8 +16,7 @@ class Holds:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
             print("it loads", flush=True)
-            while True:
-                time.sleep(0.05)
+            sys.stdin.read()
 
 
 sys.meta_path.insert(0, Holds())
@@ -36,9 +35,8 @@ main()
     ],
 )
 def test_ctrl_c_while_a_command_loads_leaves_no_traceback(module, status):
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(module=module)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", CHILD.format(module=module)], text=True, **pipes) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "it loads\n"
         child.send_signal(signal.SIGINT)

@@ -70,7 +70,7 @@ def test_filters_hide_cells_but_not_faults():
     hidden = Told(records, columns=["OTHER"])
     assert (hidden.lines, hidden.tail.faults, hidden.tail.records) == ([], 1, 3)
     assert hidden == ["HOLE in shard 0: cell 3 is missing before 1:4 (partition 0, offset 0)"]
-    assert hidden.tail.summary() == "3 records verified: 1 FAULTS"
+    assert hidden.tail.summary() == "3 records verified: 1 FAULT"
 
 
 def test_a_partition_that_is_whole_begins_with_the_first_cell():
@@ -87,7 +87,7 @@ def test_what_is_not_ours_is_counted_and_named():
     assert told[0].startswith("not ours: t [0] offset 5: not a cell record")
     assert "kind b'later' is not known" in told[1]
     assert "shard 1 does not belong to this partition" in told[2]
-    assert told.tail.summary() == "4 records verified: no hole, no repeat, no disorder, 3 records are not ours"
+    assert told.tail.summary() == "4 records verified: no hole, no repeat, no disorder, 3 foreign records"
 
 
 def test_a_flood_of_foreign_records_is_counted_only():

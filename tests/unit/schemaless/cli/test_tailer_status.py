@@ -17,7 +17,7 @@ def test_shards_whose_master_is_away_are_not_counted_as_caught_up() -> None:
     """32 shards without a head are no 0 behind."""
     shards = [shard(n, Location(1, 1)) for n in range(32)] + [shard(n, None, AWAY) for n in range(32, 64)]
     line = summary_line(TailerStatus(Datastore("d", 64, 1, ("a",)), NO_COMMAND, {}, shards))
-    assert "0 of 32 shards are behind" in line
+    assert "behind in 0 of 32 shards" in line
     assert line.endswith("Of 32 more the head isn't known")
 
 

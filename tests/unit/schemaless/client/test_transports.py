@@ -279,7 +279,7 @@ def test_more_requests_than_places_wait_and_say_nothing_against_the_host(server,
 def test_who_does_not_answer_is_named_with_the_time(server, puts):
     server.together = threading.Barrier(2)  # for which nobody comes
     (error,), failures = puts([server.url], 1, limits=Limits(attempts_max=1, attempt_timeout_s=0.05))
-    assert str(error) == f"no answer from {server.url} (no whole answer within 0.05 s), the last of 1 attempts"
+    assert str(error) == f"no answer from {server.url} (no whole answer within 0.05 s), the last of 1 attempt"
     assert failures == [1]
 
 
@@ -302,7 +302,7 @@ def test_a_body_that_is_taken_piece_by_piece_ends_with_its_attempt(server, encry
         monkeypatch.setenv("SCHEMALESS_CA", str(tmp_path / "ca.pem"))
     limits = Limits(attempts_max=1, attempt_timeout_s=0.5)
     (error,), _ = sync_puts([url], 1, limits=limits, body={"text": "x" * (14 << 20)})
-    assert str(error) == f"no answer from {url} (no whole answer within 0.5 s), the last of 1 attempts"
+    assert str(error) == f"no answer from {url} (no whole answer within 0.5 s), the last of 1 attempt"
 
 
 @both
