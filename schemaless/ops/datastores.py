@@ -260,6 +260,7 @@ def _other_counts(wanted: Datastore, written: Datastore | None) -> Misconfigured
     finish = f"--shards {written.shards} --partitions {written.partitions}"
     return Misconfigured(
         f"datastore {wanted.name} exists with {quantity(written.shards, 'shard')} and"
-        f" {quantity(written.partitions, 'partition')}, which can't be changed to {wanted.shards} and {wanted.partitions}",
+        f" {quantity(written.partitions, 'partition')}, which can't be changed to"
+        f" {wanted.shards} and {wanted.partitions}",
         hint=f"give the new one another name, or finish the creation of that one with {finish}",
     )
