@@ -76,24 +76,33 @@ async def note_gone(storage: AsyncStorage, datastore: Datastore, index: DefinedI
 
 
 async def remove_strays(storage: AsyncStorage, datastore: Datastore) -> Collection[str]:
-    """Deletes what versions that are gone have: a process that was killed late may have left checkpoints and rows.
+    """Deletes what versions that are gone have: a process that was killed late may have left tables, checkpoints and
+    rows.
 
-    Returns whose they were. Raises StorageUnavailable, also when a master is away: then nobody knows all versions.
+    Returns whose the checkpoints were. Raises StorageUnavailable, also when a master is away: then nobody knows all
+    versions.
     """
     found, rows = set[tuple[str, str]](), set[tuple[str, VersionKey]]()
+    tables: dict[str, list[tuple[int, str]]] = {}
     for cluster in datastore.clusters:
         master = storage.master(cluster)
         names = await master.run(consumer_summary.names, datastore.name)
         found |= {(cluster, name) for name in names if name.startswith(INDEX_PREFIX)}
         for table in _TABLES:
             rows |= {(cluster, key) for key in await master.run(table.versions, datastore.name)}
-    versions = await read_versions(storage, datastore)  # after the names: a version is noted before its checkpoints
+        tables[cluster] = await master.run(index_table.places, datastore)
+    versions = await read_versions(storage, datastore)  # after the names: a version is noted before anything is made
     if versions.away:
         return ()
     keys = {key for key, index in versions.merged.items() if index.stage is not IndexStage.GONE}
     for cluster, (index, number) in sorted(rows):
         if (index, number) not in keys:
             await _delete_rows(storage.master(cluster), IndexVersion(datastore.name, index, number))
+    needed = {index_table_name(*key) for key in keys}
+    for cluster, places in tables.items():
+        for shard, name in places:
+            if name not in needed:
+                await storage.master(cluster).run(index_table.drop, datastore, [shard], name)
     present = {index_consumer(*key) for key in keys}
     strays = [(cluster, name) for cluster, name in sorted(found) if name not in present]
     for cluster, name in strays:

@@ -149,7 +149,7 @@ class DatastoreIndexer:
                 await self._guarded(self._switch(named), named.answering)
         if self._may_have_strays and not versions.away:
             for consumer in await remove_strays(self._storage, self._datastore):
-                log.info("checkpoints of a dropped index are deleted", consumer=consumer)
+                log.info("what was left of a dropped index is deleted", consumer=consumer)
             self._may_have_strays = False
 
     async def _tend(self, index: DefinedIndex) -> None:

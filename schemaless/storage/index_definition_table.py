@@ -292,12 +292,20 @@ def stamps_of(datastore: str) -> Operation[tuple[tuple[object, ...], ...]]:
 
 
 def begin_build(datastore: str, name: str, number: int, build_until: Mapping[int, int]) -> Operation[None]:
-    """Notes how far a build must come, at least one shard. What was noted before stays.
+    """Notes how far a build must come, at least one shard, unless the version was dropped. What was noted stays.
 
     `build_until`: by shard, the added_id that its checkpoint must reach.
     """
     rows = [sql("(%s, %s, %s, %s, %s)", datastore, name, number, n, until) for n, until in build_until.items()]
-    yield f"INSERT IGNORE INTO {_BUILD_TABLE} VALUES {commas(rows)}"
+    which = sql("WHERE datastore = %s AND name = %s AND number = %s", datastore, name, number)
+    later = sql("WHERE datastore = %s AND name = %s AND number > %s", datastore, name, number)
+    # The lock keeps a drop out until the commit, and the drop deletes these rows. A master may not have the row yet.
+    own = f"(SELECT {_PRESENT} FROM {_TABLE} {which})"
+    yield (
+        f"BEGIN;SELECT 1 FROM {_TABLE} {which} FOR UPDATE;INSERT IGNORE INTO {_BUILD_TABLE} VALUES {commas(rows)};"
+        f"DELETE FROM {_BUILD_TABLE} {which} AND NOT COALESCE({own}, NOT EXISTS (SELECT 1 FROM {_TABLE} {later}));"
+        "COMMIT"
+    )
 
 
 def build_progress(datastore: str, name: str, number: int, consumer: str) -> Operation[BuildProgress]:

@@ -19,7 +19,7 @@ from schemaless.index.entry import IndexEntry
 from schemaless.index.transition import IndexWrite
 from schemaless.index.values import DATETIME_MIN_US, DECIMAL_DIGITS, DECIMAL_PLACES, FieldType, Value
 from schemaless.location import GenerationStart, Location
-from schemaless.storage.operation import Operation, Row
+from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Name, Script, commas, literal, sql, time_literal
 from schemaless.topology import Datastore
@@ -80,6 +80,17 @@ def create(datastore: Datastore, shard: int, definition: IndexDefinition) -> Ope
         f" source_added_id BIGINT UNSIGNED NOT NULL, live TINYINT NOT NULL, {commas(columns)},"
         f" PRIMARY KEY (row_key, element), KEY entries ({key}, row_key, element)) ENGINE=InnoDB"
     )
+
+
+def places(datastore: Datastore) -> Operation[list[tuple[int, str]]]:
+    """Returns the shard and the name of each index table that this server has of a datastore."""
+    shards = {datastore.database(shard): shard for shard in range(datastore.shards)}
+    prefix = f"{datastore.name}_"
+    rows = yield from query(
+        "SELECT table_schema, table_name FROM information_schema.tables WHERE LEFT(table_name, 6) = 'index_'"
+        + sql(" AND LEFT(table_schema, %s) = %s", len(prefix), prefix)
+    )
+    return sorted((shards[schema], name) for schema, name in rows if schema in shards)
 
 
 def drop(datastore: Datastore, shards: Sequence[int], name: str) -> Operation[None]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from indexer import builder
 from indexer.maintainer import Maintainer
-from indexer.removal import remove_strays
+from indexer.removal import note_gone, remove_from, remove_strays
 from schemaless.bus.topics import ensure_topics
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
@@ -322,6 +323,38 @@ async def test_rows_that_a_late_process_left_of_a_dropped_version_go(make_datast
             write(table, IndexVersion(datastore.name, definition().name, each))
     await remove_strays(async_storage, datastore)
     assert [node.run(table.versions, datastore.name) for table in tables] == [{(definition().name, 1)}] * 5
+
+
+@pytest.mark.parametrize("stage", [IndexStage.DEFINED, IndexStage.BUILDING])
+async def test_a_drop_at_the_moment_when_tables_are_made_leaves_none(
+    make_datastore, async_storage, storage, monkeypatch, stage
+):
+    """A process that is killed before it removes them leaves empty tables. No build is noted, and they go later."""
+    datastore = make_datastore(shards=SHARDS, partitions=2)
+    other = parse_definition({**definition().document(), "name": "other"})
+    for each in (definition(), other):
+        await create_index(async_storage, datastore, each)
+    await builder.build_step(async_storage, datastore, await find_index(async_storage, datastore, "other"))
+    index = replace(await find_index(async_storage, datastore, "by_owner"), stage=stage)
+    await run_on_masters(async_storage.masters, index_definition_table.bring_to, datastore.name, index)
+    make_tables = builder.make_tables
+
+    async def dropped_meanwhile(*arguments):
+        going = await drop_index(async_storage, datastore, "by_owner")
+        for cluster in datastore.clusters:
+            await remove_from(async_storage, datastore, going, cluster)
+        await note_gone(async_storage, datastore, going)
+        await make_tables(*arguments)
+
+    monkeypatch.setattr(builder, "make_tables", dropped_meanwhile)
+    await builder.build_step(async_storage, datastore, index)
+    left = left_of(storage, datastore, "by_owner", 1)
+    assert [name for _, name in left] == ["index_by_owner"] * SHARDS  # and no checkpoint or row of a build
+    kept = left_of(storage, datastore, "other", 1)
+    await remove_strays(async_storage, datastore)
+    assert left_of(storage, datastore, "by_owner", 1) == []
+    assert left_of(storage, datastore, "other", 1) == kept
+    assert len(kept) > SHARDS
 
 
 async def test_a_late_creation_brings_no_dropped_version_back(make_datastore, async_storage, storage):

@@ -98,3 +98,21 @@ def test_what_changes_is_seen_in_the_stamps(table):
     before = table(index_definition_table.stamps_of)
     table(index_definition_table.switch_to, CHANGE, 60)
     assert table(index_definition_table.stamps_of) != before
+
+
+@pytest.mark.parametrize("stage", [IndexStage.DELETING, IndexStage.GONE, None])
+def test_no_build_is_noted_of_a_version_that_was_dropped(table, stage):
+    """A late process may begin it. None: its row went, too, as a later version took the name."""
+    third = defined(replace(DEFINITION, number=3), IndexStage.DEFINED)
+    first = (index_definition_table.begin_build, "by_owner", 3, {0: 7})
+    table(*first)  # this server doesn't have the row yet
+    assert table(index_definition_table.build_until, "by_owner", 3) == {0: 7}
+    table(index_definition_table.bring_to, third)
+    table(index_definition_table.begin_build, "by_owner", 3, {0: 9})
+    assert table(index_definition_table.build_until, "by_owner", 3) == {0: 7}
+    table(index_definition_table.bring_to, replace(third, stage=stage or IndexStage.GONE))
+    if stage is None:
+        table(index_definition_table.bring_to, defined(replace(DEFINITION, number=4)))
+        assert rows(table).keys() == {1, 2, 4}
+    table(*first)
+    assert table(index_definition_table.build_until, "by_owner", 3) == {}
