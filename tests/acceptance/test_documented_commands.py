@@ -43,7 +43,7 @@ NOT_RUN = {
 CONNECTED = ""
 FOLLOWS = {
     r"schemaless triggers run examples/ride.py": "billed 12.5",
-    r"schemaless triggers run": "Ctrl-C ends them",
+    r"schemaless triggers run": "Ctrl-C ends that",
     r"schemaless log .*--follow": CONNECTED,
     r"schemaless tail (?!.*--no-follow)": CONNECTED,
     r"python -m consumers\.probe": "acknowledged_ms",
