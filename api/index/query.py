@@ -82,7 +82,7 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
         places=tuple((entry_shard(definition, IndexEntry((value,)), shards), value) for value in values),
         selection=selection,
         digest=digest,
-        fields=frozenset(definition.field(name).name for name in shown),
+        fields=frozenset(_named(definition, name, "fields").name for name in shown),
         include=_include(options.get("include")),
         verify=_is_set(options, "verify"),
         explain=_is_set(options, "explain"),
@@ -91,11 +91,20 @@ def parse_query(definition: IndexDefinition, shards: int, parameters: Iterable[t
     )
 
 
+def _named(definition: IndexDefinition, name: str, option: str) -> Field:
+    """Returns the field that an option names. Raises Invalid."""
+    try:
+        return definition.field(name)
+    except Invalid as error:
+        raise Invalid(option, f"{name!r} {error.why}") from None
+
+
 def _term(definition: IndexDefinition, name: str, texts: Sequence[str]) -> Term:
     field_name, dot, operator = name.partition(".")
     field = definition.field(field_name)
     if dot and operator not in {*Operator}:
-        known = ", ".join(f"{field_name}.{each}" for each in Operator if each is not Operator.EQ)
+        others = {Operator.EQ} if field.type in PREFIX_TYPES else {Operator.EQ, Operator.PREFIX}
+        known = ", ".join(f"{field_name}.{each}" for each in Operator if each not in others)
         raise Invalid(name, f"is no comparison: there are {field_name}, {known}")
     op = Operator(operator or Operator.EQ)
     if len(texts) > 1 and op is not Operator.EQ:
@@ -141,7 +150,7 @@ def _selection(
 ) -> tuple[Selection, str, ShardLocation | None]:
     keyed = definition.keyed
     if "order" in options:
-        asked = definition.field(options["order"])
+        asked = _named(definition, options["order"], "order")
         if asked not in keyed:
             raise Invalid("order", f"must be one of {', '.join(field.name for field in keyed)}: they are keyed")
     elif len(values) > 1:

@@ -287,7 +287,7 @@ async def _shown(request: Request, datastore: Datastore, name: str, status: int 
     idle = await _idle(request, datastore, [named])
     view = await _view(request, datastore, named, versions, problems, idle, lags=True)
     answering = named.answering
-    if answering.has_tables and answering.state is not IndexState.BUILDING:
+    if answering.is_complete:
         passes = await read_passes(request.state.storage, datastore, timeout_s)
         version = IndexVersion(datastore.name, answering.name, answering.number)
         view["cleaner"] = None if passes is None else cleaner_view(request.state.storage, datastore, passes, version)
@@ -350,7 +350,7 @@ async def _version_view(
         "kept_until": None if until is None else created_at_text(until),
         "definition": index.definition.document(),
     }
-    if workers is not None and index.has_tables and index.state is not IndexState.BUILDING:
+    if workers is not None and index.is_complete:
         timeout_s = request.state.settings.status_timeout_s
         shards, unheard = await read_consumer(request.state.storage, datastore, index.definition.consumer, timeout_s)
         view["lag"] = None if unheard.clusters else in_all(shards).lag

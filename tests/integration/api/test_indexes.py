@@ -518,13 +518,18 @@ async def test_a_superseded_location_is_never_included(call, by_hand, datastore,
         assert days(ask(call, after=second["location"])) == [1, 2]
 
 
-async def test_a_paused_index_answers_and_says_how_far_it_is_behind(call, by_hand):
+async def test_a_paused_index_answers_and_says_how_far_it_is_behind(call, by_hand, topology, datastore):
     """Its document has the lag. What it hasn't reached is refused at once. Pausing and resuming twice is harmless."""
     trip(call, DRIVERS[0], 1)
     make(call)
     paused = [call("POST", f"/indexes/{NAME}/pause").json() for _ in range(2)]
     assert [document["state"] for document in paused] == ["paused", "paused"]
     assert paused[0]["progress"]["total"] is None
+    async with AsyncStorage(topology) as storage:
+        await build_step(storage, datastore, await find_index(storage, datastore, NAME))
+    half = call.get(f"/indexes/{NAME}").json()
+    assert (half["state"], half["progress"]) == ("paused", {"done": 0, "total": 1, "eta_s": None})
+    assert not {"lag", "waiting_shards", "cleaner"} & half.keys()  # it was never complete
     problem = assert_problem(ask(call), 409)
     assert "paused" in problem["detail"]
     assert f"index resume {NAME}" in problem["hint"]
@@ -705,7 +710,7 @@ def test_an_unknown_index_takes_no_order(call, order):
         ({"driver": "nobody"}, "driver"),
         ({"colour": "red"}, "colour"),
         ({"created.like": "x"}, "created.like"),
-        ({"order": "colour"}, "colour"),
+        ({"order": "colour"}, "order"),
         ({"limit": "0"}, "limit"),
         ({"cursor": "abc"}, "cursor"),
         ({"after": "1:1"}, "after"),
