@@ -72,7 +72,7 @@ def test_a_page_of_versions_or_of_the_log_ends_before_it(call, row):
 
 def test_an_event_stream_has_the_cells_before_it(call, row):
     """Its last event is the problem, as a page would be."""
-    with following(call) as stream:
+    with following(call, timeout_s=60) as stream:
         assert stream.added_ids(1) == [1]
         assert_unreadable(stream.next("problem").data, row)
 

@@ -136,8 +136,11 @@ def test_half_a_head_behind_a_request_has_a_deadline_too(bounded):
     with closing(connect(bounded)) as sock:
         sock.settimeout(60)
         sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /he")
-        assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
-        assert sock.recv(4096) == b""
+        received = b""
+        while chunk := sock.recv(4096):
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert received.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_thousand_slow_payloads_cost_honest_clients_nothing(bounded, shared_datastore):
