@@ -1,4 +1,4 @@
-"""Tailers that join, leave and die: partitions move, only those that must, and soon; nothing is repeated (I7)."""
+"""Tailers that join, leave and die: partitions move, only those that must; nothing is repeated (I7)."""
 
 import re
 import signal
@@ -18,30 +18,29 @@ pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
 PARTITIONS = 6
 SESSION_S = 6.0  # the default: how long the group takes to notice that a tailer is dead
-MOVED_ON_WITHIN_S = 5.0
-HANDED_OVER_WITHIN_S = 5.0  # about 0.7 s on a quiet machine; before the end of a session in any case
+LONG_SESSION_S = 120.0  # nobody waits here until it ends
+VISIBLE_WITHIN_S = 60
 
 
 class Group:
-    """Tailers of one datastore with default time-outs, and what is written to it."""
+    """Tailers of one datastore, and what is written to it."""
 
     def __init__(self, running, kafka, storage, datastore, folder) -> None:
         self.running, self.kafka, self.storage, self.datastore, self.folder = running, kafka, storage, datastore, folder
         self._admin = AdminClient({"bootstrap.servers": kafka})
         self.tailers = []
-        self.seconds: list[float] = []
         self.cells = 0
 
-    def join(self, stack: ExitStack, *shares: int, module=("tailer",)) -> None:
+    def join(self, stack: ExitStack, *shares: int, session_s: float = SESSION_S, module=("tailer",)) -> None:
         """Another tailer starts; returns when the members have so many partitions each."""
-        settings = {"session_timeout_s": SESSION_S, "transaction_timeout_s": 5.0, "module": module}
+        settings = {"session_timeout_s": session_s, "transaction_timeout_s": 5.0, "module": module}
         output = self.folder / f"tailer-{len(self.tailers)}"
         arguments = (self.running.path, self.kafka, self.datastore)
         self.tailers += stack.enter_context(running_tailers(1, *arguments, output=output, **settings))
         self.await_shares(*shares)
 
     def await_shares(self, *shares: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + VISIBLE_WITHIN_S
         while (found := self._shares()) != sorted(shares):
             assert time.monotonic() < deadline, f"partitions of the members: {found}"
             time.sleep(0.1)
@@ -56,8 +55,8 @@ class Group:
         wait_for_records(self.kafka, self.datastore, self.cells)
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Until a read_committed consumer has a cell of every shard that was written inside."""
+    def all_visible(self, when: str) -> Iterator[None]:
+        """Until a read_committed consumer has a cell of every shard that was written inside. Prints the seconds."""
         settings = {"group.id": "-", "isolation.level": "read_committed", "fetch.wait.max.ms": 20}
         consumer = Consumer({"bootstrap.servers": self.kafka, **settings})
         ends = [TopicPartition(self.datastore.topic, number) for number in range(PARTITIONS)]
@@ -66,8 +65,8 @@ class Group:
         consumer.assign(ends)
         began = time.monotonic()
         yield
-        found = consumer.consume(self.datastore.shards, timeout=30)
-        self.seconds.append(time.monotonic() - began)
+        found = consumer.consume(self.datastore.shards, timeout=VISIBLE_WITHIN_S)
+        print(f"{len(found)} cells visible {time.monotonic() - began:.2f} s {when}")
         consumer.close()
         assert len(found) == self.datastore.shards
 
@@ -88,11 +87,11 @@ def _partitions(what, said):
     return [int(partition) for found in lists for partition in found.split(",") if partition]
 
 
-def test_partitions_move_only_when_they_must_and_soon(running, kafka, storage, make_datastore, tmp_path):
+def test_partitions_move_only_when_they_must(running, kafka, storage, make_datastore, tmp_path):
     """Three join one by one, one leaves by SIGTERM, one is killed with a transaction flushed and not committed.
 
-    Nobody lets go a partition that may stay. New cells of every shard are visible at once after the SIGTERM, and
-    within five seconds of the end of its session after the SIGKILL.
+    Nobody lets go a partition that may stay. New cells of every shard become visible long before the session of the
+    one that left would end, so its leaving was heard; and once the killed one's session has ended.
     """
     datastore = make_datastore(shards=PARTITIONS, partitions=PARTITIONS)
     group = Group(running, kafka, storage, datastore, tmp_path)
@@ -102,26 +101,22 @@ def test_partitions_move_only_when_they_must_and_soon(running, kafka, storage, m
         group.write()
         group.await_published()
         group.join(stack, 3, 3, module=("tests.faults.halting_tailer", "flushed", "SIGKILL", str(armed)))
-        group.join(stack, 2, 2, 2)
+        group.join(stack, 2, 2, 2, session_s=LONG_SESSION_S)
         assert sorted(len(released) for released in group.let_go()) == [0, 1, 4], "5 had to move, and no more"
 
         before = group.let_go()
         leaving = group.tailers[2]
-        with group.measured():
+        with group.all_visible("after SIGTERM"):
             leaving.send(signal.SIGTERM)
             group.write()
         group.await_shares(3, 3)
         assert group.let_go()[:2] == before[:2]
+        assert leaving.process.wait(VISIBLE_WITHIN_S) == 0
 
         armed.touch()
-        with group.measured():
+        with group.all_visible("after SIGKILL"):
             group.write()
-            assert group.tailers[1].process.wait(20) == -signal.SIGKILL
+            assert group.tailers[1].process.wait(VISIBLE_WITHIN_S) == -signal.SIGKILL
         assert group.let_go()[0] == before[0]
-    handed_over_s, moved_on_s = group.seconds
-    print(f"visible {handed_over_s:.2f} s after SIGTERM, {moved_on_s:.2f} s after SIGKILL")
-    assert leaving.process.returncode == 0
-    assert handed_over_s < HANDED_OVER_WITHIN_S
-    assert moved_on_s < SESSION_S + MOVED_ON_WITHIN_S
     report = audit(running.topology, kafka, datastore, stall_s=5)
     assert (report.findings.named, report.cells()["matched"]) == ([], group.cells)

@@ -81,14 +81,22 @@ def test_a_broker_that_is_away_hides_no_transaction_of_another_broker(scene):
 
 
 class FakeAdmin:
-    """Says for each partition where it ends, for all readers and for committed ones, or fails."""
+    """Says for each partition where it ends, for all readers and for committed ones, or fails.
+
+    Like librdkafka's, it may take seconds for a topic of which it wasn't asked who leads it. So it refuses that.
+    """
 
     def __init__(self, *ends):
         self._ends = ends
+        self._known = set()
+
+    def list_topics(self, topic, timeout_s):
+        self._known.add(topic)
 
     def list_offsets(self, wanted, *, isolation_level, request_timeout):
         answers = {}
         for place in wanted:
+            assert place.topic in self._known, f"who leads {place.topic} isn't known"
             answers[place] = answer = Future()
             end = self._ends[place.partition]
             if isinstance(end, int):
@@ -104,6 +112,7 @@ class FakeAdminOfAll(FakeAdmin):
     def list_offsets(self, wanted, **settings):
         if len(wanted) > 1:
             failed = FakeAdmin(*[KafkaError._NOENT] * len(self._ends))
+            failed.list_topics(TOPIC, 1.0)
             return failed.list_offsets(wanted, **settings)
         return super().list_offsets(wanted, **settings)
 
@@ -124,3 +133,16 @@ def test_what_a_broker_does_not_say_is_no_end():
     assert {place: error.code() for place, error in found.errors.items()} == {
         (TOPIC, 2): KafkaError._TIMED_OUT, (TOPIC, 3): KafkaError._TIMED_OUT,
     }  # fmt: skip
+
+
+def test_where_no_broker_answers_nothing_is_known_of_any_partition():
+    class AdminWithoutBroker(FakeAdmin):
+        def list_topics(self, topic, timeout_s):
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    places = [(TOPIC, 0), ("progress", 0)]
+    found = open_transactions(AdminWithoutBroker((9, 9)), places, timeout_s=1.0)
+    assert found.first == {}
+    assert {place: error.code() for place, error in found.errors.items()} == dict.fromkeys(
+        places, KafkaError._TRANSPORT
+    )
