@@ -39,7 +39,7 @@ def write(storage, datastore, shard, count):
     put(storage, datastore, [new_cell(datastore, shard=shard) for _ in range(count)])
 
 
-def await_logged(output, text, timeout_s=20.0):
+def await_logged(output, text, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while text not in output.read_text():
         assert time.monotonic() < deadline, f"not logged: {text}"

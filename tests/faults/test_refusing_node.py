@@ -42,7 +42,7 @@ def running_cleaner(topology) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 class Writer:

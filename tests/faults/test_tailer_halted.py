@@ -97,7 +97,7 @@ class Play:
 
     def await_refused(self) -> None:
         """What was not refused in time is left to the test of its step."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not all(scene.refused() for scene in self.scenes):
             time.sleep(0.05)
         for scene in self.scenes:
@@ -141,7 +141,7 @@ def scenes(running, kafka, storage, make_datastore, tmp_path_factory):
         for scene in play.scenes:
             scene.tailer.send(signal.SIGTERM)
         for scene in play.scenes:
-            scene.exit_status = scene.tailer.process.wait(20)
+            scene.exit_status = scene.tailer.process.wait(60)
         yield {scene.step: scene for scene in play.scenes}
 
 

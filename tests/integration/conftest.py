@@ -36,7 +36,7 @@ def call(api, shared_datastore):
 def eventually():
     """Asks again until the answer has a status, for what replication brings a moment later."""
 
-    def ask(question, status, timeout_s=10.0):
+    def ask(question, status, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while (answer := question()).status_code != status:
             assert time.monotonic() < deadline, answer.text
@@ -62,7 +62,7 @@ async def tailing(running, kafka, async_storage):
     yield start
     for service, task in started:
         service.stop()
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
 
 
 @pytest.fixture

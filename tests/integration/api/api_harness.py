@@ -77,7 +77,7 @@ def api_process(topology: Path, **settings: object) -> Iterator[ApiProcess]:
             yield ApiProcess(client, process, port)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 _ROUTER = Router(ROUTES)

@@ -292,7 +292,7 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
         for home in ("a", "b"):
             await reaches(partial(at_home, async_storage.master(home), datastore), 1, REWRITE_MAX_S)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 12) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()

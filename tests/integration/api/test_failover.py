@@ -142,7 +142,7 @@ def test_lag_grows_while_the_master_is_away(call, servers, stored):
     """Nobody can tell what a hung master took meanwhile: the minion's answers say by how much they may be behind."""
     servers["a-master"].stop()
     call.get(f"/cells/{stored}/BASE")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while float(call.get(f"/cells/{stored}/BASE").headers["schemaless-lag"]) <= 1:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -189,6 +189,6 @@ def test_status_and_readiness_answer_while_a_master_hangs(api, call, servers, st
     ready, seconds = timed(lambda: api.client.get("/readyz"))
     assert (ready.status_code, seconds < ANSWER_MAX_S) == (200, True)
     down = 'schemaless_api_node_up{cluster="a",node="a-master",role="master"} 0.0'
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while down not in api.client.get("/metrics").text:
         assert time.monotonic() < deadline, "the sampler did not notice"

@@ -46,7 +46,7 @@ def put(call, datastore, count):
 
 
 def wait_for_minion(call, head):
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while True:
         answer = call.get("/shards", params={"read_from": "minion"})
         if answer.status_code == 200 and [shard["head"] for shard in answer.json()["shards"]] == [head]:

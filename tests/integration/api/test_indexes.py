@@ -357,7 +357,7 @@ async def test_every_answer_says_how_far_the_index_is(call, by_hand):
     assert (fresh["behind_cells"], fresh["behind_seconds"]) == (0, 0)
     first = trip(call, DRIVERS[0], 2)
     trip(call, DRIVERS[1], 3)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (late := ask(call).json()["freshness"])["behind_cells"] != 2:
         assert time.monotonic() < deadline, late
         await asyncio.sleep(0.1)
@@ -374,7 +374,7 @@ async def test_a_minion_says_how_far_its_own_entries_are(call, by_hand):
     trip(call, DRIVERS[0], 1)
     make(call)
     await by_hand.index_all()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         answer = ask(call, read_from="minion")
         if answer.status_code == 200 and answer.json()["freshness"]["behind_cells"] == 0:
@@ -439,7 +439,7 @@ async def test_a_minion_answers_with_cells_that_the_index_lacks(call, by_hand):
     trip(call, DRIVERS[0], 1)
     make(call)
     await by_hand.index_all()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not (answer := ask(call, read_from="minion")).is_success or days(answer) != [1]:
         assert time.monotonic() < deadline, answer.text
         await asyncio.sleep(0.1)
@@ -565,7 +565,7 @@ async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_ha
         storage.master(datastore.home(shard)).run(index_table.drop, datastore, [shard], index_table_name(NAME, 2))
     async with AsyncStorage(by_hand.topology) as others:
         await drop_index(others, datastore, NAME)
-    deadline = time.monotonic() + 10  # a minion may have the table for a moment more, and answers then
+    deadline = time.monotonic() + 60  # a minion may have the table for a moment more, and answers then
     while (answer := ask(call)).status_code == 200 and time.monotonic() < deadline:
         assert days(answer) == [1]
     assert_problem(answer, 404)

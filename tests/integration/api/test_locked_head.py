@@ -93,7 +93,7 @@ def test_an_idle_transaction_that_holds_a_head_is_ended(api, make_datastore, sto
     datastore = make_datastore(placement=("a",))
     call = api.at(datastore)
     with held_head(storage.master("a"), datastore, 0) as connection:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while put_in(call, datastore, 0)[0] != 201:
             assert time.monotonic() < deadline, "nobody ended it"
             time.sleep(0.2)

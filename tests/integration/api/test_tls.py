@@ -52,7 +52,7 @@ def serve(running, make_datastore, certificates):
     yield start
     for process in started:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 @pytest.fixture(scope="module")

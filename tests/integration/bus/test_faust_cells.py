@@ -86,7 +86,7 @@ async def test_an_agent_is_given_cells_and_nothing_else(kafka):
         await agent.wait_for(lambda agent: len(agent.given) == 8)
         publish(kafka, datastore, [stored_cell(0, 9, generation=2)])
         await agent.wait_for(lambda agent: len(agent.given) == 9)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         last = 5 + 1 + 3 + 2 + 2 + 3 + 1 + 1  # cells, foreign, aborted, announced, cells, one more; and their markers
         while (offset := await asyncio.to_thread(committed, kafka, datastore, group)) < last:
             assert time.monotonic() < deadline, offset

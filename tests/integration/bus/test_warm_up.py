@@ -18,7 +18,7 @@ def admin(kafka):
 
 
 def await_deletion(admin):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while warm_up.TOPIC in admin.list_topics(timeout=10).topics:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -199,7 +199,7 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
             assert count_effects(client, calls) == entries
         finally:
             workers.terminate()
-            assert workers.wait(20) == 0
+            assert workers.wait(60) == 0
     charged = [line.split("\t") for path in charges.glob("*.tsv") for line in path.read_text().splitlines()]
     assert {trip for trip, _ in charged} >= set(map(str, rows["HA"]))  # the other test put some, too
     assert len({trip for trip, _ in charged}) == len({key for _, key in charged}) == len(charged)

@@ -138,7 +138,7 @@ def test_it_follows_until_it_is_interrupted(kafka):
         publish(kafka, datastore, [stored_cell(0, 2)])
         assert process.stdout.readline().startswith("0:1:2 ")
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == "2 records verified: no hole, no repeat, no disorder\n"
 
 
@@ -149,5 +149,5 @@ def test_a_reader_that_has_enough_ends_it_quietly(kafka, whole):
     with subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, text=True) as process:
         os.close(write)
         os.close(read)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()

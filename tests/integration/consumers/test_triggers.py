@@ -240,7 +240,7 @@ def test_a_program_that_can_not_run_says_so_in_one_line(tmp_path, capfd, datasto
     """Nothing is started for a module that is missing or marks nothing."""
     path = str(tmp_path / "missing.py") if text is None else write_program(tmp_path, "empty", text)
     with run(path, datastore, settings) as process:
-        assert process.process.wait(20) == 1
+        assert process.process.wait(60) == 1
     assert said in capfd.readouterr().err
 
 

@@ -170,7 +170,7 @@ async def test_a_query_after_a_put_includes_it_on_master_and_minion(processes, r
 
 
 def ask_until_reached(node, datastore, query):
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while True:
         answer = node.run(find_entries, datastore, definition(), query, query.places)
         if answer.reached is not None and answer.reached >= query.after.location:

@@ -37,7 +37,7 @@ class Case:
     def await_published(self, count):
         return wait_for_records(self.kafka, self.datastore, count, timeout_s=30)
 
-    def await_logged(self, text, times=1, timeout_s=20.0):
+    def await_logged(self, text, times=1, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s
         while self.output.read_text().count(text) < times:
             assert time.monotonic() < deadline, f"not logged {times} times: {text}"
