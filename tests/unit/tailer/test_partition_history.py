@@ -12,6 +12,7 @@ from schemaless.bus.published_progress import Progress, beginning
 from schemaless.errors import StorageUnavailable
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position, cell_digest
+from schemaless.shard_cursor import ProvenPage
 from schemaless.storage import shard_head, shard_log
 from schemaless.topology import Datastore
 from tailer import partition_tail
@@ -210,6 +211,23 @@ async def test_a_position_without_a_digest_is_taken_by_its_number_once():
     await drain(tail_of(Servers(log), topic))
     assert topic.records == [log.cells[2]]
     assert topic.progress == position(3)
+
+
+@pytest.mark.parametrize("missing", [{2}, {1, 2, 3}], ids=["between", "all"])
+async def test_a_page_that_is_not_dense_is_reported_and_nothing_of_it_is_published(missing):
+    """I3: cells are missing between others, or a node shows none though its head promises some."""
+    servers, topic = Servers(log_of(3)), Topic()
+    answer = servers._answer
+
+    def with_a_hole(log, operation, asked):
+        page = answer(log, operation, asked)[0]
+        return {0: ProvenPage([found for found in page.cells if found.added_id not in missing], page.head)}
+
+    servers._answer = with_a_hole
+    with capture_logs() as logged:
+        shard = await drain(tail_of(servers, topic))
+    assert (shard.state, topic.records) == (TailState.BACKING_OFF, [])
+    assert [entry["event"] for entry in logged] == ["shard is not tailed"]
 
 
 async def test_without_its_master_a_doubtful_shard_waits():

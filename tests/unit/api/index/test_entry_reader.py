@@ -332,6 +332,49 @@ async def test_a_superseded_location_is_gone(world):
     assert not world.waits
 
 
+async def test_a_location_that_is_superseded_is_gone_also_for_an_index_that_is_beyond_it(world):
+    """Its generation is over, so a higher number proves nothing (I13)."""
+    lost = world.after()
+    world.table.open_generation(0, 3)
+    world.reached = dict.fromkeys(world.reached, Location(2, 2))
+    with pytest.raises(LocationGone):
+        await world.page(("owner", "1"), lost)
+
+
+async def test_a_location_that_is_superseded_while_a_query_waits_is_gone(world):
+    """The log can't be evaluated, so nobody finds that out before the end of the wait."""
+    lost = world.after()
+    world.away.add(changed_rows)
+    world.waits.append(None)
+    world.table.open_generation(0, 3)
+    with pytest.raises(LocationGone):
+        await world.page(("owner", "1"), lost, ("wait", "0"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "log_asked"), [(None, None), (Role.MINION, None), (Role.MASTER, Role.MASTER)], ids=["any", "minion", "m"]
+)
+async def test_the_cells_that_an_index_lacks_are_read_from_the_master_of_their_shard(world, asked, log_asked):
+    """D6: a minion may lack the put. It is asked only where the master is away, and the caller allows that."""
+    read, asked_from = world.read, {}
+
+    async def noting(cluster, operation, *args, read_from=None, without=()):
+        asked_from[operation] = read_from
+        return await read(cluster, operation, *args, read_from=read_from, without=without)
+
+    world.read = noting
+    await world.page(("owner", "1"), world.after(), read_from=asked)
+    assert asked_from == {find_entries: asked, changed_rows: log_asked}
+
+
+def test_a_log_that_ends_before_what_a_node_has_reached_is_not_evaluated():
+    """A minion of the source shard lags behind the index. What it shows is older than the entries."""
+    changes = Changes(Location(1, 4), World().table.generations(0), [])
+    verify_evaluable(changes, Location(1, 3), (Location(1, 2), 4))
+    with pytest.raises(Unevaluated, match="shows it up to 4 only"):
+        verify_evaluable(changes, Location(1, 3), (Location(1, 2), 5))
+
+
 async def test_a_node_that_is_behind_the_first_one_is_not_believed(world):
     """A minion that lags answers the second time: the overlay is read again, from its checkpoint."""
     world.put(ROWS[1], "BASE", 3, body(3, 1, 1))
