@@ -208,7 +208,7 @@ class _TriggerCollector(Collector):
         )
         failing = GaugeMetricFamily(
             "schemaless_api_trigger_failing_cells",
-            "Cells whose last call failed, and that wait for the next.",
+            "Cells whose function failed, and that wait for the next attempt. Retry alone is no failure.",
             labels=labels,
         )
         paused = GaugeMetricFamily(

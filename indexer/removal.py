@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import structlog
+
 from schemaless.index.catalogue import read_versions, run_on_masters
 from schemaless.index.versions import VersionKey
 from schemaless.names import INDEX_PREFIX, index_consumer, index_table_name
@@ -29,6 +31,8 @@ from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.topology import Datastore
+
+log = structlog.get_logger()
 
 _TABLES_PER_STATEMENT = 16
 _TABLES = (
@@ -100,11 +104,18 @@ async def remove_strays(storage: AsyncStorage, datastore: Datastore) -> Collecti
             await _delete_rows(storage.master(cluster), IndexVersion(datastore.name, index, number))
     needed = {index_table_name(*key) for key in keys}
     for cluster, places in tables.items():
-        for shard, name in places:
-            if name not in needed:
-                await storage.master(cluster).run(index_table.drop, datastore, [shard], name)
+        await _drop_tables(storage.master(cluster), datastore, [place for place in places if place[1] not in needed])
     present = {index_consumer(*key) for key in keys}
     strays = [(cluster, name) for cluster, name in sorted(found) if name not in present]
     for cluster, name in strays:
         await storage.master(cluster).run(checkpoint_table.delete_all, datastore.name, name)
     return sorted({name for _, name in strays})
+
+
+async def _drop_tables(master: AsyncNode, datastore: Datastore, places: Collection[tuple[int, str]]) -> None:
+    """Deletes tables by shard and name, many in one statement."""
+    for table in sorted({name for _, name in places}):
+        shards = [shard for shard, name in places if name == table]
+        log.info("tables of a dropped index are deleted", node=master.node.name, table=table, shards=len(shards))
+        for some in chunks(shards, count_max=_TABLES_PER_STATEMENT):
+            await master.run(index_table.drop, datastore, some, table)

@@ -19,7 +19,7 @@ SAMPLE_PERIOD_S = 10.0
 class ProgramSample(msgspec.Struct, frozen=True):
     """One program over all clusters that answered. `tripped` counts the workers whose breaker is open.
 
-    `failing` counts the cells whose last call failed, and that are called again.
+    `failing` counts the cells whose function failed, and that are called again.
     """
 
     summary: ProgramSummary
@@ -52,7 +52,7 @@ class TriggerSamples:
             for name, summary in summaries.items():
                 own = [row.report for row in workers if row.consumer == name]
                 tripped = sum(report.tripped is not None for report in own)
-                failing = sum(report.failing_count for report in own)
+                failing = sum(report.erred_count for report in own)
                 if is_program(name):
                     found[datastore.name, name.partition(":")[2]] = ProgramSample(summary, len(own), tripped, failing)
         self.programs = found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -22,6 +23,7 @@ MARKERS_S = 2.0
 """The markers that end a transaction take milliseconds. One that is open for longer than this hangs."""
 
 _POLL_S = 0.05
+_LEADERS_S = 0.5
 
 
 class OpenTransactions(msgspec.Struct, frozen=True):
@@ -40,11 +42,9 @@ def open_transactions(admin: AdminClient, places: Collection[Place], *, timeout_
     The client learns first who leads them. librdkafka 2.16 may miss the answer to a question of its own about that, and
     asks again three seconds later (docs/experiments.md).
     """
-    try:
-        for topic in {topic for topic, _ in places}:
-            admin.list_topics(topic, timeout_s)
-    except KafkaException as error:
-        return OpenTransactions({}, dict.fromkeys(places, error.args[0]))
+    for topic in {topic for topic, _ in places}:
+        with suppress(KafkaException):  # the broker that was asked may be away, and the leaders not
+            admin.list_topics(topic, min(timeout_s, _LEADERS_S))
     ends, errors = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED, timeout_s)
     # Asked later, so it may be further, and never behind.
     stable, more_errors = _ends(admin, ends, IsolationLevel.READ_COMMITTED, timeout_s)

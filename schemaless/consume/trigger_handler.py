@@ -188,8 +188,11 @@ class TriggerHandler:
         """Why its breaker is open, or None."""
         return self._breaker.cause
 
-    def failing(self) -> tuple[int, list[FailingCell]]:
-        """Returns how many cells wait for their next attempt, and those that are due first."""
+    def failing(self) -> tuple[int, int, list[FailingCell]]:
+        """Returns how many cells wait for their next attempt, how many of them failed, and those that are due first.
+
+        A cell whose function only ever raised Retry didn't fail: that asks to be called later, and uses no attempt up.
+        """
         waiting = [
             replay
             for rows in list(self._shards.values())
@@ -197,7 +200,8 @@ class TriggerHandler:
             if replay.record.cause is Cause.WAITING and replay.record.attempted_at
         ]
         first = sorted(waiting, key=lambda replay: replay.due_at)[:FAILING_MAX]
-        return len(waiting), [self._cell_calls.failing(replay) for replay in first]
+        erred = sum(replay.record.attempts > 0 for replay in waiting)
+        return len(waiting), erred, [self._cell_calls.failing(replay) for replay in first]
 
     def hung_call(self) -> HungCall | None:
         """Returns a call above the limit, with what has to be stored before the process ends."""

@@ -123,12 +123,13 @@ async def _begin(
 
 
 def _report(host: ConsumerHost, handler: TriggerHandler, program: TriggerProgram) -> WorkerReport:
-    count, failing = handler.failing()
+    count, erred, failing = handler.failing()
     return msgspec.structs.replace(
         host.report(handler.oldest_call(), handler.tripped, handler.parallel),
         origin=program.origin,
         failing=tuple(failing),
         failing_count=count,
+        erred_count=erred,
     )
 
 

@@ -91,6 +91,8 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     origin: str = ""
     failing: tuple[FailingCell, ...] = ()
     failing_count: int = 0
+    erred_count: int = 0
+    """Of the failing cells, those whose function raised something else than Retry."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, gc=False):

@@ -304,7 +304,7 @@ def test_doubts_are_a_list_of_their_own(stage, one_row, api):
 async def test_metrics_have_the_sums_of_the_status(stage, one_row, async_storage):
     """What became of the cells, what is paused and tripped."""
     for cluster in stage.datastore.clusters:
-        report = WorkerReport(host="h", pid=1, tripped="bill fails", failing_count=2)
+        report = WorkerReport(host="h", pid=1, tripped="bill fails", failing_count=3, erred_count=2)
         stage.storage.master(cluster).run(worker_table.put, stage.datastore.name, CONSUMER, 7, report)
     stage.call.post(f"/triggers/{PROGRAM}/pause", json={})
     samples, metrics = TriggerSamples(async_storage, Catalogue(async_storage), timeout_s=5.0), Metrics()

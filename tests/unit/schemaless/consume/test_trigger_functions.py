@@ -361,6 +361,21 @@ async def test_an_error_whose_text_raises_is_a_failure_like_any_other(settings):
     assert "Nameless" in record_of(handler).error
 
 
+async def test_a_cell_whose_function_asks_to_be_called_later_waits_and_does_not_fail():
+    """Nobody is alerted for it: a program may poll with Retry for as long as it likes."""
+
+    @trigger(column="BASE")
+    def polls(cell):
+        raise Retry(60)
+
+    server = Server()
+    server.write(1)
+    process = Process(server, 1, [polls])
+    await process.pass_by(0.5)
+    count, erred, (shown,) = process.handler.failing()
+    assert (count, erred, shown.trigger) == (1, 0, "polls")
+
+
 async def test_a_cell_that_fails_is_shown_with_its_attempt_and_traceback_while_it_fails():
     """The log has the traceback once. What is parked isn't shown as failing any more."""
 
@@ -373,13 +388,13 @@ async def test_a_cell_that_fails_is_shown_with_its_attempt_and_traceback_while_i
     process = Process(server, 1, [bills])
     with capture_logs() as lines:
         await process.pass_by(0.5)
-        count, (shown,) = process.handler.failing()
-        assert (count, shown.trigger, shown.cell) == (1, "bills", f"{row_key(1)}/BASE/1")
+        count, erred, (shown,) = process.handler.failing()
+        assert (count, erred, shown.trigger, shown.cell) == (1, 1, "bills", f"{row_key(1)}/BASE/1")
         assert (shown.location, shown.attempt, shown.attempts) == ("0:1:1", 1, 3)
         assert 'raise ValueError("no card")' in shown.error
         await process.pass_by(1.0)
-        assert [cell.attempt for cell in process.handler.failing()[1]] == [2]
+        assert [cell.attempt for cell in process.handler.failing()[2]] == [2]
         await process.pass_by(5.0)
-        assert process.handler.failing() == (0, [])
+        assert process.handler.failing() == (0, 0, [])
     failed = [line for line in lines if line["event"] == "a call failed"]
     assert [("exception" in line, line["log_level"]) for line in failed] == [(True, "warning"), (False, "warning")]
