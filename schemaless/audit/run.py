@@ -252,7 +252,10 @@ class _DatastoreAudit:
         ]
 
     def _heads(self) -> dict[int, int]:
-        return {shard: report.head for shard, report in self._reports.items()}
+        """Returns by shard how far consumers can come: they follow the topic, which brings nothing of what waits for a
+        resume.
+        """
+        return {shard: report.head - report.waiting for shard, report in self._reports.items()}
 
     def _home(self, shard: int) -> SyncNode:
         return self._storage.master(self._datastore.home(shard))

@@ -253,6 +253,24 @@ def test_while_tailing_is_paused_only_what_comes_after_the_progress_waits(
     assert report.cells()["waiting"] == 1
 
 
+def test_a_program_that_did_all_that_was_published_is_not_behind_a_pause_of_tailing(
+    audited, publish, pause_tailing, storage, datastore
+):
+    """The cells that wait for a resume reach no consumer before it."""
+    publish()
+    for shard in (0, 1):
+        node = storage.master(datastore.home(shard))
+        node.run(checkpoint_table.make, datastore.name, BILLING, [Position(shard, 1, 0)])
+        move = Move(BILLING, 0, Position(shard, 1, 6), finished=6, counts=CellCounts(called=6))
+        node.run(checkpoint_table.move, datastore.name, [move])
+    put(storage, datastore, [new_cell(datastore, {"n": 7}, 0)])
+    pause_tailing()
+    with no_waiting():
+        report = audited()
+    assert (report.clean, report.cells()["waiting"]) == (True, 1)
+    assert [(consumer.cells, consumer.finished) for consumer in report.consumers] == [(12, 12)]
+
+
 def test_an_audit_waits_for_what_was_published_before_the_pause(
     audited, publish, pause_tailing, storage, kafka, datastore
 ):
