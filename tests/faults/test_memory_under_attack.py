@@ -91,7 +91,8 @@ def test_memory_is_bounded_under_all_attacks_at_once(running, make_datastore):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     datastore = make_datastore()
-    with api_process(running.path) as api:
+    # A disk that stalls may cost a put of a megabyte seconds. It is to be stored, and not buffered.
+    with api_process(running.path, write_timeout_s=15.0) as api:
         attack = Attack(api, datastore)
         row = uuid.uuid4()
         for version in range(VERSIONS):
