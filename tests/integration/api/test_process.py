@@ -138,7 +138,7 @@ def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, mak
     status = caller.get("/status").json()
     backlog = status["clusters"]["b"]["backlogs"]["a"]
     assert (backlog["rows"], backlog["stalled"], status["refused"]) == (3, True, 1)
-    assert 90 <= backlog["oldest_s"] < 120
+    assert 90 <= backlog["oldest_s"] < 600
     assert (backlog["refused"]["cells"], backlog["refused"]["reason"]) == (1, "a-master: no table")
 
     def told():
@@ -155,7 +155,9 @@ def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, mak
     metrics = api.client.get("/metrics").text
     labels = f'datastore="{datastore.name}",'
     assert f'schemaless_api_buffer_rows{{{labels}home="a",secondary="b"}} 3.0' in metrics
-    assert f'schemaless_api_buffer_oldest_seconds{{{labels}home="a",secondary="b"}} 9' in metrics
+    oldest = f'schemaless_api_buffer_oldest_seconds{{{labels}home="a",secondary="b"}} '
+    (oldest_s,) = [float(line.removeprefix(oldest)) for line in metrics.splitlines() if line.startswith(oldest)]
+    assert 90 <= oldest_s < 600
     assert f'schemaless_api_buffer_refused_cells{{{labels}error="a-master: no table",' in metrics
     here.run(refusal_table.clear, [first])
 
