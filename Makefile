@@ -1,6 +1,6 @@
 # Every command of the README. A bare Debian machine is enough: each target installs what it misses.
 .DEFAULT_GOAL := help
-.PHONY: help venv servers generators servers-mysql servers-debezium up down demo test test-mysql check pictures recording bench faults lock
+.PHONY: help venv servers generators spin servers-mysql servers-debezium browser up down demo test test-mysql check pictures recording screenshots bench faults lock
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -26,6 +26,12 @@ servers-mysql:
 generators:
 	@deploy/install-generators
 
+spin:
+	@deploy/install-servers spin
+
+browser:
+	@deploy/install-servers browser
+
 servers-debezium:
 	@deploy/install-servers debezium
 
@@ -38,10 +44,10 @@ down: venv ## stop it in order; the data stays
 demo: venv servers ## load real data, audit it, leave the stack running
 	@$(BIN)/schemaless demo
 
-test: venv servers ## the whole default suite, on real servers that it starts itself
+test: venv servers spin browser ## the whole default suite, on real servers that it starts itself
 	$(BIN)/pytest $(PARALLEL)
 
-test-mysql: venv servers-mysql ## what touches storage or the log, on MySQL 9.7
+test-mysql: venv servers-mysql ## what depends on the kind of server, on MySQL 9.7
 	SCHEMALESS_MYSQL_FLAVOUR=mysql $(BIN)/pytest -m storage $(PARALLEL)
 
 check: venv ## format, lint, types, import contracts, docs and sizes: no servers
@@ -60,8 +66,12 @@ recording: venv servers ## run the demo, kill each of its processes, draw docs/d
 bench: venv servers servers-debezium ## the benchmark report
 	$(BIN)/python -m bench
 
-faults: venv servers generators ## the long run that kills and stops processes
+faults: venv servers generators spin ## the long run that kills and stops processes
 	SCHEMALESS_FAULTS_LONG=1 $(BIN)/pytest -m faults --timeout 3600
+
+screenshots: venv servers browser ## the pictures of docs/page.md and of the incidents, from a real browser
+	$(BIN)/python docs/take-screenshots
+	SCHEMALESS_TEST_PICTURES=docs $(BIN)/pytest tests/integration/ui/test_incidents.py
 
 lock: ## requirements.lock anew from pyproject.toml
 	uv pip compile pyproject.toml --extra server --group dev --universal --python-version 3.11 --generate-hashes \

@@ -1,6 +1,7 @@
 """`python -m api`: one API process.
 
-On SIGTERM it takes no more requests, ends those that follow a log, finishes those in flight, and closes its pools.
+On SIGTERM it drains: /readyz is 503, and all else is served for a while. Then it takes no more requests, ends those
+that follow a log, finishes those in flight, and closes its pools.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from uvicorn.config import STARTUP_FAILURE
 from api.access.admission import is_loopback, refuse_open_port
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
-from api.http.server import ApiLoop, ApiServer, connections_within_limits, protocol_within
+from api.http.server import ApiLoop, ApiServer, protocol_within
 from schemaless.config import ApiSettings, read_settings
 from schemaless.errors import SchemalessError
+from schemaless.runtime import tracing
 from schemaless.runtime.lifecycle import collect_rarely, report_failure
 from schemaless.runtime.logs import configure_logging
+from schemaless.runtime.open_files import clients_within_limit
 from schemaless.runtime.tls import require_certificate
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
 STOP_TIMEOUT_S = 10
+CLIENTS_MIN = 16
+"""A process with places for fewer serves nobody well."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _RETURNED_BYTES_MIN = 128 << 10
@@ -35,7 +40,10 @@ def main() -> int:
     try:
         settings = read_settings(ApiSettings)
         configure_logging(settings.log_level, "api", settings.log_format)
+        tracing.begin("api", settings.traces)
         app = create_app(settings)
+        nodes = sum(len(cluster.nodes) for cluster in app.topology.clusters.values())
+        connections_max = clients_within_limit(nodes * settings.connections_max, clients_min=CLIENTS_MIN)
         if settings.tls_certificate is not None:
             require_certificate(settings.tls_certificate, settings.tls_key)
         if not is_loopback(settings.host):
@@ -45,12 +53,7 @@ def main() -> int:
         return 1
     collect_rarely()
     return_large_memory()
-    nodes = sum(len(cluster.nodes) for cluster in app.topology.clusters.values())
-    protocol = protocol_within(
-        connections_max=connections_within_limits(nodes * settings.connections_max),
-        head_timeout_s=settings.head_timeout_s,
-        tls=settings.tls_certificate is not None,
-    )
+    protocol = protocol_within(connections_max=connections_max, tls=settings.tls_certificate is not None)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -67,9 +70,12 @@ def main() -> int:
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=STOP_TIMEOUT_S,
     )
-    server = ApiServer(config, before_shutdown=app.stop_following)
+    server = ApiServer(
+        config, drain_s=settings.drain_s, before_drain=app.begin_drain, before_shutdown=app.stop_following
+    )
     with suppress(KeyboardInterrupt):  # the server raises its signals again when it has stopped
         server.run()
+    tracing.end()
     return 0 if server.started else STARTUP_FAILURE
 
 
@@ -86,7 +92,7 @@ def return_large_memory() -> None:
 
 async def require_token(settings: ApiSettings) -> None:
     """Raises Misconfigured when the API would be open to a network."""
-    async with AsyncStorage(load_topology(settings.topology), connect_timeout_s=settings.connect_timeout_s) as storage:
+    async with AsyncStorage(load_topology(settings.topology)) as storage:
         tokens = KnownTokens(storage)
         await tokens.refresh()
     refuse_open_port(settings.host, tokens)

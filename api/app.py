@@ -18,11 +18,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.http.asgi import UNEXPECTED, Dispatcher, WatchedSend, answered_at_stop, send_no_route
+from api.http.asgi import UNEXPECTED, Dispatcher, Router, WatchedSend, answered_at_stop, send_no_route
+from api.http.openapi import DESCRIPTION, add_docs, document_of
 from api.http.response import METHOD_NOT_ALLOWED, ProblemKind, Response, document_response, problem, problem_response
-from api.http.route import Router
-from api.openapi.docs_page import add_docs
-from api.openapi.document import DESCRIPTION, document_of
 from api.routes import ROUTES
 from api.state import ApiState, opened_state
 from schemaless.config import ApiSettings
@@ -108,6 +106,10 @@ class SchemalessApp(FastAPI):
         for kind, named in own["components"].items():
             components[kind] = {**named, **components.get(kind, {})}
         return document
+
+    def begin_drain(self) -> None:
+        """Has /readyz tell load balancers that this process stops."""
+        self.api_state.draining.set()
 
     def stop_following(self) -> None:
         """Ends the requests that follow a log. They would never end by themselves."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -16,28 +17,26 @@ from api.access.admission import Admission
 from api.access.issuer import Issuer, IssuerKeys, fetch_over, verified_audience
 from api.access.known_tokens import REFRESH_S, KnownTokens
 from api.explain.explainer import Explainer
-from api.follow.followers import Followers
-from api.follow.head_watch import FollowedHeads
-from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
-from api.index.checkpoint_waiter import CheckpointWaiter
-from api.index.definition_cache import BuildEta, IndexCatalogue
-from api.index.entry_reader import EntryReader
-from api.index.freshness import IndexFreshness
-from api.index.overlay import Overlays
-from api.index.passes import PassSamples
-from api.index.problems import ProblemSamples
-from api.index.repairs import QueuedRepairs
+from api.follow.followers import FollowedHeads, Followers
+from api.http.budget import PAYLOAD_BYTES_MAX, READ_BYTES_MAX, PayloadBudget, ReadBudget, RequestsInFlight
+from api.index.entry_reader import CheckpointWaiter, EntryReader, Overlays
+from api.index.freshness import BuildEta, IndexCatalogue, IndexFreshness
+from api.index.passes import QueuedRepairs
 from api.metrics import Metrics
-from api.read.read_breaker import ReadBreaker
-from api.read.reader import Reader
+from api.read.reader import ReadBreaker, Reader
 from api.read.replica_lag import ReplicaLag
-from api.status.backlogs import Backlogs
-from api.triggers.samples import TriggerSamples
+from api.read.unsettled import CellReader, Unsettled
+from api.ui.live import OpenPages, SampleHistory
 from api.write.put import CellWriter
 from schemaless.config import ApiSettings
+from schemaless.facts.consumers import Programs, sample_programs
+from schemaless.facts.indexes import Counts, PassSamples, sample_problems
+from schemaless.facts.servers import Backlog, read_backlogs
 from schemaless.ops.datastores import Catalogue
+from schemaless.runtime.pace import Sampled
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncStorage, shares_of
+from schemaless.storage.everywhere import for_each_cluster
 from schemaless.storage.shard_head import Moved
 from schemaless.topology import Topology
 
@@ -50,10 +49,11 @@ class ApiState:
     storage: AsyncStorage
     catalogue: Catalogue
     reader: Reader
+    cell_reader: CellReader
     entry_reader: EntryReader
     read_breaker: ReadBreaker
     lag: ReplicaLag
-    backlogs: Backlogs
+    backlogs: Sampled[list[Backlog]]
     metrics: Metrics
     payload_budget: PayloadBudget
     read_budget: ReadBudget
@@ -67,42 +67,45 @@ class ApiState:
     tokens: KnownTokens
     admission: Admission
     explainer: Explainer
+    history: SampleHistory
+    open_pages: OpenPages = field(default_factory=OpenPages)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
 async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterator[ApiState]:
     """Opens the pools and the watches. A server that is unreachable doesn't keep it from opening."""
     async with AsyncStorage(
-        topology,
-        shares=shares_of(settings.connections_max),
-        connect_timeout_s=settings.connect_timeout_s,
-        timeout_s=settings.statement_timeout_s,
-        lossy_masters=settings.lossy_masters,
+        topology, shares=shares_of(settings.connections_max), lossy_masters=settings.lossy_masters
     ) as storage:
         read_breaker, in_flight = ReadBreaker(), RequestsInFlight()
         lag = ReplicaLag(storage, timeout_s=settings.read_timeout_s, on_sample=read_breaker.sampled)
         reader = Reader(storage, read_breaker, lag, timeout_s=settings.read_timeout_s)
         metrics, tokens, catalogue = Metrics(), KnownTokens(storage), Catalogue(storage)
-        writer = CellWriter(storage, settings, latest=lag.latest_created_at, observe=metrics.put_stage)
-        timeout_s = settings.status_timeout_s
-        metrics.watch_backlogs(backlogs := Backlogs(storage, timeout_s=timeout_s, age_max_s=settings.backlog_age_max_s))
-        metrics.watch_problems(problem_samples := ProblemSamples(storage, timeout_s=timeout_s))
-        metrics.watch_passes(pass_samples := PassSamples(storage, timeout_s=timeout_s))
-        metrics.watch_triggers(trigger_samples := TriggerSamples(storage, catalogue, timeout_s=timeout_s))
-        metrics.watch(storage, read_breaker, lag, writer.counts, writer.held_shards)
-        watches = {name: _head_watch(reader, name, settings) for name in topology.clusters}
-        metrics.watch_repairs(repairs := QueuedRepairs(storage))
-        metrics.watch_followers(followers := Followers(watches, in_flight, followers_max=settings.followers_max))
+        unsettled = Unsettled(storage, catalogue, read_breaker.has_answered)
+        told = (time.monotonic, lag.latest_created_at, metrics.put_stage, unsettled.note)
+        writer = CellWriter(storage, settings, *told)
+        backlogs = Sampled[list[Backlog]](lambda: read_backlogs(storage), 5.0, [])
+        problems = Sampled[Counts](lambda: sample_problems(storage), 5.0, {})
+        programs = Sampled[Programs](lambda: sample_programs(storage, catalogue), 10.0, {})
+        passes, repairs = PassSamples(storage), QueuedRepairs(storage)
+        history = SampleHistory(storage, lag, read_breaker, backlogs, programs)
+        metrics.watch_problems(problems)
+        metrics.watch_passes(passes)
+        metrics.watch_programs(programs)
+        watches = _Watches(reader)
+        followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         await asyncio.gather(lag.step(), tokens.refresh())
         async with (
             _issuer_of(settings) as issuer,
             _in_background(
-                *(each.run() for each in (lag, repairs, backlogs, problem_samples, pass_samples, trigger_samples)),
+                *(each.run() for each in (lag, repairs, backlogs, problems, passes, programs, unsettled, history)),
                 _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
-                *(watch.run() for watch in watches.values()),
+                _watch_moves(followers),
+                for_each_cluster(storage, lambda name: watches[name].run()),
             ),
         ):
-            yield ApiState(
+            state = ApiState(
                 settings=settings,
                 storage=storage,
                 catalogue=catalogue,
@@ -111,24 +114,24 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
                 index_repairs=repairs,
                 build_eta=BuildEta(),
                 reader=reader,
-                entry_reader=EntryReader(reader, CheckpointWaiter(reader), Overlays(reader), pass_samples.differing),
+                cell_reader=CellReader(reader, unsettled),
+                entry_reader=EntryReader(reader, CheckpointWaiter(reader), Overlays(reader), passes.differing),
                 writer=writer,
                 read_breaker=read_breaker,
                 lag=lag,
                 backlogs=backlogs,
                 metrics=metrics,
-                payload_budget=PayloadBudget(
-                    settings.payload_bytes_max,
-                    arriving_max=settings.payloads_max,
-                    caller_arriving_max=settings.caller_payloads_max,
-                ),
-                read_budget=ReadBudget(settings.read_bytes_max, wait_s=settings.read_timeout_s),
+                payload_budget=PayloadBudget(PAYLOAD_BYTES_MAX),
+                read_budget=ReadBudget(READ_BYTES_MAX, wait_s=settings.read_timeout_s),
                 in_flight=in_flight,
                 followers=followers,
                 tokens=tokens,
                 admission=admission,
                 explainer=Explainer(reader, wait_s=settings.read_timeout_s),
+                history=history,
             )
+            metrics.watch_api(state)
+            yield state
             await writer.close()
 
 
@@ -145,6 +148,9 @@ async def _issuer_of(settings: ApiSettings) -> AsyncIterator[Issuer | None]:
             yield Issuer(settings.oidc_issuer, audience, settings.oidc_claim, keys)
 
 
+MOVES_LOOK_S = 0.1
+
+
 async def _watch_tokens(tokens: KnownTokens, followers: Followers, admission: Admission) -> None:
     """Reads the tokens again and again, and ends the requests that follow a log with a token that isn't valid."""
     while True:
@@ -153,12 +159,27 @@ async def _watch_tokens(tokens: KnownTokens, followers: Followers, admission: Ad
         followers.release_unless(admission.hold)
 
 
-def _head_watch(reader: Reader, cluster: str, settings: ApiSettings) -> FollowedHeads:
-    async def ask(seen: Mapping[str, Moved], watched: Mapping[str, Collection[int]]) -> dict[str, Moved]:
-        moved, _ = await reader.read(cluster, shard_head.moved_since, seen, watched)
-        return moved
+async def _watch_moves(followers: Followers) -> None:
+    """Lets requests that follow a log learn where shards moved to, as soon as this process knows it."""
+    while True:
+        await asyncio.sleep(MOVES_LOOK_S)
+        followers.follow_moves()
 
-    return FollowedHeads(ask, poll_s=settings.follow_poll_s)
+
+class _Watches(dict[str, FollowedHeads]):
+    """The watch of each cluster, made when somebody first asks for it: clusters may come later."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def __missing__(self, cluster: str) -> FollowedHeads:
+        async def ask(seen: Mapping[str, Moved], watched: Mapping[str, Collection[int]]) -> dict[str, Moved]:
+            moved, _ = await self._reader.read(cluster, shard_head.moved_since, seen, watched)
+            return moved
+
+        watch = self[cluster] = FollowedHeads(ask)
+        return watch
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from bench.paced import put_paced
 from bench.scale import Scale
 from bench.servers import BenchStack, our_api, service
 from bench.trips import TripMaker
-from schemaless.index.catalogue import build_progress, create_index, find_index
+from schemaless.index.catalogue import build_progress, create_index, find_index, throttle_index
 from schemaless.index.definition import IndexDefinition, parse_definition
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -86,7 +86,8 @@ async def _built(stack: BenchStack, definition: IndexDefinition) -> float:
     await _create(stack, definition)
     began, first, total = time.monotonic(), None, 0
     async with AsyncStorage(stack.topology) as storage:
-        with service(stack, "indexer", ["indexer"], {"SCHEMALESS_INDEXER_BUILD_COMMIT_MAX_S": "60"}):
+        await throttle_index(storage, stack.datastore, definition.name, {"build_commit_max_s": 60.0})
+        with service(stack, "indexer", ["indexer"]):
             while (now := time.monotonic()) < began + TIMEOUT_S:
                 index = await find_index(storage, stack.datastore, definition.name)
                 progress = await build_progress(storage, stack.datastore, index)

@@ -12,7 +12,7 @@ from bench.figures import Comparison, Values, at_most
 from bench.filling import fill_ours
 from bench.scale import Scale
 from bench.servers import BenchStack, cpu_seconds, service
-from schemaless.ops.tailer_control import set_paused
+from schemaless.ops.tailers import set_paused
 from schemaless.storage.pymysql_driver import SyncStorage
 
 PART_CELLS = 500_000  # made in memory at once

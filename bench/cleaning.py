@@ -19,12 +19,11 @@ from bench.filling import fill_ours
 from bench.indexing import make_tables, our_rate
 from bench.scale import Scale
 from bench.servers import BenchStack
-from indexer.index_cleaner import IndexCleaner
-from indexer.minion_cleaner import MINIONS_SHARE
+from indexer.index_cleaner import MINIONS_SHARE, IndexCleaner
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import StackSettings
-from schemaless.demo.flights import BASE, FLIGHTS, REF_KEY, STATUS, fetch_dataset, parse_flight, read_rows
+from schemaless.demo.loader import BASE, FLIGHTS, REF_KEY, STATUS, fetch_dataset, parse_flight, read_rows
 from schemaless.index.definition import IndexDefinition, parse_definition
 from schemaless.index.transition import index_writes
 from schemaless.position import Position

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ign
 from bench import plain_tier
 from bench.servers import BenchStack
 from schemaless.stack.local import LocalServer
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from schemaless.stack.programs import ServerProgramMissing, cache_folder, find_program
 
 FOLDER = "debezium-3.5.0"
@@ -147,7 +147,7 @@ class Peer:
 
     def _connector(self) -> dict[str, str]:
         (cluster,) = self._stack.administrators.clusters.values()
-        master = cluster.master
+        master = cluster.nodes[0]
         return {
             "name": CONNECTOR,
             "connector.class": "io.debezium.connector.mariadb.MariaDbConnector",
@@ -194,7 +194,7 @@ def drain_rate(peer: Peer, cells: int) -> float:
 def full_row_images(stack: BenchStack) -> None:
     """Logs full row images, as Debezium demands. An INSERT is logged whole either way."""
     for cluster in stack.administrators.clusters.values():
-        with plain_tier.connect(cluster.master) as connection, connection.cursor() as cursor:
+        with plain_tier.connect(cluster.nodes[0]) as connection, connection.cursor() as cursor:
             cursor.execute("SET GLOBAL binlog_row_image = FULL")
 
 

@@ -130,7 +130,7 @@ def main() -> None:
     options.add_argument("--port", type=int, required=True)
     options.add_argument("--copies", type=int, default=1)
     given = options.parse_args()
-    masters = [cluster.master for cluster in load_topology(given.topology).clusters.values()]
+    masters = [cluster.nodes[0] for cluster in load_topology(given.topology).clusters.values()]
     app = make_app(masters, given.copies)
     uvicorn.run(
         app,

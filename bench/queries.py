@@ -55,7 +55,9 @@ def measure(stack: BenchStack, scale: Scale) -> list[Comparison]:
         explained = json.loads(_get(api, f"{path}&explain=true"))
         assert len(explained["entries"]) == LIMIT
         (part,) = [part for part in explained["explain"] if part["rows_read"]]
-        server: pymysql.Connection = plain_tier.connect(stack.topology.cluster(part["cluster"]).master, autocommit=True)
+        server: pymysql.Connection = plain_tier.connect(
+            stack.topology.cluster(part["cluster"]).nodes[0], autocommit=True
+        )
 
         def ours() -> None:
             assert len(_get(api, path)) == size

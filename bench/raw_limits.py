@@ -140,7 +140,7 @@ def _shards(batches: Sequence[Batch]) -> set[int]:
 
 
 def _rows(stack: BenchStack, datastore: Datastore, shard: int) -> int:
-    master = stack.topology.cluster(datastore.home(shard)).master
+    master = stack.topology.cluster(datastore.home(shard)).nodes[0]
     with plain_tier.connect(master) as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT COALESCE(MAX(added_id), 0) FROM {datastore.database(shard)}.entity")
         ((highest,),) = cursor.fetchall()

@@ -21,7 +21,7 @@ from schemaless.errors import StorageUnavailable
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.admin import SERVICE_USER
 from schemaless.stack.local import LocalServer, running_topology
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_head import movement
 from schemaless.topology import Datastore, Node, Topology
@@ -56,7 +56,7 @@ class BenchStack:
         return f"/v1/{self.datastore.name}"
 
     def masters(self) -> list[Node]:
-        return [cluster.master for cluster in self.topology.clusters.values()]
+        return [cluster.nodes[0] for cluster in self.topology.clusters.values()]
 
     def cells(self) -> int:
         """How many the datastore holds: added_ids are dense (I3)."""
@@ -88,7 +88,7 @@ def storage_stack(
             ensure_topics(kafka, datastore)
         stack = BenchStack(running.topology, running.administrators, running.path, datastore, folder, kafka)
         for cluster in stack.administrators.clusters.values():
-            _make_plain_tables(cluster.master)
+            _make_plain_tables(cluster.nodes[0])
         yield stack
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api.http.content import JSON, MSGPACK, Format
-from api.routes.batch import split_puts
+from api.routes.cells import split_puts
 from bench.figures import Figure, Values, at_most
 from schemaless.codec import BODY_BYTES_MAX, decode_body
 

@@ -18,6 +18,7 @@ from bench import (
     indexing,
     latency,
     log_latency,
+    many_servers,
     peer_drain,
     puts,
     queries,
@@ -69,6 +70,14 @@ def checked_tokens(folder: Path, scale: Scale, _beside: Path | None) -> list[Sec
         "checked. Beside it, in turns: the same on servers that have no token."
     )
     return [Section("Checks of tokens", notes, rows)]
+
+
+def beside_many_servers(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
+    notes = (
+        f"One API process, idle after {many_servers.PUTS:,} puts. Servers have little memory here, so that many fit."
+        " What it holds grows with servers, and not with servers times shards."
+    )
+    return [Section("Many servers", notes, many_servers.measure(folder, scale))]
 
 
 def with_minions(folder: Path, scale: Scale, _beside: Path | None) -> list[Section]:
@@ -307,4 +316,5 @@ SUITES: Mapping[str, Suite] = {
     "with-minions": with_minions,
     "backlog": large_backlog,
     "tokens": checked_tokens,
+    "many-servers": beside_many_servers,
 }

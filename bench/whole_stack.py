@@ -27,7 +27,7 @@ from bench.latency import DEFINITION, INDEX
 from bench.load import Outcome, run_load
 from bench.scale import Scale
 from bench.trips import TripMaker, put_request
-from schemaless.stack.processes import checkout_folder
+from schemaless.stack.supervision import checkout_folder
 
 CONNECTIONS = 64
 PUTS_PER_S_MAX = 4_000  # requests are made before a round begins

@@ -9,7 +9,7 @@ from schemaless.runtime.lifecycle import ServiceParts, run_service
 
 
 async def serve(parts: ServiceParts[CleanerSettings]) -> None:
-    await Cleaner(parts.storage, parts.settings, CleanerMetrics(parts.metrics.registry)).run(parts.stop)
+    await Cleaner(parts.storage, CleanerMetrics(parts.metrics.registry)).run(parts.stop)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -11,33 +12,37 @@ from schemaless.cell import RowKey, StoredCell
 from schemaless.consume.ports import Effect, Outcome, Run, Script, StatelessHandler
 from schemaless.errors import Fenced, StorageUnavailable
 from schemaless.index.definition import IndexDefinition
+from schemaless.index.inspection import ExpectedEntries
 from schemaless.index.transition import (
     IndexWrite,
     ProblemWrite,
     Row,
+    Transitions,
+    erasing_writes,
     index_writes,
     superseding_problems,
     superseding_writes,
     walked_writes,
 )
 from schemaless.location import GenerationStart, Location, kept_until, visible_starts
+from schemaless.names import ERASE_COLUMN
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.sharding import shard_of
 from schemaless.storage import (
     checkpoint_table,
     entity_table,
-    entity_walk,
+    index_check_table,
     index_definition_table,
     index_problem_table,
     index_table,
-    index_tombstones,
-    index_walk_table,
     index_write_table,
     shard_head,
 )
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.checkpoint_table import Checkpoint
+from schemaless.storage.failover import all_masters
 from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.operation import query
 from schemaless.topology import Datastore
 
 Rows = Mapping[RowKey, Row]
@@ -82,7 +87,10 @@ class Maintainer(StatelessHandler):
         self.throttle = throttle or Throttle()
         self._storage = storage
         self._datastore = datastore
+        self._placed = definition.placed(datastore)
+        self._cells = ExpectedEntries(storage, datastore, definition)
         self._definition = definition
+        self._read_for = definition.columns | {ERASE_COLUMN}
         self.version = IndexVersion(datastore.name, definition.name, definition.number)
         self.is_kept = False
         """Whether another version answers, and what is written to this one is counted."""
@@ -94,8 +102,9 @@ class Maintainer(StatelessHandler):
 
         It finishes as many cells as the throttle allows and as fit the bounds of what it reads and writes.
         """
-        allowed = self.throttle.take(sum([len(run.cells) for run in runs]))
-        given, runs = runs, _first_cells(runs, allowed)
+        given = [run.before_erasure for run in runs]
+        allowed = self.throttle.take(sum([len(run.cells) for run in given]))
+        runs = _first_cells(given, allowed)
         before, unread = await self._rows_before(runs)
         room = self._room()
         outcomes, writes, problems = [], list[IndexWrite](), list[ProblemWrite]()
@@ -105,21 +114,50 @@ class Maintainer(StatelessHandler):
                 (
                     n
                     for n, cell in enumerate(run.cells)
-                    if cell.row_key in missing and cell.column_name in self._definition.columns
+                    if cell.row_key in missing and cell.column_name in self._read_for
                 ),
                 len(run.cells),
             )
-            cells = run.cells[:readable]
-            changed = index_writes(self._definition, self._datastore.shards, before[run.shard], cells, room.take)
+            cells, rows = run.cells[:readable], before[run.shard]
+            if cells and self._loses(run):
+                changed = await self._erase(cells[0], rows.get(cells[0].row_key, {}), room)
+            else:
+                changed = index_writes(self._definition, self._datastore.shards, rows, cells, room.take)
             writes += changed.writes
             problems += changed.problems
             held_back = len(run.cells) < len(whole.cells) and changed.finished == len(run.cells)
             outcomes.append(Outcome(changed.finished, self.throttle.wait_s if held_back else 0.0))
         scripts = self._scripts(writes, problems)
         if self.is_kept:
-            for cluster, here in self._datastore.by_home(writes, lambda write: write.shard).items():
+            for cluster, here in self._placed.by_home(writes, lambda write: write.shard).items():
                 scripts[cluster] += f";{index_write_table.count(self.version, runs[0].shard, len(here))}"
         return Effect(outcomes, scripts)
+
+    def _loses(self, run: Run) -> bool:
+        """Whether a run is the entry of an erasure of cells that the index is made of."""
+        return (erasing := run.erasing) is not None and not self._definition.columns.isdisjoint(erasing.cells)
+
+    async def _erase(self, entry: StoredCell, row: Row, room: _Room) -> Transitions:
+        """Returns what the entry of an erasure changes. No list of faults keeps values of its row, either (I19).
+
+        Whoever moved a checkpoint before has committed: so what index tables have of the row is found, or nothing of
+        this stays.
+        """
+        shards = self._placed.by_home(range(self._datastore.shards), lambda shard: shard)
+        found = await all_or_first_error(
+            self._storage.master(cluster).run(
+                index_table.of_rows, self._datastore, self._definition, {n: [entry.row_key] for n in some}
+            )
+            for cluster, here in shards.items()
+            for some in chunks(here, count_max=index_table.SHARDS_AT_ONCE)
+        )
+        await all_masters(
+            self._storage, self._datastore.clusters, index_check_table.forget_faults, self.version, entry.row_key
+        )
+        writes, problem = erasing_writes(
+            self._definition, self._datastore.shards, entry, row, chain.from_iterable(found)
+        )
+        return Transitions(writes, 1, [problem]) if room.take(writes, problem) else Transitions([], 0)
 
     async def supersede(self, shard: int, starts_at: int, generation: int) -> Effect:
         """Takes back what cells of a shard wrote that a generation superseded, at or above `starts_at` (I13).
@@ -145,13 +183,12 @@ class Maintainer(StatelessHandler):
         last = await self.take_back(shard, starts_at, known, clusters, write)
         await self._walk_again(shard, starts_at - 1, clusters, write)
         # What no tombstone tells of any more was walked. If more of them went meanwhile, it must be walked again.
-        refusal = index_tombstones.refusal(self.version, shard, starts_at - 1)
+        refusal = index_table.refusal(self.version, shard, starts_at - 1)
         return Effect([], {cluster: ";".join(filter(None, [refusal, last[cluster]])) for cluster in clusters})
 
     async def generations(self, shard: int, generation: int) -> Sequence[GenerationStart]:
         """Returns the generations of a shard, once this one is among them. Raises StorageUnavailable."""
-        home = self._storage.master(self._datastore.home(shard))
-        known = await home.run(shard_head.generations, self._datastore.name, shard)
+        known = await self._cells.read({shard: 0}, shard_head.generations, self._datastore.name, shard)
         if all(start.generation < generation for start in known):
             raise StorageUnavailable(f"generation {generation} of shard {shard} is not known on its master yet")
         return known
@@ -164,28 +201,24 @@ class Maintainer(StatelessHandler):
         All but the last script of each cluster, which it returns. `known` are the shard's generations. `write` must
         fail once another process has taken the shard further. Raises what it raises, and StorageUnavailable.
         """
-        name, number = self._definition.name, self._definition.number
-        await all_or_first_error(
-            master.run(index_definition_table.lower_build, self._datastore.name, name, number, shard, starts_at - 1)
-            for master in self._storage.masters
-        )
+        place = self._datastore.name, self._definition.name, self._definition.number, shard, starts_at - 1
+        await all_masters(self._storage, self._storage.topology.clusters, index_definition_table.lower_build, *place)
         starts = [start for start in visible_starts(known) if start.starts_at >= starts_at]
         if not starts:
             return dict.fromkeys(clusters, "")
-        await self._supersede_problems(self._storage.master(self._datastore.home(shard)), shard, starts)
+        await self._supersede_problems(self._storage.master(self._placed.home(shard)), shard, starts)
         last = await all_or_first_error(self._supersede_on(cluster, shard, starts, write) for cluster in clusters)
         return dict(zip(clusters, last, strict=True))
 
     async def _checkpoints(self, shard: int) -> dict[str, Checkpoint]:
         """Returns the checkpoint of a shard on each cluster. Raises Fenced where there is none, StorageUnavailable."""
         name, consumer = self._datastore.name, self._definition.consumer
-        answers = await all_or_first_error(
-            self._storage.master(cluster).run(checkpoint_table.of_consumer, name, consumer, [shard])
-            for cluster in self._datastore.clusters
+        answers = await all_masters(
+            self._storage, self._placed.clusters, checkpoint_table.of_consumer, name, consumer, [shard]
         )
-        if not all(answers):
+        if not all(answers.values()):
             raise Fenced(f"another process began shard {shard} anew")
-        return {cluster: found[0] for cluster, found in zip(self._datastore.clusters, answers, strict=True)}
+        return {cluster: found[0] for cluster, found in answers.items()}
 
     async def _walk_again(self, shard: int, until: int, clusters: Collection[str], write: Write) -> None:
         """Writes the rows of a shard up to an added_id, if the walk that built the index went further.
@@ -193,38 +226,35 @@ class Maintainer(StatelessHandler):
         Or if tombstones behind it are gone. A lost cell may have been the last to leave a shard: then no version there
         tells of it.
         """
-        masters = {cluster: self._storage.master(cluster) for cluster in clusters}
-        walks = await all_or_first_error(
-            master.run(index_walk_table.of_shards, self.version, self._definition.consumer, [shard])
-            for master in masters.values()
-        )
-        forgotten = await all_or_first_error(
-            master.run(index_tombstones.forgotten, self.version, shard) for master in masters.values()
-        )
-        if all(found[shard].until <= until for found in walks if shard in found) and max(forgotten, default=0) <= until:
+        version, consumer = self.version, self._definition.consumer
+        found = await all_masters(self._storage, clusters, index_definition_table.walks, version, consumer, [shard])
+        forgotten = await all_masters(self._storage, clusters, index_table.forgotten, version, shard)
+        walks = [walk[shard] for walk in found.values() if shard in walk]
+        if all(walk.until <= until for walk in walks) and max(forgotten.values(), default=0) <= until:
             return
         after, more = RowKey(b""), True
         while more:
             part = await self.walk(shard, until, after)
             await all_or_first_error(
-                write(cluster, script) for cluster, script in part.scripts.items() if cluster in masters
+                write(cluster, script) for cluster, script in part.scripts.items() if cluster in clusters
             )
             after, more = part.last, part.more
-        lowered = f"{index_walk_table.lowering(self.version, shard, until)};" + index_tombstones.remembering(
+        lowered = f"{index_definition_table.lowering_walk(self.version, shard, until)};" + index_table.remembering(
             self.version, shard, until
         )
         await all_or_first_error(write(cluster, lowered) for cluster in clusters)
 
     async def walk(
-        self, shard: int, until: int, after: RowKey, columns_max: int = entity_walk.COLUMNS_AT_ONCE
+        self, shard: int, until: int, after: RowKey, columns_max: int = entity_table.COLUMNS_AT_ONCE
     ) -> WalkedPart:
         """Evaluates the next rows of a shard behind a row key, as the log makes them up to an added_id.
 
         At least one, as many as fit the bounds of what it reads and writes. Raises StorageUnavailable.
         """
-        home = self._storage.master(self._datastore.home(shard))
         columns = self._definition.columns
-        page = await home.run(entity_walk.walk, self._datastore, shard, columns, until, after, columns_max)
+        page = await self._cells.read(
+            {shard: until}, entity_table.walk, self._datastore, shard, columns, until, after, columns_max
+        )
         room = self._room()
         writes, problems, keys = list[IndexWrite](), list[ProblemWrite](), 0
         for row in page.rows:
@@ -251,7 +281,7 @@ class Maintainer(StatelessHandler):
                 async for read, rows in self._rows_at(shard, start, row_keys):
                     problems = superseding_problems(self._definition, self._datastore.shards, start, shard, rows, read)
                     for some in chunks(problems, count_max=_PROBLEMS_AT_ONCE):
-                        await home.run(index_problem_table.write, index_problem_table.upserts(self.version, some))
+                        await home.run(query, index_problem_table.upserts(self.version, some))
             if len(page) < self._examined_rows_max:
                 return
             after = page[-1][0]
@@ -259,7 +289,7 @@ class Maintainer(StatelessHandler):
     async def _supersede_on(self, cluster: str, shard: int, starts: Sequence[GenerationStart], write: Write) -> Script:
         """Rewrites the superseded entries of one cluster's index shards, but for the last script, which it returns."""
         master = self._storage.master(cluster)
-        after = {n: index_table.BEFORE_ALL for n in range(self._datastore.shards) if self._datastore.home(n) == cluster}
+        after = {n: index_table.BEFORE_ALL for n in range(self._datastore.shards) if self._placed.home(n) == cluster}
         pending: Script = ""
         while after:
             asked = dict(list(after.items())[:_SCANNED_AT_ONCE])
@@ -307,10 +337,12 @@ class Maintainer(StatelessHandler):
         self, shard: int, start: GenerationStart, row_keys: Sequence[RowKey]
     ) -> AsyncIterator[tuple[Sequence[RowKey], Rows]]:
         """Yields row keys and their rows, as the log makes them just before a generation starts, in bounded parts."""
-        home = self._storage.master(self._datastore.home(shard))
+        columns = self._definition.columns
         while row_keys:
             wanted = {shard: (start.starts_at - 1, row_keys)}
-            page = await home.run(entity_table.newest_until, self._datastore, wanted, self._definition.columns)
+            page = await self._cells.read(
+                {shard: start.starts_at - 1}, entity_table.newest_until, self._datastore, wanted, columns
+            )
             unread = page.unread.get(shard, ())
             left = set(unread)
             yield [row_key for row_key in row_keys if row_key not in left], _rows(page.cells).get(shard, {})
@@ -324,14 +356,19 @@ class Maintainer(StatelessHandler):
         columns = self._definition.columns
         wanted: dict[int, tuple[int, Sequence[RowKey]]] = {}
         for run in runs:
-            row_keys = list(dict.fromkeys(cell.row_key for cell in run.cells if cell.column_name in columns))
-            if row_keys and run.after.added_id:
-                wanted[run.shard] = (run.after.added_id, row_keys)
+            row_keys = list(dict.fromkeys(cell.row_key for cell in run.cells if cell.column_name in self._read_for))
+            until = run.cells[0].added_id if self._loses(run) else run.after.added_id
+            if row_keys and until:
+                wanted[run.shard] = (until, row_keys)
         pages = await all_or_first_error(
-            self._storage.master(cluster).run(
-                entity_table.newest_until, self._datastore, {shard: wanted[shard] for shard in shards}, columns
+            self._cells.read(
+                {n: wanted[n][0] for n in shards},
+                entity_table.newest_until,
+                self._datastore,
+                {n: wanted[n] for n in shards},
+                columns,
             )
-            for cluster, shards in self._datastore.by_home(wanted, lambda shard: shard).items()
+            for shards in self._datastore.by_home(wanted, lambda shard: shard).values()
         )
         before: dict[int, Rows] = {run.shard: {} for run in runs}
         before.update(_rows(cell for page in pages for cell in page.cells))
@@ -340,9 +377,9 @@ class Maintainer(StatelessHandler):
     def _scripts(self, writes: Sequence[IndexWrite], problems: Sequence[ProblemWrite]) -> dict[str, Script]:
         scripts = {
             cluster: index_table.upserts(self._datastore, self._definition, sorted(here, key=_lock_order))
-            for cluster, here in self._datastore.by_home(writes, lambda write: write.shard).items()
+            for cluster, here in self._placed.by_home(writes, lambda write: write.shard).items()
         }
-        for cluster, found in self._datastore.by_home(problems, lambda write: write.shard).items():
+        for cluster, found in self._placed.by_home(problems, lambda write: write.shard).items():
             script = index_problem_table.upserts(
                 self.version, sorted(found, key=lambda write: (write.shard, write.row_key))
             )
@@ -350,7 +387,7 @@ class Maintainer(StatelessHandler):
         return scripts
 
     def _room(self) -> _Room:
-        return _Room(self._datastore, self._definition, self._effect_bytes_max)
+        return _Room(self._placed, self._definition, self._effect_bytes_max)
 
 
 class _Room:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from schemaless.codec import decode_body as decode_body
 from schemaless.errors import (
     BusUnavailable as BusUnavailable,
+    CellErased as CellErased,
     CellMissing as CellMissing,
     Conflict as Conflict,
     Corrupt as Corrupt,
@@ -20,6 +21,7 @@ from schemaless.errors import (
     Forbidden as Forbidden,
     Invalid as Invalid,
     InvalidRequest as InvalidRequest,
+    KeyErased as KeyErased,
     LocationGone as LocationGone,
     Malformed as Malformed,
     Misconfigured as Misconfigured,
@@ -63,26 +65,26 @@ from schemaless.triggers.verdicts import (
 from schemaless.where import Where as Where
 
 if TYPE_CHECKING:
-    from schemaless.bus.faust_app import faust_app as faust_app
+    from schemaless.bus.faust_transport import faust_app as faust_app
     from schemaless.bus.faust_cells import cells_topic as cells_topic, each_cell as each_cell
     from schemaless.client.async_client import AsyncClient as AsyncClient
     from schemaless.client.attempts import Limits as Limits
     from schemaless.client.client import Client as Client, SchemalessClient as SchemalessClient
-    from schemaless.client.local_stack import kafka_address as kafka_address
-    from schemaless.client.put_batch import NewCell as NewCell
+    from schemaless.client.transport import kafka_address as kafka_address
+    from schemaless.client.requests import NewCell as NewCell
     from schemaless.subscriber.subscriber import Subscriber as Subscriber
 
 _LOADED_LATER: dict[str, tuple[str, tuple[_Extra, ...]]] = {
     "AsyncClient": ("schemaless.client.async_client", ()),
     "Client": ("schemaless.client.client", ()),
     "Limits": ("schemaless.client.attempts", ()),
-    "NewCell": ("schemaless.client.put_batch", ()),
+    "NewCell": ("schemaless.client.requests", ()),
     "SchemalessClient": ("schemaless.client.client", ()),
     "Subscriber": ("schemaless.subscriber.subscriber", (_Extra.KAFKA,)),
     "cells_topic": ("schemaless.bus.faust_cells", (_Extra.FAUST,)),
     "each_cell": ("schemaless.bus.faust_cells", (_Extra.FAUST,)),
-    "kafka_address": ("schemaless.client.local_stack", ()),
-    "faust_app": ("schemaless.bus.faust_app", (_Extra.FAUST,)),
+    "kafka_address": ("schemaless.client.transport", ()),
+    "faust_app": ("schemaless.bus.faust_transport", (_Extra.FAUST,)),
 }
 """The module of each name, and the extras that it needs. The imports for type checkers above list the same names."""
 

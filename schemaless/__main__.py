@@ -10,17 +10,18 @@ import structlog
 import typer
 
 from schemaless.cli import (
-    actions,
     audit,
     cells,
     datastores,
-    explain,
+    erasures,
     indexes,
     parked,
     stack,
     tail,
     tailer,
+    targets,
     tokens,
+    topology,
     triggers,
 )
 from schemaless.cli.examples import add_examples
@@ -30,7 +31,22 @@ from schemaless.config import program_version
 from schemaless.demo import command as demo
 from schemaless.errors import SchemalessError
 
-PARTS = [stack, cells, datastores, indexes, triggers, parked, explain, audit, tail, tailer, tokens, actions, demo]
+PARTS = [
+    stack,
+    cells,
+    erasures,
+    datastores,
+    topology,
+    indexes,
+    triggers,
+    parked,
+    audit,
+    tail,
+    tailer,
+    tokens,
+    targets,
+    demo,
+]
 """Modules that add their commands with `register(app)`."""
 
 app = typer.Typer(

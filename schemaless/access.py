@@ -134,15 +134,7 @@ def parse_grant(text: str) -> tuple[str, Scope] | None:
     return datastore, Scope(scope)
 
 
-def merged(rows: Iterable[Token]) -> dict[bytes, Token]:
-    """Returns tokens by digest, from what several clusters have. A revocation that one of them has counts."""
-    found: dict[bytes, Token] = {}
-    for token in rows:
-        other = found.get(token.digest)
-        found[token.digest] = token if other is None else _either(token, other)
-    return found
-
-
-def _either(token: Token, other: Token) -> Token:
+def either(token: Token, other: Token) -> Token:
+    """Returns one token, of what two clusters have. A revocation that one of them has counts, the earlier of two."""
     revocations = [each.revoked_at for each in (token, other) if each.revoked_at is not None]
     return msgspec.structs.replace(token, revoked_at=min(revocations, default=None))

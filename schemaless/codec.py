@@ -6,16 +6,17 @@ msgspec and isal write it here because they are two to four times faster. The te
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
 from isal import isal_zlib
 
-from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, created_at_text, row_key_text
-from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge, UnreadableCell
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, cause_and_trace, created_at_text, row_key_text
+from schemaless.errors import Corrupt, Invalid, Malformed, UnreadableCell
 from schemaless.location import INT64_MAX
 
 BODY_BYTES_MAX = 1 << 20
@@ -41,10 +42,8 @@ _decode_json = msgspec.json.Decoder().decode
 Body = Mapping[str, Any]
 
 
-def parse_json_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Returns the stored form of a body that came as JSON text. Raises TooLarge, Malformed or Invalid."""
-    if len(raw) > bytes_max:
-        raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
+def parse_json_body(raw: bytes) -> bytes:
+    """Returns the stored form of a body that came as JSON text. Raises Malformed or Invalid."""
     brackets = _brackets(raw)
     if brackets > CONTAINERS_MAX:  # some of them may stand in strings
         check_containers(_brackets(_without_strings(raw)))
@@ -71,6 +70,17 @@ def check_containers(count: int) -> None:
         raise Invalid("body", f"has more than {CONTAINERS_MAX} arrays and objects")
 
 
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+def json_fault(raw: bytes, error: Exception) -> str:
+    """Returns what is wrong with a JSON text. The decoder calls half a surrogate pair an input that was truncated."""
+    found = _LONE_SURROGATE.search(raw.replace(rb"\\", b"  "))
+    return f"{found[0].decode()} is a surrogate without its other half" if found else str(error)
+
+
 def parse_json(raw: bytes) -> Any:
     """Raises Malformed: not JSON, not UTF-8, or a number that is none (NaN, Infinity) or doesn't fit a double."""
     try:
@@ -78,7 +88,7 @@ def parse_json(raw: bytes) -> Any:
     except RecursionError:
         raise Invalid("body", f"is nested more than {DEPTH_MAX} levels deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"the payload is not valid JSON: {error}") from error
+        raise Malformed(f"the payload is not valid JSON: {json_fault(raw, error)}") from error
 
 
 def encode_body(value: Any, *, check_shape: bool = True) -> bytes:
@@ -108,12 +118,13 @@ def decode_body(stored: bytes) -> dict[str, Any]:
 
 
 def cell_view(cell: StoredCell) -> dict[str, Any]:
-    """Returns a cell's members, in the contract's order. Only a cell that has a cause shows one.
+    """Returns a cell's members, in the contract's order. Only a cell that has a cause shows one. One that waits in a
+    buffer has no place. One whose body was erased says so in its place.
 
     Raises UnreadableCell when its body can't be decoded.
     """
     try:
-        body = decode_body(cell.body)
+        body = decode_body(cell.body) if cell.erased is None else None
     except Corrupt as error:
         key = f"{row_key_text(cell.row_key)} {cell.column_name} {cell.ref_key}"
         location = f"{cell.shard}:{cell.generation}:{cell.added_id}"
@@ -128,8 +139,14 @@ def cell_view(cell: StoredCell) -> dict[str, Any]:
         "added_id": cell.added_id,
         "created_at": created_at_text(cell.created_at),
     }
+    if cell.erased is not None:
+        del view["body"]
+        view["erased"] = {"erasure": cell.erased.erasure_id, "erased_at": created_at_text(cell.erased.at)}
+    if cell.is_buffered:
+        view |= {"generation": None, "added_id": None, "created_at": None, "buffered": True}
     if cell.cause is not None:
-        view["cause"] = cell.cause
+        cause, trace = cause_and_trace(cell.cause)
+        view |= ({} if cause is None else {"cause": cause}) | ({} if trace is None else {"trace": trace})
     return view
 
 
@@ -226,7 +243,9 @@ def encode_record(cell: StoredCell) -> bytes:
 
     The fields of StoredCell are the members of the map, by name and in order. A cause is a header of the record.
     """
-    return _encode_msgpack(cell if cell.cause is None else msgspec.structs.replace(cell, cause=None))
+    if cell.cause is not None or cell.erased is not None:
+        cell = msgspec.structs.replace(cell, cause=None, erased=None)
+    return _encode_msgpack(cell)
 
 
 _COLUMN_NAME_BYTES_MAX = 64
@@ -268,6 +287,21 @@ def decode_cell(value: bytes) -> StoredCell:
         created_at=record.created_at,
         body=record.body,
     )
+
+
+class Erasing(msgspec.Struct, frozen=True, gc=False):
+    """What an entry of the log says: which cells of its row were erased, by column their ref_keys."""
+
+    erasure: int
+    cells: Mapping[ColumnName, Sequence[RefKey]]
+
+
+def erasing(body: bytes) -> Erasing:
+    """Reads the stored body of an entry in ERASE_COLUMN. Raises Corrupt."""
+    try:
+        return msgspec.convert({**(found := decode_body(body)), "erasure": int(found["erasure"], 16)}, Erasing)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"not an entry of an erasure: {error}") from error
 
 
 def _check(value: Any) -> None:

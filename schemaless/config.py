@@ -7,7 +7,6 @@ Services find the servers' passwords in the topology file, which only its owner 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -37,13 +36,12 @@ def shared(variable: str, default: Any = ...) -> Any:
 class Settings(BaseSettings):
     """Base of all settings.
 
-    Reading them raises Misconfigured with the name of a variable that is missing, malformed or has an old name.
+    Reading them raises Misconfigured with the name of a variable that is missing or malformed.
     """
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_", frozen=True, extra="ignore", populate_by_name=True)
 
     def __init__(self, **values: Any) -> None:
-        refuse_old_names(os.environ)
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -89,14 +87,19 @@ class StackSettings(Settings):
     warm_up_s: float = Field(default=4.0, ge=0.0)
 
 
-class ContainerSettings(Settings):
-    """What sets up a stack in containers, once: docker-compose.yml passes it from .env."""
+class ContainerDatastoreSettings(Settings):
+    """What makes the first datastore of a stack in containers: docker-compose.yml passes it."""
 
     topology: Path  # The path of the topology file, which the services read.
     kafka: str  # Bootstrap servers of Kafka: host:port[,host:port].
-    root_password: SecretStr  # The password that the MySQL image gave to root. It is of no use afterwards.
-    # The path of the topology file with the administrators' account, which no service reads.
+    # The path of the topology file with the administrators' account, which no service reads but the controller.
     admin_topology: Path
+
+
+class ContainerAccountsSettings(ContainerDatastoreSettings):
+    """What makes the accounts of a stack in containers: docker-compose.yml passes it from .env."""
+
+    root_password: SecretStr  # The password that the MySQL image gave to root. It is of no use afterwards.
     admin_password: SecretStr  # The password of the administrators' MySQL account, which creates datastores.
     service_password: SecretStr  # The password of the services' MySQL account, which the operator keeps.
     reader_password: SecretStr  # The password of the MySQL account that may only read.
@@ -118,16 +121,14 @@ class ServiceSettings(Settings):
     kafka: str = shared("SCHEMALESS_KAFKA")  # Bootstrap servers of Kafka: host:port[,host:port].
     # The least level that is logged: debug, info, warning or error.
     log_level: str = shared("SCHEMALESS_LOG_LEVEL", "info")
+    # The share of puts whose way is traced, from 0 to 1. It needs the extra `traces` (docs/traces.md).
+    traces: Annotated[float, Field(ge=0, le=1)] = shared("SCHEMALESS_TRACES", 0.0)
     # The form of a line of the log: text for people, json for collectors.
     log_format: LogFormat = shared("SCHEMALESS_LOG_FORMAT", LogFormat.TEXT)
-    # Time to connect to a MySQL server. A healthy network needs milliseconds.
-    connect_timeout_s: float = shared("SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S", 1.0)
-    # Time for one statement. The default is enough for a batch of 16 MiB.
-    statement_timeout_s: float = shared("SCHEMALESS_MYSQL_STATEMENT_TIMEOUT_S", 10.0)
     # Whether masters are written to whose settings may lose what they acknowledged, when their machine crashes.
     lossy_masters: bool = shared("SCHEMALESS_MYSQL_LOSSY_MASTERS", False)
     # Connections of a process to each MySQL server, at least 3. The API divides them between writes, reads and probes.
-    connections_max: Annotated[int, Field(ge=3)] = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
+    connections_max: Annotated[int, Field(ge=4)] = shared("SCHEMALESS_MYSQL_CONNECTIONS_MAX", 16)
 
 
 class MeasuredSettings(ServiceSettings):
@@ -163,44 +164,27 @@ class ApiSettings(ServiceSettings):
     # Requests that one token, or one address without one, may send to a process in a second. More get a 429. Behind a
     # proxy an address has no rate.
     requests_per_second_max: float | None = Field(default=None, gt=0)
-    # Time for a write to one master. A put then takes 3 s when its home and its secondary hang.
+    # Time for a write to one master that is slow. One that says nothing is given up before, and its puts are buffered.
     write_timeout_s: float = 1.25
     # Durable copies that a put needs, 1 or 2. Fewer in time are a 503, also where one exists (I5).
     min_copies: int = Field(default=1, ge=1, le=2)
-    breaker_open_s: float = 1.0  # How long the circuit breaker of a failing master stays open.
-    # How long the oldest buffered cell may wait for confirmation. A backlog that is older is called stalled, in
-    # /status, /readyz and a metric. A healthy cleaner needs a few seconds.
-    backlog_age_max_s: float = 60.0
     read_timeout_s: float = 2.0  # Time for a read from one node. Then the next node is asked.
-    status_timeout_s: float = 1.0  # Time for each server when /status asks them all.
     # Concurrent requests of a process. One more gets a 503, so memory stays bounded. One token may have half of them.
     requests_max: int = 1000
     # Streams and long polls of a process, which don't count as requests. One more gets a 503. One token may have half.
     followers_max: int = 1000
-    follow_poll_s: float = 0.03  # How often a cluster is asked which heads moved, while somebody follows.
-    follow_bytes_max: int = 256 << 10  # The largest page of a stream, which a slow reader holds in memory.
     heartbeat_s: float = 10.0  # How long a stream may be silent before it sends a heartbeat.
-    payload_bytes_max: int = 64 << 20  # Memory for all large payloads in flight together.
-    # Memory for what is read from MySQL and not yet taken by clients. Each token, or address without one, may
-    # hold half of it.
-    read_bytes_max: int = 96 << 20
+    # How long a process serves after SIGTERM, with /readyz at 503, so that load balancers take it out. SIGINT skips it.
+    drain_s: float = Field(default=5.0, ge=0)
     behind_proxy: bool = False  # Whether clients come through a proxy: then an address has no limits of its own.
-    payloads_max: int = 500  # Payloads that are arriving at once. One more gets a 503.
-    # Payloads that are arriving with one token, or from one address without one. One more gets a 429.
-    caller_payloads_max: int = 250
-    payload_bytes_per_s_min: int = 16 << 10  # What must arrive of a payload, after its first five seconds.
-    head_timeout_s: float = 10.0  # Time for the path and headers of a request to arrive.
-    # Time for a payload to arrive over a slow line. Then its connection holds no request any longer.
-    payload_timeout_s: float = 30.0
     keep_alive_s: int = 75  # How long an idle connection is kept. Clients and load balancers should close theirs first.
-    log_examined_max: int = 20_000  # added_ids that one page of a log examines when it filters columns.
-    response_bytes_max: int = 16 << 20  # The largest response. A page ends before it, and what has no pages is a 413.
-    body_bytes_max: int = 1 << 20  # The largest body of a cell, as sent.
-    batch_bytes_max: int = 16 << 20  # The largest HTTP batch.
-    # Versions of indexes that a datastore may have. One more is a 422. Each has tables, and follows the whole log.
-    indexes_max: int = Field(default=100, ge=1)
-    # How long the version of an index that answered before a switch is kept, and its cursors, if a change says nothing.
-    index_keep_s: int = Field(default=3600, ge=600)
+    # The largest body of a cell, as sent. The topic's messages are made for a MiB.
+    body_bytes_max: int = Field(default=1 << 20, gt=0, le=1 << 20)
+
+
+class ControllerMode(StrEnum):
+    AUTOMATIC = "automatic"
+    MANUAL = "manual"
 
 
 class CleanerSettings(MeasuredSettings):
@@ -208,15 +192,19 @@ class CleanerSettings(MeasuredSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CLEANER_")
 
-    # The shortest pause after a pass. After one that took long or found nothing it is longer, up to five times.
-    pass_pause_s: float = 0.2
-    grace_s: float = 1.0  # Age at which a buffer row is looked up. A younger one is hardly on a minion yet.
-    # Age at which a missing cell is written again. A younger row is likely still on its way.
-    rescue_grace_s: float = 2.0
-    node_timeout_s: float = 1.5  # Time for one query to a node, so that a hung node doesn't hold up the rows of others.
-    batch_rows_max: int = Field(default=1000, ge=1)  # Buffer rows that are looked up together.
-    # Bytes of the bodies that are looked up together. The home hashes as many. A time-out lowers it for a while.
-    batch_bytes_max: int = Field(default=16 << 20, ge=1)
+
+class ControllerSettings(MeasuredSettings):
+    """The controllers, which say who is master."""
+
+    model_config = SettingsConfigDict(env_prefix="SCHEMALESS_CONTROLLER_")
+
+    # The servers with an administrators' account, and the account of replication.
+    admin_topology: Path = Field(validation_alias="SCHEMALESS_ADMIN_TOPOLOGY")
+    # automatic: a dead master is replaced. manual: it is said, and `schemaless topology promote` does it.
+    mode: ControllerMode = ControllerMode.MANUAL
+    # A command that makes a server anew whose tail is kept. It gets two more words: the server, and a minion to copy.
+    # By default a person does it.
+    remake_command: str | None = None
 
 
 class TailerSettings(MeasuredSettings):
@@ -224,16 +212,7 @@ class TailerSettings(MeasuredSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_TAILER_")
 
-    poll_s: float = 0.005  # How often each cluster is asked which heads moved, for a second after one moved.
-    idle_poll_s: float = 0.05  # How often each cluster is asked while nothing moves.
     read_from: Role = Role.MASTER  # master, the freshest, or minion: any minion, so that masters only write.
-    lag_max_s: float = 5.0  # A minion that lags more is read only while nothing better answers.
-    transaction_cells_max: int = 5000  # Cells of one Kafka transaction. 2000 drain a fifth slower, 8000 no faster.
-    transaction_bytes_max: int = 8 << 20  # Bytes of one Kafka transaction, which bounds memory when bodies are large.
-    # Transactions in flight, whatever the number of partitions. Three times as many more may wait for hanging servers.
-    transactions_max: int = 4
-    # The longest pause between two transactions of a partition. Slow transactions lengthen the pause, up to this.
-    pause_max_s: float = Field(default=0.5, ge=0.0)
     # Time for one step of a transaction. The next owner ends the one of a killed tailer.
     transaction_timeout_s: float = 5.0
     # How long the partitions of a killed tailer wait for another one. Kafka allows no less by default.
@@ -256,14 +235,16 @@ class BreakerMode(StrEnum):
     OFF = "off"  # nothing: cells are parked after their attempts
 
 
+HANG_LIMIT_S = 30.0
+"""Of every service that follows Kafka. Only trigger programs, which run functions of others, may have another one."""
+
+
 class FollowerSettings(MeasuredSettings):
     """What indexers and trigger programs have in common."""
 
     # faust, or plain: a loop around confluent-kafka. All members of a group need the same.
     transport: TransportKind = TransportKind.FAUST
-    batch_cells_max: int = 1000  # Cells of one index transaction, or of one shard's run of calls.
     session_timeout_s: float = 10.0  # How long the partitions of a killed process wait for another one.
-    hang_limit_s: float = 30.0  # How long an event loop may be blocked before its process ends and is restarted.
 
 
 class IndexerSettings(FollowerSettings):
@@ -272,15 +253,8 @@ class IndexerSettings(FollowerSettings):
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_INDEXER_")
 
     datastores: Names = ()  # The datastores to index, separated by commas. By default, all of the catalogue.
-    # Least time between two reads of the topic. A cell that comes alone doesn't wait, nor does a query with `after`.
-    read_pause_s: float = Field(default=0.05, ge=0.0, le=1.0)
     # Rows that the index cleaner compares with their entries a second, a tenth while cells come in. 0 turns it off.
     cleaner_rows_per_s: int = Field(default=1200, ge=0)
-    # A build waits while a minion is so many cells behind what the build has written. 0 means that it never waits.
-    build_lag_cells_max: int = Field(default=100_000, ge=0)
-    build_commit_max_s: float = Field(default=1.0, gt=0)  # A build rests while 1 of 100 of its commits takes longer.
-    # How much of the time all builds of a process work while cells come in. 1 means that it never rests for them.
-    build_busy_share: float = Field(default=0.1, gt=0, le=1)
 
 
 class ConsumerSettings(FollowerSettings):
@@ -303,9 +277,11 @@ class ConsumerSettings(FollowerSettings):
     parked_topic: bool = False
     # What happens when what a function calls is down: probe, stop (until a person resumes the shards), or off.
     breaker: BreakerMode = BreakerMode.PROBE
+    # How long an event loop may be blocked before its process ends and is restarted.
+    hang_limit_s: float = HANG_LIMIT_S
 
 
-class ProbeSettings(ConsumerSettings):
+class ProbeSettings(MeasuredSettings):
     """The probe, which runs only where somebody starts it. It finds the API as every client does."""
 
     model_config = SettingsConfigDict(env_prefix="SCHEMALESS_PROBE_")
@@ -358,61 +334,3 @@ def variable_of(kind: type[Settings], field: str) -> str:
     """Returns the environment variable of a field, which may be named by its alias."""
     alias = kind.model_fields[field].validation_alias if field in kind.model_fields else field
     return str(alias or f"{kind.model_config['env_prefix']}{field}".upper())
-
-
-def refuse_old_names(environment: Mapping[str, str]) -> None:
-    """Raises Misconfigured for a variable that has another name now: a bound that an operator set must not vanish."""
-    for name in environment:
-        if name.upper() in RENAMED:  # settings are read without regard to case
-            raise Misconfigured(f"{name} has another name now: {RENAMED[name.upper()]}")
-
-
-RENAMED = {
-    "SCHEMALESS_API_ADDRESS_PAYLOADS_MAX": "SCHEMALESS_API_CALLER_PAYLOADS_MAX",
-    "SCHEMALESS_ANSWER_BYTES_MAX": "SCHEMALESS_API_RESPONSE_BYTES_MAX",
-    "SCHEMALESS_ATTEMPTS_MAX": "SCHEMALESS_CONSUMERS_ATTEMPTS_MAX",
-    "SCHEMALESS_ATTEMPT_TIMEOUT_S": "SCHEMALESS_CONSUMERS_ATTEMPT_TIMEOUT_S",
-    "SCHEMALESS_BATCHES_MAX": "SCHEMALESS_TAILER_TRANSACTIONS_MAX",
-    "SCHEMALESS_BATCH_BYTES_MAX": "SCHEMALESS_API_BATCH_BYTES_MAX or SCHEMALESS_TAILER_TRANSACTION_BYTES_MAX",
-    "SCHEMALESS_BATCH_CELLS_MAX": "SCHEMALESS_TAILER_TRANSACTION_CELLS_MAX or SCHEMALESS_INDEXER_BATCH_CELLS_MAX or "
-    "SCHEMALESS_CONSUMERS_BATCH_CELLS_MAX",
-    "SCHEMALESS_BATCH_ROWS_MAX": "SCHEMALESS_CLEANER_BATCH_ROWS_MAX",
-    "SCHEMALESS_BODY_BYTES_MAX": "SCHEMALESS_API_BODY_BYTES_MAX",
-    "SCHEMALESS_BREAKER_OPEN_S": "SCHEMALESS_API_BREAKER_OPEN_S",
-    "SCHEMALESS_BUFFER_TIMEOUT_S": "SCHEMALESS_API_WRITE_TIMEOUT_S",
-    "SCHEMALESS_CALLS_MAX": "SCHEMALESS_API_REQUESTS_MAX",
-    "SCHEMALESS_CONNECTIONS_MAX": "SCHEMALESS_MYSQL_CONNECTIONS_MAX",
-    "SCHEMALESS_CONNECT_TIMEOUT_S": "SCHEMALESS_MYSQL_CONNECT_TIMEOUT_S",
-    "SCHEMALESS_DATASTORES": "SCHEMALESS_TAILER_DATASTORES or SCHEMALESS_INDEXER_DATASTORES",
-    "SCHEMALESS_FOLLOWERS_MAX": "SCHEMALESS_API_FOLLOWERS_MAX",
-    "SCHEMALESS_FOLLOW_BYTES_MAX": "SCHEMALESS_API_FOLLOW_BYTES_MAX",
-    "SCHEMALESS_FOLLOW_POLL_S": "SCHEMALESS_API_FOLLOW_POLL_S",
-    "SCHEMALESS_GRACE_S": "SCHEMALESS_CLEANER_GRACE_S",
-    "SCHEMALESS_HANG_LIMIT_S": "SCHEMALESS_INDEXER_HANG_LIMIT_S or SCHEMALESS_CONSUMERS_HANG_LIMIT_S",
-    "SCHEMALESS_HEARTBEAT_S": "SCHEMALESS_API_HEARTBEAT_S",
-    "SCHEMALESS_HOME_TIMEOUT_S": "SCHEMALESS_API_WRITE_TIMEOUT_S",
-    "SCHEMALESS_HOST": "SCHEMALESS_API_HOST",
-    "SCHEMALESS_IDLE_POLL_S": "SCHEMALESS_TAILER_IDLE_POLL_S",
-    "SCHEMALESS_KEEP_ALIVE_S": "SCHEMALESS_API_KEEP_ALIVE_S",
-    "SCHEMALESS_LOG_EXAMINED_MAX": "SCHEMALESS_API_LOG_EXAMINED_MAX",
-    "SCHEMALESS_MIN_COPIES": "SCHEMALESS_API_MIN_COPIES",
-    "SCHEMALESS_NODE_TIMEOUT_S": "SCHEMALESS_CLEANER_NODE_TIMEOUT_S",
-    "SCHEMALESS_PAYLOAD_BYTES_MAX": "SCHEMALESS_API_PAYLOAD_BYTES_MAX",
-    "SCHEMALESS_PAYLOAD_TIMEOUT_S": "SCHEMALESS_API_PAYLOAD_TIMEOUT_S",
-    "SCHEMALESS_POLL_S": "SCHEMALESS_TAILER_POLL_S",
-    "SCHEMALESS_PORT": "SCHEMALESS_API_PORT",
-    "SCHEMALESS_PROBE_TIMEOUT_S": "SCHEMALESS_PROBE_STAGE_TIMEOUT_S or SCHEMALESS_API_STATUS_TIMEOUT_S",
-    "SCHEMALESS_READ_TIMEOUT_S": "SCHEMALESS_API_READ_TIMEOUT_S",
-    "SCHEMALESS_RESCUE_GRACE_S": "SCHEMALESS_CLEANER_RESCUE_GRACE_S",
-    "SCHEMALESS_RETRY_DELAY_MAX_S": "SCHEMALESS_CONSUMERS_RETRY_DELAY_MAX_S",
-    "SCHEMALESS_RETRY_DELAY_S": "SCHEMALESS_CONSUMERS_RETRY_DELAY_S",
-    "SCHEMALESS_SESSION_TIMEOUT_S": "SCHEMALESS_TAILER_SESSION_TIMEOUT_S or SCHEMALESS_INDEXER_SESSION_TIMEOUT_S or "
-    "SCHEMALESS_CONSUMERS_SESSION_TIMEOUT_S",
-    "SCHEMALESS_STATEMENT_TIMEOUT_S": "SCHEMALESS_MYSQL_STATEMENT_TIMEOUT_S",
-    "SCHEMALESS_TAIL_FROM": "SCHEMALESS_TAILER_READ_FROM",
-    "SCHEMALESS_TAIL_LAG_MAX_S": "SCHEMALESS_TAILER_LAG_MAX_S",
-    "SCHEMALESS_TRANSACTION_TIMEOUT_S": "SCHEMALESS_TAILER_TRANSACTION_TIMEOUT_S",
-    "SCHEMALESS_TURN_S": "SCHEMALESS_CLEANER_PASS_PAUSE_S",
-    "SCHEMALESS_WRITE_TIMEOUT_S": "SCHEMALESS_API_WRITE_TIMEOUT_S",
-}
-"""Present names by old name. One old name may have set unlike things, and then has several."""

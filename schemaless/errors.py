@@ -12,7 +12,9 @@ SchemalessError
 ├── Misdirected             the request names a host that isn't this server
 ├── NotFound                no such datastore, shard or index
 │   └── CellMissing         no cell under that key or in that column
+├── CellErased              the body was removed for good (I19)
 ├── Conflict                another body is stored under that key (I1)
+│   ├── KeyErased           the body under that key was removed: no put brings one back (I19)
 │   └── StateConflict       an index, a version of it or a token is in a state that doesn't allow this
 ├── LocationGone            past the head, superseded, or of an unknown generation (I13)
 ├── NotReady                exists, but can't answer yet: an index that is building
@@ -21,23 +23,29 @@ SchemalessError
 ├── Unavailable             a server that is needed is unreachable, or too busy: try again
 │   ├── NotRepeatable       so was one that a POST without Idempotency-Key needed; a second one may write a second cell
 │   ├── StorageUnavailable  a MySQL server can't be reached, hangs or restarts
-│   │   ├── StatementTimeout  a statement took longer than it may
 │   │   └── NodeRefuses     it answers, and can't do this now: a right or a resource is missing
+│   │       ├── StatementTimeout  a statement took longer than it may
 │   │       ├── TableMissing  it has no such table or database
 │   │       ├── RefusedForGood  it would refuse the same statement again: the statement doesn't fit its tables or rights
+│   │       ├── StaleTopology  it isn't the master that this process takes it for
+│   │       │   └── ShardsMoved  it isn't these shards' home
 │   │       ├── NotDurable  a master's settings may lose what it acknowledges
-│   │       ├── HeadsLocked  another transaction holds the heads of some shards
+│   │       ├── NotWhole    it doesn't show all that the log has up to its head
+│   │       │   └── LostHistory  it lacks what was published
+│   │       ├── LockTimeout  another session held a row or a table for too long
+│   │       ├── ShardsLocked  another session holds the heads or tables of some shards
+│   │       ├── PacketTooLarge  a statement is larger than its max_allowed_packet
 │   │       └── ClockAhead  its clock is ahead of ours and of the other masters'
 │   ├── Overloaded          this process has too much to do: that says nothing about a server
 │   └── BusUnavailable      Kafka can't be reached
 │       └── TopicMissing    the topic was not made yet, or deleted
 ├── TooManyRequests         more than a caller may send in a second
-├── Busy                    MySQL rolled the transaction back: a deadlock, or a lock that came too late; run it again
-│   └── LockTimeout         a lock came too late
+├── Busy                    MySQL rolled the transaction back, for example after a deadlock: run it again
 ├── DuplicateKey            an INSERT met a unique key; stays inside the storage adapter
 ├── NeedsLockedHeads        an INSERT met a NULL for a missing head or a late clock; stays inside the storage adapter
 ├── CallHangs               a trigger function doesn't return; its process ends and is started again
 ├── Fenced                  another process owns the work now; this one must stop (I7, I10)
+│   └── Outvoted            a server promised to obey another controller
 ├── Misconfigured           formats, counts or settings that don't fit; an operator has to act
 │   ├── NameTaken           a trigger program's name belongs to another program
 │   ├── BusRefuses          Kafka refuses our account, or what it asks for
@@ -126,6 +134,28 @@ class Conflict(SchemalessError):
     hint = "a cell never changes: write the new body under a higher ref_key"
 
 
+class CellErased(SchemalessError):
+    """`erasure` is its id, and `erased_at` when it was, in microseconds since the epoch."""
+
+    hint = "`schemaless erase status` says why, and where the body may still be"
+
+    def __init__(self, what: str, erasure: str, erased_at: int) -> None:
+        super().__init__(what)
+        self.erasure = erasure
+        self.erased_at = erased_at
+
+
+class KeyErased(Conflict):
+    """`erasure` is the erasure's id, and `erased_at` when it was, in microseconds since the epoch."""
+
+    hint = "the key stays taken: write a new body under a higher ref_key"
+
+    def __init__(self, what: str, erasure: str, erased_at: int) -> None:
+        super().__init__(what)
+        self.erasure = erasure
+        self.erased_at = erased_at
+
+
 class StateConflict(Conflict):
     hint = "do first what the message says: nothing was changed"
 
@@ -170,10 +200,6 @@ class StorageUnavailable(Unavailable):
     hint = "look at the server that the message names. What is stored is safe, and the same may be asked again"
 
 
-class StatementTimeout(StorageUnavailable):
-    pass
-
-
 class NodeRefuses(StorageUnavailable):
     """A MySQL server answered with an error that isn't the caller's, known to us or not (I15).
 
@@ -181,6 +207,10 @@ class NodeRefuses(StorageUnavailable):
     """
 
     hint = "look at the server that the message names: it lacks a table, a right or a resource"
+
+
+class StatementTimeout(NodeRefuses):
+    """A server gave a statement up that took longer than it may. The transaction is still open."""
 
 
 class TableMissing(NodeRefuses):
@@ -193,14 +223,64 @@ class RefusedForGood(NodeRefuses):
     hint = "look at the statement and the rights that the message names: sent again unchanged it fails again"
 
 
+class StaleTopology(NodeRefuses):
+    """A server takes no writes, or not those of a process that doesn't know the latest appointment of a master."""
+
+    hint = "try again: the next look finds the master. `schemaless topology show` tells who it is"
+
+
+class ShardsMoved(StaleTopology):
+    """A server isn't home to these shards any longer."""
+
+    hint = "try again: the next look finds their home"
+
+    def __init__(self, why: str, shards: Collection[int] = ()) -> None:
+        super().__init__(why)
+        self.shards = frozenset(shards)
+
+
 class NotDurable(NodeRefuses):
     """A master is not written to, because a crash of its machine may lose what it acknowledged (I5)."""
 
     hint = "correct the settings that the message names, or set SCHEMALESS_MYSQL_LOSSY_MASTERS"
 
 
-class HeadsLocked(NodeRefuses):
-    """Another transaction held the heads of these shards for longer than a lock is waited for."""
+class NotWhole(NodeRefuses):
+    """A server doesn't show all that the log has up to the head that it shows (I3).
+
+    `database` and `added_id` name a cell that it lacks, where one is known.
+    """
+
+    hint = "correct what the message names, and make the minion anew: what it skipped doesn't come by itself"
+
+    def __init__(self, why: str, database: str = "", added_id: int = 0) -> None:
+        super().__init__(why)
+        self.database = database
+        self.added_id = added_id
+
+
+class LostHistory(NotWhole):
+    """A master lacks what was published, and so do its minions."""
+
+    hint = "restore a newer copy, or open it by hand and begin a new generation: docs/failover.md"
+
+
+class LockTimeout(NodeRefuses):
+    """Another session held a row or a table for longer than a lock is waited for. `statement` counts from 0."""
+
+    hint = "try again, and look who holds it: SHOW FULL PROCESSLIST on the server that the message names"
+
+    def __init__(self, why: str, statement: int = 0) -> None:
+        super().__init__(why)
+        self.statement = statement
+
+
+class PacketTooLarge(NodeRefuses):
+    hint = "raise max_allowed_packet of the server that the message names to 16 MiB or more"
+
+
+class ShardsLocked(NodeRefuses):
+    """Another session held the heads or the tables of these shards for longer than a lock is waited for."""
 
     hint = "try again: a transaction that holds heads and does nothing is ended after some seconds"
 
@@ -235,10 +315,6 @@ class Busy(SchemalessError):
     hint = "run the transaction again"
 
 
-class LockTimeout(Busy):
-    pass
-
-
 class DuplicateKey(SchemalessError):
     hint = "read the row that exists and compare"
 
@@ -255,6 +331,16 @@ class CallHangs(SchemalessError):
 
 class Fenced(SchemalessError):
     hint = "wait until the work is assigned again: another process owns it now"
+
+
+class Outvoted(Fenced):
+    """A server obeys no controller below its promise. `epoch` is that of the promise."""
+
+    hint = "look at the appointments that the servers show, and begin again with an epoch above the one that is named"
+
+    def __init__(self, why: str, epoch: int) -> None:
+        super().__init__(why)
+        self.epoch = epoch
 
 
 class Misconfigured(SchemalessError):

@@ -13,8 +13,9 @@ INT64_MAX = 2**63 - 1
 """The greatest number of a signed BIGINT, and of a long in Java."""
 
 ADDED_ID_MAX = INT64_MAX
-_TEXT = re.compile(r"(?:(?P<generation>[0-9]{1,10}):)?(?P<added_id>[0-9]{1,19})")
-_SHARD_TEXT = re.compile(r"(?P<shard>[0-9]{1,9}):(?P<generation>[0-9]{1,10}):(?P<added_id>[0-9]{1,19})")
+_GENERATION, _ADDED_ID = "(?:0|[1-9][0-9]{0,9})", "(?:0|[1-9][0-9]{0,18})"  # one text for each number
+_TEXT = re.compile(rf"(?:(?P<generation>{_GENERATION}):)?(?P<added_id>{_ADDED_ID})")
+_SHARD_TEXT = re.compile(rf"(?P<shard>0|[1-9][0-9]{{0,8}}):(?P<generation>{_GENERATION}):(?P<added_id>{_ADDED_ID})")
 
 
 @dataclass(frozen=True, slots=True, order=True)

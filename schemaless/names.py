@@ -5,19 +5,43 @@ Processes of different versions meet there, so none of them ever changes. Functi
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
+
 INDEX_PREFIX = "index:"
 TRIGGER_PREFIX = "trigger:"
-INDEXER = "indexer"
-"""The name under which an indexer reports what it does."""
+INDEXER, TAILER = "indexer", "tailer"
+"""The names under which an indexer and a tailer report what they do."""
 
 VERSION_HEADER, KIND_HEADER, COLUMN_HEADER, CAUSE_HEADER = "v", "kind", "column", "cause"
+TRACE_HEADER = "traceparent"
+"""W3C's name, over HTTP and in Kafka."""
 RECORD_VERSION = b"1"
 DLQ_TOPIC_HEADER, DLQ_PARTITION_HEADER = "__dlq.errors.topic", "__dlq.errors.partition"
 DLQ_GROUP_HEADER, DLQ_COUNT_HEADER = "__dlq.errors.group", "__dlq.errors.delivery.count"
 DLQ_MESSAGE_HEADER = "__dlq.errors.message"
 """Headers of a copy of a parked cell, as KIP-1191 of Kafka names them."""
 
-KIND_CELL, KIND_GENERATION, KIND_SEEK = b"cell", b"generation", b"seek"
+KIND_CELL, KIND_GENERATION, KIND_SEEK, KIND_ERASED = b"cell", b"generation", b"seek", b"erased"
+ERASE_COLUMN = "$erase"
+"""The column of the entries that name what an erasure removes. No caller can write it: it is no name of a column."""
+
+
+class Stall(StrEnum):
+    """Why something doesn't continue, in one word: the same in reports, /status, commands, metrics and logs."""
+
+    NO_PARTITIONS = "no_partitions"  # the group gave this process none, or nobody has this one
+    NO_KAFKA = "no_kafka"  # Kafka, or the group, doesn't answer
+    MASTER_DOWN = "master_down"  # of the shard's home
+    FILTER = "filter"  # a replication filter leaves out what a minion should have
+    QUOTA = "quota"  # Kafka, or a server, takes less in a second than is offered
+    BOUND = "bound"  # something is larger than a setting allows
+    BLOCKED = "blocked"  # somebody holds a lock, or a transaction, that is needed
+    PARTITION_COUNT = "partition_count"  # a topic has more partitions than its datastore
+    REFUSED = "refused"  # a setting or a record doesn't fit, and an operator has to act
+    NOT_DENSE = "not_dense"  # a log has a hole, or shows something else that can't be
+    OTHER_HISTORY = "other_history"  # MySQL lost cells that the topic has
+    PROGRESS_LOST = "progress_lost"  # nothing tells how far a shard is published
 
 
 def index_consumer(index: str, number: int = 1) -> str:
@@ -54,6 +78,10 @@ def parked_topic_name(datastore: str, program: str) -> str:
 def progress_topic_name(datastore: str) -> str:
     """Returns the topic in which tailers record how far they have published."""
     return f"schemaless.{datastore}.progress"
+
+
+def is_progress_topic(topic: str) -> bool:
+    return re.fullmatch(r"schemaless\.[^.]+\.progress", topic) is not None
 
 
 def publisher_id(datastore: str, partition: int) -> str:

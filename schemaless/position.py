@@ -20,7 +20,7 @@ from schemaless.location import ADDED_ID_MAX, GenerationStart, Location, verify_
 BEGINNING_DIGEST = 0
 """The digest of a position before the first cell: there all histories agree."""
 
-_TEXT = re.compile(r"(?:([0-9]{1,10}):)?([0-9]{1,19})(?::([0-9a-fA-F]{16}))?")
+_TEXT = re.compile(r"(?:(0|[1-9][0-9]{0,9}):)?(0|[1-9][0-9]{0,18})(?::([0-9a-fA-F]{16}))?")
 _FIXED = struct.Struct(">QQq16sq")
 _DIGEST_TEXT = re.compile(r"[0-9a-fA-F]{16}")
 

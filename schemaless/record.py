@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from schemaless.cell import StoredCell
+from schemaless.cell import StoredCell, cause_and_trace, sampled_trace, traceparent, with_trace
 from schemaless.codec import decode_body, decode_cell
 from schemaless.errors import Corrupt
 from schemaless.found_cell import FoundCell, found_cell
@@ -19,10 +19,12 @@ from schemaless.location import ADDED_ID_MAX, GenerationStart, Location
 from schemaless.names import (
     CAUSE_HEADER,
     KIND_CELL,
+    KIND_ERASED,
     KIND_GENERATION,
     KIND_HEADER,
     KIND_SEEK,
     RECORD_VERSION,
+    TRACE_HEADER,
     VERSION_HEADER,
 )
 
@@ -34,6 +36,13 @@ Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]] | None
 T = TypeVar("T")
 _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=ADDED_ID_MAX)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=ADDED_ID_MAX)]
+
+
+def noted_headers(cell: StoredCell) -> list[tuple[str, str | bytes | None]]:
+    """Returns the headers of a record for the cell's cause and its trace, where it has them."""
+    cause, trace = cause_and_trace(cell.cause)
+    noted = {CAUSE_HEADER: cause, TRACE_HEADER: trace and traceparent(trace)}
+    return [(name, text.encode()) for name, text in noted.items() if text is not None]
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -113,7 +122,8 @@ def decode_stored(  # the last ones have defaults
 ) -> DecodedRecord:
     """Decodes as `decode_record` does, and leaves the cell as it is stored.
 
-    A body is decoded only to check it. `check_body=False` leaves that to the first that needs the body.
+    A body is decoded only to check it. `check_body=False` leaves that to the first that needs the body. A cell whose
+    body was erased before it was published has an empty one.
     """
     try:
         found = dict(headers or ())
@@ -124,9 +134,11 @@ def decode_stored(  # the last ones have defaults
         if decode is None:
             raise Corrupt(f"kind {_shown(kind)} is not known")
         decoded = decode_cell(value or b"") if kind == KIND_CELL and not check_body else decode(value or b"")
-        cause = found.get(CAUSE_HEADER)
-        if cause and isinstance(decoded, StoredCell):
-            return msgspec.structs.replace(decoded, cause=cause.decode("ascii", "replace"))
+        given, traced = found.get(CAUSE_HEADER), found.get(TRACE_HEADER)
+        if (given or traced) and isinstance(decoded, StoredCell):
+            cause = given.decode("ascii", "replace") if given else None
+            trace = sampled_trace(traced.decode("ascii", "replace")) if traced else None
+            return msgspec.structs.replace(decoded, cause=cause if trace is None else with_trace(cause, trace))
         return decoded
     except Corrupt as error:
         return ForeignRecord(topic, partition, offset, str(error))
@@ -168,6 +180,7 @@ def _decode_cell(value: bytes) -> StoredCell:
 
 _KINDS: dict[bytes | None, Callable[[bytes], StoredCell | Announcement | Seek]] = {
     KIND_CELL: _decode_cell,
+    KIND_ERASED: decode_cell,
     KIND_GENERATION: decode_announcement,
     KIND_SEEK: _decode_seek,
 }

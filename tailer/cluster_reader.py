@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
 
 from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.failover import first_answer
 from schemaless.storage.operation import Args, Operation
+from schemaless.storage.shard_head import Movement
 from schemaless.topology import Role
 
 T = TypeVar("T")
@@ -42,15 +45,13 @@ class ClusterReader:
     ) -> None:
         self.cluster = cluster
         self.master = storage.master(cluster)
-        minions = storage.minions(cluster)
-        random.shuffle(minions)  # tailers of one topology share them
-        self._nodes = [self.master, *minions] if tail_from is Role.MASTER else [*minions, self.master]
-        self._order = self._nodes
+        self._storage = storage
+        self._turns = defaultdict[str, float](random.random)  # tailers of one topology share the minions
         self._tail_from = tail_from
         self._unreachable: set[str] = set()
         self._lagging: set[str] = set()
         self._tops: deque[tuple[float, int]] = deque()
-        self._asked: dict[str, set[asyncio.Timeout]] = {node.node.name: set() for node in self._nodes}
+        self._asked = defaultdict[str, set[asyncio.Timeout]](set)
         self._lag_max_s = lag_max_s
         self._timeout_s = timeout_s
         self._clock = clock
@@ -67,7 +68,7 @@ class ClusterReader:
             return await self._ask_at_length(node, timeout_s, operation, *args)
 
         answer, _ = await first_answer(
-            self._order, ask, on_failure=self._skip, nobody=f"no node of cluster {self.cluster} answers"
+            self._order(), ask, on_failure=self._skip, nobody=f"no node of cluster {self.cluster} answers"
         )
         return answer
 
@@ -79,14 +80,21 @@ class ClusterReader:
 
     async def check(self) -> None:
         """Asks unreachable nodes whether they answer again and, where minions are read, measures how far each lags."""
+        nodes = self._nodes
+        self._unreachable &= {node.node.name for node in nodes}
         if self._unreachable or self._tail_from is Role.MINION:
-            shown = dict(zip(self._nodes, await asyncio.gather(*map(self._heads_sum, self._nodes)), strict=True))
+            shown = dict(zip(nodes, await asyncio.gather(*map(self._heads_sum, nodes)), strict=True))
             self._judge_lag({node.node.name: total for node, total in shown.items() if total is not None})
 
-    def _sort(self) -> None:
-        """Orders the nodes that are asked. A minion that lags is better than none."""
+    @property
+    def _nodes(self) -> list[AsyncNode]:
+        present = [self._storage.present_master(self.cluster), *self._storage.others(self.cluster)]
+        return sorted(present, key=lambda node: self._turns[node.node.name])
+
+    def _order(self) -> list[AsyncNode]:
+        """Returns the nodes in the order in which they are asked. A minion that lags is better than none."""
         there = [node for node in self._nodes if node.node.name not in self._unreachable]
-        self._order = sorted(there, key=lambda node: node.node.name in self._lagging)
+        return sorted(there, key=lambda node: (node.node.name in self._lagging, node.role is not self._tail_from))
 
     async def _ask_at_length(
         self, node: AsyncNode, timeout_s: float, operation: Callable[[*Args], Operation[T]], *args: *Args
@@ -110,7 +118,6 @@ class ClusterReader:
         if name not in self._unreachable:
             log.warning("reading from the next node of the cluster", node=name, error=str(error))
         self._unreachable.add(name)
-        self._sort()
         waiting, self._asked[name] = self._asked[name], set()
         for cut in waiting:
             cut.reschedule(asyncio.get_running_loop().time())
@@ -127,7 +134,6 @@ class ClusterReader:
             return None
         if name in self._unreachable:
             self._unreachable.discard(name)
-            self._sort()
             log.info("a node answers again", node=name)
         return position.heads_sum
 
@@ -142,4 +148,74 @@ class ClusterReader:
         for name in lagging - self._lagging:
             log.warning("a node lags and is read last", node=name, behind_s_min=self._lag_max_s, cells=due - sums[name])
         self._lagging = lagging
-        self._sort()
+
+
+# ClusterHeads: finds which heads of a cluster moved, with one small query in each poll, however many shards there are.
+#
+# When its answer changed, a second query finds the blocks of shards that changed, and only their heads are read. The
+# time of a cell is never used: a cell with an earlier time may be committed later.
+
+Moved = Callable[[str, dict[int, Location]], None]
+"""Called with a datastore and the heads that moved, by shard."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was last read of one datastore. `blocks` has the sums of these heads, block by block."""
+
+    heads: dict[int, Location] = field(default_factory=dict)
+    blocks: dict[int, Movement] = field(default_factory=dict)
+    total: Movement | None = None
+
+
+class ClusterHeads:
+    def __init__(self, reader: ClusterReader, moved: Moved) -> None:
+        self._reader = reader
+        self._moved = moved
+        self._seen: dict[str, _Seen] = {}
+
+    @property
+    def cluster(self) -> str:
+        return self._reader.cluster
+
+    def heads(self, name: str) -> Mapping[int, Location]:
+        """Returns the heads of a datastore as last seen, by shard."""
+        seen = self._seen.get(name)
+        return {} if seen is None else seen.heads
+
+    async def step(self) -> bool:
+        """Polls once. Returns whether anything moved. Raises StorageUnavailable."""
+        now = await self._reader.run(shard_head.movements)
+        changed = [name for name, total in now.items() if name not in self._seen or self._seen[name].total != total]
+        for name in changed:
+            await self._look_closer(name, now[name], self._seen.setdefault(name, _Seen()))
+        return bool(changed)
+
+    async def _look_closer(self, name: str, total: Movement, seen: _Seen) -> None:
+        shown = await self._blocks(name, total, seen)
+        blocks = [block for block, movement in shown.items() if seen.blocks.get(block) != movement]
+        found = await self._reader.run(shard_head.heads_in_blocks, name, blocks) if blocks else []
+        moved = {head.shard: location for head in found if seen.heads.get(head.shard) != (location := head.location)}
+        seen.heads.update(moved)
+        # The sums of these heads, not of the first query: a minion that lags may have answered the second one.
+        seen.blocks = {block: seen.blocks.get(block, Movement(0, 0)) for block in shown} | _sums(found)
+        seen.total = _total(seen.blocks.values())
+        self._moved(name, moved)
+
+    async def _blocks(self, name: str, total: Movement, seen: _Seen) -> Mapping[int, Movement]:
+        """Returns the blocks and their sums. A single block is the one that moved, unless generations changed."""
+        if len(seen.blocks) == 1 and seen.total and seen.total.generations_sum == total.generations_sum:
+            return dict.fromkeys(seen.blocks, total)
+        return await self._reader.run(shard_head.block_movements, name)
+
+
+def _sums(heads: Sequence[shard_head.Head]) -> dict[int, Movement]:
+    by_block: dict[int, list[Movement]] = {}
+    for head in heads:
+        by_block.setdefault(shard_head.block_of(head.shard), []).append(Movement(head.added_id, head.generation))
+    return {block: _total(movements) for block, movements in by_block.items()}
+
+
+def _total(movements: Iterable[Movement]) -> Movement:
+    parts = list(movements)
+    return Movement(sum(part.heads_sum for part in parts), sum(part.generations_sum for part in parts))

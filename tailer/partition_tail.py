@@ -7,20 +7,23 @@ logged again and again, while the others are published.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
 import structlog
 
-from schemaless.bus.partition_log import LogState, PartitionLog
-from schemaless.bus.published_progress import Progress
-from schemaless.bus.topic_settings import BODY_BYTES_MAX
+from schemaless.bus.partition_log import LogState, PartitionLog, Progress
+from schemaless.bus.topics import record_bytes
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
 from schemaless.errors import Corrupt, LocationGone, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.location import Location, next_start
+from schemaless.names import Stall
 from schemaless.runtime.events import Event, emit
 from schemaless.runtime.lifecycle import pause
 from schemaless.runtime.pace import Pace
@@ -30,18 +33,74 @@ from schemaless.storage.shard_log import Following
 from schemaless.topology import Datastore
 from tailer.cluster_reader import ClusterReader
 from tailer.metrics import TailerMetrics
-from tailer.shard_progress import HoldCause, ShardProgress, TailState
-from tailer.shard_queue import ShardQueue, fair_shares
-from tailer.slots import TailerSlots
+from tailer.shard_queue import ShardProgress, ShardQueue, TailState, fair_shares
+
+# TailerSlots: how many transactions, or openings of logs, a tailer has in flight at once, and who is next.
+
+SLOW_AFTER_S = 1.0  # a full transaction takes less, and so does opening a log
+SLOW_PER_QUICK = 3  # slots for those that wait for a server
+
+
+class TailerSlots:
+    """Bounds what is in flight. The partition that waits longest gets the next free slot.
+
+    What takes longer than SLOW_AFTER_S moves to a slot for slow ones, as soon as one is free. So a broker or a cluster
+    that hangs holds up its own partitions only, and memory stays bounded.
+    """
+
+    def __init__(self, quick_max: int) -> None:
+        self._quick = asyncio.Semaphore(quick_max)  # first come, first served
+        self._slow_free = quick_max * SLOW_PER_QUICK
+
+    @staticmethod
+    def threads_max(quick_max: int) -> int:
+        """Returns how many can be in flight, slow ones included."""
+        return quick_max * (1 + SLOW_PER_QUICK)
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Waits for a slot, and holds it inside the context."""
+        loop = asyncio.get_running_loop()
+        moved = ended = False
+        await self._quick.acquire()
+
+        def move() -> None:
+            nonlocal moved
+            if ended:
+                return
+            if self._slow_free > 0:
+                moved = True
+                self._slow_free -= 1
+                self._quick.release()
+            else:
+                loop.call_later(SLOW_AFTER_S, move)
+
+        first = loop.call_later(SLOW_AFTER_S, move)
+        try:
+            yield
+        finally:
+            ended = True
+            first.cancel()
+            if moved:
+                self._slow_free += 1
+            else:
+                self._quick.release()
+
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 log = structlog.get_logger()
 
+TRANSACTION_CELLS_MAX = 5000  # 2000 drain a fifth slower, 8000 no faster
+TRANSACTION_BYTES_MAX = 8 << 20  # bounds memory when bodies are large
+PAUSE_MAX_S = 0.5  # between two transactions of a partition. Slow transactions lengthen the pause, up to this
+READ_TIMEOUT_S = 10.0  # enough for a transaction of large bodies
 RETRY_S = 1.0  # after a failure that may pass
 CORRUPT_RETRY_S = 10.0  # an operator has to repair the shard first
 NEWER_CELLS_MAX = 16  # of a shard: beyond its head as last seen
 USUAL_MIN_S = 0.004  # a transaction on an idle machine: what a quicker one saves is no reason to wait
+SLOW_S = 1.0  # of a transaction: then the next one carries no more, unless a larger one made cells cheaper
+CHEAPER = 0.75  # where most of it is waiting, twice the cells cost half as much each
 NOT_THERE_YET_S = 0.05  # a minion that lags is asked again, until its own heads are read
 
 
@@ -71,20 +130,43 @@ async def in_thread(threads: Executor, call: Callable[[*Args], T], *args: *Args)
     return await asyncio.get_running_loop().run_in_executor(threads, call, *args)
 
 
+def quota_stall(partition_log: PartitionLog) -> tuple[Stall, str] | None:
+    """Returns that a quota of Kafka delays a log, if one does."""
+    if not partition_log.throttled_s:
+        return None
+    why = "a quota of Kafka delays the tailers, so transactions carry less: raise producer_byte_rate of their account"
+    return Stall.QUOTA, why
+
+
 class PartitionTail:
     """Publishes one partition through its log. `step` is one transaction."""
 
     def __init__(
-        self, datastore: Datastore, partition_log: PartitionLog, progress: Progress, context: TailerContext
+        self,
+        datastore: Datastore,
+        partition_log: PartitionLog,
+        progress: Progress,
+        context: TailerContext,
+        cells_max: int | None = None,
+        stall: tuple[Stall, str] | None = None,
     ) -> None:
         self._datastore = datastore
         self._log = partition_log
         self._context = context
-        self._cells_max = context.settings.transaction_cells_max
+        self.cells_max = cells_max or TRANSACTION_CELLS_MAX
+        """How many cells the next transaction carries. It is halved after a failure, down to one."""
+        self._stall = stall  # of the log before, until a transaction succeeds
+        self._may_grow = True  # the next transaction
+        self._cell_s = math.inf  # what a cell cost in the last one
         self.shards = ShardQueue(datastore, progress)
         self._stopping = asyncio.Event()
-        self._pace = Pace(usual_min_s=USUAL_MIN_S, pause_min_s=0.0, pause_max_s=context.settings.pause_max_s)
+        self._pace = Pace(usual_min_s=USUAL_MIN_S, pause_min_s=0.0, pause_max_s=PAUSE_MAX_S)
         self._left_of_round = 0
+
+    @property
+    def stall(self) -> tuple[Stall, str] | None:
+        """Why its cells wait longer than they should, while some do."""
+        return self._stall if self.shards.lag_cells() else None
 
     def heads_moved(self, heads: Mapping[int, Location]) -> None:
         """Takes note of heads of this partition's shards."""
@@ -125,7 +207,7 @@ class PartitionTail:
         if self._left_of_round <= 0:
             self._left_of_round = self.shards.behind
         cells: list[StoredCell] = []
-        with self.shards.taken(TailState.BEHIND) as behind:
+        with self.shards.taken(TailState.BEHIND, self.cells_max) as behind:
             self._left_of_round = self._left_of_round - len(behind) if behind else 0
             began = asyncio.get_running_loop().time()
             try:
@@ -147,8 +229,14 @@ class PartitionTail:
             published = await in_thread(self._context.publishing, self._log.publish, cells)
         except SchemalessError as error:
             self._context.metrics.failed(name, type(error).__name__)
+            # A quota that delays for a minute leaves room for a sixtieth in a second.
+            self.cells_max = max(1, int(len(cells) / max(2.0, self._log.throttled_s)))
             raise
         took_s = asyncio.get_running_loop().time() - began
+        is_slow, cell_s = took_s >= SLOW_S, took_s / len(cells)
+        self._may_grow = not is_slow or (not self._log.throttled_s and cell_s < CHEAPER * self._cell_s)
+        self._cell_s = cell_s
+        self._stall = quota_stall(self._log) if is_slow else None
         self._pace.took(took_s)
         created_at = {cell.shard: cell.created_at for cell in cells}  # of the last one of each shard
         for number, position in published.items():
@@ -163,7 +251,7 @@ class PartitionTail:
         Under load it lets cells gather. It doesn't while a shard waits for its turn in this round, or when the cells of
         a whole transaction wait.
         """
-        if self._left_of_round > 0 or self.shards.cells_waiting >= self._cells_max:
+        if self._left_of_round > 0 or self.shards.cells_waiting >= self.cells_max:
             return self._log.settling_s
         return max(self._log.settling_s, self._pace.pause_s)
 
@@ -174,12 +262,13 @@ class PartitionTail:
             datastore=self._datastore.name,
             cluster=self._datastore.home(shards[0].shard),
             shards=len(shards),
+            stall=Stall.MASTER_DOWN,
             error=str(error),
             retry_s=RETRY_S,
         )
         for shard in shards:
             if shard.state is TailState.WORKING:
-                self.shards.back_off(shard, RETRY_S, HoldCause.UNREACHABLE)
+                self.shards.back_off(shard, RETRY_S, Stall.MASTER_DOWN, str(error))
 
     async def _judge(self, doubtful: Sequence[ShardProgress]) -> None:
         """Asks the master whether it holds what was published. Else only a lagging minion showed less (I16).
@@ -204,14 +293,13 @@ class PartitionTail:
     async def _read(self, shards: Sequence[ShardProgress]) -> list[StoredCell]:
         """Reads the next cells of the shards, and proves that they are the next ones, of the history in the topic."""
         # Cells that came since the heads were read are taken along.
-        shares = fair_shares({shard.shard: shard.waiting + NEWER_CELLS_MAX for shard in shards}, self._cells_max)
-        settings = self._context.settings
+        shares = fair_shares({shard.shard: shard.waiting + NEWER_CELLS_MAX for shard in shards}, self.cells_max)
         pages = await self._reader(shards[0].shard).run(
             shard_log.follow,
             self._datastore,
             [Following(shard.published, shares[shard.shard]) for shard in shards],
-            settings.transaction_bytes_max,
-            timeout_s=settings.statement_timeout_s,
+            TRANSACTION_BYTES_MAX,
+            timeout_s=READ_TIMEOUT_S,
         )
         emit(Event.CELLS_READ, datastore=self._datastore.name, shards=len(shards))
         cells: list[StoredCell] = []
@@ -232,9 +320,9 @@ class PartitionTail:
         if doubtful:
             await self._judge_reading(doubtful)
         if cut:  # large bodies come in smaller batches, so that none are read in vain
-            self._cells_max = max(1, len(cells) // 2)
-        elif len(cells) >= self._cells_max:
-            self._cells_max = min(settings.transaction_cells_max, self._cells_max * 2)
+            self.cells_max = max(1, len(cells) // 2)
+        elif len(cells) >= self.cells_max and self._may_grow:
+            self.cells_max = min(TRANSACTION_CELLS_MAX, self.cells_max * 2)
         return cells
 
     async def _next_cells(self, shard: ShardProgress, page: ProvenPage) -> Sequence[StoredCell]:
@@ -244,7 +332,7 @@ class PartitionTail:
         """
         generation = shard.published.generation
         try:
-            verify_page(shard.published, page)
+            page = await self._proven(shard, page)
         except Corrupt as error:
             self._report(shard, str(error))
             return ()
@@ -254,14 +342,35 @@ class PartitionTail:
                 await self._cross_generation(shard)
             elif shard.waiting:  # the head was another server's, and a minion lags behind it
                 self.shards.back_off(shard, NOT_THERE_YET_S)
+        if cells and record_bytes(cells[0]) > self._log.record_bytes_max:
+            await in_thread(self._context.publishing, self._log.look_at_bound)  # somebody may have raised it
         for n, cell in enumerate(cells):
-            if len(cell.body) > BODY_BYTES_MAX:
+            if record_bytes(cell) > self._log.record_bytes_max:
                 if n == 0:
                     what = f"cell {cell.location}, {cell.key}, has {len(cell.body)} stored bytes"
-                    why = f"{what} and fits no record of Kafka: at most {BODY_BYTES_MAX} do"
-                    self._report(shard, why, HoldCause.TOO_LARGE)
+                    why = f"{what} and fits no record of Kafka: at most {self._log.record_bytes_max} do, key and all"
+                    self._report(shard, why, Stall.BOUND)
                 return cells[:n]
         return cells
+
+    async def _proven(self, shard: ShardProgress, page: ProvenPage) -> ProvenPage:
+        """Returns the page, or its master's where it has a hole, which may be a minion's own. Raises Corrupt."""
+        try:
+            verify_page(shard.published, page)
+        except Corrupt:
+            at = shard.published
+            until = page.cells[-1].added_id if page.cells else page.head.added_id
+            wanted = [Following(at, max(1, min(until - at.added_id, TRANSACTION_CELLS_MAX)))]
+            answers: Mapping[int, ProvenPage | LocationGone] = {}
+            with contextlib.suppress(StorageUnavailable, Misconfigured):
+                reader = self._reader(shard.shard)
+                answers = await reader.ask_master(shard_log.follow, self._datastore, wanted, TRANSACTION_BYTES_MAX)
+            masters = answers.get(shard.shard)
+            if not isinstance(masters, ProvenPage):
+                raise
+            page = masters
+            verify_page(shard.published, page)
+        return page
 
     async def _cross_generation(self, shard: ShardProgress) -> None:
         """Announces the next generation that a reader of the shard meets. All cells before it are published (I13)."""
@@ -295,15 +404,20 @@ class PartitionTail:
             else:
                 self._report(shard, f"a minion has another history than its master: {gone}")
 
-    def _report(self, shard: ShardProgress, error: str, cause: HoldCause = HoldCause.CORRUPT) -> None:
+    def _report(self, shard: ShardProgress, error: str, stall: Stall = Stall.NOT_DENSE) -> None:
         log.error(
             "shard is not tailed",
             datastore=self._datastore.name,
             shard=shard.shard,
+            stall=stall,
             error=error,
             retry_s=CORRUPT_RETRY_S,
         )
-        self.shards.back_off(shard, CORRUPT_RETRY_S, cause)
+        self.shards.back_off(shard, CORRUPT_RETRY_S, stall, error)
 
     def _reader(self, shard: int) -> ClusterReader:
-        return self._context.readers[self._datastore.home(shard)]
+        """Raises StorageUnavailable when the shard moved to a cluster that this machine's file doesn't have yet."""
+        home = self._datastore.home(shard)
+        if home not in self._context.readers:
+            raise StorageUnavailable(f"cluster {home} is not in the topology file of this process")
+        return self._context.readers[home]

@@ -6,27 +6,32 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 
 from schemaless.config import TailerSettings
+from schemaless.consume.worker import Worker
 from schemaless.errors import SchemalessError
 from schemaless.location import Location
+from schemaless.names import TAILER
 from schemaless.ops.datastores import Catalogue
-from schemaless.ops.tailer_control import fetch_commands, latest
+from schemaless.ops.tailers import fetch_commands, latest
 from schemaless.runtime.lifecycle import pause
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.tailer_order_table import NO_COMMAND, TailerCommand
-from schemaless.topology import Datastore
-from tailer.cluster_reader import ClusterReader
+from schemaless.topology import Datastore, Placement
+from tailer.cluster_reader import ClusterHeads, ClusterReader
 from tailer.datastore_tailer import DatastoreTailer
-from tailer.head_watch import ClusterHeads
 from tailer.metrics import TailerMetrics
-from tailer.partition_tail import TailerContext
-from tailer.slots import TailerSlots
+from tailer.partition_tail import TailerContext, TailerSlots
 
 log = structlog.get_logger()
 
+POLL_S = 0.005  # how often each cluster is asked which heads moved, while one moved lately
+IDLE_POLL_S = 0.05  # while nothing moves
+LAG_MAX_S = 5.0  # a minion that lags more is read only while nothing better answers
+TRANSACTIONS_MAX = 4  # in flight, however many partitions. Three times as many more may wait for hanging servers
 COMMANDS_S = 1.0
 CATALOGUE_S = 2.5  # asked of every server: dearer than reading commands
 BUSY_S = 1.0  # so long after news a watch keeps its short pause
@@ -38,29 +43,23 @@ CLOSINGS_MAX = 4  # at once: closing a log waits for nobody
 
 class TailerService:
     def __init__(self, settings: TailerSettings, storage: AsyncStorage, metrics: TailerMetrics | None = None) -> None:
-        clusters = storage.topology.clusters
-        readers = {
-            name: ClusterReader(storage, name, tail_from=settings.read_from, lag_max_s=settings.lag_max_s)
-            for name in clusters
-        }
         self._settings = settings
         self._storage = storage
-        self._readers = list(readers.values())
+        self._readers: dict[str, ClusterReader] = {}
         self._commands: dict[str, TailerCommand] = {}
         self._catalogue = Catalogue(storage)
-        self._watches = [ClusterHeads(reader, self._heads_moved) for reader in readers.values()]
+        self._watches: list[ClusterHeads] = []
         self._datastores: dict[str, DatastoreTailer] = {}
+        self._moves: dict[str, dict[int, Placement]] = {}
         self._readable = set[str]()
         self._stopping = asyncio.Event()
         self._context = TailerContext(
             settings=settings,
-            readers=readers,
+            readers=self._readers,
             heads=self._heads,
             paused=self.is_paused,
-            slots=TailerSlots(settings.transactions_max),
-            publishing=ThreadPoolExecutor(
-                TailerSlots.threads_max(settings.transactions_max), thread_name_prefix="publish"
-            ),
+            slots=TailerSlots(TRANSACTIONS_MAX),
+            publishing=ThreadPoolExecutor(TailerSlots.threads_max(TRANSACTIONS_MAX), thread_name_prefix="publish"),
             metrics=metrics or TailerMetrics(),
             openings=TailerSlots(OPENINGS_MAX),
             opening=ThreadPoolExecutor(TailerSlots.threads_max(OPENINGS_MAX), thread_name_prefix="open"),
@@ -92,15 +91,12 @@ class TailerService:
     async def run(self) -> None:
         """Runs until `stop`."""
         async with asyncio.TaskGroup() as tasks:
-            for reader in self._readers:
-                tasks.create_task(self._check(reader))
-            for watch in self._watches:
-                tasks.create_task(self._watch(watch))
             await self._discover(tasks)
 
     async def _discover(self, tasks: asyncio.TaskGroup) -> None:
         looked_at = -CATALOGUE_S
         while not self._stopping.is_set():
+            self._meet(tasks)
             found: Mapping[str, Datastore] = {}
             try:
                 self._obey(await fetch_commands(self._storage))
@@ -108,6 +104,7 @@ class TailerService:
                     named = self._settings.datastores
                     known = await self._catalogue.all()
                     found = {name: known[name] for name in known if not named or name in named}
+                    found = {name: one for name, one in found.items() if self._reads(one)}
                     looked_at = time.monotonic()
             except SchemalessError as error:
                 log.warning("no catalogue of datastores", why=str(error))
@@ -115,8 +112,34 @@ class TailerService:
                 return
             for name in found.keys() - self._datastores.keys():
                 tailer = self._datastores[name] = DatastoreTailer(found[name], self._context)
-                tasks.create_task(tailer.run())
+                tasks.create_task(self._tail(tailer))
             await pause(self._stopping, COMMANDS_S)
+
+    def _reads(self, datastore: Datastore) -> bool:
+        """Returns whether all clusters of a datastore are read: the file of this machine may lack one."""
+        if lacking := set(datastore.clusters) - self._readers.keys():
+            log.warning("a datastore isn't tailed yet", datastore=datastore.name, lacks=sorted(lacking))
+        return not lacking
+
+    def _meet(self, tasks: asyncio.TaskGroup) -> None:
+        """Begins to read the clusters that are new."""
+        for name in self.clusters - self._readers.keys():
+            if not self._storage.is_joining(name):
+                reader = ClusterReader(self._storage, name, tail_from=self._settings.read_from, lag_max_s=LAG_MAX_S)
+                watch = ClusterHeads(reader, partial(self._heads_moved, name))
+                self._readers[name] = reader
+                self._watches.append(watch)
+                tasks.create_task(self._check(reader))
+                tasks.create_task(self._watch(watch))
+
+    async def _tail(self, tailer: DatastoreTailer) -> None:
+        """Tails a datastore until `stop`, and reports what this process does."""
+        worker = Worker(self._storage, tailer.datastore, TAILER)
+        async with asyncio.TaskGroup() as tasks:
+            reporting = tasks.create_task(worker.run(tailer.report))
+            await tailer.run()
+            reporting.cancel()
+        await worker.leave()
 
     def _obey(self, said: Mapping[str, TailerCommand]) -> None:
         """Obeys commands between two transactions. A minion that lags may answer alone, so earlier ones count, too."""
@@ -135,13 +158,13 @@ class TailerService:
             await pause(self._stopping, CHECK_S)
 
     async def _watch(self, watch: ClusterHeads) -> None:
-        settings = self._settings
         news_at = 0.0
         unreachable = False
         while not self._stopping.is_set():
             try:
                 if await watch.step():
                     news_at = time.monotonic()
+                self._follow_moves()
                 if unreachable:
                     log.info("heads can be read again", cluster=watch.cluster)
                 self._readable.add(watch.cluster)
@@ -153,12 +176,27 @@ class TailerService:
                 self._readable.discard(watch.cluster)
                 await pause(self._stopping, UNREACHABLE_RETRY_S)
             busy = time.monotonic() - news_at < BUSY_S
-            period_s = settings.poll_s if busy else settings.idle_poll_s
+            period_s = POLL_S if busy else IDLE_POLL_S
             await asyncio.sleep(period_s - time.monotonic() % period_s)  # clusters together: half as many awakenings
 
-    def _heads_moved(self, name: str, heads: dict[int, Location]) -> None:
-        if name in self._datastores:
-            self._datastores[name].heads_moved(heads)
+    def _heads_moved(self, cluster: str, name: str, heads: Mapping[int, Location]) -> None:
+        if (tailer := self._datastores.get(name)) is not None:
+            tailer.heads_moved({n: head for n, head in heads.items() if tailer.datastore.home(n) == cluster})
+
+    def _follow_moves(self) -> None:
+        """Passes the heads of shards that moved on: their new homes were seen before it was known that they are."""
+        for name, tailer in self._datastores.items():
+            known, moves = self._moves.get(name), tailer.datastore.moves
+            if known != moves:
+                self._moves[name] = dict(moves)
+                tailer.heads_moved(self._heads(name))
 
     def _heads(self, name: str) -> dict[int, Location]:
-        return {shard: head for watch in self._watches for shard, head in watch.heads(name).items()}
+        """Returns the heads at the shards' homes. A former home keeps its own, which stands still."""
+        home = self._datastores[name].datastore.home
+        return {
+            shard: head
+            for watch in self._watches
+            for shard, head in watch.heads(name).items()
+            if home(shard) == watch.cluster
+        }

@@ -8,17 +8,116 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 
 import structlog
 
-from schemaless.bus.published_progress import Progress, beginning
+from schemaless.bus.partition_log import Progress, beginning
 from schemaless.errors import Misconfigured
 from schemaless.location import Location
+from schemaless.names import Stall
+from schemaless.position import Position
 from schemaless.topology import Datastore
-from tailer.shard_progress import HoldCause, ShardProgress, TailState
+
+# ShardProgress: the state of one shard of a tailed partition.
+
+
+class TailState(Enum):
+    """A shard is in exactly one state, and waits in the queue of that state."""
+
+    CAUGHT_UP = "caught up"  # everything up to its head is published
+    BEHIND = "behind"  # has cells, or a generation, to publish
+    DOUBTFUL = "doubtful"  # the master has to be asked whether it holds what was published
+    WORKING = "working"  # in the present pass
+    BACKING_OFF = "backing off"  # asked again after a pause: a hole, a minion that lags, an unreachable master
+    REFUSED = "refused"  # MySQL has another history than the topic: the master is asked again after a pause
+    PROGRESS_LOST = "progress lost"  # not tailed until a seek makes us open the log anew
+
+
+PREDECESSORS = {
+    TailState.CAUGHT_UP: {TailState.BEHIND, TailState.DOUBTFUL, TailState.WORKING, TailState.BACKING_OFF},
+    TailState.BEHIND: {
+        TailState.CAUGHT_UP,
+        TailState.DOUBTFUL,
+        TailState.WORKING,
+        TailState.BACKING_OFF,
+        TailState.REFUSED,
+    },
+    TailState.DOUBTFUL: {
+        TailState.CAUGHT_UP,
+        TailState.BEHIND,
+        TailState.WORKING,
+        TailState.BACKING_OFF,
+        TailState.REFUSED,
+    },
+    TailState.WORKING: {TailState.BEHIND, TailState.DOUBTFUL},
+    TailState.BACKING_OFF: {TailState.WORKING},
+    TailState.REFUSED: {TailState.WORKING},
+    TailState.PROGRESS_LOST: set(),
+}
+"""The states from which each state may be entered."""
+
+
+@dataclass(slots=True)
+class ShardProgress:
+    """What was published of a shard, and what MySQL has."""
+
+    shard: int
+    published: Position
+    head: Location
+    """As last seen, on any node."""
+    held: bool = False
+    """The master was asked since the last transaction, and holds what was published."""
+    state: TailState = TailState.CAUGHT_UP
+    stall: Stall | None = None
+    """Why it isn't published, until it is."""
+    why: str = ""
+    """The same in a sentence."""
+    waiting_since: float | None = None
+    """Since when its oldest unpublished cell has waited, in seconds since the epoch. It is the time at which the head
+    moved, or that of the last cell published before it, which is the later one of what is known."""
+
+    def due(self) -> TailState:
+        """Returns the state in which a shard waits that nobody works at."""
+        if self.head > self.published.location:
+            return TailState.BEHIND
+        if self.head < self.published.location and not self.held:
+            return TailState.DOUBTFUL
+        return TailState.CAUGHT_UP
+
+    def enter(self, state: TailState) -> None:
+        """Changes the state. Raises AssertionError for a transition that isn't legal."""
+        if self.state not in PREDECESSORS[state]:
+            raise AssertionError(f"shard {self.shard} can't become {state.value}: it is {self.state.value}")
+        self.state = state
+
+    def saw_head(self, head: Location, now: float) -> None:
+        """Takes note of the head, as some node shows it now."""
+        self.head = head
+        if not self.waiting:
+            self.waiting_since = None
+        elif self.waiting_since is None:
+            self.waiting_since = now
+
+    def published_up_to(self, position: Position, created_at: int | None = None) -> None:
+        """Notes what a transaction has published, and when its last cell was created, in microseconds."""
+        self.held = False  # the master was asked about less
+        self.stall = None
+        self.published = position
+        self.head = max(self.head, position.location)
+        if not self.waiting:
+            self.waiting_since = None
+        elif created_at is not None:
+            self.waiting_since = created_at / 1e6
+
+    @property
+    def waiting(self) -> int:
+        """The number of cells that wait to be published, as far as the head tells."""
+        return max(0, self.head.added_id - self.published.added_id)
+
 
 log = structlog.get_logger()
 
@@ -72,9 +171,9 @@ class ShardQueue:
         """Returns how many shards are in each state."""
         return {state: len(shards) for state, shards in self._queues.items()}
 
-    def causes(self) -> Counter[HoldCause]:
-        """Returns how many shards aren't published for each cause."""
-        return Counter(shard.cause for shard in self._late() if shard.cause is not None)
+    def held(self) -> list[ShardProgress]:
+        """Returns the shards that aren't published, and say why."""
+        return [shard for shard in self._late() if shard.stall is not None]
 
     def lag_cells(self) -> int:
         """Returns how many cells wait to be published."""
@@ -104,7 +203,7 @@ class ShardQueue:
                 self._move(shard, shard.due())
 
     @contextmanager
-    def taken(self, state: TailState) -> Iterator[list[ShardProgress]]:
+    def taken(self, state: TailState, shards_max: int = SHARDS_MAX) -> Iterator[list[ShardProgress]]:
         """Takes the shards that wait longest in a state and share a cluster. They are WORKING inside the context.
 
         Afterwards each of them waits behind the others, unless it backs off or was refused.
@@ -112,7 +211,7 @@ class ShardQueue:
         queue = self._queues[state]
         homes = {shard: self._datastore.home(shard) for shard in queue}
         first = next(iter(homes.values()), "")
-        taken = [queue[shard] for shard, home in homes.items() if home == first][:SHARDS_MAX]
+        taken = [queue[shard] for shard, home in homes.items() if home == first][: min(shards_max, SHARDS_MAX)]
         for shard in taken:
             self._move(shard, TailState.WORKING)
         try:
@@ -122,9 +221,10 @@ class ShardQueue:
                 if shard.state is TailState.WORKING:
                     self._move(shard, shard.due())
 
-    def back_off(self, shard: ShardProgress, retry_s: float, cause: HoldCause | None = None) -> None:
-        """Lets a shard wait for `retry_s` before it is asked again. Without a cause it only waits for a minion."""
-        shard.cause = cause or shard.cause
+    def back_off(self, shard: ShardProgress, retry_s: float, stall: Stall | None = None, why: str = "") -> None:
+        """Lets a shard wait for `retry_s` before it is asked again. Without a stall it only waits for a minion."""
+        if stall is not None:
+            shard.stall, shard.why = stall, why
         self._move(shard, TailState.BACKING_OFF)
         asyncio.get_running_loop().call_later(retry_s, lambda: self._move(shard, shard.due()))
 
@@ -133,13 +233,14 @@ class ShardQueue:
 
         A new generation ends the refusal at once.
         """
-        shard.cause = HoldCause.OTHER_HISTORY
+        shard.stall, shard.why = Stall.OTHER_HISTORY, why
         self._move(shard, TailState.REFUSED)
         asyncio.get_running_loop().call_later(retry_s, self._doubt_again, shard)
         log.error(
             "shard is not tailed: MySQL has another history than the topic",
             datastore=self._datastore.name,
             shard=shard.shard,
+            stall=shard.stall,
             published=str(shard.published.location),
             why=why,
             what_to_do="the master lost cells that are in the topic: it was restored, or its datastore made anew. Bring"
@@ -156,7 +257,12 @@ class ShardQueue:
         except Misconfigured as error:
             log.error("shard is not tailed", datastore=self._datastore.name, shard=number, error=str(error))
             shard = ShardProgress(
-                number, beginning(number), head, state=TailState.PROGRESS_LOST, cause=HoldCause.PROGRESS_LOST
+                number,
+                beginning(number),
+                head,
+                state=TailState.PROGRESS_LOST,
+                stall=Stall.PROGRESS_LOST,
+                why=str(error),
             )
         else:
             shard = ShardProgress(number, published, head)

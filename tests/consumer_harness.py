@@ -28,8 +28,8 @@ class ConsumerProcess:
     ) -> None:
         self._command = [sys.executable, "-m", *arguments]
         self._stdout = stdout
-        named = {"session_timeout_s": 3.0, **settings}
         kind = {"indexer": IndexerSettings, "consumers.probe": ProbeSettings}.get(arguments[0], ConsumerSettings)
+        named = dict(settings) if kind is ProbeSettings else {"session_timeout_s": 3.0, **settings}
         if kind is not IndexerSettings:
             named.pop("datastores", None)  # a program gets its datastore as an argument
         own = environment_of(kind, named)
@@ -68,11 +68,8 @@ def running_consumer(
 
 
 def heads(storage: SyncStorage, datastore: Datastore) -> dict[int, int]:
-    return {
-        head.shard: head.added_id
-        for cluster in datastore.clusters
-        for head in storage.master(cluster).run(shard_head.heads, datastore.name)
-    }
+    found = {name: storage.master(name).run(shard_head.heads, datastore.name) for name in datastore.clusters}
+    return {head.shard: head.added_id for head in datastore.of_home(found, lambda head: head.shard)}
 
 
 def reached(storage: SyncStorage, datastore: Datastore, consumer: str) -> dict[int, int]:

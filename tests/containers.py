@@ -21,16 +21,22 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from schemaless.stack import kafka_broker
-from schemaless.stack.admin import answers, new_accounts
-from schemaless.stack.container_files import settings_files
-from schemaless.stack.containers import MYSQL_PORT, READY_TIMEOUT_S, ROOT, ServerContainer, await_kafka, set_up_servers
+from schemaless.stack import kafka_broker, local
+from schemaless.stack.admin import REPLICATION_USER, answers, new_accounts, session
+from schemaless.stack.container_files import mysql_option_file
+from schemaless.stack.containers import (
+    MYSQL_PORT,
+    READY_TIMEOUT_S,
+    ROOT,
+    ServerContainer,
+    await_kafka,
+    make_mysql_accounts,
+)
 from schemaless.stack.local import RunningTopology
-from schemaless.stack.mysql_server import ServerRole, server_roles
-from schemaless.stack.plan import admin_document, nodes_document, write_private_json
-from schemaless.stack.ports import free_ports
+from schemaless.stack.mysql_server import MASTER, MINION, PlannedServer, planned_servers
+from schemaless.stack.plan import admin_document, free_ports, nodes_document, write_private_json
 from schemaless.stack.programs import Flavour
-from schemaless.topology import parse_topology
+from schemaless.topology import Role, parse_topology
 
 MYSQL_IMAGE = "mysql:9.7"
 KAFKA_IMAGE = "confluentinc/cp-kafka:8.3.0"
@@ -115,20 +121,23 @@ def containers_topology(
     """Storage clusters that replicate, gone at the end with their data. `descriptions` is empty: no files of theirs."""
     _without_ryuk_where_it_is_missing()
     accounts, root_password = new_accounts(), secrets.token_hex(16)
-    roles = server_roles(clusters, minions)
+    roles = planned_servers(clusters, minions)
     with ExitStack() as stack:
         network = stack.enter_context(Network())
         servers = [
             ServerContainer(role, "127.0.0.1", port) for role, port in zip(roles, free_ports(len(roles)), strict=True)
         ]
-        made = [_mysql(server.role, server.port, root_password, network, folder) for server in servers]
+        made = [_mysql(server.planned, server.port, root_password, network, folder) for server in servers]
         with ThreadPoolExecutor(len(made)) as pool:
             started = [pool.submit(stack.enter_context, container) for container in made]
             for start in started:
                 start.result()
-        set_up_servers(servers, root_password, accounts)
+        make_mysql_accounts(servers, root_password, accounts)
+        for server in servers:
+            if server.planned.role is Role.MINION:
+                _attach(server, accounts)
         handles = {
-            server.role.name: ContainerServer(server.role.name, container, _until_it_answers(server, accounts))
+            server.planned.name: ContainerServer(server.planned.name, container, _until_it_answers(server, accounts))
             for server, container in zip(servers, made, strict=True)
         }
         document = nodes_document(server.node(accounts) for server in servers)
@@ -151,9 +160,9 @@ def container_broker() -> Iterator[str]:
         yield bootstrap
 
 
-def _mysql(role: ServerRole, port: int, root_password: str, network: Network, folder: Path) -> MySqlContainer:
+def _mysql(role: PlannedServer, port: int, root_password: str, network: Network, folder: Path) -> MySqlContainer:
     options = folder / f"{role.role}.cnf"
-    options.write_text(settings_files()[f"mysql/{role.role}.cnf"])
+    options.write_text(mysql_option_file(MINION if role.role is Role.MINION else MASTER))
     container = MySqlContainer(MYSQL_IMAGE, username=ROOT, password=root_password)
     container.with_env("MYSQL_INITDB_SKIP_TZINFO", "1").with_command(f"--server-id={role.server_id}")
     container.with_volume_mapping(str(options), "/etc/mysql/conf.d/schemaless.cnf", "ro")
@@ -163,11 +172,17 @@ def _mysql(role: ServerRole, port: int, root_password: str, network: Network, fo
     return container
 
 
+def _attach(minion: ServerContainer, accounts) -> None:
+    with session(minion.administrator(accounts)) as connected:
+        connected.follow(f"{minion.planned.cluster}1", MYSQL_PORT, REPLICATION_USER, accounts.replication_password)
+        local.start(connected)
+
+
 def _until_it_answers(server: ServerContainer, accounts):
     def wait() -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not answers(server.administrator(accounts)):
-            assert time.monotonic() < deadline, f"{server.role.name} does not answer"
+            assert time.monotonic() < deadline, f"{server.planned.name} does not answer"
             time.sleep(0.1)
 
     return wait

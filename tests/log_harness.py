@@ -3,36 +3,41 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 from schemaless.bus.reader import PartitionReader
-from schemaless.cell import CellKey, StoredCell
+from schemaless.cell import CellKey, RowKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
 from schemaless.config import TailerSettings
 from schemaless.errors import BusUnavailable
 from schemaless.sharding import shard_of
 from schemaless.stack.local import halt, halted
-from schemaless.storage import entity_table
+from schemaless.storage import entity_table, erasure_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
+from schemaless.storage.erasure_table import Erasure
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Datastore
 from tests.environment import environment_of
+from tests.patched import patched
 from tests.seed import seeded
 
 _bodies = seeded("bodies")
 
 
 class TailerProcess:
-    """`python -m tailer` for one datastore, with short time-outs. `module`: another one that runs it."""
+    """`python -m tailer` for one datastore, with short time-outs. `module`: another one that runs it. `constants`:
+    values of its modules.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class TailerProcess:
         datastore: Datastore,
         *,
         module: Sequence[str] = ("tailer",),
+        constants: Mapping[str, object] | None = None,
         output: Path | None = None,
         **settings: object,
     ) -> None:
@@ -56,7 +62,7 @@ class TailerProcess:
             **os.environ,
             **environment_of(TailerSettings, named),
         }
-        self._command = [sys.executable, "-m", *module]
+        self._command = [sys.executable, *patched(module, constants or {})]
         self._output = output
         self.process = self._start()
 
@@ -126,6 +132,18 @@ def put(storage, datastore: Datastore, cells: Sequence[ShardCell]) -> None:
     for shard in sorted({cell.shard for cell in cells}):
         mine = [cell for cell in cells if cell.shard == shard]
         storage.master(datastore.home(shard)).run(entity_table.put_cells, datastore, mine)
+
+
+def erased_at_home(
+    storage, datastore: Datastore, row_key: RowKey, column: str | None = None, ref_key: int | None = None
+) -> Erasure:
+    """Orders an erasure on every master, and erases a page of it at home."""
+    number, now, shard = secrets.randbits(63), int(time.time() * 1e6), shard_of(row_key, datastore.shards)
+    made = Erasure(number, datastore.name, shard, row_key, column, ref_key, "asked to", "ada", now)
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(erasure_table.order, made)
+    storage.master(datastore.home(shard)).run(erasure_table.erase_page, datastore, made)
+    return made
 
 
 def run_sql(node, script: str) -> None:
@@ -208,10 +226,10 @@ def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: floa
     return [decode_cell(record.value) for record in found if record.kind == b"cell"]
 
 
-LOCAL_WRITE = "SET sql_log_bin = 0 /*!90000 , GLOBAL super_read_only = OFF */"
-"""Lets an administrator's next statements change this server alone. MariaDB skips such a comment."""
+LOCAL_WRITE = "SET sql_log_bin = 0"
+"""Lets an administrator's next statements change this server alone."""
 
-REPLICATED_WRITE = "SET sql_log_bin = 1 /*!90000 , GLOBAL super_read_only = @@GLOBAL.read_only */"
+REPLICATED_WRITE = "SET sql_log_bin = 1"
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def topology_through(topology: Path, node: str, relay: RefusingNode, path: Path)
     """Writes a topology file in which a node is reached through the relay."""
     document = json.loads(topology.read_text())
     for cluster in document["clusters"].values():
-        for found in (cluster["master"], *cluster["minions"]):
+        for found in cluster:
             if found["name"] == node:
                 found |= {"host": "127.0.0.1", "port": relay.port, "socket": None}
     path.write_text(json.dumps(document))

@@ -44,12 +44,23 @@ def announce(kafka: str, datastore: Datastore, shard: int, start: GenerationStar
     log.close()
 
 
-def produce_foreign(kafka: str, datastore: Datastore, values: Iterable[bytes], partition: int = 0) -> None:
-    """Records that look like cells from outside."""
+def produce_foreign(kafka: str, datastore: Datastore, values: Iterable[bytes], partition: int = 0) -> list[int]:
+    """Records that look like cells from outside. Returns their offsets.
+
+    A broker may write the marker of a transaction that was committed before behind them.
+    """
     producer = Producer({"bootstrap.servers": kafka})
+    offsets: list[int] = []
     for value in values:
-        producer.produce(datastore.topic, value, partition=partition, headers=[("v", b"1"), ("kind", b"cell")])
+        producer.produce(
+            datastore.topic,
+            value,
+            partition=partition,
+            headers=[("v", b"1"), ("kind", b"cell")],
+            on_delivery=lambda error, record: offsets.append(record.offset()),
+        )
     assert producer.flush(10) == 0
+    return offsets
 
 
 def delete_before(kafka: str, datastore: Datastore, offset: int, partition: int = 0) -> None:

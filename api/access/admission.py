@@ -6,14 +6,15 @@ The dispatcher asks it before anything else looks at a request. Each Route names
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+import re
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 
 from starlette.types import Scope as AsgiScope
 
 from api.access.issuer import Issuer, JwtToken
 from api.access.known_tokens import KnownTokens
-from api.access.rate_limit import RateLimit
 from schemaless.access import ALL_DATASTORES, Scope, Token
 from schemaless.config import ApiSettings
 from schemaless.errors import (
@@ -22,6 +23,7 @@ from schemaless.errors import (
     Malformed,
     Misconfigured,
     Misdirected,
+    TooManyRequests,
     Unauthenticated,
     Unavailable,
 )
@@ -34,6 +36,8 @@ _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 _DOCUMENTS = frozenset(("/docs", "/openapi.json"))
 _DOCS_FILES = "/docs/files/"
 """What the page /docs loads. A caller who may see the page may have them."""
+_UI, _UI_FILES = "/ui", "/ui/files/"
+"""The page has to be there before a token can be typed into it. It shows nothing by itself."""
 
 
 class Admission:
@@ -55,30 +59,41 @@ class Admission:
         host, origin, authorization = _headers_of(scope["headers"])
         server = scope.get("server")
         address = server[0] if server else ""
-        if host:
-            self._check_host(host, address)
+        if host or scope.get("http_version") == "1.1":
+            # A page that names this address by a host name of its own must not reach us (DNS rebinding).
+            if not host:
+                raise Misdirected("the request names no server: HTTP/1.1 needs a Host header")
+            name = _name_of(host)
+            if name not in self._hosts and name != address and ANY not in self._hosts:
+                raise Misdirected(f"{name!r} is no name of this server")
         if origin and scope["method"] not in _READING:
             self._check_origin(origin, host, scope["scheme"])
-        if path in self._public or (path.startswith(_DOCS_FILES) and "/docs" in self._public):
+        if self._is_public(path, scope["method"]):
             return None
         if self._tokens.exist or self._issuer is not None:
             return await self._authorized(authorization, needed, datastore)
-        self._check_open(address)
+        # While there is no token, loopback alone is served.
+        if not self._tokens.none_exist:
+            raise Unavailable("not every cluster has said yet that there is no token, so nobody is served")
+        if not self._is_local or _is_foreign(address):
+            raise Unauthenticated("there is no token yet, so only loopback is served: make one on the server")
         client = scope.get("client")
         if client and not self._behind_proxy:
             self._rates.count(client[0])
         return None
 
-    async def _authorized(self, authorization: bytes, needed: Scope, datastore: str | None) -> Token:
-        """A caller has one token of ours, or a JWT, which is one token for each of its scopes, the widest first."""
+    async def grants(self, authorization: bytes) -> Sequence[Token]:
+        """Returns the caller's one token of ours, or a JWT's token for each of its scopes, the widest first."""
         kind, _, secret = authorization.partition(b" ")
         if kind.lower() != b"bearer" or not secret:
             raise Unauthenticated("every request needs a token")
         secret = secret.strip()
         if self._issuer is not None and secret.count(b".") == _DOTS_OF_JWT:
-            tokens: Sequence[Token] = await self._issuer.find(secret)
-        else:
-            tokens = (self._tokens.known(secret) or await self._tokens.find(secret),)
+            return await self._issuer.find(secret)
+        return (self._tokens.known(secret) or await self._tokens.find(secret),)
+
+    async def _authorized(self, authorization: bytes, needed: Scope, datastore: str | None) -> Token:
+        tokens = await self.grants(authorization)
         self._rates.count(tokens[0].digest)
         for token in tokens:
             if token.scope.includes(needed) and token.reaches(datastore):
@@ -89,6 +104,11 @@ class Admission:
         what = "everything" if datastore == ALL_DATASTORES else f"datastore {datastore!r}"
         raise Forbidden(f"the token {token.name!r} was not issued for {what}")
 
+    def _is_public(self, path: str, method: str) -> bool:
+        if path == _UI or path.startswith(_UI_FILES):
+            return method in _READING
+        return path in self._public or (path.startswith(_DOCS_FILES) and "/docs" in self._public)
+
     def hold(self, token: Token | None) -> bool:
         """Returns whether a caller that was admitted with this token, or without one, would be admitted now."""
         if self._issuer is None:
@@ -97,31 +117,19 @@ class Admission:
             return False
         return self._issuer.holds(token) if isinstance(token, JwtToken) else self._tokens.hold(token)
 
-    def _check_host(self, host: bytes, address: str) -> None:
-        """A page that names this address by a host name of its own must not reach us (DNS rebinding)."""
-        name = _name_of(host)
-        if name not in self._hosts and name != address and ANY not in self._hosts:
-            raise Misdirected(f"{name!r} is no name of this server")
-
     def _check_origin(self, origin: bytes, host: bytes, scheme: str) -> None:
         own = scheme.encode() + b"://" + host
         if origin != own and origin not in self._origins:
             raise ForeignOrigin("a page of another origin can't write here")
 
-    def _check_open(self, address: str) -> None:
-        """While there is no token, loopback alone is served."""
-        if not self._tokens.none_exist:
-            raise Unavailable("not every cluster has said yet that there is no token, so nobody is served")
-        if not self._is_local or _is_foreign(address):
-            raise Unauthenticated("there is no token yet, so only loopback is served: make one on the server")
-
 
 def _headers_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes, bytes]:
     """Returns Host, Origin and Authorization. Raises Malformed and Unauthenticated for two of a kind."""
-    host = origin = authorization = b""
+    host: bytes | None = None
+    origin = authorization = b""
     for name, value in headers:
         if name == b"host":
-            if host:
+            if host is not None:
                 raise Malformed("there are two Host headers")
             host = value
         elif name == b"authorization":
@@ -130,7 +138,7 @@ def _headers_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes, b
             authorization = value
         elif name == b"origin":
             origin = value
-    return host, origin, authorization
+    return host or b"", origin, authorization
 
 
 def scope_of_other(path: str, method: str) -> tuple[Scope, str | None]:
@@ -171,10 +179,42 @@ def _is_address(host: str) -> bool:
     return True
 
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.%]+)\]|([^:\[\]]*))(?::[0-9]*)?")
+
+
 @lru_cache(maxsize=256)
 def _name_of(host: bytes) -> str:
-    """Returns the name of "name:port", "1.2.3.4:port" or "[::1]:port", in lower case."""
+    """Returns the name of "name:port", "1.2.3.4:port" or "[::1]:port" in lower case, or all of what is none of them."""
     text = host.decode("latin-1").lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0]
+    found = _HOST.fullmatch(text)
+    return (found[1] or found[2]) if found else text
+
+
+# RateLimit: how many requests a caller may send in a second to this process (I14).
+#
+# It counts as a leaky bucket does: each request moves the caller's time on by its share of a second. A caller whose
+# time is a second ahead of the clock is refused until the clock has caught up.
+
+CALLERS_MAX = 10_000
+BURST_S = 1.0
+
+
+class RateLimit:
+    """Without `requests_per_s` nobody is limited."""
+
+    def __init__(self, requests_per_s: float | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share_s = 1.0 / requests_per_s if requests_per_s else 0.0
+        self._clock = clock
+        self._times: dict[Hashable, float] = {}
+
+    def count(self, caller: Hashable) -> None:
+        """Counts a request. Raises TooManyRequests."""
+        if not self._share_s:
+            return
+        now = self._clock()
+        at = max(self._times.get(caller, now), now) + self._share_s
+        if at > now + max(BURST_S, self._share_s):
+            raise TooManyRequests(f"at most {1 / self._share_s:g} requests a second are served to one caller")
+        if len(self._times) >= CALLERS_MAX:
+            self._times = {name: time_ for name, time_ in self._times.items() if time_ > now}
+        self._times[caller] = at

@@ -161,26 +161,23 @@ class Issuer:
                 issuer=self._issuer,
                 leeway=CLOCK_SKEW_S,
             )
-            tokens = self._tokens(claims)
+            digest = hashlib.sha256(f"{self._issuer}\0{claims['sub']}".encode()).digest()
+            expires_at = int((claims["exp"] + CLOCK_SKEW_S) * 1e6)
+            reach: dict[Scope, set[str]] = {}
+            for datastore, scope in _grants(claims.get(self._claim)):
+                reach.setdefault(scope, set()).add(datastore)
+            tokens = tuple(
+                JwtToken(
+                    digest, str(claims["sub"]), tuple(sorted(reach[scope])), scope, int(claims["iat"] * 1e6), expires_at
+                )
+                for scope in reversed(Scope)
+                if scope in reach
+            )
         except (jwt.PyJWTError, ValueError, OverflowError) as error:  # PyJWT lets some claims' errors out
             raise Unauthenticated(f"the JWT isn't valid: {error}") from None
         if not tokens:
             raise Unauthenticated(f"the claim {self._claim!r} of the JWT grants nothing here")
         return tokens
-
-    def _tokens(self, claims: Mapping[str, Any]) -> tuple[JwtToken, ...]:
-        digest = hashlib.sha256(f"{self._issuer}\0{claims['sub']}".encode()).digest()
-        expires_at = int((claims["exp"] + CLOCK_SKEW_S) * 1e6)
-        reach: dict[Scope, set[str]] = {}
-        for datastore, scope in _grants(claims.get(self._claim)):
-            reach.setdefault(scope, set()).add(datastore)
-        return tuple(
-            JwtToken(
-                digest, str(claims["sub"]), tuple(sorted(reach[scope])), scope, int(claims["iat"] * 1e6), expires_at
-            )
-            for scope in reversed(Scope)
-            if scope in reach
-        )
 
 
 class _Discovery(msgspec.Struct):

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from schemaless.access import Token, digest_of, merged, now_us
+from schemaless.access import Token, digest_of, either, now_us
 from schemaless.errors import Unauthenticated, Unavailable
 from schemaless.ops.tokens import bring_up_to_date, read_tokens
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.everywhere import together
 from schemaless.storage.token_table import KEPT_AFTER_EXPIRY_S
 
 log = structlog.get_logger()
@@ -49,7 +50,7 @@ class KnownTokens:
 
     def learn(self, tokens: Iterable[Token]) -> None:
         """Adds what clusters show to what is known, and drops what no cluster keeps any more."""
-        found = merged([*self._by_digest.values(), *tokens])
+        found = together([self._by_digest, *({token.digest: token} for token in tokens)], either)
         self.exist = self.exist or bool(found)
         oldest = self._clock() - KEPT_AFTER_EXPIRY_S * 1_000_000
         self._by_digest = {digest: token for digest, token in found.items() if token.expires_at >= oldest}
@@ -66,7 +67,7 @@ class KnownTokens:
         if self._unasked and not self.exist:
             log.warning("nobody is served while it isn't known whether there are tokens", unread=sorted(self._unasked))
         if answers.found:
-            self.learn(token for rows in answers.found.values() for token in rows)
+            self.learn(token for rows in answers.found.values() for token in rows.values())
             await bring_up_to_date(self._storage, answers, self._by_digest)
 
     async def find(self, secret: bytes) -> Token:
@@ -76,7 +77,17 @@ class KnownTokens:
         """
         token = self.known(secret)
         if token is None:
-            await self._refresh_for_unknown()
+            if self._waiting >= WAITING_MAX:
+                raise Unavailable("too many requests with unknown tokens at once")
+            asked_at = time.monotonic()
+            self._waiting += 1
+            try:
+                async with self._refreshing:
+                    if self._refreshed_at <= asked_at:
+                        await asyncio.sleep(self._refreshed_at + UNKNOWN_PAUSE_S - time.monotonic())
+                        await self.refresh()
+            finally:
+                self._waiting -= 1
             token = self.known(secret)
         if token is None:
             raise Unauthenticated("the token isn't known")
@@ -99,16 +110,3 @@ class KnownTokens:
             return not self.exist
         known = self._by_digest.get(token.digest)
         return known is not None and self._clock() < known.ends_at
-
-    async def _refresh_for_unknown(self) -> None:
-        if self._waiting >= WAITING_MAX:
-            raise Unavailable("too many requests with unknown tokens at once")
-        asked_at = time.monotonic()
-        self._waiting += 1
-        try:
-            async with self._refreshing:
-                if self._refreshed_at <= asked_at:
-                    await asyncio.sleep(self._refreshed_at + UNKNOWN_PAUSE_S - time.monotonic())
-                    await self.refresh()
-        finally:
-            self._waiting -= 1

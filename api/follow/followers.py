@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 import msgspec
 
-from api.follow.head_watch import FollowedHeads, WatchedShard
 from api.http.budget import RequestsInFlight
 from schemaless.access import Token
-from schemaless.errors import TooManyRequests, Unavailable
+from schemaless.errors import SchemalessError, TooManyRequests, Unavailable
 from schemaless.location import Location
-from schemaless.topology import Datastore
+from schemaless.storage.shard_head import Moved
+from schemaless.topology import Datastore, Placement
 
+POLL_S = 0.03  # how often a cluster is asked which heads moved, while somebody follows
 PAUSE_S = 0.02
 PAUSE_MAX_S = 1.0
 
@@ -77,8 +80,9 @@ class Followers:
         self._in_flight = in_flight
         self._followers_max = followers_max
         self._clock = clock
-        self._reading = {cluster: asyncio.Semaphore(READS_AT_ONCE) for cluster in watches}
+        self._reading = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, READS_AT_ONCE))
         self._all: set[Follower] = set()
+        self._moves: dict[str, dict[int, Placement]] = {}
         self.closed = False
 
     def __len__(self) -> int:
@@ -101,10 +105,14 @@ class Followers:
             raise TooManyRequests(f"too many followers with the token {token.name!r}")
         event = asyncio.Event()
         with ExitStack() as stack:
-            watched: dict[int, WatchedShard] = {}
-            for cluster, mine in datastore.by_home(shards, lambda shard: shard).items():
-                watched |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
-            follower = Follower(watched, event, self._clock, token)
+
+            def watch(some: Collection[int]) -> dict[int, WatchedShard]:
+                found: dict[int, WatchedShard] = {}
+                for cluster, mine in datastore.by_home(some, lambda shard: shard).items():
+                    found |= stack.enter_context(self._watches[cluster].watching(datastore.name, mine, event))
+                return found
+
+            follower = Follower(datastore, watch, shards, event, self._clock, token)
             self._all.add(follower)
             self._in_flight.end(token)
             try:
@@ -112,6 +120,15 @@ class Followers:
             finally:
                 self._in_flight.begin(token)
                 self._all.discard(follower)
+
+    def follow_moves(self) -> None:
+        """Lets followers of shards that moved watch their new homes."""
+        for name, moves in {each.datastore.name: each.datastore.moves for each in self._all}.items():
+            if moves != (known := self._moves.get(name, {})):
+                moved = {shard for shard, move in moves.items() if known.get(shard) != move}
+                self._moves[name] = dict(moves)
+                for follower in [each for each in self._all if each.datastore.name == name]:
+                    follower.follow_moves(moved)
 
     def _count_of(self, token: Token) -> int:
         return sum(each.token is not None and each.token.digest == token.digest for each in self._all)
@@ -136,21 +153,43 @@ class Followers:
 class Follower:
     def __init__(
         self,
-        watched: Mapping[int, WatchedShard],
+        datastore: Datastore,
+        watch: Callable[[Collection[int]], dict[int, WatchedShard]],
+        shards: Collection[int],
         event: asyncio.Event,
         clock: Callable[[], float],
         token: Token | None = None,
     ) -> None:
         self.token = token
-        self._watched = watched
+        self.datastore = datastore
+        self._watch = watch
+        self._watched = watch(shards)
         self._event = event
         self._clock = clock
         self._rereads = RereadBackoff(clock)
         self.is_released = False
 
+    def follow_moves(self, moved: Collection[int]) -> None:
+        """Watches the shards, of those that moved, where they are now."""
+        if mine := self._watched.keys() & moved:
+            self._watched |= self._watch(mine)
+            self._event.set()
+
     def release(self) -> None:
         self.is_released = True
         self._event.set()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def woken(self, timeout_s: float) -> bool:
+        """Waits until somebody wakes it, and returns False where nobody did in time, or when it was released."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+                self._event.clear()
+                return not self.is_released
+        return False
 
     async def moved(self, positions: Positions, timeout_s: float) -> list[int]:
         """Waits until shards have something to read after their positions, and returns them. Returns none when the time
@@ -179,3 +218,92 @@ class Follower:
     def _is_ahead(self, shard: int, position: Location | None) -> bool:
         head = self._watched[shard].head
         return head is not None and (position is None or head > position)
+
+
+# FollowedHeads: which of the followed shards have moved. Each poll asks the cluster one small question, whatever the
+# number of shards and followers. Nothing is asked while nobody follows.
+#
+# The head of a shard is the most advanced one that any node showed, so a minion that lags takes nothing back. It may
+# be behind the truth, and never ahead of it. So a follower before it has something to read, on some node of the
+# cluster.
+
+Ask = Callable[[Mapping[str, Moved], Mapping[str, Collection[int]]], Awaitable[dict[str, Moved]]]
+"""Runs `shard_head.moved_since` on one node of the cluster."""
+
+
+class WatchedShard:
+    """`head` is None until a node was asked. `waiting` are set whenever it moves."""
+
+    __slots__ = ("head", "waiting")
+
+    def __init__(self) -> None:
+        self.head: Location | None = None
+        self.waiting: set[asyncio.Event] = set()
+
+    def show(self, head: Location) -> None:
+        if self.head is None or head > self.head:
+            self.head = head
+            for event in self.waiting:
+                event.set()
+
+
+class FollowedHeads:
+    """The heads of one cluster. `pause` waits between polls."""
+
+    def __init__(
+        self, ask: Ask, *, poll_s: float = POLL_S, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._ask = ask
+        self._poll_s = poll_s
+        self._pause = pause
+        self._shards: dict[str, dict[int, WatchedShard]] = {}
+        self._seen: dict[str, Moved] = {}
+        self._wanted = asyncio.Event()
+
+    @contextmanager
+    def watching(
+        self, datastore: str, shards: Collection[int], event: asyncio.Event
+    ) -> Iterator[dict[int, WatchedShard]]:
+        """Sets `event` whenever one of the shards moves."""
+        known = self._shards.setdefault(datastore, {})
+        watched = {shard: known.setdefault(shard, WatchedShard()) for shard in shards}
+        for shard in watched.values():
+            shard.waiting.add(event)
+        self._wanted.set()
+        try:
+            yield watched
+        finally:
+            for number, shard in watched.items():
+                shard.waiting.discard(event)
+                if not shard.waiting:
+                    del known[number]
+            self._shards = {name: shards for name, shards in self._shards.items() if shards}
+            if not self._shards:
+                self._wanted.clear()
+                self._seen.clear()
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            await self.step()
+            await self._pause(self._poll_s)
+
+    async def step(self) -> None:
+        """Polls once. While no node answers, the followers keep waiting."""
+        watched = {name: tuple(shards) for name, shards in self._shards.items()}
+        # A datastore in which a shard was added since the last poll is asked for all its heads.
+        seen = {
+            name: news
+            for name, news in self._seen.items()
+            if all(shard.head is not None for shard in self._shards.get(name, {}).values())
+        }
+        try:
+            moved = await self._ask(seen, watched)
+        except SchemalessError:
+            return
+        for name, news in moved.items():
+            self._seen[name] = news
+            shards = self._shards.get(name, {})
+            for head in news.heads:
+                if head.shard in shards:
+                    shards[head.shard].show(head.location)

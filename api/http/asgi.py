@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from operator import itemgetter
+from typing import Any, Protocol
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from api.access.admission import scope_of_other
 from api.http.budget import share_of_token
-from api.http.request import Request
+from api.http.request import Handler, Request
 from api.http.response import (
     METHOD_NOT_ALLOWED,
     NO_SUCH_PATH,
@@ -29,11 +31,12 @@ from api.http.response import (
     problem_response,
     send_response,
 )
-from api.http.route import RouteMatch, Router
 from api.state import ApiState
-from schemaless.access import Scope as AccessScope
+from schemaless.access import Scope
+from schemaless.contract.parameters import Parameter
 from schemaless.errors import NotRepeatable, SchemalessError, TooManyRequests, Unavailable
 from schemaless.ops.tokens import anybody, record_action
+from schemaless.runtime import tracing
 from schemaless.storage.admin_action_table import WHAT_CHARACTERS_MAX, AdminAction
 
 OTHER = "other"
@@ -68,7 +71,7 @@ class Dispatcher:
         self._app_of_user = app_of_user
         self._requests_max = requests_max
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._serve_no_http(scope, receive, send)
             return
@@ -101,11 +104,20 @@ class Dispatcher:
                 await self._serve_other(state, scope, receive, send, began)
             else:
                 match, parameters = found
-                await self._serve_route(match, Request(state, scope, receive, parameters, token), scope, send, began)
+                request = Request(state, scope, receive, parameters, token)
+                given = request.header(b"traceparent")
+                if tracing.is_on() and tracing.is_sampled(given, writes=match.scope is Scope.WRITE):
+                    url = scope["scheme"], request.header(b"host").decode("latin-1"), scope["path"]
+                    with tracing.serving(scope["method"], match.path, url, given):
+                        await self._serve_route(match, request, scope, send, began)
+                else:
+                    await self._serve_route(match, request, scope, send, began)
         finally:
             in_flight.end(token)
 
-    async def _serve_route(self, match: RouteMatch, request: Request, scope: Scope, send: Send, began: float) -> None:
+    async def _serve_route(
+        self, match: RouteMatch, request: Request, scope: ASGIScope, send: Send, began: float
+    ) -> None:
         state = request.state
         response = UNEXPECTED
         try:
@@ -122,12 +134,12 @@ class Dispatcher:
                 if response.status in (429, 503) and (request.arriving or not request.is_whole):
                     response = msgspec.structs.replace(response, headers=(*response.headers, _CLOSE))
                 request.finish()
-                if match.scope is AccessScope.ADMIN and scope["method"] not in ("GET", "HEAD"):
+                if match.scope is Scope.ADMIN and scope["method"] not in ("GET", "HEAD") and not request.is_dry_run:
                     await record_action(state.storage, action_of(scope, request, response.status))
                 if isinstance(response, StreamResponse):
                     await self._serve_stream(state, response, send, began)
                 else:
-                    if not request.hold_response(len(response.body)) and match.scope is AccessScope.READ:
+                    if not request.hold_response(len(response.body)) and match.scope is Scope.READ:
                         response = _NO_ROOM
                     await send_response(response, send, headers_only=scope["method"] == "HEAD")
                     name = FOLLOW if request.following else match.name
@@ -135,7 +147,7 @@ class Dispatcher:
             finally:
                 request.release()
 
-    async def _serve_no_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_no_http(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         """Serves the lifespan, and a WebSocket of a user's route to those who may write."""
         if scope["type"] == "websocket":
             path = route_path(scope)
@@ -157,7 +169,7 @@ class Dispatcher:
                 await send_response(UNEXPECTED, watched)
             state.metrics.answered(FOLLOW, watched.status or 500, watched.started_at - began)
 
-    async def _serve_other(self, state: ApiState, scope: Scope, receive: Receive, send: Send, began: float) -> None:
+    async def _serve_other(self, state: ApiState, scope: ASGIScope, receive: Receive, send: Send, began: float) -> None:
         watched = WatchedSend(page_send(send))
         try:
             await answered_at_stop(self._app_of_user(scope, receive, watched), watched)
@@ -218,7 +230,7 @@ def page_send(send: Send) -> Send:
     return send_with_headers
 
 
-def action_of(scope: Scope, request: Request, status: int) -> AdminAction:
+def action_of(scope: ASGIScope, request: Request, status: int) -> AdminAction:
     """Returns what the log of admin actions says of a request. `at` is the server's."""
     client = scope.get("client")
     who = (request.token or anybody()).name
@@ -226,14 +238,14 @@ def action_of(scope: Scope, request: Request, status: int) -> AdminAction:
     return AdminAction(0, who, what[:WHAT_CHARACTERS_MAX], client[0] if client else "", str(status))
 
 
-def route_path(scope: Scope) -> str:
+def route_path(scope: ASGIScope) -> str:
     """Returns the path below the prefix that the app is mounted under."""
     path: str = scope["path"]
     root_path = scope.get("root_path")
     return path[len(root_path) :] if root_path and path.startswith(root_path + "/") else path
 
 
-async def send_no_route(router: Router, scope: Scope, send: Send) -> None:
+async def send_no_route(router: Router, scope: ASGIScope, send: Send) -> None:
     """Sends a 404, or a 405 for a path that has other methods."""
     methods = router.methods(route_path(scope))
     kind = METHOD_NOT_ALLOWED if methods else NO_SUCH_PATH
@@ -243,3 +255,99 @@ async def send_no_route(router: Router, scope: Scope, send: Send) -> None:
             response, headers=(*response.headers, (b"allow", ", ".join(methods).encode()))
         )
     await send_response(response, send, headers_only=scope["method"] == "HEAD")
+
+
+# Route and Router: the table of calls, each with what its documentation says, and how a path finds its handler.
+#
+# Every call of the contract is a `Route`. FastAPI's router sees none of them: it serves only what a user adds.
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One call: method, path, handler, the scope that a caller's token needs (I17), and its documentation.
+
+    `payload` is the shape of what the call takes, `optional` where it may be left out. `answers` has the shape of each
+    status that is no problem, None where there is no JSON. `text` has examples of other answers, by media type.
+    `problems` lists the statuses that the call has beside those of all calls.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    scope: Scope
+    parameters: tuple[Parameter[Any], ...] = ()
+    payload: Any = None
+    optional: bool = False
+    answers: Mapping[int, Any] = {}
+    headers: tuple[Parameter[Any], ...] = ()
+    text: Mapping[str, str] = {}
+    problems: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The handler's name. It is the route's label in the metrics, and its name in generated clients."""
+        return getattr(self.handler, "__name__", self.path)
+
+    @property
+    def path_parameters(self) -> tuple[str, ...]:
+        return tuple(name for _, name in _parameters(self.path))
+
+
+class RouteMatch(msgspec.Struct, frozen=True, gc=False):
+    """What the router knows of a route: `parameters` are the positions and names of the variable segments."""
+
+    handler: Handler
+    name: str
+    path: str
+    scope: Scope
+    parameters: tuple[tuple[int, str], ...]
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """Paths of one method and length whose literal segments have the same positions."""
+
+    literals_of: Callable[[list[str]], Any]
+    matches: dict[Any, RouteMatch]
+    """By literal segments."""
+
+
+class Router:
+    """Finds the route of a method and a path. A literal segment goes before a parameter. HEAD is served as GET."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        shapes: dict[tuple[str, int], dict[tuple[int, ...], _Shape]] = {}
+        for route in routes:
+            segments = route.path.split("/")
+            parameters = _parameters(route.path)
+            variable = {position for position, _ in parameters}
+            literal = tuple(position for position in range(len(segments)) if position not in variable)
+            for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                same_length = shapes.setdefault((method, len(segments)), {})
+                shape = same_length.setdefault(literal, _Shape(itemgetter(*literal), {}))
+                shape.matches[shape.literals_of(segments)] = RouteMatch(
+                    route.handler, route.name, route.path, route.scope, parameters
+                )
+        self._shapes = {
+            key: tuple(shape for _, shape in sorted(same_length.items(), key=lambda item: -len(item[0])))
+            for key, same_length in shapes.items()
+        }
+        self._methods = sorted({method for method, _ in shapes})
+
+    def find(self, method: str, path: str) -> tuple[RouteMatch, dict[str, str]] | None:
+        """Returns the route and the path's parameters as text, or None."""
+        segments = path.split("/")
+        for shape in self._shapes.get((method, len(segments)), ()):
+            match = shape.matches.get(shape.literals_of(segments))
+            if match is not None:
+                parameters = {name: segments[position] for position, name in match.parameters}
+                return None if "" in parameters.values() else (match, parameters)
+        return None
+
+    def methods(self, path: str) -> list[str]:
+        """Returns every method that the path has, none for a path of no route."""
+        return [method for method in self._methods if self.find(method, path) is not None]
+
+
+def _parameters(path: str) -> tuple[tuple[int, str], ...]:
+    """Returns position and name of each `{name}` segment."""
+    segments = enumerate(path.split("/"))
+    return tuple((position, segment[1:-1]) for position, segment in segments if segment.startswith("{"))

@@ -18,6 +18,15 @@ from schemaless.errors import TooLarge, TooManyRequests, Unavailable
 
 T = TypeVar("T")
 
+PAYLOAD_BYTES_MAX = 64 << 20
+"""Memory of a process for all large payloads in flight together."""
+READ_BYTES_MAX = 96 << 20
+"""Memory of a process for what is read from MySQL and not yet taken by clients."""
+ARRIVING_MAX = 500
+"""Payloads that are arriving at once. One more gets a 503."""
+CALLER_ARRIVING_MAX = 250
+"""Payloads that are arriving with one token, or from one address without one. One more gets a 429."""
+
 USUAL_BYTES_MIN = 256 << 10
 _USUAL_CELL_BYTES = 1 << 10
 
@@ -63,7 +72,9 @@ class RequestsInFlight(msgspec.Struct):
 class PayloadBudget:
     """The long payloads that a process receives: their bytes, and how many are arriving, in all and of one caller."""
 
-    def __init__(self, bytes_max: int, *, arriving_max: int = 500, caller_arriving_max: int = 100) -> None:
+    def __init__(
+        self, bytes_max: int, *, arriving_max: int = ARRIVING_MAX, caller_arriving_max: int = CALLER_ARRIVING_MAX
+    ) -> None:
         self._left = bytes_max
         self._arriving_max = arriving_max
         self._caller_arriving_max = caller_arriving_max

@@ -18,6 +18,7 @@ from schemaless.codec import (
     check_containers,
     check_depth,
     encode_body,
+    json_fault,
     parse_json,
     parse_json_body,
 )
@@ -100,10 +101,8 @@ def _decode_msgpack(raw: bytes) -> Any:
         raise Malformed(f"the payload is not valid MessagePack: {error}") from error
 
 
-def parse_msgpack_body(raw: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """Returns the stored form of a body that came as MessagePack. Raises TooLarge, Malformed or Invalid."""
-    if len(raw) > bytes_max:
-        raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
+def parse_msgpack_body(raw: bytes) -> bytes:
+    """Returns the stored form of a body that came as MessagePack. Raises Malformed or Invalid."""
     value = _decode_msgpack(raw)
     check_depth(check_json_only(value))
     return encode_body(value, check_shape=False)
@@ -149,8 +148,10 @@ def count_msgpack(raw: bytes) -> Iterator[None]:
         yield
 
 
-async def stored_body(raw: bytes, form: Format) -> bytes:
+async def stored_body(raw: bytes, form: Format, bytes_max: int) -> bytes:
     """Returns the stored form of a body. Raises TooLarge, Malformed or Invalid."""
+    if len(raw) > bytes_max:
+        raise TooLarge(f"a body has at most {bytes_max} bytes, this one {len(raw)}")
     for _ in form.count_first(raw):
         await asyncio.sleep(0)
     return form.parse_body(raw)
@@ -163,7 +164,8 @@ def decode(raw: bytes | msgspec.Raw, decoder: Any, field: str) -> Any:
     except msgspec.ValidationError as error:
         raise Invalid(field, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        raise Malformed(f"the payload can't be parsed: {error}") from error
+        why = json_fault(bytes(raw), error) if isinstance(decoder, _json_decoder) else str(error)
+        raise Malformed(f"the payload can't be parsed: {why}") from error
 
 
 _encode_json = msgspec.json.Encoder().encode

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from api.http.budget import SMALL_BYTES_MAX, Held, share_of_token
 from api.http.content import Format, request_format, response_format
-from api.http.parameters import Parameter, parse_query
 from api.http.response import Response
 from schemaless.access import Token
+from schemaless.contract.parameters import Parameter, parse_query
 from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable, UnsupportedMedia
 from schemaless.topology import Datastore
 
@@ -29,6 +29,9 @@ PAYLOAD_COMPLETE = "schemaless.payload_complete"
 
 PAYLOAD_GRACE_S = 5.0
 """How long a payload may take before its rate counts."""
+PAYLOAD_BYTES_PER_S_MIN = 16 << 10
+PAYLOAD_TIMEOUT_S = 30.0
+"""Time for a payload to arrive over a slow line. Then its connection holds no request any longer."""
 NEXT_PART_TIMEOUT_S = 1.0
 _WITHOUT_PAYLOAD = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
@@ -50,6 +53,7 @@ class Request:
         "action",
         "arriving",
         "following",
+        "is_dry_run",
         "path",
         "repeatable",
         "state",
@@ -65,6 +69,7 @@ class Request:
         self.following = False
         self.repeatable = True
         self.action = ""
+        self.is_dry_run = False
         self._scope = scope
         self._receive = receive
         self._headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
@@ -172,13 +177,12 @@ class Request:
 
     async def _in_time(self, bytes_max: int) -> bytes:
         """Reads a payload that arrives by a deadline, and at a least rate."""
-        settings = self.state.settings
         loop = asyncio.get_running_loop()
         began = loop.time()
 
         def deadline(received: int) -> float:
-            rate_s = PAYLOAD_GRACE_S + received / settings.payload_bytes_per_s_min
-            return began + min(settings.payload_timeout_s, rate_s)
+            rate_s = PAYLOAD_GRACE_S + received / PAYLOAD_BYTES_PER_S_MIN
+            return began + min(PAYLOAD_TIMEOUT_S, rate_s)
 
         try:
             async with asyncio.timeout_at(deadline(0)) as limit:

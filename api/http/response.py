@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
+from api.http.budget import Held, Steps
 from api.http.content import Format
+from schemaless.cell import StoredCell, created_at_text
+from schemaless.codec import BODY_BYTES_MAX, cell_view
 from schemaless.errors import (
     BusUnavailable,
     Busy,
+    CellErased,
     CellMissing,
     Conflict,
     Corrupt,
@@ -25,6 +29,7 @@ from schemaless.errors import (
     Forbidden,
     Invalid,
     InvalidRequest,
+    KeyErased,
     LocationGone,
     Malformed,
     Misconfigured,
@@ -47,6 +52,8 @@ from schemaless.errors import (
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 1
+RESPONSE_BYTES_MAX = 16 << 20
+"""The largest response. A page ends before it, and what has no pages is a 413."""
 PIECE_BYTES = 256 << 10
 """The most of a response that waits in a connection for a client to take it."""
 TYPE_PREFIX = "urn:schemaless:problem:"
@@ -129,6 +136,8 @@ KINDS: dict[type[BaseException], ProblemKind] = {
     Misdirected: ProblemKind(421, "misdirected", "The request is for another server"),
     CellMissing: ProblemKind(404, "cell-missing", "There is no such cell"),
     NotFound: ProblemKind(404, "not-found", "There is nothing of that name"),
+    CellErased: ProblemKind(410, "cell-erased", "The body of that cell was erased"),
+    KeyErased: ProblemKind(409, "key-erased", "The body under that key was erased"),
     Conflict: ProblemKind(409, "conflict", "Another body stands under that key"),
     LocationGone: ProblemKind(409, "location-gone", "The location can't be read from"),
     NotReady: ProblemKind(409, "not-ready", "It is not ready to answer yet"),
@@ -195,7 +204,15 @@ def problem_of(error: SchemalessError) -> dict[str, Any]:
         document["field"] = error.field
     elif isinstance(error, LocationGone):
         document |= {"head": error.head, "resume_at": error.resume_at, "generation": error.generation}
+    elif isinstance(error, CellErased):
+        document |= _erased_view(error)
+    elif isinstance(error, KeyErased):
+        document["erased"] = _erased_view(error)
     return document
+
+
+def _erased_view(error: CellErased | KeyErased) -> dict[str, Any]:
+    return {"erasure": error.erasure, "erased_at": created_at_text(error.erased_at)}
 
 
 def problem_of_put(error: SchemalessError) -> dict[str, Any]:
@@ -222,3 +239,61 @@ def problem(kind: ProblemKind, detail: str, *, retryable: bool = False) -> dict[
         "detail": detail or kind.title,
         "retryable": retryable,
     }
+
+
+# Cells in responses: the JSON shape of a cell, and lists of cells within a bound of bytes (I14).
+
+T = TypeVar("T")
+
+_ITEM_BYTES_MAX = 2 * BODY_BYTES_MAX
+"""About what one item may have when it is encoded: a conflict has two bodies."""
+_BESIDE_BYTES_MAX = 64 << 10
+"""About what a response has beside its items."""
+
+
+async def views_within(
+    items: Sequence[T], view: Callable[[T], dict[str, Any]], form: Format, bytes_max: int, held: Held | None = None
+) -> list[msgspec.Raw]:
+    """Encodes the first items, as many as fit, but at least one: bodies are larger than they are stored.
+
+    It ends before an item that can't be read. `held` makes room as soon as they outgrow what it has. It is None where
+    the caller has reserved enough. Raises UnreadableCell if the first item can't be read, and Unavailable.
+    """
+    views: list[msgspec.Raw] = []
+    size = 0
+    has_room = held is None
+    steps = Steps()
+    for item in items:
+        try:
+            encoded = form.encode_one(view(item))
+        except UnreadableCell:
+            if views:
+                break
+            raise
+        if views and size + len(encoded) > bytes_max:
+            break
+        if held is not None and not has_room and not held.covers(size + len(encoded)):
+            del encoded  # it would be held while this request waits for room
+            await held.reserve(min(bytes_max, len(items) * _ITEM_BYTES_MAX) + _BESIDE_BYTES_MAX)
+            has_room = True
+            encoded = form.encode_one(view(item))
+        size += len(encoded)
+        views.append(msgspec.Raw(encoded))
+        await steps.after(len(encoded))
+    return views
+
+
+async def all_views(
+    cells: Iterable[StoredCell | None], form: Format, bytes_max: int, held: Held
+) -> list[msgspec.Raw | None]:
+    """Encodes all cells, None for a missing one. Raises TooLarge when they don't fit into one response, Unavailable
+    when there is no room for it, and UnreadableCell.
+    """
+    found = list(cells)
+    existing = [cell for cell in found if cell is not None]
+    views = await views_within(existing, cell_view, form, bytes_max, held)
+    if len(views) < len(existing):
+        cell_view(existing[len(views)])  # it tells if this one can't be read
+        raise TooLarge(f"the response would have more than {bytes_max} bytes: ask for less at once")
+    following = iter(views)
+    return [None if cell is None else next(following) for cell in found]

@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from api.read.reader import Reader, Served
 from schemaless.cell import created_at_text
-from schemaless.errors import SchemalessError
+from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.index.catalogue import find_versions
+from schemaless.index.versions import NamedIndex
 from schemaless.location import Location, kept_until
 from schemaless.runtime.batching import all_or_first_error, chunks
 from schemaless.storage import checkpoint_table, shard_head, shard_log
-from schemaless.storage.shard_head import Moment
+from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.index_definition_table import BuildProgress
 from schemaless.topology import Datastore, Role
 
 AGE_MAX_S = 2.0
@@ -175,17 +178,26 @@ class IndexFreshness:
 
     async def _sample(self, datastore: Datastore, consumer: str, cluster: str) -> _Sample:
         """Raises StorageUnavailable: a minion's heads may be old, so only masters are asked."""
+        clusters = datastore.clusters
         moments = await all_or_first_error(
-            self._on_master(home, shard_head.moment, datastore.name) for home in datastore.clusters
+            self._on_master(home, shard_head.moment, datastore.name) for home in clusters
         )
+        by_cluster = {cluster: moment.heads for cluster, moment in zip(clusters, moments, strict=True)}
+        heads = datastore.of_home(by_cluster, lambda head: head.shard)
+        starts = {cluster: moment.starts for cluster, moment in zip(clusters, moments, strict=True)}
         reached = await self._on_master(cluster, checkpoint_table.locations, datastore.name, consumer)
         at = self._clock()
-        missing = _missing(moments, reached)
+        missing = {}
+        for head in heads:
+            location = reached.get(head.shard, Location(1, 0))
+            finished = kept_until(location, starts[datastore.home(head.shard)].get(head.shard, ()))
+            if finished < head.added_id:
+                missing[head.shard] = (finished + 1, head.added_id - finished)
         oldest = await self._oldest(datastore, {shard: first for shard, (first, _) in missing.items()})
         now = min(moment.now for moment in moments)
         until = now if oldest is None else min(now, oldest)
         freshness = Freshness(sum(cells for _, cells in missing.values()), (now - until) / 1e6, until)
-        heads_sum = sum(head.added_id for moment in moments for head in moment.heads)
+        heads_sum = sum(head.added_id for head in heads)
         return _Sample(at, freshness, heads_sum, sum(location.added_id for location in reached.values()))
 
     async def _oldest(self, datastore: Datastore, first_missing: Mapping[int, int]) -> int | None:
@@ -203,13 +215,88 @@ class IndexFreshness:
         return value
 
 
-def _missing(moments: Sequence[Moment], reached: Mapping[int, Location]) -> dict[int, tuple[int, int]]:
-    """Returns by shard the first added_id that the index lacks, and how many cells it lacks, where it lacks any."""
-    missing = {}
-    for moment in moments:
-        for head in moment.heads:
-            location = reached.get(head.shard, Location(1, 0))
-            finished = kept_until(location, moment.starts.get(head.shard, ()))
-            if finished < head.added_id:
-                missing[head.shard] = (finished + 1, head.added_id - finished)
-    return missing
+# What a process remembers of indexes: those that answer, so that queries needn't ask, and how fast builds are.
+
+KEPT_S = 2.0
+PATIENCE_S = 0.2
+"""How long a query waits for a look-up if the index is known already."""
+
+_PACE_S, _LOOK_PAUSE_S = 300.0, 10.0  # what an estimate looks back on, and in which steps
+
+
+class IndexCatalogue:
+    """Remembers indexes that answer for some seconds, with all versions. Others are looked up each time.
+
+    So for KEPT_S after a switch a process may answer from the version before (A21).
+
+    While a master hangs a look-up takes seconds. A query then waits for a moment only, and goes on with what is known.
+    """
+
+    def __init__(self, storage: AsyncStorage, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._active: dict[tuple[str, str], tuple[float, NamedIndex]] = {}
+        self._looking: dict[tuple[str, str], asyncio.Task[NamedIndex]] = {}
+
+    async def find(self, datastore: Datastore, name: str) -> NamedIndex:
+        """Returns the versions of an index. Raises NotFound or StorageUnavailable."""
+        key = (datastore.name, name)
+        looked_at, known = self._active.get(key, (0.0, None))
+        if known is not None and self._clock() - looked_at < KEPT_S:
+            return known
+        looking = self._looking.get(key)
+        if looking is None:
+            looking = self._looking[key] = asyncio.create_task(find_versions(self._storage, datastore, name))
+            looking.add_done_callback(lambda task: self._looked(key, task))
+        await asyncio.wait([looking], timeout=None if known is None else PATIENCE_S)
+        if not looking.done() or (known is not None and isinstance(looking.exception(), StorageUnavailable)):
+            assert known is not None, "without a time-out it is done"
+            return known
+        return looking.result()
+
+    def forget(self, datastore: Datastore, name: str) -> None:
+        """Looks the index up the next time: it may have been dropped, or made anew."""
+        self._active.pop((datastore.name, name), None)
+        self._looking.pop((datastore.name, name), None)
+
+    def _looked(self, key: tuple[str, str], task: asyncio.Task[NamedIndex]) -> None:
+        if self._looking.get(key) is not task:
+            return  # forgotten meanwhile: what it found may be older
+        del self._looking[key]
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StorageUnavailable) or task.cancelled():
+            return
+        self._active.pop(key, None)
+        if error is None and task.result().answering.is_complete:
+            self._active[key] = (self._clock(), task.result())
+
+
+class BuildEta:
+    """Estimates when an index that is building is ready, from its pace of the last minutes, as this process saw it.
+
+    A build works a tenth of the time while cells come in, so an earlier pace says nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[str, str], deque[tuple[float, int]]] = {}
+
+    def seconds(self, datastore: str, consumer: str, progress: BuildProgress) -> float | None:
+        """Returns the seconds that are left for a version, by its consumer, or None as long as no pace is known."""
+        now = self._clock()
+        seen = self._seen.setdefault((datastore, consumer), deque())
+        if seen and progress.done < seen[0][1]:  # a walk began anew
+            seen.clear()
+        if not seen or now - seen[-1][0] >= _LOOK_PAUSE_S:
+            seen.append((now, progress.done))
+        while len(seen) > 1 and seen[1][0] <= now - _PACE_S:
+            seen.popleft()
+        began, done = seen[0]
+        built = progress.done - done
+        if progress.total is None or built <= 0:
+            return None
+        return (now - began) / built * (progress.total - progress.done)
+
+    def forget(self, datastore: str, consumer: str) -> None:
+        """Drops what is known of a version, because it isn't being built."""
+        self._seen.pop((datastore, consumer), None)

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
-from schemaless.errors import NodeRefuses, Overloaded, SchemalessError
-from schemaless.storage import shard_head
+import structlog
+
+from schemaless.errors import NodeRefuses, NotWhole, Overloaded, SchemalessError
+from schemaless.storage import shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
+from schemaless.storage.server_settings import shows
 from schemaless.storage.shard_head import CLOCK_AHEAD_MAX_S, ServerPosition
 from schemaless.topology import Role
 
+log = structlog.get_logger()
+
 SAMPLE_PERIOD_S = 1.0
+HEADS_PERIOD_S = 10.0
+SUSPECTED_MAX = 8  # cells that the master is asked for, of one look
 SAMPLES_MAX = 600  # of a master: a minion further behind than ten minutes is judged by its newest cell
 
 
@@ -37,12 +46,12 @@ class ReplicaLag:
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_sample = on_sample
-        self._masters: dict[str, deque[tuple[float, int]]] = {
-            name: deque(maxlen=SAMPLES_MAX) for name in storage.topology.clusters
-        }
+        self._masters = defaultdict[str, deque[tuple[float, int]]](partial(deque, maxlen=SAMPLES_MAX))
         self._sampled_at: dict[str, float] = {}
         self._fresh: dict[str, float] = {}
         self._clocks_ahead_s: dict[str, float] = {}
+        self._suspected: dict[str, list[NotWhole]] = {}
+        self._verified: dict[str, tuple[float, tuple[str, int]]] = {}
 
     async def run(self) -> None:
         while True:
@@ -52,10 +61,13 @@ class ReplicaLag:
     async def step(self) -> None:
         """Samples every node once, all clusters concurrently."""
         await asyncio.gather(*map(self._sample_cluster, self._storage.topology.clusters))
+        ahead_s = min(self._clocks_ahead_s.values(), default=0.0)
+        if ahead_s > CLOCK_AHEAD_MAX_S:
+            log.warning("the clock of this host is behind those of all MySQL servers", behind_s=round(ahead_s, 1))
 
     def lag_s(self, node: AsyncNode) -> float:
         """Returns the lag at the latest sample, or by the clock when no sample is recent. A master has none."""
-        if node.node.role is Role.MASTER:
+        if node.role is Role.MASTER:
             return 0.0
         now = self._clock()
         sampled = self._sampled_at.get(node.node.cluster, 0.0)
@@ -65,31 +77,60 @@ class ReplicaLag:
     def latest_created_at(self, cluster: str) -> int:
         """Returns the latest time that a cluster's master may give a cell, in microseconds since the epoch.
 
-        A master is believed unless it is a minute ahead of this process and of all other masters (I4).
+        A master is believed unless it is a minute ahead of this process and of all other servers, minions too (I4). So
+        a late clock of this host costs no healthy master, also where the other masters are away.
         """
-        others = [ahead_s for name, ahead_s in self._clocks_ahead_s.items() if name != cluster]
+        master = self._storage.master(cluster).node.name
+        others = [ahead_s for name, ahead_s in self._clocks_ahead_s.items() if name != master]
         return int((self._clock() + max(0.0, *others, 0.0) + CLOCK_AHEAD_MAX_S) * 1e6)
 
     async def _sample_cluster(self, cluster: str) -> None:
         asked = self._clock()
         shown = await self._position(self._storage.master(cluster))
-        self._clocks_ahead_s.pop(cluster, None)
         if shown is not None:
-            if shown.clock:
-                self._clocks_ahead_s[cluster] = shown.clock / 1e6 - asked
             self._masters[cluster].append((asked, shown.heads_sum))
             self._sampled_at[cluster] = asked
-        await asyncio.gather(*(self._sample_minion(cluster, minion) for minion in self._storage.minions(cluster)))
+        await asyncio.gather(*(self._sample_minion(cluster, minion) for minion in self._storage.others(cluster)))
 
     async def _sample_minion(self, cluster: str, minion: AsyncNode) -> None:
         position = await self._position(minion)
         if position is None:
             return
+        await self._look_for_holes(cluster, minion)
         known = self._fresh.get(minion.node.name, 0.0)
         seen = fresh_until(self._masters[cluster], position)
         self._fresh[minion.node.name] = max(known, seen)
 
+    def suspect(self, node: AsyncNode, error: NotWhole) -> None:
+        """Has the next sample ask the master for a cell that a minion lacks."""
+        if node.role is Role.MINION and error.database:
+            self._suspected[node.node.name] = [error]
+
+    async def _look_for_holes(self, cluster: str, minion: AsyncNode) -> None:
+        """Looks every few seconds whether a minion has the cells at its heads.
+
+        One that lacks a cell which its master shows is not read (I3). What the master lacks too is no fault of the
+        minion's, and costs its own shard.
+        """
+        suspected = self._suspected.pop(minion.node.name, [])
+        at, after = self._verified.get(minion.node.name, (0.0, shard_log.FIRST_HEAD))
+        now = self._clock()
+        if now - at >= HEADS_PERIOD_S:
+            with suppress(SchemalessError):  # the next sample sees why
+                missing, after = await minion.run(
+                    shard_log.missing_at_heads, after, timeout_s=self._timeout_s, traffic=Traffic.PROBE
+                )
+                suspected += missing
+            self._verified[minion.node.name] = now, after
+        for error in suspected[:SUSPECTED_MAX]:
+            with suppress(SchemalessError):
+                if await self._storage.master(cluster).run(
+                    shows, error.database, error.added_id, timeout_s=self._timeout_s, traffic=Traffic.PROBE
+                ):
+                    minion.settings.lacks(error)
+
     async def _position(self, node: AsyncNode) -> ServerPosition | None:
+        asked = self._clock()
         try:
             position = await node.run(shard_head.position, timeout_s=self._timeout_s, traffic=Traffic.PROBE)
         except Overloaded:  # nobody knows: this process had too much to do
@@ -97,9 +138,12 @@ class ReplicaLag:
         except NodeRefuses:  # it answers: there is no datastore yet, so no tables
             position = None
         except SchemalessError:
+            self._clocks_ahead_s.pop(node.node.name, None)
             self._on_sample(node.node.name, False)
             return None
         self._on_sample(node.node.name, True)
+        if position is not None and position.clock:
+            self._clocks_ahead_s[node.node.name] = position.clock / 1e6 - asked
         return position
 
 

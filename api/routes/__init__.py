@@ -2,37 +2,24 @@
 
 from msgspec.structs import replace
 
-from api.routes import (
-    batch,
-    cells,
-    conflicts,
-    explain,
-    index_checks,
-    index_entries,
-    indexes,
-    jobs,
-    log,
-    ops,
-    parked,
-    status,
-    tokens,
-    triggers,
-)
+from api.routes import cells, erasures, index_entries, indexes, log, ops, status, topology, triggers, ui
 
 PREFIX = "/v1/{datastore}"
 _OF_A_DATASTORE = (
     *cells.ROUTES,
-    *batch.ROUTES,
+    *cells.BATCH_ROUTES,
+    *erasures.ROUTES,
     *log.ROUTES,
-    *conflicts.ROUTES,
+    *ops.CONFLICT_ROUTES,
     *indexes.ROUTES,
     *index_entries.ROUTES,
-    *index_checks.ROUTES,
+    *indexes.CHECK_ROUTES,
     *triggers.ROUTES,
-    *parked.ROUTES,
-    *jobs.ROUTES,
-    *explain.ROUTES,
+    *triggers.PARKED_ROUTES,
+    *triggers.JOB_ROUTES,
+    *ops.EXPLAIN_ROUTES,
     *status.ROUTES,
-    *tokens.ROUTES,
+    *topology.ROUTES,
+    *ops.TOKEN_ROUTES,
 )
-ROUTES = (*(replace(route, path=PREFIX + route.path) for route in _OF_A_DATASTORE), *ops.ROUTES)
+ROUTES = (*(replace(route, path=PREFIX + route.path) for route in _OF_A_DATASTORE), *ops.ROUTES, *ui.ROUTES)

@@ -1,4 +1,4 @@
-"""/indexes/{name}/entries: queries of an index. Their language is in api/index/query.py."""
+"""/indexes/{name}/entries: queries of an index. Their language is in api/index/search.py."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 import msgspec
 
-from api.http.cell_json import all_views
+from api.http.asgi import Route
 from api.http.content import Format
-from api.http.parameters import FLAG, LIMIT, READ_FROM, TEXT, WAIT_MAX_S, Parameter, parse_pairs
 from api.http.request import Request
-from api.http.response import Response, document_response, ok_response, problem_of
-from api.http.route import Route
-from api.index.cursor import cursor_version
-from api.index.query import PARAMETERS_MAX, IndexQuery, parse_query
+from api.http.response import RESPONSE_BYTES_MAX, Response, all_views, document_response, ok_response, problem_of
 from api.index.search import (
+    PARAMETERS_MAX,
+    IndexQuery,
     ManyDamaged,
     current_entries,
+    cursor_version,
     entry_view,
     merged,
+    parse_query,
     places_by_cluster,
     unreadable_cells,
 )
-from api.openapi.index_views import EntriesView
-from api.read.multi_get import WantedCell, read_many
-from api.read.reader import Served, served_together
+from api.read.reader import Served, WantedCell, read_many, served_together
 from api.routes.indexes import progress_view
 from schemaless.access import Scope
 from schemaless.cell import ColumnName, RowKey, StoredCell, row_key_text
+from schemaless.contract.indexes import EntriesView
+from schemaless.contract.parameters import FLAG, LIMIT, READ_FROM, TEXT, WAIT_MAX_S, Parameter, parse_pairs
 from schemaless.errors import (
     Corrupt,
     Invalid,
@@ -67,7 +67,7 @@ async def get_entries(request: Request) -> Response:
         raise Invalid("cursor", "belongs to a version of the index that is gone: begin again without it")
     if not index.is_complete:
         error = _why_not_answering(index)
-        progress = await progress_view(request, datastore, index)
+        progress = await progress_view(request.state, datastore, index)
         return document_response({**problem_of(error), **({} if progress is None else {"progress": progress})})
     try:
         return await _answer(request, datastore, index, pairs)
@@ -133,7 +133,7 @@ class _Answer:
         """Raises Behind, QueryTooSlow, LocationGone for an `after` that is superseded, TooLarge or Unavailable."""
         query, definition = self._query, self._definition
         form = self._request.response_format()
-        places = places_by_cluster(self._datastore, query)
+        places = places_by_cluster(self._datastore, definition, query)
         parts = len(places) + (query.after is not None)
         await self._request.read.reserve(min(parts * PAGE_BYTES_MAX, page_bytes(definition, query.selection)))
         await self._state.index_freshness.refresh(self._datastore, self._consumer, places)
@@ -196,7 +196,7 @@ class _Answer:
                 "limit", f"{len(rows)} rows times {len(columns)} columns to include or verify are more than {CELLS_MAX}"
             )
         cells, served = await self._request.read.read(
-            self._state.settings.response_bytes_max,
+            RESPONSE_BYTES_MAX,
             lambda within: read_many(self._state.reader, self._datastore, wanted, self._read_from, within),
             cells=len(wanted),
         )
@@ -206,7 +206,7 @@ class _Answer:
         self, entries: Sequence[FoundEntry], cells: Cells, unreadable: dict[tuple[RowKey, ColumnName], dict[str, Any]]
     ) -> list[FoundEntry]:
         """Returns the entries of rows whose cells can all be decoded. Adds the other cells to `unreadable`."""
-        unreadable |= await unreadable_cells(cells.values(), self._state.settings.response_bytes_max)
+        unreadable |= await unreadable_cells(cells.values(), RESPONSE_BYTES_MAX)
         lost = {row_key for row_key, _ in unreadable}
         return [entry for entry in entries if entry.row_key not in lost]
 
@@ -218,11 +218,10 @@ class _Answer:
         Raises Corrupt if one of the cells can't be decoded.
         """
         include = self._query.include
-        bytes_max = self._state.settings.response_bytes_max
         if self._query.verify:
-            entries = await current_entries(self._definition, entries, cells, bytes_max)
+            entries = await current_entries(self._definition, entries, cells, RESPONSE_BYTES_MAX)
         included = (cells[found.row_key, column] for found in entries for column in include)
-        views = iter(await all_views(included, form, bytes_max, self._request.read))
+        views = iter(await all_views(included, form, RESPONSE_BYTES_MAX, self._request.read))
         shown = []
         for found in entries:
             view = entry_view(self._definition, self._query, found)
@@ -233,7 +232,7 @@ class _Answer:
 
 
 def _option(name: str, description: str, schema: Mapping[str, Any] = TEXT) -> Parameter[str]:
-    """Documents an option, which api/index/query.py parses by the index's definition."""
+    """Documents an option, which api/index/search.py parses by the index's definition."""
     return Parameter(name, lambda text, field: text, "", description, schema)
 
 

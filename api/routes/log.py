@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from api.follow.log_events import EventStream
-from api.follow.log_pages import BEGINNING, AfterLocation, End, PageRequest, ShardPages, Since, Start
+from api.follow.log_pages import BEGINNING, AfterLocation, End, EventStream, PageRequest, ShardPages, Since, Start
+from api.http.asgi import Route
 from api.http.content import EVENTS, Format, decode, follow_format
-from api.http.parameters import (
+from api.http.request import Request
+from api.http.response import Response, ok_response, problem_of, stream_response
+from api.read.reader import Served, served_together
+from schemaless.access import Scope
+from schemaless.cell import parse_int, parse_time
+from schemaless.contract.cells import LogPageView, ShardPagesView, ShardsView
+from schemaless.contract.parameters import (
     COLUMNS,
     FLAG,
     LIMIT,
@@ -24,16 +30,10 @@ from api.http.parameters import (
     parse_flag,
     parse_wait,
 )
-from api.http.request import Request
-from api.http.response import Response, ok_response, problem_of, stream_response
-from api.http.route import Route
-from api.openapi.cell_views import LogPageView, ShardPagesView, ShardsView
-from api.read.reader import served_together
-from schemaless.access import Scope
-from schemaless.cell import parse_time
 from schemaless.errors import Invalid, NotFound, TooLarge
 from schemaless.position import parse_position
 from schemaless.storage import shard_head
+from schemaless.storage.shard_head import Head
 from schemaless.topology import Datastore
 
 LOCATIONS_MAX = 4096
@@ -80,12 +80,20 @@ async def list_shards(request: Request) -> Response:
     """Every shard with its home, generation and head."""
     datastore = await request.datastore()
     read_from = READ_FROM.of(request.query(READ_FROM))
-    parts = await asyncio.gather(
-        *(
-            request.state.reader.read(cluster, shard_head.heads, datastore.name, read_from=read_from)
-            for cluster in datastore.clusters
+    reader = request.state.reader
+
+    async def of_home(cluster: str, shards: Collection[int]) -> tuple[list[Head], Served]:
+        """A cluster has heads of shards that left it, too."""
+        heads, served = await reader.read(
+            cluster, shard_head.heads, datastore.name, read_from=read_from, of=(datastore, shards)
         )
-    )
+        return [head for head in heads if head.shard in shards], served
+
+    async def of_all() -> list[tuple[list[Head], Served]]:
+        homes = datastore.by_home(range(datastore.shards), lambda shard: shard)
+        return await asyncio.gather(*(of_home(cluster, frozenset(shards)) for cluster, shards in homes.items()))
+
+    parts = await reader.following(datastore, of_all)
     found = sorted(
         ((head, served.cluster) for heads, served in parts for head in heads), key=lambda pair: pair[0].shard
     )
@@ -123,9 +131,12 @@ async def get_shard_cells(request: Request) -> Response:
 
 def parse_shard(datastore: Datastore, text: str) -> int:
     """Raises NotFound."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) < datastore.shards):
-        raise NotFound(f"datastore {datastore.name} has the shards 0 to {datastore.shards - 1}, none called {text!r}")
-    return int(text)
+    try:
+        return parse_int(text, "shard", 0, datastore.shards - 1)
+    except Invalid:
+        raise NotFound(
+            f"datastore {datastore.name} has the shards 0 to {datastore.shards - 1}, none called {text!r}"
+        ) from None
 
 
 def _form(request: Request, follow: bool) -> Format | None:
@@ -196,8 +207,6 @@ def _shards_of(datastore: Datastore, asked: LocationsRequest) -> tuple[dict[str,
             shards[text] = parse_shard(datastore, text)
         except NotFound as error:
             problems[text] = {"problem": problem_of(error)}
-    if len(set(shards.values())) < len(shards):
-        raise Invalid("locations", "names a shard twice")
     return shards, problems
 
 

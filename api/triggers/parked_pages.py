@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,10 +18,10 @@ from schemaless.codec import decode_body
 from schemaless.errors import Corrupt
 from schemaless.location import ADDED_ID_MAX
 from schemaless.runtime.batching import chunks
-from schemaless.storage import parked_selection, trigger_program_table
+from schemaless.storage import everywhere, parked_selection, trigger_order_table
 from schemaless.storage.parked_selection import ParkedFilter, ParkedPlace
 from schemaless.storage.parked_table import ParkedCell
-from schemaless.storage.trigger_program_table import ProgramFunctions
+from schemaless.storage.trigger_order_table import ProgramFunctions
 from schemaless.topology import Datastore, Role
 
 PAGE_BYTES_MAX = 4 << 20
@@ -76,13 +77,15 @@ class ParkedPages:
         self, wanted: ParkedFilter, after: ParkedCursor, limit: int, *, heads: bool = True, behind: bool = True
     ) -> ParkedPage:
         """Returns the next cells. `heads` and `behind` say which kinds are shown."""
-        clusters = self._datastore.clusters
+        read = partial(self._reader.read, read_from=self._read_from)
+        asked = self._datastore, self._consumer, wanted, (after.shard, after.head), limit + 1
+        program, clusters = (self._datastore.name, self._consumer), self._datastore.clusters
         parts, programs = await asyncio.gather(
-            asyncio.gather(*(self._places(cluster, wanted, after, limit + 1) for cluster in clusters)),
-            asyncio.gather(*(self._functions(cluster) for cluster in clusters)),
+            asyncio.gather(*(read(cluster, parked_selection.places, *asked) for cluster in clusters)),
+            asyncio.gather(*(read(cluster, trigger_order_table.functions_of, *program) for cluster in clusters)),
         )
         found = sorted((place for (places, _), _ in parts for place in places), key=_key)[: limit + 1]
-        functions = trigger_program_table.newest(programs)
+        functions = everywhere.latest(known for known, _ in programs)
         columns = () if functions is None else tuple(functions.functions)
         items: list[ParkedItem] = []
         size = 0
@@ -145,27 +148,6 @@ class ParkedPages:
         counted = sum(count for (_, count), _ in parts)
         return ParkedPage(views, counted, following, [served for _, served in parts])
 
-    async def _places(
-        self, cluster: str, wanted: ParkedFilter, after: ParkedCursor, limit: int
-    ) -> tuple[tuple[list[ParkedPlace], int], Served]:
-        start = (after.shard, after.head)
-        return await self._reader.read(
-            cluster,
-            parked_selection.places,
-            self._datastore,
-            self._consumer,
-            wanted,
-            start,
-            limit,
-            read_from=self._read_from,
-        )
-
-    async def _functions(self, cluster: str) -> ProgramFunctions | None:
-        found, _ = await self._reader.read(
-            cluster, trigger_program_table.get, self._datastore.name, self._consumer, read_from=self._read_from
-        )
-        return found
-
 
 def _key(place: ParkedPlace) -> tuple[int, int]:
     return place.shard, place.added_id
@@ -221,8 +203,10 @@ def _behind_view(record: ParkedCell, cell: StoredCell, functions: ProgramFunctio
 
 
 def _body_members(cell: StoredCell | None) -> dict[str, Any]:
-    """Returns the body, which is null for a cell that is gone. So is one that can't be decoded, with the reason."""
-    if cell is None:
+    """Returns the body, which is null for a cell that is gone, or was erased. So is one that can't be decoded, with the
+    reason.
+    """
+    if cell is None or cell.is_erased:
         return {"body": None}
     try:
         return {"body": decode_body(cell.body)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from consumers.probe.service import ProbeService
-from schemaless.client.local_stack import local_stack
+from schemaless.client.transport import local_stack
 from schemaless.config import OperatorSettings, ProbeSettings
 from schemaless.runtime.lifecycle import cancelled_at, run_service
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from schemaless.names import TRIGGER_PREFIX
 from schemaless.quantity import quantity
 
 if TYPE_CHECKING:
-    from schemaless.audit.parked_audit import ParkedReport
     from schemaless.storage.refusal_table import Refused
 
 STALL_S = 30.0
 FINDINGS_MAX = 100
 """How many findings of a datastore are named, unless all are asked for. More are only counted (I14)."""
 _SHARDS_NAMED_MAX = 5
-_POLL_S = 0.1
+POLL_S = 0.1
 
 
 class Patience:
@@ -42,17 +42,19 @@ class Patience:
         """Sleeps for a moment. Returns False at once when no patience is left."""
         if self._waited_s >= self._stall_s:
             return False
-        self._sleep(_POLL_S)
-        self._waited_s += _POLL_S
+        self._sleep(POLL_S)
+        self._waited_s += POLL_S
         return True
 
 
 class FindingKind(StrEnum):
     MYSQL_MISSING = "missing in MySQL"
     MYSQL_WRONG = "wrong in MySQL"
+    MINION_LACKS = "missing on a minion"
     TOPIC_MISSING = "missing in the topic"
     TOPIC_EXTRA = "extra in the topic"
     TOPIC_DIFFERS = "differs in the topic"
+    TOPIC_PARTITIONS = "partitions of a topic differ"
     INDEX_MISSING = "missing in an index"
     INDEX_EXTRA = "extra in an index"
     INDEX_DIFFERS = "differs in an index"
@@ -61,6 +63,7 @@ class FindingKind(StrEnum):
     CHECKPOINT_COUNT = "count of a consumer differs"
     PARKED_DIFFERS = "parked cells differ"
     OTHER_HISTORY = "stands on another history"
+    HOME_DIFFERS = "open elsewhere than at home"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class ShardReport:
     `held_from` is the first added_id that the topic still holds, None when it holds none. `not_held` counts the cells
     before it that a promise says were published. `superseded_by_generation` counts records of generations that a later
     one has replaced (I13). `topic_end` is the highest added_id in the topic, also beyond the head. `waiting` counts the
-    cells that nobody has published yet, because an operator paused tailing.
+    cells that nobody has published yet, because an operator paused tailing. `erased` cells of MySQL have no body any
+    more, and their records may.
     """
 
     shard: int
@@ -112,6 +116,7 @@ class ShardReport:
     matched: int = 0
     not_held: int = 0
     waiting: int = 0
+    erased: int = 0
     superseded_by_generation: Counter[int] = field(default_factory=Counter)
     held_from: int | None = None
     topic_end: int = 0
@@ -137,6 +142,34 @@ class IndexReport:
     matched: int = 0
     number: int = 1
     moved_on: int = 0
+
+
+@dataclass(slots=True)
+class ParkedReport:
+    """The cells that one program set aside. `counted` are those of its checkpoints, and `found` those of its records.
+
+    `parked` records are all, also of cells before a checkpoint began to count, the oldest for `oldest_s`. `waiting`
+    counts the cells that wait for their next attempt or behind another cell.
+    """
+
+    consumer: str
+    counted: int = 0
+    found: int = 0
+    parked: int = 0
+    waiting: int = 0
+    oldest_s: float = 0.0
+
+    def warning(self, datastore: str) -> str | None:
+        if not self.parked:
+            return None
+        program = self.consumer.removeprefix(TRIGGER_PREFIX)
+        return (
+            f"{self.consumer} has {quantity(self.parked, 'parked cell')}, the oldest for {self.oldest_s:.0f} s:"
+            f" schemaless parked list {program} --datastore {datastore}"
+        )
+
+    def document(self) -> dict[str, object]:
+        return {"parked": self.parked, "waiting": self.waiting, "oldest_s": round(self.oldest_s, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +224,7 @@ class AuditReport:
     is_paused: bool = False
     """Whether an operator has stopped tailing: then what the topic lacks waits, and nothing is lost."""
     not_compared: Sequence[str] = ()
-    """Indexes whose entries were not compared, and why."""
+    """Indexes whose entries were not compared, and minions, and why."""
 
     @property
     def clean(self) -> bool:
@@ -226,7 +259,7 @@ class AuditReport:
             [waits] * self.is_paused
             + [consumer.waits for consumer in self.consumers if consumer.waits is not None]
             + [text for text, count in counts.items() if count]
-            + [f"index {why}: not compared" for why in self.not_compared]
+            + [f"{why}: not compared" for why in self.not_compared]
             + [why for one in self.consumers if one.parked and (why := one.parked.warning(self.datastore))]
             + refusals
         )
@@ -270,5 +303,5 @@ class AuditReport:
 
     def cells(self) -> dict[str, int]:
         """Returns the sums over the shards."""
-        names = ("head", "mysql", "topic", "matched", "not_held", "waiting", "superseded")
+        names = ("head", "mysql", "topic", "matched", "not_held", "waiting", "superseded", "erased")
         return {name: sum(getattr(shard, name) for shard in self.shards) for name in names}

@@ -15,7 +15,6 @@ from schemaless.runtime.kafka_access import (
     NO_RIGHT_ON_GROUP,
     NO_RIGHT_ON_TOPIC,
     WRONG_PASSWORD,
-    KafkaAccess,
     access_of,
     require_account,
     require_certificate_of,
@@ -31,8 +30,14 @@ NOT_KNOWN_YET = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError._UNKNOWN_PARTITION,  # the client's own metadata was cut short: seen on a starved machine
+    KafkaError.NOT_COORDINATOR,  # of a group, on a broker that has just started
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""Errors of a partition whose leader was chosen just now: the question may be repeated."""
+"""Errors of a partition or a group whose broker was chosen just now: the question may be repeated."""
+
+METADATA_AGE_MAX_MS = 3_000
+"""How old what a client knows of topics may be: one that was deleted and made anew, or got partitions, is noticed."""
 
 _FIRST_REQUEST_S = 1.0
 
@@ -66,16 +71,7 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
 
     Raises BusUnavailable for a broker's certificate that is refused, Misconfigured for an account that can't be read.
     """
-    return {
-        **_security(access_of(bootstrap), bootstrap),
-        "bootstrap.servers": bootstrap,
-        "reconnect.backoff.max.ms": 500,  # soon back after the broker is
-        "log_level": 0,
-        "enable.metrics.push": False,  # nobody asks for them, and a tailer has a client for each partition
-    }
-
-
-def _security(access: KafkaAccess, bootstrap: str) -> dict[str, Any]:
+    access = access_of(bootstrap)
     account, tls = access.account, access.tls
     protocol = ("SASL_" if account else "") + ("SSL" if tls else "PLAINTEXT")
     settings: dict[str, Any] = {"security.protocol": protocol}
@@ -88,7 +84,19 @@ def _security(access: KafkaAccess, bootstrap: str) -> dict[str, Any]:
     if tls is not None:
         require_certificate_of(bootstrap, tls)
         settings |= {"ssl.ca.location": tls.ca, "ssl.endpoint.identification.algorithm": "https"}
-    return settings
+    return {
+        **settings,
+        "bootstrap.servers": bootstrap,
+        "reconnect.backoff.max.ms": 500,  # soon back after the broker is
+        # The client's own times are minutes. What it has to notice here is noticed within a session of the group.
+        "topic.metadata.refresh.interval.ms": METADATA_AGE_MAX_MS,
+        "metadata.recovery.rebootstrap.trigger.ms": 10_000,
+        "coordinator.query.interval.ms": 10_000,
+        "socket.connection.setup.timeout.ms": 5_000,
+        "socket.timeout.ms": 10_000,
+        "log_level": 0,
+        "enable.metrics.push": False,  # nobody asks for them, and a tailer has a client for each partition
+    }
 
 
 def metadata_of(
@@ -138,7 +146,8 @@ def translated(doing: str) -> Iterator[None]:
 
 def translate(error: KafkaError, doing: str) -> SchemalessError:
     """Returns our error for one of the client's. An unknown one is BusUnavailable."""
-    text = f"{doing}: {_reason(error)}"
+    said = error.str().strip()  # where that names only the request, the name of the error follows
+    text = f"{doing}: {f'{said} {error.name()}' if said.endswith(':') else said or error.name()}"
     if error.code() in _FENCED:
         return Fenced(text)
     if error.code() in _NOT_FITTING:
@@ -148,9 +157,3 @@ def translate(error: KafkaError, doing: str) -> SchemalessError:
     if error.code() in _MISSING:
         return TopicMissing(text)
     return BusUnavailable(text)
-
-
-def _reason(error: KafkaError) -> str:
-    """Returns what the client says of an error. Where that names only the request, the error's name follows."""
-    text = error.str().strip()
-    return f"{text} {error.name()}" if text.endswith(":") else text or error.name()

@@ -9,21 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from schemaless.errors import SchemalessError
 from schemaless.names import indexer_group, parked_topic_name, trigger_group
 from schemaless.runtime.kafka_access import KafkaAccount
-from schemaless.runtime.private_file import write_private_text
+from schemaless.runtime.tls import write_private_text
 from schemaless.topology import Datastore
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
-    from confluent_kafka.admin._acl import AclBinding  # mypy sees no export of it
-
-A = TypeVar("A", bound="AclBinding")
 
 _TIMEOUT_S = 20.0
 _ITERATIONS = 4096  # Kafka's own default: the passwords are random
@@ -94,11 +91,6 @@ class _Right:
     prefix: bool = True
     denied: bool = False
 
-    def acl(self, kind: type[A]) -> A:
-        """Returns the right as Kafka's client has it: an AclBinding, or an AclBindingFilter that finds it."""
-        pattern, permission = "PREFIXED" if self.prefix else "LITERAL", "DENY" if self.denied else "ALLOW"
-        return kind(self.kind, self.name, pattern, f"User:{self.user}", "*", self.may, permission)
-
 
 _READS = ("READ", "DESCRIBE_CONFIGS")
 _WRITES = (*_READS, "WRITE", "CREATE", "ALTER_CONFIGS")
@@ -113,12 +105,6 @@ _RIGHTS = [
     # A member is given partitions. In the tailers' group a reader would keep these from being published.
     _Right(KafkaUser.READER, "GROUP", OURS, "READ", denied=True),
 ]
-_TOO_WIDE = [
-    _Right(KafkaUser.TAILER, "GROUP", "*", "READ", prefix=False),
-    _Right(KafkaUser.TAILER, "TRANSACTIONAL_ID", "*", "WRITE", prefix=False),
-    _Right(KafkaUser.SERVICE, "GROUP", "*", "READ", prefix=False),
-]
-"""Rights that an earlier version gave."""
 
 
 def grant(bootstrap: str, datastores: Iterable[str] = ()) -> None:
@@ -127,16 +113,11 @@ def grant(bootstrap: str, datastores: Iterable[str] = ()) -> None:
     Raises BusUnavailable, or BusRefuses for who may not.
     """
     from confluent_kafka.admin import AdminClient
-    from confluent_kafka.admin._acl import AclBindingFilter
 
-    from schemaless.bus.client import client_settings, translated
+    from schemaless.bus.client import client_settings
 
     admin = AdminClient(client_settings(bootstrap))  # kept: a request dies with its client
     _create(admin, [*_RIGHTS, *(right for name in datastores for right in _rights_on(name))])
-    with translated("taking rights away in Kafka"):
-        taken = admin.delete_acls([right.acl(AclBindingFilter) for right in _TOO_WIDE], request_timeout=_TIMEOUT_S)
-        for done in taken.values():
-            done.result(_TIMEOUT_S)
 
 
 def grant_on_datastore(bootstrap: str, datastore: str) -> bool:
@@ -184,11 +165,23 @@ def _grant_if_asked(bootstrap: str, rights: Sequence[_Right]) -> bool:
 
 
 def _create(admin: AdminClient, rights: Sequence[_Right]) -> None:
-    from confluent_kafka.admin._acl import AclBinding
+    from confluent_kafka.admin._acl import AclBinding  # mypy sees no export of it
 
     from schemaless.bus.client import translated
 
+    bindings = [
+        AclBinding(
+            right.kind,
+            right.name,
+            "PREFIXED" if right.prefix else "LITERAL",
+            f"User:{right.user}",
+            "*",
+            right.may,
+            "DENY" if right.denied else "ALLOW",
+        )
+        for right in rights
+    ]
     with translated("granting rights in Kafka"):
-        made = admin.create_acls([right.acl(AclBinding) for right in rights], request_timeout=_TIMEOUT_S)
+        made = admin.create_acls(bindings, request_timeout=_TIMEOUT_S)
         for done in made.values():
             done.result(_TIMEOUT_S)

@@ -15,7 +15,7 @@ import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, TopicPartition
 
 from schemaless.bus.client import REFUSALS, client_settings, translate, translated
-from schemaless.names import tailer_group
+from schemaless.names import Stall, tailer_group
 from schemaless.runtime.events import Event, emit
 from schemaless.topology import Datastore
 
@@ -32,7 +32,8 @@ _HEARTBEAT_MAX_S = 0.25  # members learn of a rebalance with their next heartbea
 class Membership:
     """One member of the group. One thread at a time.
 
-    `assigned` is called with the partitions that this process now owns. `revoked` is called before they are given to
+    `assigned` is called with the partitions that this process now owns, without those beyond the datastore's count,
+    which somebody added to the topic. `revoked` is called before they are given to
     another process. `lost` is called when that may have happened already, because the group wasn't heard for a session
     time-out. The next call of `assigned` then says which of them are this process's. `poll` and `close` make these
     calls.
@@ -51,6 +52,7 @@ class Membership:
         self._assigned = assigned
         self._revoked = revoked
         self._lost = lost
+        self._partitions = range(datastore.partitions)
         self._group = tailer_group(datastore.name)
         self._progress_topic = datastore.progress_topic
         self._asked = self._answered = 0
@@ -108,14 +110,20 @@ class Membership:
             self.poll(_ANSWER_POLL_S)
         return self._answered
 
-    def kafka_answers(self) -> None:
-        """Says in the log that Kafka is back, if this member said that no broker answers.
+    @property
+    def is_away(self) -> bool:
+        """Whether no broker answered when this member asked last."""
+        return self._is_away
+
+    def kafka_answers(self) -> bool:
+        """Returns whether Kafka was away until now, and says so in the log.
 
         The client tells of no connection that it made again. So somebody calls this who was answered.
         """
-        if self._is_away:
-            self._is_away = False
+        was_away, self._is_away = self._is_away, False
+        if was_away:
             log.info("Kafka answers again", group=self._group)
+        return was_away
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once."""
@@ -129,13 +137,13 @@ class Membership:
         # A member whose broker is away isn't told by an exception: it keeps what it has, or hears of nothing new.
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._is_away = True
-            log.warning("no broker of Kafka answers", group=self._group, why=error.str())
+            log.warning("no broker of Kafka answers", group=self._group, stall=Stall.NO_KAFKA, why=error.str())
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         at_end = [TopicPartition(partition.topic, partition.partition, OFFSET_END) for partition in partitions]
         consumer.incremental_assign(at_end)
         consumer.pause(at_end)
-        self._assigned([partition.partition for partition in partitions])
+        self._assigned([place.partition for place in partitions if place.partition in self._partitions])
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         revoked = [partition.partition for partition in partitions]

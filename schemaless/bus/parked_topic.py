@@ -6,19 +6,19 @@ cell's own record, and headers have the error, as Kafka's share groups write dea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
 
-from schemaless.bus.client import client_settings, translate, translated
-from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
-from schemaless.bus.topics import ensure_topic
+from schemaless.bus.client import client_settings, metadata_of, translate, translated
+from schemaless.bus.topics import MESSAGE_BYTES_MAX, ensure_topic
 from schemaless.cell import StoredCell, row_key_text
 from schemaless.codec import encode_record
+from schemaless.error_text import error_summary
 from schemaless.errors import BusUnavailable
 from schemaless.names import (
-    CAUSE_HEADER,
     COLUMN_HEADER,
     DLQ_COUNT_HEADER,
     DLQ_GROUP_HEADER,
@@ -33,10 +33,18 @@ from schemaless.names import (
     trigger_group,
 )
 from schemaless.quantity import quantity
+from schemaless.record import noted_headers
 from schemaless.topology import Datastore
 
 MESSAGE_CHARACTERS_MAX = 500
 """Of the last line of an error, in a header. MySQL has the whole."""
+
+
+def parked_topics(bootstrap: str, datastore: str, programs: Collection[str], *, timeout_s: float) -> list[str]:
+    """Returns the topics of parked cells that exist. Raises BusUnavailable."""
+    admin = AdminClient(client_settings(bootstrap))
+    topics = metadata_of(admin, bootstrap, "asking for the topics of parked cells", timeout_s).topics
+    return sorted({parked_topic_name(datastore, program) for program in programs} & set(topics))
 
 
 class ParkedCopy(msgspec.Struct, frozen=True, gc=False):
@@ -108,8 +116,8 @@ class ParkedTopic:
         return self._producer
 
     def _headers(self, copy: ParkedCopy) -> list[tuple[str, str | bytes | None]]:
-        cell, last_line = copy.cell, copy.error.rstrip().rpartition("\n")[2]
-        message = f"{copy.function_name}: {copy.cause}: {last_line}"
+        cell, why = copy.cell, error_summary(copy.error, MESSAGE_CHARACTERS_MAX)
+        message = f"{copy.function_name}: {copy.cause}: {why}"
         headers: list[tuple[str, str | bytes | None]] = [
             (VERSION_HEADER, RECORD_VERSION),
             (KIND_HEADER, KIND_CELL),
@@ -120,4 +128,4 @@ class ParkedTopic:
             (DLQ_COUNT_HEADER, str(copy.attempts).encode()),
             (DLQ_MESSAGE_HEADER, message[:MESSAGE_CHARACTERS_MAX].encode(errors="replace")),
         ]
-        return headers if cell.cause is None else [*headers, (CAUSE_HEADER, cell.cause.encode())]
+        return [*headers, *noted_headers(cell)]

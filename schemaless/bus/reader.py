@@ -6,16 +6,22 @@ It checks nothing but that the topic can be read. Memory is bounded by the clien
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemaless.bus.client import NOT_KNOWN_YET, REFUSALS, client_settings, metadata_of, translate, translated
-from schemaless.errors import BusUnavailable, NotFound
-from schemaless.record import Record
+from schemaless.cell import StoredCell, row_key_text
+from schemaless.codec import decode_cell
+from schemaless.errors import BusUnavailable, Corrupt, NotFound
+from schemaless.location import ADDED_ID_MAX
+from schemaless.names import KIND_CELL
+from schemaless.position import Position, cell_digest
+from schemaless.record import Announcement, Record, decoded
+from schemaless.topology import Datastore
 
 _BATCH = 1000
 _POLL_S = 0.02  # consume() waits for a full batch or for this long
@@ -23,6 +29,8 @@ _ARRIVAL_POLL_S = 0.1  # poll() returns a record as soon as there is one
 _QUEUE_KBYTES = 16 << 10
 _STREAM_BATCH = 500
 _STREAM_POLL_S = 0.05
+_LOOK_S = 2.0
+"""How often `follow_topics` looks for new topics."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -102,6 +110,35 @@ class PartitionReader:
                 if error.args[0].code() not in NOT_KNOWN_YET or time.monotonic() > deadline:
                     raise translate(error.args[0], f"asking for the offsets of {topic} [{partition}]") from error
             time.sleep(_POLL_S)
+
+
+def follow_topics(
+    bootstrap: str, is_wanted: Callable[[str], bool]
+) -> Generator[tuple[list[Record], dict[tuple[str, int], int]], None, None]:
+    """Yields the committed records of topics from their beginning for ever, those of new topics, too. Beside them, the
+    offsets up to which partitions are read with them.
+
+    Raises what Kafka says of a partition, as when its topic is made anew.
+    """
+    consumer = _consumer(bootstrap, "read_committed", {"fetch.wait.max.ms": 100})
+    assigned: set[tuple[str, int]] = set()
+    looks_at = 0.0
+    try:
+        while True:
+            if time.monotonic() >= looks_at:
+                with translated("asking Kafka for its topics"):
+                    found = consumer.list_topics(timeout=_LOOK_S).topics
+                places = {(topic, number) for topic in found if is_wanted(topic) for number in found[topic].partitions}
+                if new := places - assigned:
+                    consumer.incremental_assign([TopicPartition(*place, OFFSET_BEGINNING) for place in new])
+                    assigned |= new
+                looks_at = time.monotonic() + _LOOK_S
+            with translated("reading topics"):
+                messages = consumer.consume(_BATCH, _STREAM_POLL_S)
+            reached = {(message.topic() or "", partition_of(message)): _position(message) for message in messages}
+            yield [record_of(message) for message in messages if not message.error()], reached
+    finally:
+        consumer.close()
 
 
 class TopicStream:
@@ -300,3 +337,106 @@ def record_of(message: Message) -> Record:
         value=message.value() or b"",
         headers={name: value or b"" for name, value in headers},
     )
+
+
+# TopicHistory: what the cells topic holds of one shard's history, read backwards, to compare it with MySQL (I16).
+
+WINDOW = 50_000
+"""Offsets that are read at once. Of the shard's records in them only positions are kept (I14)."""
+
+
+class TopicHistory:
+    """Yields the positions of a shard's cells, the last ones first, in pieces that aren't empty.
+
+    A cell that a later record superseded is left out: another cell has its added_id, or a lower one. Raises
+    BusUnavailable.
+    """
+
+    def __init__(self, reader: PartitionReader, datastore: Datastore, shard: int, *, window: int = WINDOW) -> None:
+        self._reader = reader
+        self._datastore = datastore
+        self._shard = shard
+        self._window = window
+        self._span = reader.committed_span(datastore.topic, datastore.partition(shard))
+
+    @property
+    def is_whole(self) -> bool:
+        """True while the topic still has its first record."""
+        return self._span.low == 0
+
+    def __iter__(self) -> Iterator[list[Position]]:
+        stop, visible_below = self._span.high, ADDED_ID_MAX + 1
+        while stop > self._span.low:
+            start = max(self._span.low, stop - self._window)
+            piece = []
+            for found in reversed(self._records(Span(start, stop))):
+                if isinstance(found, Announcement):
+                    visible_below = min(visible_below, found.starts_at)
+                elif found.added_id < visible_below:
+                    visible_below = found.added_id
+                    piece.append(found)
+            if piece:
+                yield piece
+            stop = start
+
+    def _records(self, span: Span) -> list[Position | Announcement]:
+        kept: list[Position | Announcement] = []
+        for records in self._reader.read(self._datastore.topic, self._datastore.partition(self._shard), span):
+            for found in map(decoded, records):
+                if isinstance(found, StoredCell) and found.shard == self._shard:
+                    digest = cell_digest(found)
+                    kept.append(Position(found.shard, found.generation, found.added_id, digest=digest))
+                elif isinstance(found, Announcement) and found.shard == self._shard:
+                    kept.append(found)
+        return kept
+
+
+# Where a topic has the records of cells: what a report of an erasure names (I19).
+
+_RECORDS_S = 3.0
+_RECORDS_MAX = 20_000
+"""Records that are read behind the one at a cell's time. Those of other shards may be published in between."""
+
+
+class RecordOffsets(msgspec.Struct, frozen=True):
+    """The offsets of records that have a body, by added_id, without cells of which none was met in time."""
+
+    partition: int
+    offsets: Mapping[int, int]
+
+
+def record_offsets(
+    bootstrap: str, datastore: Datastore, shard: int, row_key: bytes, cells: Mapping[int, int], *, timeout_s: float
+) -> RecordOffsets:
+    """Looks for records of cells of one row: their added_ids, and when each was stored, in microseconds.
+
+    Raises BusUnavailable, NotFound.
+    """
+    partition = datastore.partition(shard)
+    found: dict[int, int] = {}
+    key = row_key_text(row_key).encode()
+    deadline = time.monotonic() + _RECORDS_S
+    with TopicStream(bootstrap, datastore.topic, timeout_s=timeout_s) as stream:
+        end = stream.span(partition).high
+        for added_id, created_at in sorted(cells.items()):
+            if added_id in found or time.monotonic() > deadline:
+                continue
+            start = stream.offsets_at([partition], created_at // 1000).get(partition, end)
+            for records in stream.read({partition: start}, {partition: min(end, start + _RECORDS_MAX)}):
+                for record in records:
+                    if record.key == key and (met := _added_id(record, shard)) in cells:
+                        found.setdefault(met, record.offset)
+                if added_id in found or time.monotonic() > deadline:
+                    break
+    return RecordOffsets(partition, found)
+
+
+def _added_id(record: Record, shard: int) -> int:
+    """Returns that of a record with a body, else 0."""
+    if record.kind != KIND_CELL:
+        return 0
+    try:
+        cell = decode_cell(record.value)
+    except Corrupt:
+        return 0
+    return cell.added_id if cell.shard == shard and cell.body else 0

@@ -7,7 +7,8 @@ that a shard's progress outlives every consumer group. A topic that was deleted 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -15,11 +16,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import TopicMetadata
 from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewTopic
 
 from schemaless.bus.client import client_settings, metadata_of, translate, translated
-from schemaless.bus.topic_settings import CELLS, PROGRESS, check_cells_settings, check_progress_settings
+from schemaless.cell import StoredCell
 from schemaless.errors import BusUnavailable, Misconfigured, TopicMissing
+from schemaless.location import INT64_MAX
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -30,12 +33,12 @@ _ASKING = "asking Kafka for its topics"
 
 
 def ensure_topics(bootstrap: str, datastore: Datastore, *, timeout_s: float = 10.0) -> None:
-    """Makes the topics that are missing, and returns when both exist with the datastore's partition count.
+    """Makes the topics that are missing, and returns when both exist with at least the datastore's partitions.
 
     It waits for all leaders of a topic that it made, and for one of a topic that existed: a broker may be away, and the
     partitions of the others have to be tailed meanwhile.
 
-    Logs unusual settings of a topic that exists. Raises Misconfigured for another partition count and for settings that
+    Logs unusual settings of a topic that exists. Raises Misconfigured for too few partitions and for settings that
     would lose cells or progress, BusUnavailable after `timeout_s` at the latest.
     """
     deadline = time.monotonic() + timeout_s
@@ -64,14 +67,35 @@ def ensure_topic(bootstrap: str, topic: str, partitions: int, *, timeout_s: floa
         _create(admin, {topic: CELLS}, partitions, replicas=replicas, timeout_s=timeout_s)
 
 
+def record_bytes_max(bootstrap: str, datastore: Datastore, *, timeout_s: float) -> tuple[int, int]:
+    """Returns the largest batch of records that the cells topic takes now, and the progress topic.
+
+    Raises TopicMissing, BusUnavailable.
+    """
+    admin = AdminClient(client_settings(bootstrap))
+    cells, progress = (
+        min(MESSAGE_BYTES_MAX, int(_settings(admin, topic, timeout_s).get("max.message.bytes", MESSAGE_BYTES_MAX)))
+        for topic in (datastore.topic, datastore.progress_topic)
+    )
+    return cells, progress
+
+
+def retention_ms(bootstrap: str, topic: str, *, timeout_s: float) -> int:
+    """Returns for how long a topic keeps records, -1 where it keeps them for ever. Raises BusUnavailable."""
+    return int(_settings(AdminClient(client_settings(bootstrap)), topic, timeout_s).get("retention.ms", "-1"))
+
+
 def _check_settings(admin: AdminClient, datastore: Datastore, timeout_s: float) -> None:
     for topic, check in ((datastore.topic, check_cells_settings), (datastore.progress_topic, check_progress_settings)):
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        asked = admin.describe_configs([resource], request_timeout=timeout_s)
-        with translated(f"asking for the settings of topic {topic}"):
-            found = asked[resource].result()
-        for warning in check(topic, {name: entry.value or "" for name, entry in found.items()}):
+        for warning in check(topic, _settings(admin, topic, timeout_s)):
             log.warning("a topic has unusual settings", why=warning)
+
+
+def _settings(admin: AdminClient, topic: str, timeout_s: float) -> dict[str, str]:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    asked = admin.describe_configs([resource], request_timeout=timeout_s)
+    with translated(f"asking for the settings of topic {topic}"):
+        return {name: entry.value or "" for name, entry in asked[resource].result().items()}
 
 
 def _create(
@@ -97,7 +121,7 @@ def _all_fit(
         led = [partition.leader >= 0 for partition in partitions.values()]
         if not any(led) or (topic in made and not all(led)):
             return False
-        if len(partitions) != datastore.partitions:
+        if len(partitions) < datastore.partitions:
             raise Misconfigured(
                 f"topic {topic} has {len(partitions)} partitions, datastore {datastore.name} needs"
                 f" {datastore.partitions}: delete the topic, or create the datastore with the topic's count"
@@ -105,20 +129,51 @@ def _all_fit(
     return True
 
 
+def raised_topics(counts: Mapping[str, int], datastore: Datastore) -> list[str]:
+    """Says of each topic with more partitions than its datastore what that means, and what to do (I8).
+
+    Whose shard is where stays right, because tailers choose the partition themselves.
+    """
+    what_to_do = {
+        datastore.topic: "Nothing is published to the others. Clients that choose a partition by the row key now"
+        " choose another one than its cells are in. To undo it, see docs/operating-the-log.md",
+        datastore.progress_topic: "The others are not used. Delete that topic: tailers make it again, and rebuild it",
+    }
+    return [
+        f"topic {topic} has {counts[topic]} partitions, and datastore {datastore.name} {datastore.partitions}: {what}"
+        for topic, what in what_to_do.items()
+        if counts.get(topic, 0) > datastore.partitions
+    ]
+
+
 def topic_ids(admin: AdminClient, bootstrap: str, topics: Sequence[str], *, timeout_s: float) -> list[str]:
     """Returns the id of each topic. Raises TopicMissing when one doesn't exist, BusUnavailable."""
+    return [str(found.topic_id) for found in _described(admin, bootstrap, topics, timeout_s=timeout_s)]
+
+
+def _described(
+    admin: AdminClient, bootstrap: str, topics: Sequence[str], *, timeout_s: float
+) -> list[TopicDescription]:
     asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
     with translated(f"asking Kafka at {bootstrap} which topics {' and '.join(topics)} are"):
-        return [str(asked[topic].result().topic_id) for topic in topics]
+        return [asked[topic].result() for topic in topics]
+
+
+def describe_topic(bootstrap: str, topic: str, *, timeout_s: float) -> TopicDescription:
+    """Returns what one topic is: its id and its partitions. Raises TopicMissing, BusUnavailable."""
+    return _described(AdminClient(client_settings(bootstrap)), bootstrap, [topic], timeout_s=timeout_s)[0]
 
 
 def topic_id(bootstrap: str, topic: str, *, timeout_s: float) -> str:
     """Returns the id of one topic. Raises TopicMissing, BusUnavailable."""
-    return topic_ids(AdminClient(client_settings(bootstrap)), bootstrap, [topic], timeout_s=timeout_s)[0]
+    return str(describe_topic(bootstrap, topic, timeout_s=timeout_s).topic_id)
 
 
 class TopicsWatch:
-    """Notices that topics were deleted, or made anew, since it was created. One thread at a time."""
+    """Notices that topics were deleted or made anew since it was created, and counts their partitions.
+
+    One thread at a time.
+    """
 
     def __init__(self, bootstrap: str, topics: Sequence[str], *, every_s: float, timeout_s: float) -> None:
         self._admin = AdminClient(client_settings(bootstrap))
@@ -127,7 +182,9 @@ class TopicsWatch:
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._asked_at = time.monotonic()
-        self._ids = topic_ids(self._admin, bootstrap, topics, timeout_s=timeout_s)
+        self.counts: dict[str, int] = {}
+        """How many partitions each topic has, as its last answer says."""
+        self._ids = self._ask()
         self.answered = 0
         """How many questions of `changed` the broker has answered."""
 
@@ -137,10 +194,103 @@ class TopicsWatch:
             return False
         self._asked_at = time.monotonic()
         try:
-            changed = topic_ids(self._admin, self._bootstrap, self._topics, timeout_s=self._timeout_s) != self._ids
+            changed = self._ask() != self._ids
         except TopicMissing:
             changed = True
         except BusUnavailable:
             return False
         self.answered += 1
         return changed
+
+    def _ask(self) -> list[str]:
+        found = _described(self._admin, self._bootstrap, self._topics, timeout_s=self._timeout_s)
+        self.counts = {topic.name: len(topic.partitions) for topic in found}
+        return [str(topic.topic_id) for topic in found]
+
+
+# The settings of the two topics of a datastore, and which settings of existing topics are refused (I7). Pure.
+#
+# A setting is refused if it would lose progress or stop a partition for good. One that only shortens the topic's
+# history, or may refuse cells of a master whose clock is ahead, is logged: MySQL keeps all history, and less may be
+# wanted here.
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Largest size of one record. A body has at most 1 MiB as sent, and may grow in its stored form."""
+
+_ENVELOPE_BYTES = 400  # of batch, record, key, headers and the other fields, without the column's name
+
+CELLS: Mapping[str, str] = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "max.message.bytes": str(MESSAGE_BYTES_MAX),
+    # Timestamps are created_at: a master's clock may be ahead of the broker's by any amount.
+    "message.timestamp.after.max.ms": str(INT64_MAX),
+}
+PROGRESS: Mapping[str, str] = {
+    "cleanup.policy": "compact",
+    "retention.ms": "-1",
+    # Read from its beginning whenever a partition changes hands, so old segments are compacted early.
+    "segment.bytes": str(16 << 20),
+    "segment.ms": str(3_600_000),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    setting: str
+    fits: Callable[[str], bool]
+    refused: bool
+    otherwise: str
+
+
+def _is(*wanted: str) -> Callable[[str], bool]:
+    return lambda value: value in wanted
+
+
+def _at_least(number: int) -> Callable[[str], bool]:
+    return lambda value: int(value) >= number
+
+
+_YEAR_MS = 365 * 86_400_000
+_RULES_OF_CELLS = (
+    _Rule("cleanup.policy", _is("delete", ""), True, "older versions would vanish from between others"),
+    _Rule("max.message.bytes", _at_least(MESSAGE_BYTES_MAX), False, "a cell that is larger holds up its shard"),
+    _Rule("retention.ms", _is("-1"), False, "the topic forgets cells; older ones are in MySQL only"),
+    _Rule("retention.bytes", _is("-1"), False, "the topic forgets cells; older ones are in MySQL only"),
+    _Rule("message.timestamp.after.max.ms", _at_least(_YEAR_MS), False, "a master whose clock is ahead stops shards"),
+    _Rule("message.timestamp.before.max.ms", _at_least(_YEAR_MS), False, "old cells can't be published"),
+    _Rule("message.timestamp.type", _is("CreateTime"), False, "a record's timestamp is not its cell's created_at"),
+)
+_RULES_OF_PROGRESS = (_Rule("cleanup.policy", _is("compact"), True, "progress would expire, or be read without end"),)
+
+
+def record_bytes(cell: StoredCell) -> int:
+    """Returns what the record of a cell takes at most, as `max.message.bytes` counts it."""
+    text = cell.column_name if cell.cause is None else cell.column_name * 2 + cell.cause
+    return len(cell.body) + _ENVELOPE_BYTES + 8 * len(text)
+
+
+def check_cells_settings(topic: str, found: Mapping[str, str]) -> list[str]:
+    """Returns warnings about the settings of a cells topic. Raises Misconfigured for one that can't be used."""
+    return _check(topic, found, _RULES_OF_CELLS, CELLS)
+
+
+def check_progress_settings(topic: str, found: Mapping[str, str]) -> list[str]:
+    """Returns warnings about the settings of a progress topic. Raises Misconfigured for one that can't be used."""
+    return _check(topic, found, _RULES_OF_PROGRESS, PROGRESS)
+
+
+def _check(topic: str, found: Mapping[str, str], rules: tuple[_Rule, ...], made_with: Mapping[str, str]) -> list[str]:
+    # A setting that the broker doesn't know breaks no rule.
+    broken = [rule for rule in rules if rule.setting in found and not rule.fits(found[rule.setting])]
+    warnings = [
+        f"topic {topic} has {rule.setting}={found[rule.setting]}: {rule.otherwise}"
+        + (f"; it is made with {made_with[rule.setting]}" if rule.setting in made_with else "")
+        for rule in broken
+    ]
+    for rule, text in zip(broken, warnings, strict=True):
+        if rule.refused:
+            raise Misconfigured(f"{text}: alter the topic")
+    return warnings

@@ -35,6 +35,10 @@ class Transport(Protocol):
     def is_alive(self) -> bool:
         """Whether the group can't have given our partitions away without our knowing."""
 
+    @property
+    def kafka_answers(self) -> bool:
+        """Whether Kafka answers this process, with or without partitions."""
+
     async def confirm(self, partitions: Collection[int]) -> None:
         """Returns when the group has said that these partitions are ours. Raises BusUnavailable or Fenced (I10)."""
 

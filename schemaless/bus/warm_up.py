@@ -31,21 +31,17 @@ def warm_up(bootstrap: str, *, at_most_s: float, clock: Callable[[], float] = ti
     admin = AdminClient(settings)
     deadline = clock() + at_most_s
     with translated("warming the broker"):
-        _create_topic(admin)
+        new = NewTopic(TOPIC, _PARTITIONS, 1)
+        made = admin.create_topics([new], operation_timeout=_STEP_TIMEOUT_S, request_timeout=_STEP_TIMEOUT_S)
+        try:
+            made[TOPIC].result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # left by a start that was killed
+                raise
         try:
             return _transactions(settings, lambda: clock() < deadline)
         finally:
             admin.delete_topics([TOPIC], request_timeout=_STEP_TIMEOUT_S)[TOPIC].result()
-
-
-def _create_topic(admin: AdminClient) -> None:
-    new = NewTopic(TOPIC, _PARTITIONS, 1)
-    made = admin.create_topics([new], operation_timeout=_STEP_TIMEOUT_S, request_timeout=_STEP_TIMEOUT_S)
-    try:
-        made[TOPIC].result()
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # left by a start that was killed
-            raise
 
 
 def _transactions(settings: dict[str, object], time_is_left: Callable[[], bool]) -> int:

@@ -1,4 +1,4 @@
-"""`schemaless datastore create|list|grant`, `topology show` and `conflicts list`."""
+"""`schemaless datastore create|list|grant`, `buffer show|wait` and `conflicts list`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from schemaless.cli.actions import recorded
+from schemaless.cli.calls import call_command
 from schemaless.cli.output import add_group, print_json, print_table
-from schemaless.cli.targets import JsonOption, Servers, api_command, servers
+from schemaless.cli.targets import JsonOption, Servers, api_command, recorded, servers
 from schemaless.client.client import Client
+from schemaless.contract import services
 from schemaless.names import parked_topic_name
 from schemaless.quantity import quantity
 from schemaless.runtime.extras import Extra, needs
-from schemaless.topology import Datastore, Node, load_topology
+from schemaless.topology import Datastore, load_topology
 
 SHARDS = 4096  # for a datastore that may grow over many servers
 PARTITIONS = 64
@@ -26,7 +27,7 @@ PARTITIONS = 64
 def register(app: typer.Typer) -> None:
     commands: dict[str, Callable[..., None]] = {"create": create, "list": list_all, "grant": grant}
     add_group(app, "datastore", "Create and list datastores, and let services into Kafka for them.", commands)
-    add_group(app, "topology", "Show storage clusters and their servers.", {"show": show_topology})
+    add_group(app, "buffer", "Show what waits for its home, or wait for it.", {"show": show_buffer, "wait": wait})
     add_group(app, "conflicts", "Show buffered cells that met another body at their home.", {"list": list_conflicts})
 
 
@@ -101,28 +102,6 @@ def _document(datastore: Datastore) -> dict[str, Any]:
     }
 
 
-def show_topology(as_json: JsonOption = False) -> None:
-    """Show clusters, their masters and minions. Passwords are never shown."""
-
-    def address(node: Node) -> dict[str, Any]:
-        return {"name": node.name, "host": node.host, "port": node.port}
-
-    clusters = servers().topology.clusters
-    if as_json:
-        print_json(
-            {
-                "clusters": {
-                    name: {"master": address(cluster.master), "minions": list(map(address, cluster.minions))}
-                    for name, cluster in clusters.items()
-                }
-            }
-        )
-        return
-    nodes = [node for cluster in clusters.values() for node in cluster.nodes]
-    rows = [(node.cluster, node.role, node.name, f"{node.host}:{node.port}") for node in nodes]
-    print_table(("cluster", "role", "node", "address"), rows)
-
-
 @api_command
 def list_conflicts(client: Client, as_json: bool) -> None:
     """List cells that were buffered while another body was stored at their home. An operator has to decide."""
@@ -158,3 +137,19 @@ def create_with_progress(reached: Servers, name: str, shards: int, partitions: i
             lambda made, total: bar.update(task, completed=made),
             administrators=administrators,
         )
+
+
+@call_command(services.BUFFER)
+def show_buffer(document: dict[str, Any]) -> None:
+    """Show what waits in buffers for each home."""
+    columns = ("rows", "bytes", "oldest_s", "rate")
+    rows = [(home, *map(one.get, columns)) for home, one in document["homes"].items()]
+    print_table(("home", "rows", "bytes", "oldest, s", "rows a second"), rows)
+    for cluster, why in document["unknown"].items():
+        print(f"cluster {cluster} doesn't say what it buffers: {why}")
+
+
+@call_command(services.BUFFER_SYNC)
+def wait(document: dict[str, Any]) -> None:
+    """Wait until everything that is buffered now is readable at home. Exit status 1: not in time."""
+    print(f"all of it is readable at home, after {document['waited_s']} s")

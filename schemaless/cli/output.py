@@ -11,21 +11,43 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
+
+from schemaless.quantity import quantity
 
 _PIPE_WIDTH = 10_000
 _COLOURS = (
     dict.fromkeys(("running", "active", "tailed", "complete"), "green")
-    | dict.fromkeys(("paused", "building", "starting", "backoff", "held down", "nobody runs it", "deleting"), "yellow")
+    | dict.fromkeys(
+        ("paused", "building", "starting", "backoff", "held down", "no worker runs it", "deleting"), "yellow"
+    )
     | dict.fromkeys(("stopped", "tripped", "failed", "fatal", "exited", "unknown"), "bold red")
 )
 
 
-def add_group(app: typer.Typer, name: str, text: str, commands: Mapping[str, Callable[..., None]]) -> None:
+def add_group(
+    app: typer.Typer,
+    name: str,
+    text: str,
+    commands: Mapping[str, Callable[..., None]],
+    kind: type[TyperGroup] = TyperGroup,
+) -> None:
     """Adds `schemaless NAME COMMAND` for each of the commands. `text` is the group's help."""
-    group = typer.Typer(help=text, no_args_is_help=True)
+    group = typer.Typer(help=text, no_args_is_help=True, cls=kind)
     for command, function in commands.items():
         group.command(command)(function)
     app.add_typer(group, name=name)
+
+
+def print_would(would: dict[str, Any]) -> None:
+    """Prints what an order would touch, as a dry run answers."""
+    versions = f"version {', '.join(map(str, would['versions']))}, " if "versions" in would else ""
+    entries = f", and about {quantity(would['entries'], 'entry')} would go" if "entries" in would else ""
+    limits = "".join(f", {name} {value}" for name, value in would.get("limits", {}).items())
+    print(
+        f"dry run, nothing was ordered: {versions}{quantity(would['shards'], 'shard')} would be {would['becomes']}"
+        f"{limits}{entries}. {quantity(would['workers'], 'worker')} would obey"
+    )
 
 
 def print_json(document: Any) -> None:

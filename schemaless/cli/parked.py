@@ -9,6 +9,7 @@ import typer
 from schemaless.cli.output import add_group, print_json, print_table
 from schemaless.cli.targets import api_command
 from schemaless.client.client import Client
+from schemaless.error_text import error_summary
 from schemaless.errors import Invalid, NotFound
 from schemaless.quantity import quantity
 
@@ -46,7 +47,7 @@ def list_all(
         return
     rows = [
         (cell["id"], cell["row_key"], cell["column_name"], cell["cause"], cell["attempts"], cell["parked_at"],
-         _last_line(cell["error"]))
+         error_summary(cell["error"] or "", 120))
         for cell in page["parked"]
     ]  # fmt: skip
     print_table(("id", "row", "column", "cause", "attempts", "since", "error"), rows)
@@ -140,7 +141,3 @@ def _print_order(document: dict[str, Any], as_json: bool, what: str) -> None:
         print(f"it waits: {document['waits_for']}")
     if document["job"]:
         print(f"job {document['job']}")
-
-
-def _last_line(error: str | None) -> str | None:
-    return error and error.rstrip().rpartition("\n")[2][:120]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from schemaless.cli.output import print_json, print_notice, print_table
-from schemaless.cli.targets import JsonOption
+from schemaless.cli.targets import JsonOption, servers
 from schemaless.config import StackSettings
+from schemaless.errors import SchemalessError
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import home_folder
-from schemaless.stack.processes import checkout_folder
-
-RUNNING_TIMEOUT_S = 60.0
+from schemaless.stack.supervision import checkout_folder
 
 ProcessName = Annotated[str | None, typer.Argument(help="name of one supervised process; default: the whole stack")]
 
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def up(name: ProcessName = None, as_json: JsonOption = False) -> None:
     """Start the embedded stack and wait until it is ready, or let one process run again."""
     checkout_folder()  # before anything is made or loaded: the wheel alone can't start a stack
-    from schemaless.stack import embedded, supervision
+    from schemaless.stack import embedded
     from schemaless.stack.endpoints import refresh_endpoints
 
     settings = StackSettings()
@@ -39,8 +40,7 @@ def up(name: ProcessName = None, as_json: JsonOption = False) -> None:
         print_json(endpoints) if as_json else _print_endpoints(endpoints)
         return
     home = home_folder(settings)
-    supervision.start(home, name)
-    supervision.wait_for(home, [name], {supervision.ProcessState.RUNNING}, timeout_s=RUNNING_TIMEOUT_S)
+    embedded.up_process(home, name)
     endpoints = refresh_endpoints(home)
     print_json(endpoints) if as_json else print_notice(f"{name} runs")
 
@@ -90,8 +90,30 @@ def status(as_json: JsonOption = False) -> None:
         uptime = f"{hours}:{seconds // 60:02}:{seconds % 60:02}"
         rows.append((process.name, process.role, state, process.pid, uptime))
     print_table(("process", "role", "state", "pid", "up"), rows)
-    _print_endpoints(refresh_endpoints(home))
+    endpoints = refresh_endpoints(home)
+    _print_endpoints(endpoints)
+    for line in _stall_lines(endpoints["api"]):
+        print(line)
     print("what waits or fails: `schemaless tailer status DATASTORE`, `schemaless triggers list -d DATASTORE`")
+
+
+def _stall_lines(api: Sequence[str]) -> Iterator[str]:
+    """Yields what needs a hand in each datastore, and why. Nothing is known while no API answers."""
+    from schemaless.client.client import Client
+
+    with suppress(SchemalessError):
+        for datastore in servers().datastores() if api else ():
+            with Client(list(api), datastore=datastore.name) as client:
+                found = client.document("/status")
+            standing = [("tailing", found["tailing"], found["tailing_reason"])]
+            standing += [(one["consumer"], one["stall"] or one["state"], one["reason"]) for one in found["consumers"]]
+            for cluster in found["clusters"].values():
+                for node in cluster["nodes"]:
+                    why = node["why"] or "; ".join(node["setting_faults"])
+                    standing.append((node["name"], node["stall"] or "running", why))
+            for name, state, reason in standing:
+                if state != "running" or reason:
+                    yield f"{datastore.name}: {name}: {state}" + (f": {reason}" if reason else "")
 
 
 def _print_endpoints(endpoints: dict[str, Any]) -> None:

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schemaless.cli.actions import recorded
 from schemaless.cli.output import add_group, print_json, print_notice, print_table
-from schemaless.cli.targets import JsonOption, servers
-from schemaless.errors import Invalid, StorageUnavailable
+from schemaless.cli.targets import JsonOption, recorded, servers
+from schemaless.errors import Invalid, Misconfigured, StorageUnavailable
 from schemaless.location import parse_location
 from schemaless.quantity import quantity
 from schemaless.runtime.extras import Extra, needs
 
 if TYPE_CHECKING:
-    from schemaless.ops.tailer_generation import GenerationPlan
-    from schemaless.ops.tailer_seek import SeekMove
-    from schemaless.ops.tailer_status import ShardStatus, TailerStatus
+    from schemaless.ops.tailers import GenerationPlan, SeekMove, ShardStatus, TailerStatus
     from schemaless.topology import Datastore
 
 NO_OWNER = "nobody"
-_SEEK_TIMEOUT_S = 20.0  # a person waits for the result: late is better than failed
+_SEEK_TIMEOUT_S = 60.0  # while tailers open their logs again and again
 _REWRITE_TIMEOUT_S = 600.0  # of the cells of a generation, in one statement
 
 _SHARDS_NAMED_MAX = 10  # for one cause. With more, the first and the last one stand for all
@@ -48,7 +45,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show how far each shard's published location is behind its head, which tailer owns it, and what blocks it."""
-    from schemaless.ops.tailer_status import read_tailer_status
+    from schemaless.ops.tailers import read_tailer_status
     from schemaless.storage.pymysql_driver import SyncStorage
 
     reached = servers()
@@ -90,14 +87,13 @@ def seek(
         str, typer.Argument(help="last published location: ADDED_ID or GENERATION:ADDED_ID; 0 publishes all again")
     ],
     shard: Annotated[int | None, typer.Option(help="number of one shard; default: every shard")] = None,
+    repeat: Annotated[bool, typer.Option("--repeat", help="also publish again what the topic has")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only print what would change")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish again after a location. Skipped cells stay missing in the topic, others are published twice."""
-    from schemaless.bus.partition_log import PartitionLog
+    """Publish again after a location. Skipped cells stay missing in the topic. What it has stays, or comes twice."""
     from schemaless.bus.topics import ensure_topics
-    from schemaless.ops.tailer_control import announce_seek
-    from schemaless.ops.tailer_seek import plan_seek
+    from schemaless.ops.tailers import announce_seek, move_progress, plan_seek
     from schemaless.storage.pymysql_driver import SyncStorage
 
     reached = servers()
@@ -105,22 +101,30 @@ def seek(
     shards = list(range(found.shards)) if shard is None else [_verified(found, shard)]
     generation, added_id = parse_location(location, "location")
     with SyncStorage(reached.topology) as storage:
-        moves = plan_seek(storage, reached.kafka, found, shards, generation, added_id)
-    _print_moves(found.name, moves, as_json=as_json, dry_run=dry_run)
-    if dry_run:
-        return
-    ensure_topics(reached.kafka, found)
-    for partition in sorted({found.partition(each) for each in shards}):
-        log = PartitionLog(reached.kafka, found, partition, transaction_timeout_s=_SEEK_TIMEOUT_S)
-        try:  # all shards of a partition move in one transaction
-            log.seek([move.to for move in moves if found.partition(move.to.shard) == partition])
+
+        def plan() -> Sequence[SeekMove]:
+            return plan_seek(storage, reached.kafka, found, shards, generation, added_id)
+
+        moves = plan()
+        kept = [] if repeat else [move for move in moves if move.repeats]
+        if kept and all(move.is_done or move in kept for move in moves):
+            raise Misconfigured(
+                f"nothing is moved: behind it the topic has cells of {quantity(len(kept), 'shard')} already, of shard"
+                f" {kept[0].to.shard} up to {kept[0].held}",
+                hint="they would be in the topic twice. `schemaless audit` says whether it lacks any, and --repeat"
+                " publishes them again all the same",
+            )
+        _print_moves(found.name, moves, kept, as_json=as_json, dry_run=dry_run)
+        if dry_run:
+            return
+        ensure_topics(reached.kafka, found)
+        try:
+            move_progress(reached.kafka, found, plan, repeat=repeat, timeout_s=_SEEK_TIMEOUT_S)
         finally:
-            log.close()
-    try:  # the next tailer that publishes notices by itself, an idle one has to be notified
-        with SyncStorage(reached.topology) as storage:
-            announce_seek(storage, found.name)
-    except StorageUnavailable as error:
-        print_notice(f"tailers notice the seek when they publish next: {error}")
+            try:  # the next tailer that publishes notices by itself, an idle one has to be notified
+                announce_seek(storage, found.name)
+            except StorageUnavailable as error:
+                print_notice(f"tailers notice the seek when they publish next: {error}")
 
 
 @needs("tailer new-generation", *_EXTRAS)
@@ -135,7 +139,7 @@ def new_generation(
     as_json: JsonOption = False,
 ) -> None:
     """Open a new generation of a shard whose master lost published cells. The topic's lost cells are superseded."""
-    from schemaless.ops.tailer_generation import plan_generation
+    from schemaless.ops.tailers import plan_generation
     from schemaless.storage import shard_head
     from schemaless.storage.pymysql_driver import SyncStorage
 
@@ -178,7 +182,9 @@ def _print_generation(shard: int, plan: GenerationPlan, *, as_json: bool, dry_ru
     print(f"  published again with generation {plan.start.generation}: {quantity(plan.again, 'cell')}")
 
 
-def _print_moves(datastore: str, moves: Sequence[SeekMove], *, as_json: bool, dry_run: bool) -> None:
+def _print_moves(
+    datastore: str, moves: Sequence[SeekMove], kept: Sequence[SeekMove], *, as_json: bool, dry_run: bool
+) -> None:
     if as_json:
         shards = [
             {
@@ -188,11 +194,15 @@ def _print_moves(datastore: str, moves: Sequence[SeekMove], *, as_json: bool, dr
                 "again": move.again,
                 "never": move.never,
                 "announced_again": move.announced_again,
+                "kept_at": str(move.held) if move in kept else None,
             }
             for move in moves
         ]
         return print_json({"datastore": datastore, "dry_run": dry_run, "shards": shards})
     for move in moves:
+        if move in kept:
+            print(f"shard {move.to.shard}: stays where it is, because the topic has it up to {move.held} already")
+            continue
         print(
             f"shard {move.to.shard}: {move.before or 'no progress'} → {move.to.location}:"
             f" {quantity(move.again, 'cell')} to come again, {move.never} never to come"
@@ -211,7 +221,7 @@ def _verified(datastore: Datastore, shard: int) -> int:
 
 
 def _set_paused(datastore: str, *, paused: bool, as_json: bool) -> None:
-    from schemaless.ops.tailer_control import set_paused
+    from schemaless.ops.tailers import set_paused
     from schemaless.storage.pymysql_driver import SyncStorage
 
     reached = servers()
@@ -221,7 +231,7 @@ def _set_paused(datastore: str, *, paused: bool, as_json: bool) -> None:
     if as_json:
         print_json({"datastore": found.name, "paused": paused, "unreached": list(unreached)})
         return
-    print(f"{found.name} {'is paused' if paused else 'is tailed again'}")
+    print(f"{found.name}: ordered to {'pause' if paused else 'continue'}. Tailers obey within two seconds")
     for cluster in unreached:
         print(f"the master of cluster {cluster} is unreachable and does not know; the other clusters decide")
 
@@ -238,7 +248,7 @@ def _print_status(status: TailerStatus) -> None:
         partitions = _ranges(sorted({shard.partition for shard in shards}))
         rows.append((name, partitions, lag["shards_behind"], lag["lag"], f"{lag['lag_s']:.1f}"))
     print_table(("tailer", "partitions", "shards behind", "cells", "oldest, s"), rows)
-    for line in problem_lines(status.shards):
+    for line in [*status.stalls, *problem_lines(status.shards)]:
         print(line)
 
 
@@ -278,6 +288,7 @@ def _document(status: TailerStatus, each_shard: bool) -> dict[str, Any]:
     document = {
         "datastore": status.datastore.name,
         "paused": status.command.paused,
+        "stalls": list(status.stalls),
         **_lag(status.shards),
         "partitions": partitions,
         "problems": [{"shard": each.shard, "why": each.problem} for each in status.shards if each.problem],

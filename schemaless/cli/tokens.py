@@ -14,11 +14,10 @@ import typer
 
 from schemaless.access import ALL_DATASTORES, LIFETIME_DEFAULT, Scope, Token, now_us, parse_lifetime
 from schemaless.cell import created_at_text
-from schemaless.cli.actions import record, recorded
 from schemaless.cli.output import add_group, print_json, print_notice, print_table
-from schemaless.cli.targets import JsonOption, servers, stack_without_token
+from schemaless.cli.targets import JsonOption, record, recorded, servers, stack_without_token
 from schemaless.runtime.extras import Extra, needs
-from schemaless.runtime.private_file import write_private_text
+from schemaless.runtime.tls import write_private_text
 
 STACK_TOKEN = "stack-cli"
 
@@ -47,7 +46,18 @@ def create(
 
     issued = _run(lambda storage: create_token(storage, name, datastore, scope, expires))
     _print_issued(issued.secret, issued.token, issued.unreached, as_json)
-    _keep_one_for_the_stack()
+    # The embedded stack's own commands and programs need a token, as soon as access is on.
+    from schemaless.ops.tokens import issue_for_services
+
+    file = stack_without_token()
+    if file is not None:
+        issued = _run(lambda storage: issue_for_services(storage, STACK_TOKEN))
+        record(f"token create name={STACK_TOKEN}")
+        write_private_text(file, issued.secret + "\n")
+        print_notice(
+            f"the commands of this stack use the token {STACK_TOKEN!r} in {file}."
+            " Programs that run read it when they need it"
+        )
 
 
 @needs("token list", Extra.KAFKA, Extra.MYSQL)
@@ -105,20 +115,6 @@ def _run(work: Callable[..., Awaitable[T]]) -> T:
             return await work(storage)
 
     return asyncio.run(run())
-
-
-def _keep_one_for_the_stack() -> None:
-    """Gives the embedded stack's own commands and programs a token, as soon as access is on."""
-    from schemaless.ops.tokens import issue_for_services
-
-    file = stack_without_token()
-    if file is not None:
-        issued = _run(lambda storage: issue_for_services(storage, STACK_TOKEN))
-        record(f"token create name={STACK_TOKEN}")
-        write_private_text(file, issued.secret + "\n")
-        print_notice(
-            f"the commands of this stack use the token {STACK_TOKEN!r} in {file}. Programs read it at their start"
-        )
 
 
 def _print_issued(secret: str, token: Token, unreached: tuple[str, ...], as_json: bool) -> None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-import textwrap
-from collections.abc import Mapping
-from typing import Annotated, Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Protocol
 
 import typer
 
-from schemaless.cli.actions import recorded
-from schemaless.cli.output import add_group, print_json, print_notice, print_table
-from schemaless.cli.targets import DatastoreOption, api_command, servers
-from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
+from schemaless.cli.calls import call_command
+from schemaless.cli.output import add_group, print_json, print_notice, print_table, print_would
+from schemaless.cli.targets import DatastoreOption, api_command, recorded, servers
 from schemaless.client.client import Client
-from schemaless.errors import Invalid, Unavailable
+from schemaless.contract import programs
+from schemaless.error_text import error_summary
+from schemaless.errors import Invalid, Misconfigured, Unavailable
 from schemaless.quantity import noun_for, quantity
 from schemaless.runtime.extras import Extra, needs
 from schemaless.stack.plan import DEFAULT_DATASTORE
-from schemaless.stack.processes import ending_with_supervisor
+from schemaless.stack.supervision import ending_with_supervisor
 
 ProgramName = Annotated[str, typer.Argument(help="last part of the module's name")]
-
-ShardsOption = Annotated[list[int] | None, typer.Option("--shard", help="only this shard; may be given several times")]
 
 
 def register(app: typer.Typer) -> None:
@@ -80,9 +84,11 @@ def run(
     begin = [part for text in start or [] for part in ("--from", text)]
     identity = [*(["--name", name] if name else []), *(["--take-over"] if take_over else [])]
     command = ending_with_supervisor(["env", *environment, *worker, "--datastore", datastore, *begin, *identity])
-    followers = quantity(workers, "worker")
-    print_notice(f"{datastore} is followed by {followers} of {module}. Ctrl-C ends that after the calls in flight")
-    raise typer.Exit(TriggerWorkers(lambda: subprocess.Popen(command), workers, sources).run())
+    started = "starting" if workers == 1 else f"starting {workers} workers of"
+    print_notice(f"{started} {module} on {datastore}. Ctrl-C ends it after the calls in flight")
+    if status := TriggerWorkers(lambda: subprocess.Popen(command), workers, sources).run():
+        print_notice(f"{module} couldn't start: its output says why")
+    raise typer.Exit(status)
 
 
 @api_command
@@ -124,7 +130,7 @@ def status(client: Client, as_json: bool, program: ProgramName) -> None:
     cells = f"{_cells(document['lag'], document['unknown'])} {noun_for(document['lag'], 'cell')}"
     behind = f"{cells} ({document['lag_seconds']} s) behind"
     print(f"{document['program']}: {_state(document)}, {behind}, {document['rate']} cells/s")
-    if document["reason"] and document["state"] in ("paused", "tripped"):
+    if document["reason"] and (document.get("stall") or document["state"] in ("paused", "tripped")):
         print(document["reason"])
     counts = ", ".join(f"{number} {name}" for name, number in document["counts"].items())
     print(f"cells: {counts}")
@@ -145,7 +151,7 @@ def _cells(lag: int, unknown: Mapping[str, str]) -> str:
 def _print_unheard(document: Mapping[str, Any]) -> None:
     for cluster, why in document["unknown"].items():
         print_notice(f"cluster {cluster}: nothing is known of its shards ({why})")
-    for cluster, why in document.get("masters_away", {}).items():  # an older API has none
+    for cluster, why in document["masters_away"].items():
         print_notice(f"cluster {cluster}: its master is away, so no checkpoint moves there, and a minion tells ({why})")
 
 
@@ -170,8 +176,8 @@ def doubts(
 def _state(program: dict[str, Any]) -> str:
     """Returns the state of a program. Without workers it is no use to say that it runs."""
     if program["worker_count"]:
-        return str(program["state"])
-    return "nobody runs it" if program["state"] == "running" else f"{program['state']}, and nobody runs it"
+        return str(program.get("stall") or program["state"])
+    return "no worker runs it" if program["state"] == "running" else f"{program['state']}, and no worker runs it"
 
 
 def print_worker(worker: dict[str, Any]) -> None:
@@ -189,69 +195,47 @@ def print_worker(worker: dict[str, Any]) -> None:
             print(f"shard {shard['shard']} is {state}: {shard['reason']}")
         if (more := worker[f"{kind}_count"] - len(worker[kind])) > 0:
             print(f"and {more} more are {state}")
+    causes: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for cell in worker["failing"]:
-        tried = f"attempt {cell['attempt']} of {cell['attempts']} failed, the next one is at {cell['again_at']}"
-        print(f"{cell['trigger']} fails on {cell['cell']} at {cell['location']}: {tried}")
-        print(textwrap.indent(cell["error"].rstrip(), "  "))
+        causes.setdefault((cell["trigger"], error_summary(cell["error"])), []).append(cell)
+    for (function, error), (cell, *others) in causes.items():
+        alike = f" and {quantity(len(others), 'more cell')} alike" if others else ""
+        tried = f"fails: attempt {cell['attempt']} of {cell['attempts']}" if cell["attempt"] else "waits"
+        print(f"{function} on {cell['cell']} at {cell['location']}{alike} {tried}, {error}")
+        print(f"  it is called again at {cell['again_at']}")
     if (more := worker["failing_count"] - len(worker["failing"])) > 0:
-        print(f"and {quantity(more, 'more cell')} failing")
+        print(f"and {quantity(more, 'more cell')} that fail or wait")
     if (call := worker["oldest_call"]) is not None:
         print(f"shard {call['shard']}: {call['trigger']} on {call['cell']} has run for {call['age_s']} s")
 
 
-@api_command
-def pause(
-    client: Client,
-    as_json: bool,
-    program: ProgramName,
-    shard: ShardsOption = None,
-    reason: Annotated[str | None, typer.Option(help="shown in its status")] = None,
-) -> None:
+@call_command(programs.PAUSE)
+def pause(document: dict[str, Any], program: ProgramName, shards: list[int] | None) -> None:
     """Call nothing of a program, or of some shards, until it is resumed."""
-    document = client.program(program).pause(shard or (), reason)
-    if as_json:
-        print_json(document)
-        return
-    print(f"{program} pauses" + (f" in {quantity(len(shard), 'shard')}" if shard else ""))
+    if "would" in document:
+        return print_would(document["would"])
+    print(f"{program} pauses" + (f" in {quantity(len(shards), 'shard')}" if shards else ""))
     _print_unreached(document)
 
 
-@api_command
-def resume(client: Client, as_json: bool, program: ProgramName, shard: ShardsOption = None) -> None:
+@call_command(programs.RESUME, without=("reason",))
+def resume(document: dict[str, Any], program: ProgramName) -> None:
     """Let what was paused, and shards that had stopped, run again. They begin with the cell where they stopped."""
-    document = client.program(program).resume(shard or ())
-    if as_json:
-        print_json(document)
-        return
-    print(f"resumed: {quantity(document['stopped'], 'stopped shard')}, {quantity(document['paused'], 'paused shard')}")
+    was_paused = document["was_paused"]
+    resumed = ["the whole program"] if was_paused else []
+    resumed += [
+        quantity(document[what], f"{what} shard") for what in ("stopped", "paused") if document[what] or not was_paused
+    ]
+    print(f"{'would be ' if 'would' in document else ''}resumed: {', '.join(resumed)}")
     _print_unreached(document)
 
 
-@api_command
-def seek(
-    client: Client,
-    as_json: bool,
-    program: ProgramName,
-    to: Annotated[list[str], typer.Argument(help="beginning, end, a time, or SHARD:GENERATION:ADDED_ID")],
-    shard: ShardsOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would come again")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="don't ask")] = False,
-) -> None:
+@call_command(programs.SEEK, asks="move the checkpoints?")
+def seek(document: dict[str, Any], program: ProgramName) -> None:
     """Move a program's checkpoints: cells after the new place are called again, those before it are passed over."""
-    chosen = client.program(program)
-    plan = chosen.seek(to, shard or (), dry_run=True)
-    if not as_json:
-        cells, shards = quantity(plan["again"], "cell"), quantity(len(plan["shards"]), "shard")
-        print(f"{cells} to come again, {plan['passed']} to be passed over, in {shards}")
-    if not dry_run:
-        if not yes:
-            if as_json:
-                raise Invalid("--json", "needs --dry-run or --yes, because nobody can be asked")
-            typer.confirm("move the checkpoints?", abort=True)
-        plan = chosen.seek(to, shard or ())
-    if as_json:
-        print_json(plan)
-    elif not dry_run:
+    cells, shards = quantity(document["again"], "cell"), quantity(len(document["shards"]), "shard")
+    print(f"{cells} to come again, {document['passed']} to be passed over, in {shards}")
+    if not document["dry_run"]:
         print("ordered: the workers move the checkpoints")
 
 
@@ -294,3 +278,147 @@ def remove(
         print_json({"program": program, **counts, "removed": not dry_run})
     elif not dry_run:
         print("removed")
+
+
+# TriggerWorkers: the processes of `schemaless triggers run`, kept running until SIGTERM or Ctrl-C.
+#
+# With `--watch` they start again when a source file changes. A program that fails at once then waits for the next
+# change.
+
+_RESTART_PAUSE_S = 1.0
+_BROKEN_WITHIN_S = 5.0  # a worker that ends so soon after its start would end again
+_STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.2
+_FILES_MAX = 5_000
+
+
+class WorkerProcess(Protocol):
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the workers. Without a process it starts again at `restart_at`, or at the next change of the sources."""
+
+    process: WorkerProcess | None
+    began: float
+    restart_at: float | None = None
+
+
+class SourceFiles:
+    """The Python files of a module's folder and of those below. Hidden folders and environments aren't looked at."""
+
+    def __init__(self, module: str) -> None:
+        """Raises Misconfigured when there is no such file, or when the folder has too many."""
+        self._folder = _file_of(module).resolve().parent
+        self._seen = self._times()
+
+    def have_changed(self) -> bool:
+        """Returns whether one was written, made or deleted since the last call."""
+        before, self._seen = self._seen, self._times()
+        return before != self._seen
+
+    def _times(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for folder, below, names in os.walk(self._folder):
+            below[:] = [n for n in below if n[0] != "." and not os.path.exists(os.path.join(folder, n, "pyvenv.cfg"))]
+            for name in names:
+                if name.endswith(".py"):
+                    path = os.path.join(folder, name)
+                    try:
+                        found[path] = os.stat(path).st_mtime_ns
+                    except FileNotFoundError:
+                        continue  # an editor replaces it
+            if len(found) > _FILES_MAX:
+                raise Misconfigured(f"--watch: {self._folder} has more than {_FILES_MAX} Python files")
+        return found
+
+
+def _file_of(module: str) -> Path:
+    """Returns the file of a module without importing it."""
+    if module.endswith(".py"):
+        candidates = [Path(module)]
+    else:
+        path = Path(*module.split("."))
+        bases = ["", *sys.path]
+        candidates = [Path(base, file) for base in bases for file in (path.with_suffix(".py"), path / "__init__.py")]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise Misconfigured(f"--watch: there is no file of the module {module}")
+
+
+class TriggerWorkers:
+    """`start` starts one process. `sources` are watched, if given."""
+
+    def __init__(
+        self,
+        start: Callable[[], WorkerProcess],
+        count: int,
+        sources: SourceFiles | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._sources = sources
+        self._clock = clock
+        self._began = clock()
+        self._places = [_Place(start(), self._began) for _ in range(count)]
+        self._stopping = False
+
+    def run(self) -> int:
+        """Returns the exit status: that of a worker which can't even start, else 0."""
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self._stopping = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        try:
+            while not self._stopping:
+                if (status := self.step()) is not None:
+                    return status
+                time.sleep(_POLL_S)
+            return 0
+        finally:
+            self.stop()
+
+    def step(self) -> int | None:
+        """Looks once at every worker and at the sources. Returns the exit status with which the command ends, if so."""
+        now = self._clock()
+        if self._sources is not None and self._sources.have_changed():
+            print("a source file has changed: the workers start again", file=sys.stderr)
+            self.stop()
+            self._places = [_Place(self._start(), now) for _ in self._places]
+            return None
+        for place in self._places:
+            if place.process is None:
+                if place.restart_at is not None and now >= place.restart_at:
+                    place.process, place.began = self._start(), now
+                continue
+            status = place.process.poll()
+            if status is None:
+                continue
+            if self._sources is None and now - self._began < _BROKEN_WITHIN_S:
+                return status
+            place.process, place.restart_at = None, now + _RESTART_PAUSE_S
+            print(f"a worker ended with status {status}: another one starts", file=sys.stderr)
+            if self._sources is not None and now - place.began < _BROKEN_WITHIN_S:
+                place.restart_at = None
+                print("a worker ended at once: it starts again when a source file changes", file=sys.stderr)
+        return None
+
+    def stop(self) -> None:
+        """Ends all workers, after their last calls."""
+        processes = [place.process for place in self._places if place.process is not None]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for process in processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

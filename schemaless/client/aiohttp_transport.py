@@ -14,10 +14,10 @@ from yarl import URL
 
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import ClientRequest, ClientResponse
-from schemaless.client.name_lookup import NameLookups, no_address
 from schemaless.client.transport import target_of, tls_context
 from schemaless.config import ClientSettings
 from schemaless.errors import Unavailable
+from schemaless.runtime.name_lookup import NameLookups, no_address
 from schemaless.runtime.tls import certificate_refusal
 
 _AT_ONCE_MAX_BYTES = 1 << 20
@@ -37,7 +37,20 @@ class AiohttpTransport:
         self._places: asyncio.Semaphore
 
     def place(self) -> AbstractAsyncContextManager[object]:
-        self._open()
+        # A session of a loop that has ended can't be closed any more.
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._end_of_loop = None
+            self._places = asyncio.Semaphore(self._limits.connections_max)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,  # the places are the limit
+                    ssl=self._tls or True,
+                    resolver=_BoundedResolver(self._limits.connect_timeout_s),
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
         return self._places
 
     async def send(self, request: ClientRequest, url: str, timeout_s: float) -> ClientResponse:
@@ -53,7 +66,7 @@ class AiohttpTransport:
                 request.method,
                 URL(url + target_of(request), encoded=True),
                 data=io.BytesIO(content) if len(content) > _AT_ONCE_MAX_BYTES else content or None,
-                headers=request.headers,
+                headers={**self._headers, **request.headers},
                 timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s),
                 allow_redirects=False,
             ) as response:
@@ -69,23 +82,6 @@ class AiohttpTransport:
         if self._loop is not None:
             self._loop = None
             await self._session.close()
-
-    def _open(self) -> None:
-        """Makes a session, unless this loop has one. One of a loop that has ended can't be closed any more."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop = loop
-            self._end_of_loop = None
-            self._places = asyncio.Semaphore(self._limits.connections_max)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0,  # the places are the limit
-                    ssl=self._tls or True,
-                    resolver=_BoundedResolver(self._limits.connect_timeout_s),
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
-            )
 
 
 class _BoundedResolver(AbstractResolver):

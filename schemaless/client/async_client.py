@@ -1,4 +1,7 @@
-"""AsyncClient: the asyncio driver of the client's core. The calls are those of `Client`, to be awaited."""
+"""AsyncClient: the asyncio driver of the client's core. Sends requests and waits between attempts. Decides nothing.
+
+The sync driver, client.py, is written from this one. After a change, run `python deploy/write_sync_client.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,32 @@ from schemaless.client.answers import (
     is_ready,
 )
 from schemaless.client.attempts import Attempts, Hosts, Limits
-from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
-from schemaless.client.programs import AsyncProgram
-from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
     BuildLimits,
     CellName,
     CheckOptions,
+    EntryPages,
     Key,
     LogLocation,
     LogOptions,
+    NewCell,
     ReadFrom,
     Requests,
     VersionsOptions,
+    check_order,
+    put_cells,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import AsyncTransport, headers_of, settings_of
+from schemaless.client.transport import AsyncTransport, Credentials
+from schemaless.contract import erasures, indexes, programs, services
+from schemaless.contract.call import ApiCall
 from schemaless.errors import NotFound, NotReady, SchemalessError, StateConflict, Unavailable
 from schemaless.found_cell import FoundCell
+from schemaless.index.definition import parse_index_name
 from schemaless.location import ShardLocation
+from schemaless.runtime import tracing
 
 if TYPE_CHECKING:
     import httpx
@@ -53,7 +61,12 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Reads and writes cells of one datastore over HTTP, as `Client` does. Tasks of one event loop may share it."""
+    """Reads and writes cells of one datastore over HTTP. Tasks of one loop may share it. Close it, or use `async with`.
+
+    Hosts and token that aren't given come from SCHEMALESS_HOSTS and SCHEMALESS_TOKEN, else from the embedded stack.
+    Every call raises Unavailable when no host gave an answer within `limits`, and the error that a problem document
+    stands for.
+    """
 
     def __init__(
         self,
@@ -64,11 +77,11 @@ class AsyncClient:
         limits: Limits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        settings = settings_of(hosts, token)
+        self._credentials = Credentials(hosts, token)
+        settings, headers = self._credentials.settings, self._credentials.headers
         self._requests = Requests(datastore)
         self._hosts = Hosts(settings.hosts)
         self._limits = limits or Limits()
-        headers = headers_of(settings)
         self._transport: AsyncTransport
         if transport is None:
             self._transport = AiohttpTransport(settings, self._limits, headers)
@@ -147,7 +160,8 @@ class AsyncClient:
 
     async def indexes(self) -> list[dict[str, Any]]:
         """Returns the documents of all indexes by name, as `index(name).status()` does, without `lag` and `cleaner`."""
-        return await self._run(self._requests.list_indexes())
+        found: list[dict[str, Any]] = (await self.call(indexes.LIST))["indexes"]
+        return found
 
     def program(self, name: str) -> AsyncProgram:
         return AsyncProgram(self, name)
@@ -160,6 +174,52 @@ class AsyncClient:
         Raises NotFound for a row without cells.
         """
         return await self._run(self._requests.explain(where, limit, read_from))
+
+    async def call(self, call: ApiCall, payload: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Any]:
+        """Returns the answer of a call of the contract. `named` are parts of its path, and of its query."""
+        return await self._run(self._requests.call(call, payload, named))
+
+    async def order_topology(
+        self,
+        order: str,
+        cluster: str,
+        node: str | None = None,
+        *,
+        without: Sequence[str] = (),
+        fenced: bool = False,
+        wait: float = 30.0,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Orders a controller to `switch`, `promote`, `open` or `rejoin` a server, or to `acknowledge` a promotion.
+
+        The `state` of its document is open when no controller settled it within `wait` seconds. Raises Conflict with
+        the controller's sentence when it was refused.
+        """
+        asked = {"order": order, "cluster": cluster, "node": node, "without": list(without), "fenced": fenced}
+        return await self.call(services.TOPOLOGY_ORDER, {**asked, "wait": wait, "dry_run": dry_run})
+
+    async def erase(
+        self,
+        row_key: Key,
+        column: str | None = None,
+        ref_key: int | None = None,
+        *,
+        reason: str,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Erases bodies for good: of a row, of a column of it, or of one cell. `erasure` of its document is the id.
+
+        `matched` counts the cells. Raises NotFound where there are none.
+        """
+        asked = {"row_key": str(row_key), "column_name": column, "ref_key": ref_key}
+        return await self.call(erasures.ERASE, {**asked, "reason": reason, "dry_run": dry_run})
+
+    async def erasure(self, erasure: str, *, verify: bool = False) -> dict[str, Any]:
+        """Returns what came of an erasure, place by place. Its `state` is running or complete.
+
+        `verify`: the places are searched again.
+        """
+        return await self.call(erasures.ERASURE, erasure=erasure, verify=verify or None)
 
     async def document(self, path: str, **params: Any) -> dict[str, Any]:
         """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""
@@ -184,21 +244,25 @@ class AsyncClient:
             return result
 
     async def _exchange(self, request: ClientRequest) -> ClientResponse:
+        with tracing.calling(request.method, request.path) as header:
+            return await self._tried(request.with_headers(header) if header else request)
+
+    async def _tried(self, request: ClientRequest) -> ClientResponse:
         if request.delay_s:
             await asyncio.sleep(request.delay_s)
         async with self._transport.place():
             attempts = Attempts(self._hosts, self._limits, time.monotonic())
             while True:
-                attempt = attempts.begin(time.monotonic(), request.wait_s)
+                attempt, sent = attempts.begin(time.monotonic(), request), self._credentials.authorization
                 try:
                     response = await self._transport.send(request, attempt.url, attempt.timeout_s)
                 except Unavailable as error:
                     pause_s = attempts.broken(attempt, str(error), time.monotonic())
                 else:
                     pause = attempts.answered(attempt, response, time.monotonic())
-                    if pause is None:
+                    if pause is None and not self._credentials.renewed(response, sent):
                         return response
-                    pause_s = pause
+                    pause_s = pause or 0.0
                 finally:
                     attempts.end(attempt)
                 await asyncio.sleep(pause_s)
@@ -223,11 +287,11 @@ class AsyncTail(AsyncIterator[FoundCell]):
 
 
 class AsyncIndex:
-    """One index of a client's datastore."""
+    """One index of a client's datastore. Raises Invalid for a name that no index can have."""
 
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client = client
-        self._name = name
+        self._name = parse_index_name(name)
 
     async def query(self, **terms: Any) -> EntriesPage:
         """Returns a page of entries by `field=value` (the shard field is required), `field__gte=value` and so on.
@@ -251,15 +315,12 @@ class AsyncIndex:
         once `switch` is called. The version before is kept for `keep`, such as "30m". Raises Conflict when another
         definition has its name and no change is asked for.
         """
-        client = self._client
-        return await client._run(
-            client._requests.define_index(self._name, definition, change=change, hold=hold, keep=keep)
-        )
+        asked = {"change": change or None, "hold": hold or None, "keep": keep}
+        return await self._call(indexes.PUT, definition, **asked)
 
     async def status(self) -> dict[str, Any]:
         """Returns the index's document: its state, why it failed, how far it is, what to do, and its versions."""
-        client = self._client
-        return await client._run(client._requests.get_index(self._name))
+        return await self._call(indexes.GET)
 
     async def wait(self, timeout_s: float = 3600.0) -> dict[str, Any]:
         """Returns the index's document once it is active. Its change, if there is one, answers or waits for `switch`.
@@ -287,25 +348,23 @@ class AsyncIndex:
 
         `version` is as in `pause`.
         """
-        client = self._client
-        return await client._run(client._requests.index_problems(self._name, version, limit, cursor))
+        path = f"/indexes/{self._name}/problems"
+        return await self._client.document(path, version=version, limit=limit, cursor=cursor)
 
     async def verify(self, version: int | None = None, **options: Unpack[CheckOptions]) -> dict[str, Any]:
         """Orders that the index, or one version of it, is compared with its cells. `job` tells what came of it.
 
         Raises NotReady for a version that isn't complete.
         """
-        client = self._client
-        return await client._run(client._requests.check_index(self._name, "verify", version, options))
+        return await self._call(indexes.VERIFY, check_order(options), version=version)
 
     async def repair(self, version: int | None = None, **options: Unpack[CheckOptions]) -> dict[str, Any]:
         """Orders the same as `verify`, and that entries on masters are brought to what the cells say."""
-        client = self._client
-        return await client._run(client._requests.check_index(self._name, "repair", version, options))
+        return await self._call(indexes.REPAIR, check_order(options), version=version)
 
     async def job(self, job: str) -> dict[str, Any]:
         """Returns what came of a `verify` or a `repair` so far. Its `state` is running, done or dropped."""
-        return await self._client.document(f"/jobs/{job}")
+        return await self._client.call(programs.JOB, job=job)
 
     async def switch(
         self, version: int | None = None, *, back: bool = False, keep: str | None = None
@@ -314,29 +373,26 @@ class AsyncIndex:
 
         The version that answered until now is kept for `keep`, such as "30m".
         """
-        client, wanted = self._client, {"version": version, "back": back, "keep": keep}
-        return await client._run(client._requests.order_index(self._name, "switch", details=wanted))
+        return await self._call(indexes.SWITCH, {"version": version, "back": back, "keep": keep})
 
-    async def drop(self, version: int | None = None) -> dict[str, Any]:
+    async def drop(self, version: int | None = None, *, dry_run: bool = False) -> dict[str, Any]:
         """Drops the index in whatever state it is, or one version of it. Returns its document.
 
-        The name of a dropped index may be used again at once.
+        The name of a dropped index may be used again at once. With `dry_run` nothing is dropped, and `would` of the
+        document says what a drop would touch.
         """
-        client = self._client
-        return await client._run(client._requests.drop_index(self._name, version))
+        return await self._call(indexes.DROP, version=version, dry_run=dry_run)
 
     async def pause(self, version: int | None = None) -> dict[str, Any]:
         """Lets no indexer work on the index. If it was complete, it goes on to answer with what it has.
 
         Without `version` this means the change, if the index is being changed.
         """
-        client = self._client
-        return await client._run(client._requests.order_index(self._name, "pause", version))
+        return await self._call(indexes.PAUSE, version=version)
 
     async def resume(self, version: int | None = None) -> dict[str, Any]:
         """Lets indexers work on the index again, also if it has failed. `version` is as in `pause`."""
-        client = self._client
-        return await client._run(client._requests.order_index(self._name, "resume", version))
+        return await self._call(indexes.RESUME, version=version)
 
     async def throttle(
         self,
@@ -348,8 +404,11 @@ class AsyncIndex:
 
         `cells_per_s`: how many cells a second it delivers, 0 and None: no bound. `version` is as in `pause`.
         """
-        client = self._client
-        return await client._run(client._requests.throttle_index(self._name, version, cells_per_s, limits))
+        given = {} if cells_per_s is UNSET else {"cells_per_s": cells_per_s}
+        return await self._call(indexes.THROTTLE, {**given, **limits}, version=version)
+
+    async def _call(self, call: ApiCall, payload: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
+        return await self._client.call(call, payload, name=self._name, **query)
 
 
 class AsyncEntryIterator(AsyncIterator[Entry]):
@@ -370,3 +429,55 @@ class AsyncEntryIterator(AsyncIterator[Entry]):
                 raise StopAsyncIteration
             await self._client._run(self._pages.fetch())
         return entry
+
+
+class AsyncProgram:
+    """One trigger program, by its name. Each method returns the API's document (docs/parked.md).
+
+    They raise NotFound for a program that never ran, Invalid, and StorageUnavailable.
+    """
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    async def status(self) -> dict[str, Any]:
+        return await self._call(programs.GET)
+
+    async def parked(self, **filters: Any) -> dict[str, Any]:
+        """Returns a page of parked cells. Filters are trigger, column, row_key, cause, since, limit and cursor."""
+        return await self._client.document(f"/triggers/{self._name}/parked", **filters)
+
+    async def doubts(self, **filters: Any) -> dict[str, Any]:
+        """Returns a page of the parked cells with an effect of which nobody knows whether it happened."""
+        return await self.parked(doubt="true", **filters)
+
+    async def retry(self, **order: Any) -> dict[str, Any]:
+        """Orders that parked cells are called again: `filter` or `ids`, and dry_run, rate (cells a second), reason."""
+        return await self._call(programs.RETRY, order)
+
+    async def discard(self, *, reason: str, **order: Any) -> dict[str, Any]:
+        """Orders that parked cells are never called. What waits behind them is called, in order."""
+        return await self._call(programs.DISCARD, {**order, "reason": reason})
+
+    async def job(self, job: str) -> dict[str, Any]:
+        """Returns what became of a retry or a discard."""
+        return await self._client.call(programs.JOB, job=job)
+
+    async def pause(self, shards: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
+        """Calls nothing of the program, or of these shards, until it is resumed."""
+        return await self._call(programs.PAUSE, {"shards": list(shards), "reason": reason})
+
+    async def resume(self, shards: Sequence[int] = ()) -> dict[str, Any]:
+        """Lets what was paused, and what had stopped, run again."""
+        return await self._call(programs.RESUME, {"shards": list(shards)})
+
+    async def seek(
+        self, to: str | Sequence[str], shards: Sequence[int] = (), *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Moves checkpoints to the beginning, the end, a time or locations."""
+        where = to if isinstance(to, str) else list(to)
+        return await self._call(programs.SEEK, {"to": where, "shards": list(shards), "dry_run": dry_run})
+
+    async def _call(self, call: ApiCall, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await self._client.call(call, payload, program=self._name)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from schemaless.client.exchange import ClientResponse, is_retryable
+from schemaless.client.exchange import ClientRequest, ClientResponse, is_retryable
 from schemaless.errors import Misconfigured, Unavailable
 from schemaless.quantity import quantity
 
@@ -136,6 +136,7 @@ class Attempt:
     timeout_s: float
     started: float
     waits: bool = False
+    is_final: bool = False
 
 
 class Attempts:
@@ -147,15 +148,15 @@ class Attempts:
         self._deadline = now + limits.total_timeout_s
         self._tried: list[str] = []
 
-    def begin(self, now: float, wait_s: float = 0.0) -> Attempt:
-        """Begins an attempt on the best host. `wait_s` is how long the server is asked to wait."""
+    def begin(self, now: float, request: ClientRequest) -> Attempt:
+        """Begins an attempt on the best host."""
         url = self._hosts.choose(now, self._tried)
         timeout_s = max(min(self._limits.attempt_timeout_s, self._deadline - now), 0.001)
-        return Attempt(url, timeout_s + wait_s, now, wait_s > 0)
+        return Attempt(url, timeout_s + request.wait_s, now, request.wait_s > 0, request.is_final)
 
     def answered(self, attempt: Attempt, response: ClientResponse, now: float) -> float | None:
         """Returns the seconds to wait before the next attempt, or None if this response is final."""
-        if response.status not in RETRIED or not is_retryable(response):
+        if attempt.is_final or response.status not in RETRIED or not is_retryable(response):
             self._hosts.answered(attempt.url, now, None if attempt.waits else now - attempt.started)
             return None
         self._hosts.failed(attempt.url, now, response.retry_after_s)

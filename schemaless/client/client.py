@@ -1,4 +1,4 @@
-"""Client: the sync driver of the client's core. Sends requests and waits between attempts. Decides nothing."""
+"""Client, the sync driver of the client's core. deploy/write_sync_client.py writes it from async_client.py."""
 
 from __future__ import annotations
 
@@ -22,28 +22,33 @@ from schemaless.client.answers import (
     is_ready,
 )
 from schemaless.client.attempts import Attempts, Hosts, Limits
-from schemaless.client.entry_pages import EntryPages
 from schemaless.client.exchange import ClientRequest, ClientResponse, Flow
-from schemaless.client.programs import Program
-from schemaless.client.put_batch import NewCell, put_cells
 from schemaless.client.requests import (
     Body,
     BuildLimits,
     CellName,
     CheckOptions,
+    EntryPages,
     Key,
     LogLocation,
     LogOptions,
+    NewCell,
     ReadFrom,
     Requests,
     VersionsOptions,
+    check_order,
+    put_cells,
 )
 from schemaless.client.tail import LogTail, Shards, TailOptions
-from schemaless.client.transport import SyncTransport, headers_of, settings_of
+from schemaless.client.transport import Credentials, SyncTransport
 from schemaless.client.urllib3_transport import Urllib3Transport
+from schemaless.contract import erasures, indexes, programs, services
+from schemaless.contract.call import ApiCall
 from schemaless.errors import NotFound, NotReady, SchemalessError, StateConflict, Unavailable
 from schemaless.found_cell import FoundCell
+from schemaless.index.definition import parse_index_name
 from schemaless.location import ShardLocation
+from schemaless.runtime import tracing
 
 if TYPE_CHECKING:
     import httpx
@@ -68,11 +73,11 @@ class Client:
         limits: Limits | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        settings = settings_of(hosts, token)
+        self._credentials = Credentials(hosts, token)
+        settings, headers = self._credentials.settings, self._credentials.headers
         self._requests = Requests(datastore)
         self._hosts = Hosts(settings.hosts)
         self._limits = limits or Limits()
-        headers = headers_of(settings)
         self._transport: SyncTransport
         if transport is None:
             self._transport = Urllib3Transport(settings, self._limits, headers)
@@ -149,7 +154,8 @@ class Client:
 
     def indexes(self) -> list[dict[str, Any]]:
         """Returns the documents of all indexes by name, as `index(name).status()` does, without `lag` and `cleaner`."""
-        return self._run(self._requests.list_indexes())
+        found: list[dict[str, Any]] = (self.call(indexes.LIST))["indexes"]
+        return found
 
     def program(self, name: str) -> Program:
         return Program(self, name)
@@ -160,6 +166,52 @@ class Client:
         Raises NotFound for a row without cells.
         """
         return self._run(self._requests.explain(where, limit, read_from))
+
+    def call(self, call: ApiCall, payload: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Any]:
+        """Returns the answer of a call of the contract. `named` are parts of its path, and of its query."""
+        return self._run(self._requests.call(call, payload, named))
+
+    def order_topology(
+        self,
+        order: str,
+        cluster: str,
+        node: str | None = None,
+        *,
+        without: Sequence[str] = (),
+        fenced: bool = False,
+        wait: float = 30.0,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Orders a controller to `switch`, `promote`, `open` or `rejoin` a server, or to `acknowledge` a promotion.
+
+        The `state` of its document is open when no controller settled it within `wait` seconds. Raises Conflict with
+        the controller's sentence when it was refused.
+        """
+        asked = {"order": order, "cluster": cluster, "node": node, "without": list(without), "fenced": fenced}
+        return self.call(services.TOPOLOGY_ORDER, {**asked, "wait": wait, "dry_run": dry_run})
+
+    def erase(
+        self,
+        row_key: Key,
+        column: str | None = None,
+        ref_key: int | None = None,
+        *,
+        reason: str,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Erases bodies for good: of a row, of a column of it, or of one cell. `erasure` of its document is the id.
+
+        `matched` counts the cells. Raises NotFound where there are none.
+        """
+        asked = {"row_key": str(row_key), "column_name": column, "ref_key": ref_key}
+        return self.call(erasures.ERASE, {**asked, "reason": reason, "dry_run": dry_run})
+
+    def erasure(self, erasure: str, *, verify: bool = False) -> dict[str, Any]:
+        """Returns what came of an erasure, place by place. Its `state` is running or complete.
+
+        `verify`: the places are searched again.
+        """
+        return self.call(erasures.ERASURE, erasure=erasure, verify=verify or None)
 
     def document(self, path: str, **params: Any) -> dict[str, Any]:
         """Returns the document of /shards, /status, /conflicts, /indexes, /indexes/NAME or /topology."""
@@ -184,21 +236,25 @@ class Client:
             return result
 
     def _exchange(self, request: ClientRequest) -> ClientResponse:
+        with tracing.calling(request.method, request.path) as header:
+            return self._tried(request.with_headers(header) if header else request)
+
+    def _tried(self, request: ClientRequest) -> ClientResponse:
         if request.delay_s:
             time.sleep(request.delay_s)
         with self._transport.place():
             attempts = Attempts(self._hosts, self._limits, time.monotonic())
             while True:
-                attempt = attempts.begin(time.monotonic(), request.wait_s)
+                attempt, sent = attempts.begin(time.monotonic(), request), self._credentials.authorization
                 try:
                     response = self._transport.send(request, attempt.url, attempt.timeout_s)
                 except Unavailable as error:
                     pause_s = attempts.broken(attempt, str(error), time.monotonic())
                 else:
                     pause = attempts.answered(attempt, response, time.monotonic())
-                    if pause is None:
+                    if pause is None and not self._credentials.renewed(response, sent):
                         return response
-                    pause_s = pause
+                    pause_s = pause or 0.0
                 finally:
                     attempts.end(attempt)
                 time.sleep(pause_s)
@@ -223,11 +279,11 @@ class CellIterator(Iterator[FoundCell]):
 
 
 class Index:
-    """One index of a client's datastore."""
+    """One index of a client's datastore. Raises Invalid for a name that no index can have."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
-        self._name = name
+        self._name = parse_index_name(name)
 
     def query(self, **terms: Any) -> EntriesPage:
         """Returns a page of entries by `field=value` (the shard field is required), `field__gte=value` and so on.
@@ -251,13 +307,12 @@ class Index:
         once `switch` is called. The version before is kept for `keep`, such as "30m". Raises Conflict when another
         definition has its name and no change is asked for.
         """
-        client = self._client
-        return client._run(client._requests.define_index(self._name, definition, change=change, hold=hold, keep=keep))
+        asked = {"change": change or None, "hold": hold or None, "keep": keep}
+        return self._call(indexes.PUT, definition, **asked)
 
     def status(self) -> dict[str, Any]:
         """Returns the index's document: its state, why it failed, how far it is, what to do, and its versions."""
-        client = self._client
-        return client._run(client._requests.get_index(self._name))
+        return self._call(indexes.GET)
 
     def wait(self, timeout_s: float = 3600.0) -> dict[str, Any]:
         """Returns the index's document once it is active. Its change, if there is one, answers or waits for `switch`.
@@ -285,54 +340,49 @@ class Index:
 
         `version` is as in `pause`.
         """
-        client = self._client
-        return client._run(client._requests.index_problems(self._name, version, limit, cursor))
+        path = f"/indexes/{self._name}/problems"
+        return self._client.document(path, version=version, limit=limit, cursor=cursor)
 
     def verify(self, version: int | None = None, **options: Unpack[CheckOptions]) -> dict[str, Any]:
         """Orders that the index, or one version of it, is compared with its cells. `job` tells what came of it.
 
         Raises NotReady for a version that isn't complete.
         """
-        client = self._client
-        return client._run(client._requests.check_index(self._name, "verify", version, options))
+        return self._call(indexes.VERIFY, check_order(options), version=version)
 
     def repair(self, version: int | None = None, **options: Unpack[CheckOptions]) -> dict[str, Any]:
         """Orders the same as `verify`, and that entries on masters are brought to what the cells say."""
-        client = self._client
-        return client._run(client._requests.check_index(self._name, "repair", version, options))
+        return self._call(indexes.REPAIR, check_order(options), version=version)
 
     def job(self, job: str) -> dict[str, Any]:
         """Returns what came of a `verify` or a `repair` so far. Its `state` is running, done or dropped."""
-        return self._client.document(f"/jobs/{job}")
+        return self._client.call(programs.JOB, job=job)
 
     def switch(self, version: int | None = None, *, back: bool = False, keep: str | None = None) -> dict[str, Any]:
         """Lets another version answer: the newest one, with `back` the one before, or the one with a number.
 
         The version that answered until now is kept for `keep`, such as "30m".
         """
-        client, wanted = self._client, {"version": version, "back": back, "keep": keep}
-        return client._run(client._requests.order_index(self._name, "switch", details=wanted))
+        return self._call(indexes.SWITCH, {"version": version, "back": back, "keep": keep})
 
-    def drop(self, version: int | None = None) -> dict[str, Any]:
+    def drop(self, version: int | None = None, *, dry_run: bool = False) -> dict[str, Any]:
         """Drops the index in whatever state it is, or one version of it. Returns its document.
 
-        The name of a dropped index may be used again at once.
+        The name of a dropped index may be used again at once. With `dry_run` nothing is dropped, and `would` of the
+        document says what a drop would touch.
         """
-        client = self._client
-        return client._run(client._requests.drop_index(self._name, version))
+        return self._call(indexes.DROP, version=version, dry_run=dry_run)
 
     def pause(self, version: int | None = None) -> dict[str, Any]:
         """Lets no indexer work on the index. If it was complete, it goes on to answer with what it has.
 
         Without `version` this means the change, if the index is being changed.
         """
-        client = self._client
-        return client._run(client._requests.order_index(self._name, "pause", version))
+        return self._call(indexes.PAUSE, version=version)
 
     def resume(self, version: int | None = None) -> dict[str, Any]:
         """Lets indexers work on the index again, also if it has failed. `version` is as in `pause`."""
-        client = self._client
-        return client._run(client._requests.order_index(self._name, "resume", version))
+        return self._call(indexes.RESUME, version=version)
 
     def throttle(
         self,
@@ -344,8 +394,11 @@ class Index:
 
         `cells_per_s`: how many cells a second it delivers, 0 and None: no bound. `version` is as in `pause`.
         """
-        client = self._client
-        return client._run(client._requests.throttle_index(self._name, version, cells_per_s, limits))
+        given = {} if cells_per_s is UNSET else {"cells_per_s": cells_per_s}
+        return self._call(indexes.THROTTLE, {**given, **limits}, version=version)
+
+    def _call(self, call: ApiCall, payload: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
+        return self._client.call(call, payload, name=self._name, **query)
 
 
 class EntryIterator(Iterator[Entry]):
@@ -366,6 +419,56 @@ class EntryIterator(Iterator[Entry]):
                 raise StopIteration
             self._client._run(self._pages.fetch())
         return entry
+
+
+class Program:
+    """One trigger program, by its name. Each method returns the API's document (docs/parked.md).
+
+    They raise NotFound for a program that never ran, Invalid, and StorageUnavailable.
+    """
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def status(self) -> dict[str, Any]:
+        return self._call(programs.GET)
+
+    def parked(self, **filters: Any) -> dict[str, Any]:
+        """Returns a page of parked cells. Filters are trigger, column, row_key, cause, since, limit and cursor."""
+        return self._client.document(f"/triggers/{self._name}/parked", **filters)
+
+    def doubts(self, **filters: Any) -> dict[str, Any]:
+        """Returns a page of the parked cells with an effect of which nobody knows whether it happened."""
+        return self.parked(doubt="true", **filters)
+
+    def retry(self, **order: Any) -> dict[str, Any]:
+        """Orders that parked cells are called again: `filter` or `ids`, and dry_run, rate (cells a second), reason."""
+        return self._call(programs.RETRY, order)
+
+    def discard(self, *, reason: str, **order: Any) -> dict[str, Any]:
+        """Orders that parked cells are never called. What waits behind them is called, in order."""
+        return self._call(programs.DISCARD, {**order, "reason": reason})
+
+    def job(self, job: str) -> dict[str, Any]:
+        """Returns what became of a retry or a discard."""
+        return self._client.call(programs.JOB, job=job)
+
+    def pause(self, shards: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
+        """Calls nothing of the program, or of these shards, until it is resumed."""
+        return self._call(programs.PAUSE, {"shards": list(shards), "reason": reason})
+
+    def resume(self, shards: Sequence[int] = ()) -> dict[str, Any]:
+        """Lets what was paused, and what had stopped, run again."""
+        return self._call(programs.RESUME, {"shards": list(shards)})
+
+    def seek(self, to: str | Sequence[str], shards: Sequence[int] = (), *, dry_run: bool = False) -> dict[str, Any]:
+        """Moves checkpoints to the beginning, the end, a time or locations."""
+        where = to if isinstance(to, str) else list(to)
+        return self._call(programs.SEEK, {"to": where, "shards": list(shards), "dry_run": dry_run})
+
+    def _call(self, call: ApiCall, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return self._client.call(call, payload, program=self._name)
 
 
 SchemalessClient = Client

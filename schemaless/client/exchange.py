@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from schemaless.cell import EPOCH, microseconds_since_epoch
 from schemaless.errors import (
+    CellErased,
     CellMissing,
     Conflict,
     Forbidden,
     Invalid,
+    KeyErased,
     LocationGone,
     Malformed,
     Misdirected,
@@ -30,6 +33,7 @@ from schemaless.errors import (
     Unavailable,
     UnreadableCell,
 )
+from schemaless.found_cell import ErasedBody
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
@@ -53,6 +57,11 @@ class ClientRequest(msgspec.Struct, frozen=True, gc=False):
     """How long the driver waits before the first attempt."""
     wait_s: float = 0.0
     """How long the server is asked to wait."""
+    is_final: bool = False
+    """Whether every answer is final, also a 503: the server has waited as long as it was asked to."""
+
+    def with_headers(self, added: Mapping[str, str]) -> ClientRequest:
+        return msgspec.structs.replace(self, headers={**self.headers, **added})
 
 
 class ClientResponse(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +81,8 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
         """Decodes the content as `kind`. Raises Unavailable for other content: the host is not our API."""
         decode = _decode_msgpack if MSGPACK in self.headers.get("content-type", "") else _decode_json
         try:
+            if "schemaless-buffered" in self.headers or b"erased" in self.content:
+                return msgspec.convert(_completed(decode(self.content, type=Any)), kind)
             return decode(self.content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Unavailable(
@@ -84,6 +95,20 @@ class ClientResponse(msgspec.Struct, frozen=True, gc=False):
         if not 200 <= self.status < 300:
             raise error_of(self)
         return self
+
+
+def _completed(value: Any) -> Any:
+    """Gives the cells of an answer that wait in a buffer the place that `FoundCell` has for them, and erased ones an
+    empty body.
+    """
+    if isinstance(value, list):
+        return list(map(_completed, value))
+    if not isinstance(value, dict):
+        return value
+    if "added_id" in value and "column_name" in value:  # and what a body has is nobody's business
+        missing = {"generation": 0, "added_id": 0, "created_at": EPOCH.isoformat()} if value.get("buffered") else {}
+        return value | missing | ({"body": {}} if "erased" in value else {})
+    return {name: _completed(one) for name, one in value.items()}
 
 
 Flow = Generator[ClientRequest, ClientResponse, T]
@@ -130,13 +155,27 @@ def _error_of_problem(problem: Problem, status: int | None) -> SchemalessError:
     if status == 409 and "resume_at" in problem:
         head, resume_at, generation = (_int(problem, name) for name in ("head", "resume_at", "generation"))
         return LocationGone(detail, head=head, resume_at=resume_at, generation=generation)
+    if status == 410 and "erasure" in problem:
+        return CellErased(detail, *_erased(problem))
+    if status == 409 and "erased" in problem:
+        return KeyErased(detail, *_erased(problem["erased"]))
     if status == 409 and problem.get("retryable"):
         return NotReady(detail)
     if status == 404 and is_cell_missing(problem):
         return CellMissing(detail)
     if str(problem.get("type")).endswith("unreadable-cell"):
         return UnreadableCell(detail)
-    return _BY_STATUS.get(status, Unavailable)(detail)
+    is_for_good = problem.get("retryable") is False
+    return _BY_STATUS.get(status, SchemalessError if is_for_good else Unavailable)(detail)
+
+
+def _erased(members: Any) -> tuple[str, int]:
+    try:
+        found = msgspec.convert(members, ErasedBody)
+    except msgspec.ValidationError:  # a foreign answer
+        found = ErasedBody()
+    at = 0 if found.erased_at is None else microseconds_since_epoch(found.erased_at)
+    return found.erasure or "", at
 
 
 def is_cell_missing(problem: Problem) -> bool:

@@ -7,18 +7,31 @@ anything is sent. The server judges everything else. Paths and shapes: docs/http
 from __future__ import annotations
 
 import base64
+import math
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal, TypedDict
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypedDict
 from urllib.parse import quote
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from schemaless.cell import parse_cause, parse_column_name, parse_ref_key, row_key_of, row_key_text
-from schemaless.client.answers import EntriesPage, LogPage, MissingCell, PutAnswer, ReadCell, VersionsPage, column_of
+from schemaless.cell import PutStatus, parse_cause, parse_column_name, parse_ref_key, row_key_of, row_key_text
+from schemaless.client.answers import (
+    EntriesPage,
+    Entry,
+    LogPage,
+    MissingCell,
+    PutAnswer,
+    PutFailure,
+    PutResult,
+    ReadCell,
+    VersionsPage,
+    column_of,
+)
 from schemaless.client.exchange import (
     MSGPACK,
     ClientRequest,
@@ -28,11 +41,12 @@ from schemaless.client.exchange import (
     is_cell_missing,
     problem_of,
 )
-from schemaless.client.json_body import encode_json_body
-from schemaless.errors import Invalid, SchemalessError, Unavailable
+from schemaless.contract.call import ApiCall
+from schemaless.errors import Invalid, SchemalessError, TooLarge, Unavailable
 from schemaless.found_cell import FoundCell
 from schemaless.location import Location, ShardLocation
 from schemaless.position import Position
+from schemaless.runtime.batching import chunks
 
 Key = uuid.UUID | str
 Body = Mapping[str, Any]
@@ -139,7 +153,10 @@ class Requests:
 
     def get_cells(self, names: Sequence[CellName], read_from: ReadFrom) -> Flow[list[ReadCell]]:
         keys: list[dict[str, Any]] = []
-        for row_key, column, *ref_key in names:
+        for name in names:
+            if not isinstance(name, tuple | list) or len(name) not in (2, 3):
+                raise Invalid("names", f"has {name!r}: a cell is (row_key, column) or (row_key, column, ref_key)")
+            row_key, column, *ref_key = name
             row = row_key_text(row_key_of(row_key))
             key = {"row_key": row, "column_name": parse_column_name(column)}
             keys.append(key | {"ref_key": parse_ref_key(ref_key[0])} if ref_key else key)
@@ -191,61 +208,16 @@ class Requests:
         named = {"location": text} if ":" in text else {"row_key": row_key_text(row_key_of(text))}
         return (yield from self.get_json("/explain", {**named, "limit": limit, "read_from": read_from}))
 
-    def list_indexes(self) -> Flow[list[dict[str, Any]]]:
-        found: list[dict[str, Any]] = (yield from self.get_json("/indexes"))["indexes"]
-        return found
-
-    def define_index(
-        self, name: str, definition: Mapping[str, Any], *, change: bool, hold: bool, keep: str | None
-    ) -> Flow[dict[str, Any]]:
-        params = _params(change=change or None, hold=hold or None, keep=keep)
-        response = yield ClientRequest("PUT", self._index_path(name), params, _CONTENT, encode(definition))
-        return response.good().read(dict[str, Any])
-
-    def get_index(self, name: str) -> Flow[dict[str, Any]]:
-        return (yield from self.get_json(self._index_path(name).removeprefix(self.base)))
-
-    def index_problems(
-        self, name: str, version: int | None, limit: int | None, cursor: str | None
-    ) -> Flow[dict[str, Any]]:
-        path = f"{self._index_path(name)}/problems".removeprefix(self.base)
-        return (yield from self.get_json(path, {"version": version, "limit": limit, "cursor": cursor}))
-
-    def drop_index(self, name: str, version: int | None) -> Flow[dict[str, Any]]:
-        response = yield ClientRequest("DELETE", self._index_path(name), _params(version=version))
-        return response.good().read(dict[str, Any])
-
-    def order_index(
-        self, name: str, order: str, version: int | None = None, details: Mapping[str, Any] | None = None
-    ) -> Flow[dict[str, Any]]:
-        """Orders `pause`, `resume`, `throttle`, `switch`, `verify` or `repair` of an index, or of one version."""
-        content = b"" if details is None else encode(details)
-        path = f"{self._index_path(name)}/{order}"
-        response = yield ClientRequest("POST", path, _params(version=version), _CONTENT, content)
-        return response.good().read(dict[str, Any])
-
-    def throttle_index(
-        self, name: str, version: int | None, cells_per_s: int | UnsetType | None, limits: BuildLimits
-    ) -> Flow[dict[str, Any]]:
-        given = {} if cells_per_s is UNSET else {"cells_per_s": cells_per_s}
-        return (yield from self.order_index(name, "throttle", version, {**given, **limits}))
-
-    def check_index(
-        self, name: str, order: Literal["verify", "repair"], version: int | None, options: CheckOptions
-    ) -> Flow[dict[str, Any]]:
-        """Orders a check of an index. The answer names its job."""
-        wanted: dict[str, Any] = {name.rstrip("_"): value for name, value in options.items() if value is not None}
-        for member in ("from", "to"):
-            if member in wanted:
-                wanted[member] = row_key_text(row_key_of(wanted[member]))
-        if "row_keys" in wanted:
-            wanted["row_keys"] = [row_key_text(row_key_of(row_key)) for row_key in wanted["row_keys"]]
-        return (yield from self.order_index(name, order, version, wanted))
-
-    def order_program(self, name: str, order: str, details: Mapping[str, Any]) -> Flow[dict[str, Any]]:
-        """Orders something for a trigger program, such as `pause` or `parked/retry`."""
-        path = f"{self.base}/triggers/{quote(name, safe='')}/{order}"
-        response = yield ClientRequest("POST", path, headers=_CONTENT, content=encode(details))
+    def call(self, call: ApiCall, payload: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Flow[dict[str, Any]]:
+        """Makes a call of the contract. `named` are parts of its path, and of its query."""
+        path = call.path.format(**{name: quote(str(named[name]), safe="") for name in call.path_parameters})
+        params = _params(**{name: value for name, value in named.items() if name not in call.path_parameters})
+        content = b"" if payload is None else encode(payload)
+        waits = getattr(call.payload() if call.optional else None, "wait", 0)
+        wait_s = float((payload or {}).get("wait", waits))
+        response = yield ClientRequest(
+            call.method, f"{self.base}{path}", params, _CONTENT, content, wait_s=wait_s, is_final=wait_s > 0
+        )
         return response.good().read(dict[str, Any])
 
     def query_index(self, name: str, terms: Mapping[str, Any]) -> Flow[EntriesPage]:
@@ -253,7 +225,16 @@ class Requests:
 
         `trip_created_at__gte=moment` becomes the parameter `trip_created_at.gte=TIME`.
         """
-        response = yield ClientRequest("GET", f"{self._index_path(name)}/entries", _query_params(terms))
+        # The values of __in become the same parameter several times, and those of __between two comparisons: then
+        # they may have commas.
+        params: dict[str, str | list[str]] = {}
+        for term, value in terms.items():
+            if value is not None:
+                for parameter, text in _params_of_term(term, value):
+                    if parameter in params:
+                        raise Invalid(term, f"compares what another term compares, too: {parameter} is given twice")
+                    params[parameter] = text
+        response = yield ClientRequest("GET", f"{self._index_path(name)}/entries", params)
         return response.good().read(EntriesPage)
 
     def _column_path(self, row_key: Key, column: str) -> str:
@@ -283,6 +264,17 @@ def encode(value: Any) -> bytes:
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Invalid("body", f"can't be sent: {error}") from error
+
+
+def check_order(options: CheckOptions) -> dict[str, Any]:
+    """Returns the payload of a check of an index. Raises Invalid."""
+    wanted: dict[str, Any] = {name.rstrip("_"): value for name, value in options.items() if value is not None}
+    for member in ("from", "to"):
+        if member in wanted:
+            wanted[member] = row_key_text(row_key_of(wanted[member]))
+    if "row_keys" in wanted:
+        wanted["row_keys"] = [row_key_text(row_key_of(row_key)) for row_key in wanted["row_keys"]]
+    return wanted
 
 
 def parse_idempotency_key(key: str) -> str:
@@ -315,22 +307,6 @@ def _params(**values: Any) -> dict[str, str]:
         return ",".join(value) if isinstance(value, list | tuple) else str(value)
 
     return {name.rstrip("_"): text(value) for name, value in values.items() if value is not None}
-
-
-def _query_params(terms: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    """Returns the parameters of an index query. Raises Invalid.
-
-    The values of `__in` become the same parameter several times, and those of `__between` two comparisons: then they
-    may have commas.
-    """
-    params: dict[str, str | list[str]] = {}
-    for term, value in terms.items():
-        if value is not None:
-            for parameter, text in _params_of_term(term, value):
-                if parameter in params:
-                    raise Invalid(term, f"compares what another term compares, too: {parameter} is given twice")
-                params[parameter] = text
-    return params
 
 
 def _params_of_term(term: str, value: Any) -> Iterator[tuple[str, str | list[str]]]:
@@ -388,3 +364,245 @@ def _found_or_missing(column: str, response: ClientResponse) -> ReadCell:
 
 def _is_missing_cell(response: ClientResponse) -> bool:
     return response.status == 404 and is_cell_missing(problem_of(response))
+
+
+# Batch puts: many cells as requests within the server's limits, with retries for items that failed for now.
+#
+# The server answers every item by itself. An item that may succeed later is sent again in a bounded number of rounds,
+# so every result is final. Items keep their order in a batch: a repeated key then gets the same result as alone.
+
+ITEMS_MAX = 1000
+BYTES_MAX = 15 << 20  # the server takes 16 MiB, and the frame around the items needs a little
+ROUNDS_MAX = 6
+ROUND_PAUSE_S = 0.25
+
+_FRAME = b"\x81\xa5cells\xdd"  # MessagePack: a map of one, "cells", an array with a length of four bytes
+
+
+class NewCell(NamedTuple):
+    """A cell to be written. A plain tuple with the same values is accepted, too."""
+
+    row_key: Key
+    column_name: str
+    ref_key: int
+    body: Mapping[str, Any]
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """One result of the server: a put's answer, or a problem."""
+
+    status: str
+    shard: int = 0
+    copies: int = 0
+    generation: int | None = None
+    added_id: int | None = None
+    created_at: datetime | None = None
+    location: str | None = None
+    digest: str | None = None
+    problem: dict[str, Any] | None = None
+
+
+class _Results(msgspec.Struct, frozen=True):
+    results: list[_Item]
+
+
+def put_cells(
+    requests: Requests, cells: Iterable[NewCell | tuple[Key, str, int, Mapping[str, Any]]]
+) -> Flow[list[PutResult]]:
+    """Puts cells, and returns results in their order. Raises when a whole request failed, whose results are unknown."""
+    results: list[PutResult | None] = []
+    wanted: list[NewCell] = []
+    items: list[bytes] = []
+    for cell in cells:
+        if not isinstance(cell, tuple | list) or len(cell) != len(NewCell._fields):
+            raise Invalid("cells", f"has {str(cell)[:200]!r}: a cell is ({', '.join(NewCell._fields)})")
+        new = NewCell(*cell)
+        try:
+            item = encode(
+                {
+                    "row_key": row_key_text(row_key_of(new.row_key)),
+                    "column_name": parse_column_name(new.column_name),
+                    "ref_key": parse_ref_key(new.ref_key),
+                    "body": msgspec.Raw(encode_json_body(new.body)),
+                }
+            )
+            if len(item) > BYTES_MAX:  # alone it would be a request that is refused as a whole
+                raise TooLarge(f"a cell of {len(item)} bytes is more than a request may have, which is {BYTES_MAX}")
+        except SchemalessError as error:  # its own result: the other cells are put
+            results.append(PutFailure("error", error))
+        else:
+            results.append(None)
+            wanted.append(new)
+            items.append(item)
+    found: list[PutResult] = []
+    for part in chunks(items, count_max=ITEMS_MAX, bytes_max=BYTES_MAX, size_bytes=len):
+        found += yield from _put_items(requests, wanted[len(found) : len(found) + len(part)], part)
+    of_sent = iter(found)
+    return [next(of_sent) if result is None else result for result in results]
+
+
+def _put_items(requests: Requests, cells: Sequence[NewCell], items: Sequence[bytes]) -> Flow[list[PutResult]]:
+    """Puts the items of one request, in rounds."""
+    results: dict[int, PutResult] = {}
+    left = list(range(len(items)))
+    for number in range(ROUNDS_MAX):
+        content = _FRAME + len(left).to_bytes(4, "big") + b"".join(items[index] for index in left)
+        response = yield ClientRequest(
+            "POST",
+            f"{requests.base}/batch/put",
+            headers=requests.put_headers,
+            content=content,
+            delay_s=number * ROUND_PAUSE_S,
+        )
+        found = response.good().read(_Results).results
+        if len(found) != len(left):
+            raise Unavailable(f"{len(left)} cells were sent and {len(found)} results came back")
+        again = []
+        for index, item in zip(left, found, strict=True):
+            results[index] = result = _result(cells[index], item)
+            if isinstance(result, PutFailure) and result.error.retryable:
+                again.append(index)
+        left = again
+        if not left:
+            break
+    return [results[index] for index in range(len(items))]
+
+
+def _result(cell: NewCell, item: _Item) -> PutResult:
+    if item.problem is not None:
+        return PutFailure("conflict" if item.status == "conflict" else "error", error_of_problem(item.problem))
+    return PutAnswer(
+        row_key=uuid.UUID(bytes=row_key_of(cell.row_key)),
+        column_name=cell.column_name,
+        ref_key=cell.ref_key,
+        status=PutStatus(item.status),
+        shard=item.shard,
+        copies=item.copies,
+        generation=item.generation,
+        added_id=item.added_id,
+        created_at=item.created_at,
+        location=item.location,
+        digest=item.digest,
+    )
+
+
+# What a body may hold: the types of JSON, and datetimes with a time zone, which become RFC 3339 text.
+#
+# Everything else is refused by the name of its member, before anything is sent.
+
+_PLAIN = frozenset({str, int, bool, type(None)})
+_DEPTH_MAX = 64  # as the API has it
+_encode = msgspec.msgpack.Encoder().encode
+_MINUTE = timedelta(minutes=1)
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
+
+
+def encode_json_body(body: Mapping[str, Any]) -> bytes:
+    """Returns a body as MessagePack, its datetimes as text. Raises Invalid with the name of what JSON can't hold."""
+    if not isinstance(body, Mapping):
+        raise Invalid("body", f"must be a JSON object, and is a {_type_name(body)}")
+    members = _json_value(body, "body", 0)
+    try:
+        return _encode(members)
+    except (OverflowError, UnicodeEncodeError) as error:  # the encoder checks integers and texts, and names no member
+        raise next(_faults(members, "body"), Invalid("body", f"can't be sent: {error}")) from error
+
+
+def _json_value(value: Any, name: str, depth: int) -> Any:
+    if depth > _DEPTH_MAX:
+        raise Invalid(name, f"is nested more than {_DEPTH_MAX} levels deep")
+    if isinstance(value, Mapping):
+        members = {}
+        for key, member in value.items():
+            if type(key) is not str:
+                raise Invalid(name, f"has the key {key!r} ({_type_name(key)}), and JSON has text as keys only")
+            plain = type(member) in _PLAIN  # most members, and a call for each would cost ten times as much
+            members[key] = member if plain else _json_value(member, f"{name}.{key}", depth + 1)
+        return members
+    if isinstance(value, list | tuple):
+        return [
+            item if type(item) in _PLAIN else _json_value(item, f"{name}[{n}]", depth + 1)
+            for n, item in enumerate(value)
+        ]
+    return _json_scalar(value, name)
+
+
+def _json_scalar(value: Any, name: str) -> Any:
+    """Subclasses of JSON's types are refused, numpy's scalars among them, but for enums of texts and integers."""
+    if type(value) is float:
+        if math.isfinite(value):
+            return value
+        raise Invalid(name, f"is {value}, and JSON has no such number: leave the member out, or make it null")
+    if isinstance(value, datetime):
+        offset = value.utcoffset()
+        if offset is None:
+            raise Invalid(name, "is a datetime without a time zone: nobody could tell which moment it is")
+        if offset % _MINUTE:  # RFC 3339 has offsets of whole minutes
+            try:
+                value = value.astimezone(UTC)
+            except OverflowError as error:
+                raise Invalid(name, "is a datetime that UTC can't hold: its year would be 0 or 10000") from error
+        return value.isoformat().removesuffix("+00:00") + ("" if value.utcoffset() else "Z")
+    if isinstance(value, Enum) and type(value.value) in _PLAIN and isinstance(value, str | int):
+        return value.value
+    if type(value) in _PLAIN:
+        return value
+    raise Invalid(name, f"is a {_type_name(value)}, which JSON doesn't have: make it text, a number or a list")
+
+
+def _faults(value: Any, name: str) -> Iterator[Invalid]:
+    if isinstance(value, dict):
+        for key, member in value.items():
+            if not _is_unicode(key):
+                yield Invalid(name, f"has the key {key!r} with half a surrogate pair, which UTF-8 can't hold")
+            yield from _faults(member, f"{name}.{key}")
+    elif isinstance(value, list):
+        for n, item in enumerate(value):
+            yield from _faults(item, f"{name}[{n}]")
+    elif isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
+        yield Invalid(name, "is an integer beyond 64 bits: make it text")
+    elif isinstance(value, str) and not _is_unicode(value):
+        yield Invalid(name, "has half a surrogate pair, which UTF-8 can't hold")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+# EntryPages: the pages of an index query as one run of entries. Pure (no I/O).
+
+
+class EntryPages:
+    """`limit` of the terms is the size of a page. `page` is the last one that was fetched."""
+
+    def __init__(self, requests: Requests, name: str, terms: Mapping[str, Any]) -> None:
+        self._requests = requests
+        self._name = name
+        self._terms = dict(terms)
+        self._ready: deque[Entry] = deque()
+        self.page: EntriesPage | None = None
+
+    def take(self) -> Entry | None:
+        """Returns the next entry that was fetched, or None."""
+        return self._ready.popleft() if self._ready else None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the last page was fetched."""
+        return self.page is not None and self.page.cursor is None
+
+    def fetch(self) -> Flow[None]:
+        """Fetches the next page, without entries where `verify` dropped them. Raises what a query raises."""
+        page = yield from self._requests.query_index(self._name, self._terms)
+        self._terms["cursor"] = page.cursor
+        self._ready.extend(page.entries)
+        self.page = page

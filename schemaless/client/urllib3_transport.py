@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import ipaddress
 import os
 import socket
 import threading
@@ -20,10 +19,10 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from schemaless.client.attempts import Limits
 from schemaless.client.exchange import ClientRequest, ClientResponse
-from schemaless.client.name_lookup import NameLookups, no_address
 from schemaless.client.transport import target_of, tls_context
 from schemaless.config import ClientSettings
 from schemaless.errors import Unavailable
+from schemaless.runtime.name_lookup import NameLookups, no_address
 from schemaless.runtime.tls import certificate_refusal
 
 _TLS_RECORD_BYTES = 1 << 14
@@ -152,10 +151,6 @@ def _bounded_connection(base: type[HTTPConnection], attempt: _Attempt, lookups: 
 def _addresses(connection: HTTPConnection, lookups: NameLookups) -> list[str]:
     """Returns the addresses of the host to connect to. Raises NewConnectionError."""
     name, timeout_s = connection._dns_host.strip("[]"), float(connection.timeout or 0)
-    try:
-        return [str(ipaddress.ip_address(name))]
-    except ValueError:
-        pass
     try:
         return lookups.begin(name).result(timeout_s)
     except TimeoutError:

@@ -16,7 +16,8 @@ from schemaless.config import BreakerMode
 
 WINDOW_S = 10.0
 ROWS_MIN = 10
-"""How many rows must fail for one cause, within the window or with no good call since."""
+"""How many rows must fail for one cause, within the window or with no good call since. What our own API refuses is
+never the fault of a cell, so one row is enough."""
 UNANSWERED_MAX_S = 600.0
 """How long a failed row counts while no call of its function succeeds. A slow program meets few rows in a window."""
 SHARE = 0.5
@@ -53,15 +54,6 @@ class _Function:
         self._drop(row_key)
         self.failed[row_key] = now, kind
         self.alike[kind] += 1
-        self._forget(now)
-
-    def _drop(self, row_key: bytes) -> None:
-        self.good.pop(row_key, None)
-        if (known := self.failed.pop(row_key, None)) is not None:
-            self.alike[known[1]] -= 1
-
-    def _forget(self, now: float) -> None:
-        """Forgets what no longer counts."""
         since = now - WINDOW_S
         while self.good and self.good[first := next(iter(self.good))] < since:
             del self.good[first]
@@ -70,6 +62,11 @@ class _Function:
             self.failed[first := next(iter(self.failed))][0] < since or len(self.failed) > ROWS_KEPT
         ):
             self._drop(first)
+
+    def _drop(self, row_key: bytes) -> None:
+        self.good.pop(row_key, None)
+        if (known := self.failed.pop(row_key, None)) is not None:
+            self.alike[known[1]] -= 1
 
 
 class Breaker:
@@ -112,17 +109,18 @@ class Breaker:
         self._failing, self.cause, self._probe_pause_s = 0, None, PROBE_FIRST_S
         self._excused = frozenset()
 
-    def failed(self, function: str, row_key: bytes, kind: str) -> bool:
+    def failed(self, function: str, row_key: bytes, kind: str, refusal: str | None = None) -> bool:
         """Takes note of a call that failed with an error of this kind. Returns whether there is an outage now.
 
-        A row that failed before an outage ended doesn't count for a while: others succeed, so it may be poison.
+        `refusal`: what our own API said, if it refused the call. A row that failed before an outage ended doesn't count
+        for a while: others succeed, so it may be poison.
         """
         if self._mode is BreakerMode.OFF:
             return False
         with self._lock:
-            return self.cause is not None or self._trips(function, row_key, kind)
+            return self.cause is not None or self._trips(function, row_key, kind, refusal)
 
-    def _trips(self, function: str, row_key: bytes, kind: str) -> bool:
+    def _trips(self, function: str, row_key: bytes, kind: str, refusal: str | None) -> bool:
         now = self._clock()
         if row_key in self._excused and now < self._excused_until:
             return False
@@ -130,9 +128,11 @@ class Breaker:
         self._failing = len(self._functions)
         rows.note_failed(row_key, now, kind)
         alike, called = rows.alike[kind], len(rows.failed) + len(rows.good)
-        if alike < ROWS_MIN or alike < SHARE * called:
+        rows_min = ROWS_MIN if refusal is None or self.stops else 1
+        if alike < rows_min or alike < SHARE * called:
             return False
-        self.function, self.cause = function, f"{function} fails with {kind} for {alike} of {called} rows"
+        why = "" if refusal is None else f". Our API refuses it: {refusal}"
+        self.function, self.cause = function, f"{function} fails with {kind} for {alike} of {called} rows{why}"
         self._probe_at = now + self._probe_pause_s
         return True
 

@@ -8,7 +8,10 @@ All consumers of a process share one CommitLane for each cluster, so what is bus
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 
 import msgspec
@@ -16,22 +19,18 @@ import msgspec
 from schemaless.consume.ports import Advance, Mark, Predecessor, Script, ShardCheckpoint
 from schemaless.consume.start_at import Start, StartAt, start_positions
 from schemaless.consume.worker import Worker
-from schemaless.errors import StorageUnavailable
+from schemaless.errors import SchemalessError, ShardsMoved, StorageUnavailable
 from schemaless.position import Position
 from schemaless.runtime.batching import Batcher, BatchLimits, all_or_first_error
 from schemaless.runtime.pace import Pace
-from schemaless.storage import checkpoint_table
+from schemaless.storage import checkpoint_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, Move, State
+from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Checkpoint, Move, MoveResult, State
+from schemaless.storage.operation import Operation
 from schemaless.topology import Datastore
 
 _BATCH_LIMITS = BatchLimits(items_max=256, bytes_max=8 << 20, gather_s=0.002)  # one fetch is cells of all clusters
 _MOVE_BYTES = 200  # of a move as SQL, about
-
-
-def _pace() -> Pace:
-    """Returns the pace of a lane: under load its transactions are few and large, and an idle lane doesn't wait."""
-    return Pace(usual_min_s=0.004, pause_min_s=0.0, pause_max_s=0.05)
 
 
 class CheckpointPlacement(Enum):
@@ -65,20 +64,24 @@ class CommitLane:
         self._master = master
         self._datastore = datastore
         self._worker = worker
-        self._batcher: Batcher[_Change, Sequence[Move]] = Batcher(self._flush, _BATCH_LIMITS, _pace())
+        # Under load the transactions of a lane are few and large, and an idle lane doesn't wait.
+        self._batcher: Batcher[_Change, MoveResult] = Batcher(
+            self._flush, _BATCH_LIMITS, Pace(usual_min_s=0.004, pause_min_s=0.0, pause_max_s=0.05)
+        )
 
-    async def move(self, moves: Sequence[Move], effect: Script = "") -> Sequence[Move]:
-        """Returns the moves that another process has overtaken, when the transaction is committed.
+    async def move(self, moves: Sequence[Move], effect: Script = "") -> MoveResult:
+        """Returns the moves that another process has overtaken, and those of shards that went to another cluster, when
+        the transaction is committed.
 
         If there are any, nothing of the effect stays. The effect must be one that may be repeated and be late (I11).
         Raises StorageUnavailable, or Unavailable when too much waits.
         """
-        (lost,) = await self._batcher.submit([_Change(moves, effect)], len(effect) + _MOVE_BYTES * len(moves))
-        return lost
+        (refused,) = await self._batcher.submit([_Change(moves, effect)], len(effect) + _MOVE_BYTES * len(moves))
+        return refused
 
-    async def _flush(self, changes: list[_Change]) -> list[Sequence[Move]]:
-        """Commits all changes. An overtaken one that has an effect is taken out, and the others are committed again."""
-        overtaken: list[list[Move]] = [[] for _ in changes]
+    async def _flush(self, changes: list[_Change]) -> list[MoveResult]:
+        """Commits all changes. A refused one that has an effect is taken out, and the others are committed again."""
+        refused = [MoveResult() for _ in changes]
         waiting = [list(change.moves) for change in changes]
         while any(waiting):
             moves = [move for found in waiting for move in found]
@@ -88,9 +91,11 @@ class CommitLane:
                 raise StorageUnavailable("checkpoints neither moved nor were overtaken")
             for n, change in enumerate(changes):
                 lost = [move for move in waiting[n] if move in result.overtaken]
-                overtaken[n] += lost
-                waiting[n] = [] if lost and change.effect else [move for move in waiting[n] if move in result.undone]
-        return list(overtaken)
+                away = [move for move in waiting[n] if move in result.away]
+                refused[n] = MoveResult([*refused[n].overtaken, *lost], [*refused[n].away, *away])
+                is_undone = change.effect and (lost or away)
+                waiting[n] = [] if is_undone else [move for move in waiting[n] if move in result.undone]
+        return refused
 
 
 class CommitLanes:
@@ -100,12 +105,12 @@ class CommitLanes:
         self.storage = storage
         self.datastore = datastore
         self.worker = worker
-        number = None if worker is None else worker.number
-        self._lanes = {
-            cluster: CommitLane(storage.master(cluster), datastore.name, number) for cluster in datastore.clusters
-        }
+        self._lanes: dict[str, CommitLane] = {}
 
     def __getitem__(self, cluster: str) -> CommitLane:
+        if cluster not in self._lanes:
+            number = None if self.worker is None else self.worker.number
+            self._lanes[cluster] = CommitLane(self.storage.master(cluster), self.datastore.name, number)
         return self._lanes[cluster]
 
 
@@ -118,14 +123,19 @@ class Checkpoints:
         consumer: str,
         placement: CheckpointPlacement,
         start_at: Start | None = StartAt.BEGINNING,
+        placed: Datastore | None = None,
     ) -> None:
-        """`start_at`: where shards begin that have no checkpoint. None: somebody else makes them."""
+        """`start_at`: where shards begin that have no checkpoint. None: somebody else makes them.
+
+        `placed`: the datastore as the entries of an index lie, whose clusters are everywhere.
+        """
         self.consumer = consumer
         self._lanes = lanes
         self._datastore = lanes.datastore
         self._placement = placement
+        self._placed = placed or lanes.datastore
         self._start_at = start_at
-        self._known: dict[str, dict[int, _Known]] = {cluster: {} for cluster in self._datastore.clusters}
+        self._known: dict[str, dict[int, _Known]] = defaultdict(dict)
 
     async def read(self, shards: Iterable[int]) -> dict[int, ShardCheckpoint]:
         by_cluster = self._by_cluster(shards)
@@ -143,11 +153,26 @@ class Checkpoints:
         }
 
     async def move(self, advances: Mapping[int, Advance], effects: Mapping[str, Script]) -> frozenset[int]:
-        lost = await all_or_first_error(
+        by_cluster = self._by_cluster(advances)
+        moving = [
             self._move_on(cluster, {shard: advances[shard] for shard in shards}, effects.get(cluster, ""))
-            for cluster, shards in self._by_cluster(advances).items()
-        )
-        return frozenset().union(*lost)
+            for cluster, shards in by_cluster.items()
+        ]
+        if self._placement is CheckpointPlacement.EVERYWHERE or len(moving) == 1:
+            return frozenset().union(*await all_or_first_error(moving))
+        # Shards that were together until one of them moved: what is stored must not be stored again.
+        lost, waiting = set[int](), set[int]()
+        results = await asyncio.gather(*moving, return_exceptions=True)
+        for shards, result in zip(by_cluster.values(), results, strict=True):
+            if isinstance(result, SchemalessError):
+                waiting |= result.shards if isinstance(result, ShardsMoved) else set(shards)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                lost |= result
+        if waiting:
+            raise ShardsMoved(f"{self.consumer}: shards {sorted(waiting)[:5]} can't be stored now", waiting)
+        return frozenset(lost)
 
     async def give_away(self, shards: Iterable[int]) -> None:
         if (worker := self._lanes.worker) is None:
@@ -162,7 +187,7 @@ class Checkpoints:
     def _by_cluster(self, shards: Iterable[int]) -> dict[str, list[int]]:
         numbers = list(shards)
         if self._placement is CheckpointPlacement.EVERYWHERE:
-            return {cluster: numbers for cluster in self._datastore.clusters} if numbers else {}
+            return {cluster: numbers for cluster in self._placed.clusters} if numbers else {}
         return self._datastore.by_home(numbers, lambda shard: shard)
 
     async def _read_on(self, cluster: str, shards: Sequence[int]) -> tuple[list[Checkpoint], set[int]]:
@@ -173,12 +198,43 @@ class Checkpoints:
         found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
         missing = set(shards) - {row.shard for row in found}
         if missing and self._start_at is not None:
-            starts = await master.run(start_positions, self._datastore, self._start_at, missing)
-            counts = self._placement is CheckpointPlacement.HOME
-            await master.run(lambda: checkpoint_table.make(name, self.consumer, starts, counts=counts))
+            with suppress(ShardsMoved):  # they have checkpoints at their new home
+                await master.run(self._make, missing)
             found = await master.run(checkpoint_table.of_consumer, name, self.consumer, shards)
+        if self._placement is CheckpointPlacement.HOME:
+            self._forget_others(cluster, shards)
         self._known[cluster].update({row.shard: _Known(row.version, row.position, row.counts) for row in found})
         return found, workers
+
+    def _make(self, missing: Collection[int]) -> Operation[None]:
+        assert self._start_at is not None
+        starts = yield from start_positions(self._datastore, self._start_at, missing)
+        name, counts = self._datastore.name, self._placement is CheckpointPlacement.HOME
+        make = checkpoint_table.make(name, self.consumer, starts, counts=counts)
+        yield from shard_head.at_home(name, missing, make) if counts else make
+
+    def _forget_others(self, cluster: str, shards: Iterable[int]) -> dict[int, _Known]:
+        """Returns what was known of shards at their former homes, for the last time."""
+        others = [known for name, known in self._known.items() if name != cluster]
+        return {shard: known.pop(shard) for known in others for shard in shards if shard in known}
+
+    async def _follow(self, cluster: str, shards: Collection[int]) -> frozenset[int]:
+        """Takes over, at their new home, the checkpoints that this process moved last. Returns the other shards.
+
+        What is finished and isn't stored yet can be stored there then.
+        """
+        former = self._forget_others(cluster, shards)
+        rows = await self._lanes.storage.master(cluster).run(
+            checkpoint_table.of_consumer, self._datastore.name, self.consumer, shards
+        )
+        worker = self._lanes.worker
+        for row in rows:
+            before = former.get(row.shard)
+            if before is None or worker is None or (row.worker, row.state) != (worker.number, State.RUNNING):
+                continue
+            if (row.location, row.counts) == (before.position.location, before.counts):
+                self._known[cluster][row.shard] = _Known(row.version, row.position, row.counts)
+        return frozenset(shards) - self._known[cluster].keys()
 
     def _on_all_clusters(self, rows: Sequence[Checkpoint], present: Collection[int]) -> ShardCheckpoint:
         """Returns what all clusters have reached of a shard, where some are further, and who had it before."""
@@ -199,8 +255,12 @@ class Checkpoints:
     async def _move_on(self, cluster: str, advances: Mapping[int, Advance], effect: Script) -> frozenset[int]:
         script = ";".join(filter(None, [effect, *(to.effect for to in advances.values())]))
         known = self._known[cluster]
+        unknown = advances.keys() - known.keys()
+        unread = await self._follow(cluster, unknown) if unknown else frozenset()
+        if unread and script:
+            return unread
         moves = []
-        for shard, to in sorted(advances.items()):
+        for shard, to in sorted((shard, to) for shard, to in advances.items() if shard not in unread):
             if (
                 known[shard].position.location < to.to.location
                 or to.stop_reason is not None
@@ -216,13 +276,17 @@ class Checkpoints:
                 held = _move(self.consumer, known[shard], Advance(known[shard].position))
                 moves.append(msgspec.structs.replace(held, holds=True))
         if not moves:
-            return frozenset()
-        lost = frozenset(move.to.shard for move in await self._lanes[cluster].move(moves, script))
-        if not (lost and script):
+            return unread
+        refused = await self._lanes[cluster].move(moves, script)
+        lost = frozenset(move.to.shard for move in refused.overtaken)
+        away = frozenset(move.to.shard for move in refused.away)
+        if not (script and (lost or away)):
             for move in moves:
-                if move.to.shard not in lost:
+                if move.to.shard not in lost | away:
                     known[move.to.shard] = _Known(move.version + 1, move.to, move.counts_after or NO_COUNTS)
-        return lost
+        if away:
+            raise ShardsMoved(f"{self.consumer}: shards {sorted(away)[:5]} went to another cluster", away)
+        return lost | unread
 
 
 def _move(consumer: str, known: _Known, to: Advance) -> Move:

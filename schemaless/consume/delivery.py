@@ -14,20 +14,42 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from math import inf
 
 import structlog
 
 from schemaless.cell import StoredCell
-from schemaless.consume.careful_calls import CarefulCalls
-from schemaless.consume.caution import Care
-from schemaless.consume.ports import Advance, CheckpointStore, Handler, HungCall, Log, Outcome, Run, Script
-from schemaless.consume.recorder import Recorder
-from schemaless.consume.shard_reading import ShardReading
-from schemaless.consume.shard_work import HANDING_OVER, READING, Assignment, DeliveryCounts, ShardWork, SharedWork
-from schemaless.errors import Fenced, SchemalessError
+from schemaless.consume.ports import (
+    Advance,
+    CheckpointStore,
+    Death,
+    Effect,
+    Handler,
+    HungCall,
+    Log,
+    Mark,
+    Outcome,
+    Run,
+    Script,
+)
+from schemaless.consume.shard_work import (
+    HANDING_OVER,
+    READING,
+    Assignment,
+    Care,
+    DeliveryCounts,
+    History,
+    MarkedCalls,
+    ShardWork,
+    SharedWork,
+)
+from schemaless.errors import Fenced, LocationGone, SchemalessError, ShardsMoved
 from schemaless.location import Location
-from schemaless.position import Position
+from schemaless.position import Position, position_of
+from schemaless.runtime import tracing
+from schemaless.runtime.events import Event, emit
 from schemaless.runtime.lifecycle import pause
 from schemaless.shard_cursor import CursorState, ShardCursor
 from schemaless.storage.shard_head import Head
@@ -353,7 +375,7 @@ class Delivery:
     async def _call(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         try:
             async with self._careful.turn(works):
-                await self._guarded(works, self._advance(works, runs), of_call=True)
+                await self._guarded(works, uncancelled(self._advance(works, runs), lambda: self._closing), of_call=True)
         finally:
             await self._record([work for work in works if work.assignment.is_leaving])
             for work in works:
@@ -371,7 +393,7 @@ class Delivery:
 
     async def _advance(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> None:
         """Makes the effect first. Then the checkpoints move, at once or a little later (I10)."""
-        began = self._clock()
+        began, began_at = self._clock(), time.time()
         effect = await self._careful.handle(works, runs)
         called_at = self._shared.observe_call(self._checkpoints.consumer, works, began, self._clock())
         if effect is None:
@@ -396,6 +418,8 @@ class Delivery:
             self._lose(work for work in works if work.shard in lost)
             if effect.scripts:
                 raise Fenced("nothing of a transaction stays whose compare-and-set is lost")
+        if effect.scripts:
+            tracing.processed((cell for run in runs for cell in run.cells), self._checkpoints.consumer, began_at)
         for work, run, outcome in outcomes:
             self._note(work, run, outcome)
 
@@ -431,7 +455,8 @@ class Delivery:
     async def _guarded(self, works: Sequence[ShardWork], action: Awaitable[None], *, of_call: bool = False) -> None:
         """Awaits an action on some shards. If it fails, they are read again, after a pause that grows.
 
-        After a call of foreign code, which may be half done, their checkpoints are read again, too.
+        After a call of foreign code, which may be half done, their checkpoints are read again, too. A shard that went
+        to another cluster was refused before its call began, and keeps what it has finished.
         """
         try:
             await action
@@ -439,7 +464,7 @@ class Delivery:
             self.counts.failures += 1
             failures = max(work.failures for work in works) + 1
             pause_s = min(_FAILED_PAUSE_MAX_S, _FAILED_PAUSE_S * 2 ** min(failures, 10))
-            anew = of_call and self._handler.foreign_code is not None
+            anew = of_call and self._handler.foreign_code is not None and not isinstance(error, ShardsMoved)
             for work in works:
                 work.fail(failures, self._clock() + pause_s, error, of_call=of_call)
                 if anew and work.cursor.state is not CursorState.UNCONFIRMED:
@@ -448,3 +473,278 @@ class Delivery:
                 log.warning("delivery waits", consumer=self._checkpoints.consumer, why=str(error), again_in_s=pause_s)
             else:
                 log.error("delivery failed", consumer=self._checkpoints.consumer, again_in_s=pause_s, exc_info=error)
+
+
+# CarefulCalls: the calls of one delivery, each with the care that its shard needs (schemaless/consume/shard_work.py).
+#
+# A call that needs care changes the checkpoint before it begins. A handler that runs no code but ours needs none.
+
+
+@dataclass(eq=False)
+class CarefulCalls:
+    """Calls the handler of one consumer. `marked_calls` are those of the process. Belongs to one event loop."""
+
+    handler: Handler
+    checkpoints: CheckpointStore
+    recorder: Recorder
+    marked_calls: MarkedCalls
+    may_call: Callable[[], bool]
+
+    def turn(self, works: Sequence[ShardWork]) -> AbstractAsyncContextManager[None]:
+        """Holds the place of a call until it is recorded. A handler that is given shards together needs no care."""
+        return self.marked_calls.turn(works[0].caution.care)
+
+    async def handle(self, works: Sequence[ShardWork], runs: Sequence[Run]) -> Effect | None:
+        """Lets the handler work, or returns None: another process moved the checkpoint. Raises StorageUnavailable."""
+        foreign, work, cells = self.handler.foreign_code, works[0], runs[0].cells
+        if foreign is None or work.caution.care is Care.NONE or (cells and not any(map(foreign.calls, cells))):
+            return await self.handler.handle(runs)
+        if not cells and work.caution.is_claimed:  # parked cells have marks of their own, in their records
+            return await self.handler.handle(runs)
+        if work.assignment is not Assignment.OURS or not self.may_call():  # that changed while it waited for its turn
+            return Effect([Outcome(0)])
+        kills = work.caution.kills
+        if cells and kills and (outcome := foreign.judge_suspect(cells[0], kills, Death.KILLED)) is not None:
+            return Effect([outcome])
+        mark = work.caution.mark() if cells else Mark(begun=False, kills=kills)
+        if not await self.recorder.mark(work, mark):
+            return None
+        work.caution.marked()
+        return await self.handler.handle(runs)
+
+    async def blame(self, work: ShardWork, hung: HungCall) -> None:
+        """Stores that the call of a cell hangs, which counts as one death, and parks the cell after the last."""
+        work.unrecorded.add(hung.before)
+        to, kills = work.cursor.done if hung.last is None else position_of(hung.last), work.caution.kills
+        if hung.is_next and (foreign := self.handler.foreign_code) is not None:
+            kills = work.caution.kills + 1
+            if (outcome := foreign.judge_suspect(hung.cell, kills, Death.HUNG)) is not None:
+                work.unrecorded.add(outcome)
+                to, kills = position_of(hung.cell), 0
+        advance = work.unrecorded.advance(to, Mark(begun=False, kills=kills))
+        work.unrecorded.clear()
+        async with self.recorder.lock:
+            try:
+                await self.checkpoints.move({work.shard: advance}, {})
+            except SchemalessError as error:
+                log.warning("nobody learns of a call that hangs", shard=work.shard, why=str(error))
+
+    async def let_go(self, works: Sequence[ShardWork]) -> None:
+        """Stores that no call of this process is to blame for what happens to these shards from now on.
+
+        Where even their checkpoints couldn't be stored, the group isn't kept waiting for this.
+        """
+        claimed = [work for work in works if work.caution.is_claimed]
+        is_away = any([work.unrecorded for work in works])
+        try:
+            if claimed and not is_away and self.handler.foreign_code is not None:
+                await self.checkpoints.give_away([work.shard for work in claimed])
+        except SchemalessError as error:
+            log.warning("others will call with care", consumer=self.checkpoints.consumer, why=str(error))
+        for work in claimed:
+            work.caution.let_go()
+
+
+async def uncancelled(action: Awaitable[None], is_meant: Callable[[], bool]) -> None:
+    """Awaits an action. That it is cancelled is an error where nobody means it: foreign code shares the event loop."""
+    try:
+        await action
+    except asyncio.CancelledError as cancelled:
+        if is_meant():
+            raise
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        raise RuntimeError("a call was cancelled, though this process doesn't stop") from cancelled
+
+
+# ShardReading: reads the checkpoints and the logs of one delivery's shards, and gives the cells to their cursors.
+
+_WAIT_S = 0.1
+_REFUSED_WAIT_S = 5.0
+_NO_CHECKPOINT_WAIT_S = 0.5
+
+
+@dataclass(eq=False)
+class ShardReading:
+    """Reads for one delivery. `record` stores the checkpoints of shards, and `lose` gives up those that another process
+    moved. Belongs to one event loop.
+    """
+
+    handler: Handler
+    checkpoints: CheckpointStore
+    home_log: Log
+    record: Callable[[Sequence[ShardWork]], Awaitable[None]]
+    lose: Callable[[Sequence[ShardWork]], None]
+    batch_cells_max: int
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._history = History(self.handler, self.checkpoints, self.home_log)
+
+    async def locate(self, works: Sequence[ShardWork], heads: Mapping[int, Head]) -> None:
+        """Reads checkpoints. A shard that stopped stays so until somebody resumes it."""
+        found = await self.checkpoints.read([work.shard for work in works])
+        due_in_s = await self.handler.take_over(found)  # later than the checkpoints, or a move in between is missed
+        uneven = []
+        for work in works:
+            checkpoint = found.get(work.shard)
+            if checkpoint is None:
+                work.wait_until = self.clock() + _NO_CHECKPOINT_WAIT_S
+                continue
+            if checkpoint.ahead and checkpoint.stop_reason is None:
+                uneven.append(work)
+                continue
+            work.begin(checkpoint, heads.get(work.shard))
+            work.due_at = self.clock() + due_in_s.get(work.shard, inf)
+            if checkpoint.stop_reason is not None:
+                work.cursor.stop(checkpoint.stop_reason)
+        for work in uneven:
+            try:
+                await self._history.prove(found[work.shard])
+                work.begin(found[work.shard], heads.get(work.shard))
+            except LocationGone as gone:
+                work.report(self.checkpoints.consumer, str(gone))
+                work.wait_until = self.clock() + _REFUSED_WAIT_S
+            except Fenced:
+                self.lose([work])
+
+    async def read(self, works: Sequence[ShardWork]) -> None:
+        """Reads one page of each shard's log."""
+        wanted = {work.shard: work.cursor.at for work in works}
+        share = max(1, self.batch_cells_max // len(works))
+        now = self.clock()
+        for work in works:
+            work.served_at = now
+        answers = await self.home_log.read(wanted, min(share, *(work.page_cells for work in works)))
+        for work in works:
+            cursor = work.cursor
+            answer = answers.get(work.shard)
+            if answer is None or cursor.at is not wanted[work.shard] or work.assignment is not Assignment.OURS:
+                continue
+            if isinstance(answer, LocationGone):
+                if work.busy or work.cells:  # the rest of a call that ended meanwhile is before the position, too
+                    work.wait_until = self.clock() + _WAIT_S
+                else:
+                    await self._step_back(work, answer)
+            else:
+                work.queue(cursor.page(answer))
+                if not work.cells:
+                    work.failures = 0
+            work.report(self.checkpoints.consumer, cursor.reason if cursor.state is CursorState.REFUSED else None)
+
+    async def _step_back(self, work: ShardWork, gone: LocationGone) -> None:
+        """Continues before the generation that superseded the shard's position, if there is one (I13)."""
+        cursor = work.cursor
+        await self.record([work])
+        if work.unrecorded:
+            work.wait_until = self.clock() + _WAIT_S
+        if work.unrecorded or cursor.state is not CursorState.BEHIND or cursor.gone(gone) is None:
+            return
+        back = cursor.at
+        work.caution.forget()
+        cursor.forget()  # where this fails, the shard begins anew with its checkpoint, and comes here again
+        back = await self._history.identified(back)
+        try:
+            await self._history.take_back(gone, back)
+        except Fenced:
+            self.lose([work])
+        else:
+            cursor.begin(back)
+            work.due_at = self.clock()
+
+
+# The recorder stores the checkpoints of cells that are finished already, a little later and many at once (I10).
+#
+# It is for effects that no transaction of ours contains, as the calls of trigger functions. What was not recorded is
+# called again after a crash. Parked cells are stored in the transaction that moves the checkpoint past them (I12).
+
+_RETRY_S = 1.0
+_IDLE_WITHIN_S = 5.0  # for cells of columns that the program has no function for
+
+
+class Recorder:
+    """Records the checkpoints of one consumer at most `within_s` after their cells were finished.
+
+    Who moves one in another way holds the lock, or both would move it.
+    """
+
+    def __init__(self, checkpoints: CheckpointStore, within_s: float) -> None:
+        self.lock = asyncio.Lock()
+        self._checkpoints = checkpoints
+        self._within_s = within_s
+
+    def note(self, work: ShardWork, outcome: Outcome, now: float) -> None:
+        """Takes note of finished cells, and of what is to be stored with them."""
+        due_at = now + (_IDLE_WITHIN_S if outcome.idle else self._within_s)
+        work.record_at = min(work.record_at, due_at) if work.unrecorded else due_at
+        work.unrecorded.add(outcome)
+        work.must_record = work.must_record or outcome.durable or work.unrecorded.is_full
+
+    def is_due(self, work: ShardWork, now: float) -> bool:
+        """Whether a checkpoint must be stored now. One is stored before a call that follows a failure."""
+        return bool(work.unrecorded) and (now >= work.record_at or now < work.wait_until)
+
+    async def record(self, works: Sequence[ShardWork], now: float) -> list[ShardWork]:
+        """Stores what is finished. Returns the shards of which another process has moved the checkpoint.
+
+        What can't be stored now is stored later.
+        """
+        if not (any([bool(work.unrecorded) for work in works]) or self.lock.locked()):
+            return []
+        async with self.lock:
+            return await self._record(works, now)
+
+    async def mark(self, work: ShardWork, mark: Mark) -> bool:
+        """Stores what is finished, with what the checkpoint has to say before the next call begins.
+
+        Returns False if another process has moved the checkpoint. Raises StorageUnavailable.
+        """
+        async with self.lock:
+            pass  # nothing in flight moves this checkpoint any longer, and nothing will: nothing of it is unrecorded
+        advance = work.unrecorded.advance(work.cursor.done, mark)
+        work.unrecorded.clear()
+        emit(Event.CHECKPOINTS_MOVING)
+        try:
+            lost = await self._checkpoints.move({work.shard: advance}, {})
+        except SchemalessError:
+            work.unrecorded.put_back(advance)
+            raise
+        emit(Event.CHECKPOINTS_MOVED)
+        return not lost
+
+    async def _record(self, works: Sequence[ShardWork], now: float) -> list[ShardWork]:
+        pending = {work.shard: work for work in works if work.unrecorded}
+        if not pending:
+            return []
+        advances = {shard: work.unrecorded.advance(work.cursor.done) for shard, work in pending.items()}
+        for work in pending.values():
+            work.unrecorded.clear()
+        together = {shard: advance for shard, advance in advances.items() if not advance.effect}
+        alone = [{shard: advance} for shard, advance in advances.items() if advance.effect]
+        lost = await asyncio.gather(*(self._move(moves, pending, now) for moves in [together, *alone] if moves))
+        return [work for found in lost for work in found]
+
+    async def _move(
+        self, advances: Mapping[int, Advance], pending: Mapping[int, ShardWork], now: float
+    ) -> list[ShardWork]:
+        """Moves checkpoints, one alone if it has an effect. Whose move fails keeps what was to be stored."""
+        emit(Event.CHECKPOINTS_MOVING)
+        lost: Collection[int] = ()
+        waiting: Collection[int] = ()
+        try:
+            lost = await self._checkpoints.move(advances, {})
+        except SchemalessError as error:
+            waiting = error.shards if isinstance(error, ShardsMoved) else advances.keys()  # the others were stored
+            log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
+        else:
+            emit(Event.CHECKPOINTS_MOVED)
+        for shard, advance in advances.items():
+            work = pending[shard]
+            if shard in waiting:
+                work.unrecorded.put_back(advance)
+                work.record_at = now + _RETRY_S
+                work.must_record = True  # or a kill repeats all that would be called until it is stored
+            else:
+                work.must_record = work.must_record and bool(work.unrecorded)
+        return [pending[shard] for shard in lost]

@@ -22,22 +22,26 @@ from schemaless.cell import StoredCell
 from schemaless.config import FollowerSettings, program_version
 from schemaless.consume.checkpoints import CommitLanes
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.mysql_log import HomeLog, ShardHeads
 from schemaless.consume.ports import CheckpointStore, Handler, HungCall, Script
 from schemaless.consume.shard_work import HANDING_OVER, SharedWork, StageObserver
 from schemaless.consume.worker import Worker
-from schemaless.errors import BusUnavailable
+from schemaless.errors import BusUnavailable, LocationGone, SchemalessError
+from schemaless.names import Stall
 from schemaless.position import Position
 from schemaless.record import Announcement, ForeignRecord, Record, decoded, misplaced
-from schemaless.shard_cursor import CursorState
+from schemaless.shard_cursor import CursorState, ProvenPage
+from schemaless.storage import shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.shard_head import Head
+from schemaless.storage.shard_head import Head, Movement
+from schemaless.storage.shard_log import Following
 from schemaless.storage.worker_table import ASSIGNED_MAX, WAITING_MAX, OldestCall, WaitingShard, WorkerReport
-from schemaless.topology import Datastore
+from schemaless.topology import Datastore, Placement
 
 log = structlog.get_logger()
 
+BATCH_CELLS_MAX = 1000  # of one index transaction, or of one shard's run of calls
 _LOOK_PAUSE_S = 1.0
+_STALLED_LOOKS = 5  # a rebalance passes in less
 _CLOSE_TIMEOUT_S = 2.0
 _RATE_WINDOW_S = 10.0
 
@@ -47,6 +51,10 @@ class ConsumerGroup(Protocol):
 
     def is_alive(self) -> bool:
         """Whether the group can't have given our partitions away: a heartbeat was answered in time."""
+
+    @property
+    def kafka_answers(self) -> bool:
+        """Whether Kafka answers this process, with or without partitions."""
 
     async def confirm(self, partitions: Collection[int]) -> None:
         """Returns when the group has said that these partitions are still ours. Raises BusUnavailable, Fenced."""
@@ -91,9 +99,13 @@ class ConsumerHost:
         self._heads = ShardHeads(storage, datastore)
         self._group: ConsumerGroup | None = None
         self._shared = SharedWork()
+        self._looks_without_partitions = 0
         self._is_member = False  # as it was logged last: nobody is a member before it has joined
         self._finished: deque[tuple[float, int]] = deque()
+        self._consumers: dict[str, Consumer] = {}
+        self._paused: dict[str, Callable[[int], bool]] = {}
         self._running: dict[tuple[str, str], _RunningDelivery] = {}
+        self._followed: dict[int, Placement] = {}
         self._partitions: set[int] = set()
         self._suspended: set[int] = set()
         self._changing = asyncio.Lock()
@@ -118,6 +130,15 @@ class ConsumerHost:
         return self._may_call()
 
     @property
+    def stall(self) -> tuple[Stall | None, str]:
+        """Why nothing is called in this process, if nothing is."""
+        if self._group is not None and not self._group.kafka_answers:
+            return Stall.NO_KAFKA, "Kafka doesn't answer the group's member"
+        if not self.shards:
+            return Stall.NO_PARTITIONS, "the group gave this process no partition with shards"
+        return None, ""
+
+    @property
     def queued_bytes(self) -> int:
         return self._shared.queued.total
 
@@ -137,21 +158,14 @@ class ConsumerHost:
     async def add(self, consumer: Consumer) -> None:
         """Runs a consumer from now on, also for partitions that are assigned already."""
         async with self._changing:
+            self._consumers[consumer.name] = consumer
             for home in self._datastore.clusters:
-                delivery = Delivery(
-                    consumer.handler,
-                    consumer.checkpoints,
-                    HomeLog(self._storage, self._datastore, home),
-                    batch_cells_max=self._settings.batch_cells_max,
-                    may_call=self._may_call,
-                    shared=self._shared,
-                )
-                delivery.gain(self._shards(home, self._partitions))
-                self._running[consumer.name, home] = _RunningDelivery(delivery)
+                self._delivery(consumer.name, home).gain(self._shards(home, self._partitions))
 
     async def remove(self, name: str) -> None:
         """Ends the deliveries of a consumer, if it runs here. Its checkpoints stay where they are."""
         async with self._changing:
+            self._consumers.pop(name, None)
             gone = [self._running.pop(key) for key in list(self._running) if key[0] == name]
             await asyncio.gather(*(running.stop() for running in gone))
 
@@ -164,11 +178,16 @@ class ConsumerHost:
             self._partitions = set(partitions)
             released, self._suspended = self._suspended - self._partitions, set()
             await self._heads.look()
-            for (_, home), running in self._running.items():
-                running.delivery.release(self._shards(home, released))
-                running.delivery.gain(self._shards(home, self._partitions & set(kept)), kept=True)
-                running.delivery.gain(self._shards(home, self._partitions - set(kept)))
-                running.delivery.look(self._heads.known)
+            for running in self._running.values():
+                running.delivery.release(self._of_partitions(running, released))
+            for name in self._consumers:
+                held = self._held(name)
+                for home in self._datastore.clusters:
+                    delivery = self._delivery(name, home)
+                    for some, is_kept in ((self._partitions & set(kept), True), (self._partitions - set(kept), False)):
+                        mine = self._shards(home, some)
+                        delivery.gain([n for n in mine if held.get(n, home) == home], kept=is_kept)
+                    delivery.look(self._heads.known)
 
     async def revoked(self, partitions: Iterable[int]) -> None:
         """Suspends the shards of these partitions: their calls in flight end, and their checkpoints are stored."""
@@ -178,10 +197,35 @@ class ConsumerHost:
             self._suspended |= gone
             await asyncio.gather(
                 *(
-                    running.delivery.suspend(self._shards(home, gone), _CLOSE_TIMEOUT_S)
-                    for (_, home), running in self._running.items()
+                    running.delivery.suspend(self._of_partitions(running, gone), _CLOSE_TIMEOUT_S)
+                    for running in self._running.values()
                 )
             )
+
+    async def _follow_moves(self) -> None:
+        """Hands shards that moved over to the deliveries of their homes. No shard has two calls at a time."""
+        moves = dict(self._datastore.moves)
+        if self._followed == moves:
+            return
+        async with self._changing:
+            for (_, home), running in list(self._running.items()):
+                if away := [shard for shard in running.delivery.cursors() if self._datastore.home(shard) != home]:
+                    await running.delivery.suspend(away, _CLOSE_TIMEOUT_S)
+                    running.delivery.release(away)
+            if all([self._gain_at_home(name) for name in self._consumers]):
+                self._followed = moves
+
+    def _gain_at_home(self, name: str) -> bool:
+        """Returns whether each shard is where it belongs. A call of one may still run where it was."""
+        held, is_done = self._held(name), True
+        for home in self._datastore.clusters:
+            mine = self._shards(home, self._partitions)
+            is_done = is_done and all(held.get(shard, home) == home for shard in mine)
+            if new := [shard for shard in mine if shard not in held]:
+                delivery = self._delivery(name, home)
+                delivery.gain(new)
+                delivery.look(self._heads.known)
+        return is_done
 
     def take(self, partition: int, records: Sequence[Record]) -> None:
         """Takes the partition's next records, in topic order."""
@@ -205,6 +249,7 @@ class ConsumerHost:
     async def step(self) -> None:
         """Compares every delivery with the heads, and asks the group about shards whose checkpoint was lost."""
         moved = await self._heads.look()
+        await self._follow_moves()
         for running in self._running.values():
             running.delivery.look(self._heads.known, moved)
         if self._may_call() is not self._is_member:
@@ -212,7 +257,13 @@ class ConsumerHost:
             if self._is_member:
                 log.info("calls go on: the group answers", consumers=sorted(self.consumers))
             else:
-                log.warning("calls wait: the group doesn't answer", consumers=sorted(self.consumers))
+                log.warning(
+                    "calls wait: the group doesn't answer", consumers=sorted(self.consumers), stall=self.stall[0]
+                )
+        stall, why = self.stall
+        self._looks_without_partitions = self._looks_without_partitions + 1 if stall is Stall.NO_PARTITIONS else 0
+        if self._looks_without_partitions == _STALLED_LOOKS:
+            log.warning("calls wait: no partition is ours", consumers=sorted(self.consumers), stall=stall, why=why)
         unconfirmed = {
             running: shards for running in self._running.values() if (shards := running.delivery.unconfirmed())
         }
@@ -230,15 +281,15 @@ class ConsumerHost:
     @property
     def shards(self) -> list[int]:
         """The shards of the partitions that are assigned to this process."""
-        return [shard for home in self._datastore.clusters for shard in self._shards(home, self._partitions)]
+        return [n for partition in self._partitions for n in self._datastore.shards_of_partition(partition)]
 
     def at_work(self, consumer: str) -> list[int]:
         """Returns the shards in which calls of a consumer may begin: not those that are stopped, or begin just now."""
         return [
             shard
-            for home in self._datastore.clusters
-            for shard, cursor in self._running[consumer, home].delivery.cursors().items()
-            if cursor.state in HANDING_OVER
+            for name, delivery in self.deliveries()
+            for shard, cursor in delivery.cursors().items()
+            if name == consumer and cursor.state in HANDING_OVER
         ]
 
     @property
@@ -248,16 +299,20 @@ class ConsumerHost:
 
     def pause(self, consumer: str, is_paused: Callable[[int], bool]) -> None:
         """Begins no calls of the shards for which this is true, also of those that come later."""
-        for home in self._datastore.clusters:
-            self._running[consumer, home].delivery.pause(is_paused)
+        self._paused[consumer] = is_paused
+        for name, delivery in self.deliveries():
+            if name == consumer:
+                delivery.pause(is_paused)
 
     async def seek(self, consumer: str, to: Position, script: Script) -> None:
         """Moves the checkpoint of a shard as a person ordered, with a script that ends the order."""
-        await self._running[consumer, self._datastore.home(to.shard)].delivery.seek(to, script)
+        await self._delivery(consumer, self._datastore.home(to.shard)).seek(to, script)
 
     async def blame(self, consumer: str, hung: HungCall) -> None:
         """Stores that a call doesn't return. The process has to end then."""
-        await self._running[consumer, self._datastore.home(hung.cell.shard)].delivery.blame(hung)
+        for name, delivery in self.deliveries():
+            if name == consumer:
+                await delivery.blame(hung)
 
     def report(
         self,
@@ -267,6 +322,7 @@ class ConsumerHost:
     ) -> WorkerReport:
         """Returns what people may want to know of this process."""
         answered = "" if self._may_call() else ", and the group doesn't answer"
+        stall, stall_reason = self.stall
         unconfirmed = [
             WaitingShard(name, cursor.at.shard, f"another process moved its checkpoint{answered}")
             for (name, _), running in self._running.items()
@@ -290,6 +346,8 @@ class ConsumerHost:
             is_member=self._may_call(),
             partitions=len(self._partitions),
             assigned=tuple(sorted(self._partitions)[:ASSIGNED_MAX]),
+            stall=stall,
+            stall_reason=stall_reason,
             rate=self._finished_a_second(),
             unconfirmed=tuple(unconfirmed[:WAITING_MAX]),
             unconfirmed_count=len(unconfirmed),
@@ -334,6 +392,29 @@ class ConsumerHost:
     def _of_home(self, home: str) -> list[_RunningDelivery]:
         return [running for (_, cluster), running in self._running.items() if cluster == home]
 
+    def _delivery(self, name: str, home: str) -> Delivery:
+        """Returns the delivery of a consumer for a cluster. It begins with the first shard that may live there."""
+        if (name, home) not in self._running:
+            consumer = self._consumers[name]
+            delivery = Delivery(
+                consumer.handler,
+                consumer.checkpoints,
+                HomeLog(self._storage, self._datastore, home),
+                batch_cells_max=BATCH_CELLS_MAX,
+                may_call=self._may_call,
+                shared=self._shared,
+            )
+            delivery.pause(self._paused.get(name, lambda _: False))
+            self._running[name, home] = _RunningDelivery(delivery)
+        return self._running[name, home].delivery
+
+    def _of_partitions(self, running: _RunningDelivery, partitions: Collection[int]) -> list[int]:
+        return [n for n in running.delivery.cursors() if self._datastore.partition(n) in partitions]
+
+    def _held(self, name: str) -> dict[int, str]:
+        """Returns the clusters whose delivery of a consumer has each shard, also one that it gives away."""
+        return {n: at for (of, at), one in self._running.items() if of == name for n in one.delivery.cursors()}
+
     def _shards(self, home: str, partitions: Collection[int]) -> list[int]:
         return [
             shard
@@ -341,3 +422,70 @@ class ConsumerHost:
             for shard in self._datastore.shards_of_partition(partition)
             if self._datastore.home(shard) == home
         ]
+
+
+# The log of each shard in MySQL, and the heads, as the home's master has them. It holds what the topic lacks (I9).
+
+READ_BYTES_MAX = 4 << 20
+"""Bodies of one read, all its shards together. One larger cell is read alone (I14)."""
+
+
+class HomeLog:
+    """Reads the logs of the shards whose home is one cluster, from its master."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, cluster: str) -> None:
+        self._master = storage.master(cluster)
+        self._datastore = datastore
+
+    async def read(self, wanted: Mapping[int, Position], limit: int) -> Mapping[int, ProvenPage | LocationGone]:
+        pages = [Following(position, limit) for position in wanted.values()]
+        return await self._master.run(shard_log.follow, self._datastore, pages, READ_BYTES_MAX)
+
+
+class ShardHeads:
+    """Knows the heads of all shards. A look costs one small query for each cluster while nothing moved."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, *, timeout_s: float = 2.0) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._timeout_s = timeout_s
+        self._movements: dict[str, Movement] = {}
+        self._blocks: dict[str, Mapping[int, Movement]] = {}
+        self._moves: dict[int, Placement] = {}
+        self.known: dict[int, Head] = {}
+        """The heads by shard, as far as known: a cluster that is unreachable keeps its last heads."""
+
+    async def look(self) -> set[int]:
+        """Reads the heads that moved. Returns their shards."""
+        if self._moves != self._datastore.moves:  # what was seen of another cluster may be a home's by now
+            self._moves = dict(self._datastore.moves)
+            self._movements.clear()
+            self._blocks.clear()
+        moved = await asyncio.gather(*(self._look_at(cluster) for cluster in self._datastore.clusters))
+        return set().union(*moved)
+
+    async def _look_at(self, cluster: str) -> set[int]:
+        """Asks for the sum of the heads, then for the sums of blocks, then for the heads of blocks that moved."""
+        master = self._storage.master(cluster)
+        name = self._datastore.name
+        try:
+            movement = await master.run(shard_head.movement, name, timeout_s=self._timeout_s)
+            if movement == self._movements.get(cluster):
+                return set()
+            blocks = await master.run(shard_head.block_movements, name, timeout_s=self._timeout_s)
+            known = self._blocks.get(cluster, {})
+            moved = [block for block, sums in blocks.items() if sums != known.get(block)]
+            heads = (
+                await master.run(shard_head.heads_in_blocks, name, moved, timeout_s=self._timeout_s) if moved else []
+            )
+            changed = {
+                head.shard: head
+                for head in heads
+                if self._datastore.home(head.shard) == cluster and self.known.get(head.shard) != head
+            }
+            self.known.update(changed)
+            self._blocks[cluster] = blocks
+            self._movements[cluster] = movement
+            return set(changed)
+        except SchemalessError:
+            return set()

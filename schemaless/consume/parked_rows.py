@@ -15,8 +15,7 @@ from schemaless.cell import StoredCell
 from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Outcome
 from schemaless.storage.checkpoint_table import CellCounts
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.parked_table import Cause, Order, ParkedCell
+from schemaless.storage.parked_table import Cause, Ending, Order, ParkedCell
 
 _SCRIPT_CHARACTERS_MAX = 1 << 20  # of the records of one pass. One more may come on top
 _ERROR_CHARACTERS_LEFT = 500
@@ -27,16 +26,22 @@ class Replay:
 
     Cells of the row up to `after` are finished. `task`: a call of it runs, and `result` is what it ended with.
     `inherited`: calls failed for it before this process took the shard, and none of its own has since.
+    `is_asked`: the function asked for that time by a Retry, or the process before may have let it wait.
     `order_due_at` tells the order that was carried out last from a later one: the record may have both for a moment.
+    `is_erased`: the body of its cell is gone.
     """
 
-    __slots__ = ("after", "due_at", "inherited", "order_due_at", "ordered", "record", "result", "task")
+    __slots__ = (
+        "after", "due_at", "inherited", "is_asked", "is_erased", "order_due_at", "ordered", "record", "result", "task",
+    )  # fmt: skip
 
-    def __init__(self, record: ParkedCell, due_at: float, *, after: int | None = None) -> None:
+    def __init__(self, record: ParkedCell, due_at: float, *, after: int | None = None, is_asked: bool = False) -> None:
         self.record = record
         self.due_at = due_at
         self.after = record.added_id - 1 if after is None else after
         self.inherited = False
+        self.is_asked = is_asked
+        self.is_erased = False
         self.ordered: Order | None = None
         self.order_due_at: int | None = None
         self.task: asyncio.Task[None] | None = None
@@ -100,13 +105,13 @@ class ParkedRows:
             return True
         return self.held.get(record.row_key) == record.added_id
 
-    def wait(self, record: ParkedCell, due_at: float) -> Replay:
+    def wait(self, record: ParkedCell, due_at: float, *, is_asked: bool = False) -> Replay:
         """Holds the row of a record until it is called again, unless the row has passed it before."""
         if record.holds_row:
             self.held[record.row_key] = record.added_id
         else:
             self.apart.add(record.added_id)
-        before, replay = self.replays.get(record.added_id), Replay(record, due_at)
+        before, replay = self.replays.get(record.added_id), Replay(record, due_at, is_asked=is_asked)
         replay.order_due_at = None if before is None else before.order_due_at
         self.replays[record.added_id] = replay
         return replay
@@ -188,6 +193,9 @@ class Pass:
 
     def release_row(self, record: ParkedCell) -> None:
         self._scripts.append(self._parked.release_row(record))
+
+    def keep(self, record: ParkedCell, ending: Ending) -> None:
+        self._scripts.append(self._parked.keep(record, ending))
 
     def delete(self, record: ParkedCell, ending: Ending) -> None:
         self._scripts.append(self._parked.delete(record, ending))

@@ -13,8 +13,10 @@ from typing import Protocol
 import msgspec
 
 from schemaless.cell import StoredCell
+from schemaless.codec import Erasing, erasing
 from schemaless.errors import LocationGone
 from schemaless.location import Location
+from schemaless.names import ERASE_COLUMN
 from schemaless.position import Position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
@@ -33,6 +35,17 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     after: Location
     cells: Sequence[StoredCell]
     careful: bool = False
+
+    @property
+    def before_erasure(self) -> Run:
+        """The run up to the first entry of an erasure (I19), or that entry alone."""
+        first = next((n for n, cell in enumerate(self.cells) if cell.column_name == ERASE_COLUMN), None)
+        return self if first is None else msgspec.structs.replace(self, cells=self.cells[: first or 1])
+
+    @property
+    def erasing(self) -> Erasing | None:
+        """What the entry says, of a run that is an entry of an erasure alone. Otherwise None."""
+        return erasing(self.cells[0].body) if self.cells and self.cells[0].column_name == ERASE_COLUMN else None
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -201,7 +214,7 @@ class CheckpointStore(Protocol):
         """Moves checkpoints. Returns the shards of which another process moved the checkpoint.
 
         If there are any, nothing of the effects stays. Without effects the other shards have moved. Raises
-        StorageUnavailable.
+        StorageUnavailable where none has moved, and ShardsMoved where all have moved but the shards that it names.
         """
 
     async def give_away(self, shards: Iterable[int]) -> None:

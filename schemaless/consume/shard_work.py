@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from enum import Enum
+from itertools import islice
 from math import inf
 
 import structlog
 
 from schemaless.cell import StoredCell
-from schemaless.consume.caution import MarkedCalls, ShardCaution
-from schemaless.consume.ports import Advance, ForeignCode, Mark, Outcome, Script, ShardCheckpoint
-from schemaless.errors import SchemalessError
+from schemaless.consume.ports import (
+    Advance,
+    CheckpointStore,
+    ForeignCode,
+    Handler,
+    Log,
+    Mark,
+    Outcome,
+    Predecessor,
+    Script,
+    ShardCheckpoint,
+)
+from schemaless.errors import Fenced, LocationGone, SchemalessError, StorageUnavailable
 from schemaless.position import Position, position_of
 from schemaless.shard_cursor import CursorCounts, CursorState, ShardCursor
 from schemaless.storage.checkpoint_table import NO_COUNTS
@@ -182,6 +195,9 @@ class ShardWork:
         self.due_at = inf
         self.reported: str | None = None
 
+    def __hash__(self) -> int:
+        return self.shard  # a set of them has one order in every run, so a history that failed fails again
+
     @property
     def shard(self) -> int:
         return self.cursor.at.shard
@@ -328,3 +344,163 @@ class ShardWork:
                 "a shard waits: its log contradicts what is known", consumer=consumer, shard=self.shard, why=refusal
             )
         self.reported = refusal
+
+
+# Caution: how the calls of a shard are made after a process died that had it, so that the cell it died of is found.
+#
+# A call that kills its process leaves nothing but a checkpoint that names a dead process. Many cells were in flight
+# then. So the next process calls the cells of such a shard one at a time, and marks each in the checkpoint before. A
+# cell whose mark is found after another death is a suspect. It is called alone, so that nothing else can be what kills
+# the process. Caution does no I/O.
+
+CAREFUL_CELLS = 1000
+"""How many cells of a shard are called one at a time after a process died."""
+
+
+class Care(Enum):
+    """What the next call of a shard needs."""
+
+    NONE = "none"
+    CLAIM = "claim"  # the checkpoint doesn't name this process yet
+    MARK = "mark"  # a process died: one cell at a time, marked
+    SUSPECT = "suspect"  # the call of the next cell has ended processes: it is marked, and called alone
+
+
+class ShardCaution:
+    """What is known about how the process ended that had a shard before.
+
+    `cells_left` are to be called with care. `kills` counts the processes that the call of the next cell has ended.
+    """
+
+    __slots__ = ("cells_left", "is_claimed", "kills")
+
+    def __init__(self) -> None:
+        self.is_claimed = True
+        self.cells_left = 0
+        self.kills = 0
+
+    @property
+    def care(self) -> Care:
+        if self.kills:
+            return Care.SUSPECT
+        if self.cells_left > 0:
+            return Care.MARK
+        return Care.NONE if self.is_claimed else Care.CLAIM
+
+    def begin(self, predecessor: Predecessor, kills: int) -> None:
+        """Takes what the checkpoint says when a shard begins."""
+        self.is_claimed = predecessor is Predecessor.OURSELVES
+        self.kills = kills
+        if predecessor is Predecessor.DIED:
+            self.cells_left = CAREFUL_CELLS
+
+    def let_go(self) -> None:
+        """Notes that the shard was given away. It has to be claimed again, also when it comes back at once."""
+        self.is_claimed = False
+
+    def mark(self) -> Mark:
+        """Returns what the checkpoint has to say before the next call begins. Call `marked` when it does."""
+        return Mark(begun=self.care is not Care.CLAIM, kills=self.kills)
+
+    def marked(self) -> None:
+        self.is_claimed = True
+
+    def finished(self) -> None:
+        """Notes that the next cell is finished: whatever was suspected of it was wrong."""
+        self.kills = 0
+        self.cells_left = max(0, self.cells_left - 1)
+
+    def forget(self) -> None:
+        """Notes that the next cell is another one now: a generation superseded it."""
+        self.kills = 0
+
+    def cells_of_call(self, waiting: Iterable[StoredCell], is_called: Callable[[StoredCell], bool], most: int) -> int:
+        """Returns how many cells one call may take. With care that is one that calls a function, or those before it."""
+        if self.care in (Care.NONE, Care.CLAIM):
+            return most
+        for n, cell in enumerate(islice(waiting, most)):
+            if is_called(cell):
+                return max(1, n)
+        return most
+
+
+class MarkedCalls:
+    """The marked calls of one process. While a suspect is called, no other marked call runs. One event loop."""
+
+    def __init__(self) -> None:
+        self._entry = asyncio.Lock()  # held while a suspect waits or runs, so others wait behind it
+        self._running = 0
+        self._none_runs = asyncio.Event()
+        self._none_runs.set()
+
+    @asynccontextmanager
+    async def turn(self, care: Care) -> AsyncIterator[None]:
+        """Waits until a call with this care may run, and holds its place."""
+        if care in (Care.NONE, Care.CLAIM):
+            yield
+        elif care is Care.SUSPECT:
+            async with self._entry:
+                await self._none_runs.wait()
+                yield
+        else:
+            async with self._entry:
+                self._running += 1
+                self._none_runs.clear()
+            try:
+                yield
+            finally:
+                self._running -= 1
+                if not self._running:
+                    self._none_runs.set()
+
+
+# What a consumer does about cells that its log has no more: it takes back what they caused (I13, I16).
+
+
+class History:
+    """Compares the checkpoints of one consumer with the history of a home's log."""
+
+    def __init__(self, handler: Handler, checkpoints: CheckpointStore, home_log: Log) -> None:
+        self._handler = handler
+        self._checkpoints = checkpoints
+        self._log = home_log
+
+    async def prove(self, checkpoint: ShardCheckpoint) -> None:
+        """Proves the positions of clusters that are further than others, or takes back what they have.
+
+        A promotion takes the checkpoint on its own cluster back with the cells. The lowest position may be right then,
+        while another cluster has effects of superseded cells. Raises LocationGone where a position is of another
+        history and no generation says so yet, Fenced when another process moved the checkpoint, and StorageUnavailable.
+        """
+        for position in checkpoint.ahead:
+            answer = (await self._log.read({position.shard: position}, 1)).get(position.shard)
+            if not isinstance(answer, LocationGone):
+                continue
+            if answer.generation <= position.generation:
+                raise answer
+            await self.take_back(answer, checkpoint.position)
+
+    async def identified(self, position: Position) -> Position:
+        """Returns a position of the present history with the digest of its cell (I16). Raises StorageUnavailable."""
+        answer = (await self._log.read({position.shard: position}, 0)).get(position.shard)
+        if answer is None or isinstance(answer, LocationGone) or answer.digest is None:
+            raise StorageUnavailable(f"the cell at {position.location} of shard {position.shard} can't be read now")
+        return Position(position.shard, position.generation, position.added_id, digest=answer.digest)
+
+    async def take_back(self, gone: LocationGone, to: Position) -> None:
+        """Undoes what cells caused that a generation superseded, and moves their shard's checkpoint back.
+
+        Raises Fenced when another process moved the checkpoint, and StorageUnavailable.
+        """
+        starts_at = gone.resume_at + 1
+        log.warning(
+            "cells are superseded",
+            consumer=self._checkpoints.consumer,
+            shard=to.shard,
+            generation=gone.generation,
+            starts_at=starts_at,
+            continues_after=str(to.location),
+        )
+        effect = await self._handler.supersede(to.shard, starts_at, gone.generation)
+        if await self._checkpoints.move({to.shard: Advance(to, restart=True)}, effect.scripts):
+            raise Fenced("another process moved the checkpoint")

@@ -14,7 +14,7 @@ from schemaless.cell import parse_time
 from schemaless.errors import Invalid, LocationGone, Misconfigured
 from schemaless.location import Location, generation_at, parse_shard_location
 from schemaless.position import BEGINNING_DIGEST, Position, verify_position
-from schemaless.storage import checkpoint_table, entity_table, shard_head, shard_log
+from schemaless.storage import checkpoint_table, shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.operation import Operation
 from schemaless.storage.shard_head import Head
@@ -105,7 +105,7 @@ def _beginning(shard: int) -> Position:
 
 
 def _before(datastore: Datastore, start: StartSince, head: Head) -> Operation[Location]:
-    added_id = (yield from entity_table.first_since(datastore, head.shard, start.created_at, head.added_id)) - 1
+    added_id = (yield from shard_log.first_since(datastore, head.shard, start.created_at, head.added_id)) - 1
     if added_id == head.added_id:
         return head.location
     return Location(generation_at(added_id, (yield from shard_head.generations(datastore.name, head.shard))), added_id)

@@ -10,30 +10,33 @@ its run. So replayed and live cells of a row never overtake each other.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import structlog
 
 from schemaless.cell import StoredCell
+from schemaless.codec import erasing
 from schemaless.config import ConsumerSettings
 from schemaless.consume.breaker import PROBE_MAX_S, Breaker
-from schemaless.consume.cell_calls import CellCalls, Place
-from schemaless.consume.lanes import PASS_S, Lanes
-from schemaless.consume.parked_rows import ParkedRows, Pass, cancel, counted
+from schemaless.consume.cell_calls import PASS_S, Call, CellCalls, FailedCall, Lanes, Place, Plan, TriggerCalls
+from schemaless.consume.parked_rows import ParkedRows, Pass, Replay, cancel, counted
 from schemaless.consume.parked_store import ParkedStore
 from schemaless.consume.ports import Death, Effect, HungCall, Outcome, Predecessor, Run, ShardCheckpoint
-from schemaless.consume.replays import Replays
-from schemaless.consume.run_calls import RunCalls
-from schemaless.consume.trigger_calls import TriggerCalls
 from schemaless.consume.trigger_program import TriggerProgram
+from schemaless.errors import SchemalessError
+from schemaless.names import ERASE_COLUMN
 from schemaless.quantity import quantity
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.parked_table import Cause, ParkedCell
+from schemaless.runtime.events import Event, emit
+from schemaless.storage.parked_table import Cause, Ending, Order, ParkedCell
 from schemaless.storage.worker_table import FAILING_MAX, FailingCell, OldestCall
 from schemaless.topology import Datastore
 from schemaless.triggers.context import Context, ContextServices
+from schemaless.triggers.decorator import ParkMode, Trigger
 
 log = structlog.get_logger()
 
@@ -106,7 +109,7 @@ class TriggerHandler:
     # What delivery asks for
 
     async def handle(self, runs: Sequence[Run]) -> Effect:
-        return Effect([await self._pass(run) for run in runs])
+        return Effect([await self._before_erasure(run.before_erasure) for run in runs])
 
     async def take_over(self, checkpoints: Mapping[int, ShardCheckpoint]) -> Mapping[int, float]:
         found = await self._parked.of_shards(checkpoints)
@@ -143,7 +146,7 @@ class TriggerHandler:
         return self
 
     def calls(self, cell: StoredCell) -> bool:
-        return cell.column_name in self._program.triggers
+        return cell.column_name in self._program.triggers and not cell.is_erased
 
     def judge_suspect(self, cell: StoredCell, kills: int, death: Death) -> Outcome | None:
         """Parks a cell that has ended too many processes."""
@@ -162,7 +165,8 @@ class TriggerHandler:
         self._cell_calls.park(rows, made, record)
         rows.seen = cell.added_id
         made.durable = True
-        return made.outcome(1, due_in_s=rows.due_in_s(self._clock()))
+        outcome = made.outcome(1, due_in_s=rows.due_in_s(self._clock()))
+        return self._erased(outcome, cell) if cell.column_name == ERASE_COLUMN else outcome
 
     # What the worker asks for
 
@@ -200,7 +204,7 @@ class TriggerHandler:
             if replay.record.cause is Cause.WAITING and replay.record.attempted_at
         ]
         first = sorted(waiting, key=lambda replay: replay.due_at)[:FAILING_MAX]
-        erred = sum(replay.record.attempts > 0 for replay in waiting)
+        erred = sum(replay.record.attempts > 0 or not replay.is_asked for replay in waiting)
         return len(waiting), erred, [self._cell_calls.failing(replay) for replay in first]
 
     def hung_call(self) -> HungCall | None:
@@ -222,7 +226,7 @@ class TriggerHandler:
             return HungCall(cell, place.made.outcome(place.finished), last, text)
         made = self._begin_pass(rows)
         kills = record.kills + 1
-        hung = msgspec.structs.replace(record, error=text, kills=kills, begun=False)
+        hung = msgspec.structs.replace(record, error=text, kills=kills, begun=False, again_in_us=0)
         if kills >= self._settings.kills_max:
             hung = msgspec.structs.replace(hung, cause=Cause.HUNG)
             made.count("parked", counted(record), of=record.added_id)
@@ -236,6 +240,18 @@ class TriggerHandler:
 
     def _begin_pass(self, rows: ParkedRows, *, is_probe: bool = False) -> Pass:
         return Pass(self._parked, rows, self._clock() + PASS_S, is_probe=is_probe)
+
+    async def _before_erasure(self, run: Run) -> Outcome:
+        outcome = await self._pass(run)
+        if run.erasing is None or not outcome.finished:
+            return outcome
+        await self._parked.forget_calls(run.cells[0].row_key)
+        return self._erased(outcome, run.cells[0])
+
+    def _erased(self, outcome: Outcome, entry: StoredCell) -> Outcome:
+        """Returns the outcome of the entry of an erasure. No error tells of what was erased any longer (I19)."""
+        script = self._parked.erase(entry.row_key, erasing(entry.body))
+        return msgspec.structs.replace(outcome, script=";".join(filter(None, [outcome.script, script])), idle=False)
 
     async def _pass(self, run: Run) -> Outcome:
         rows = self._rows(run.shard, run.after.added_id)
@@ -275,7 +291,12 @@ class TriggerHandler:
         if passed := self._run_calls.pass_over(run, rows, made):
             return self._ended(run, rows, made, passed)
         function = self._breaker.function
-        failed = [r for r in rows.replays.values() if r.task is None and r.record.cause is Cause.WAITING]
+        now = self._clock()
+        failed = [
+            r
+            for r in rows.replays.values()
+            if r.task is None and r.record.cause is Cause.WAITING and not (r.is_asked and r.due_at > now)
+        ]
         failed_alike = [r for r in failed if r.record.function_name == function]
         is_live_alike = bool(run.cells) and function in self._cell_calls.called_for(run.cells[0])
         can_tell = bool(failed_alike) or is_live_alike
@@ -300,7 +321,8 @@ class TriggerHandler:
             for others in self._shards.values():
                 others.began_at = self._now_us()  # an outage makes no cell too old to be tried again
                 for replay in list(others.replays.values()):  # a pass of another shard may add some in its thread
-                    replay.due_at = min(replay.due_at, self._clock())
+                    if not replay.is_asked:
+                        replay.due_at = min(replay.due_at, self._clock())
             self._want(self._shards)
         pause_s = self._breaker.next_probe_s if self._breaker.is_tripped else 0.0
         return self._ended(run, rows, made, finished, pause_s)
@@ -316,3 +338,393 @@ class TriggerHandler:
         wanted = list(shards)
         for listener in self._listeners if wanted else ():
             listener(wanted)
+
+
+# RunCalls: calls a program's functions for the cells of a run, one after the other or rows beside each other.
+
+
+class Lane:
+    """The cells of one row that one pass calls. `replay` is its record once the pass has ended without it."""
+
+    __slots__ = ("cells", "marked", "replay", "task")
+
+    def __init__(self, cells: deque[StoredCell]) -> None:
+        self.cells = cells
+        self.replay: Replay | None = None
+        self.task: asyncio.Task[None]
+        self.marked: Trigger | None = None
+
+
+@dataclass(eq=False)
+class RunCalls:
+    """Runs of one program. `clock` counts seconds."""
+
+    cell_calls: CellCalls
+    calls: TriggerCalls
+    breaker: Breaker
+    lanes: Lanes
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        triggers = self.cell_calls.program.triggers
+        self._has_async = any(marked.is_async for found in triggers.values() for marked in found)
+
+    async def call(self, run: Run, rows: ParkedRows, made: Pass) -> int:
+        """Calls the functions for the cells of a run. Returns how many are finished or set aside."""
+        if self.lanes.parallel > 1 and not (run.careful or made.is_probe):
+            return await self._in_lanes(run, rows, made)
+        plan = self._plan_run(run, rows, made)
+        return await (self.calls.drive(plan) if self._has_async else self.calls.drive_in_thread(plan))
+
+    def pass_over(self, run: Run, rows: ParkedRows, made: Pass) -> int:
+        """Finishes the first cells of a run, up to one that a function is called for. Returns how many."""
+        for n, cell in enumerate(run.cells):
+            if cell.row_key in rows.held and self.cell_calls.wants(cell):
+                made.count("waiting", of=cell.added_id)
+            elif not self.cell_calls.called_for(cell):
+                made.count("filtered", of=cell.added_id)
+            else:
+                return n
+        return len(run.cells)
+
+    def _plan_run(self, run: Run, rows: ParkedRows, made: Pass) -> Plan[int]:
+        """Calls one cell after the other."""
+        held, deadline = rows.held, made.deadline
+        for n, cell in enumerate(run.cells):
+            if n and (self.clock() > deadline or made.is_full):
+                return n
+            if not self.cell_calls.wants(cell):
+                made.count("filtered", of=cell.added_id)
+            elif cell.row_key in held:
+                made.count("waiting", of=cell.added_id)
+            else:
+                failed = yield from self.cell_calls.plan(cell, made, Place(made, run, n), None)
+                if failed:
+                    if not self.cell_calls.set_aside(rows, made, cell, failed, None):
+                        return n
+                    if self.breaker.is_tripped:
+                        return n + 1
+        return len(run.cells)
+
+    async def _in_lanes(self, run: Run, rows: ParkedRows, made: Pass) -> int:
+        """Calls rows beside each other, the cells of each in order. A call that takes long goes on beyond the pass."""
+        lanes: dict[bytes, Lane] = {}
+        dispatched = 0
+        for cell in run.cells:
+            if made.stop_reason or self.breaker.is_tripped or made.is_full:
+                break
+            if dispatched and self.clock() > made.deadline:
+                break
+            if not self.cell_calls.wants(cell):
+                made.count("filtered", of=cell.added_id)
+            elif cell.row_key in rows.held:
+                made.count("waiting", of=cell.added_id)
+            elif (lane := lanes.get(cell.row_key)) is not None and not lane.task.done():
+                lane.cells.append(cell)
+            elif await self.lanes.has_free([lane.task for lane in lanes.values()], rows, made):
+                lane = lanes[cell.row_key] = Lane(deque([cell]))
+                lane.task = asyncio.create_task(self._call_lane(lane, run, rows, made))
+            else:
+                break
+            dispatched += 1
+        await self._end(lanes.values(), rows, made)
+        return dispatched
+
+    async def _end(self, lanes: Collection[Lane], rows: ParkedRows, made: Pass) -> None:
+        """Waits a little for the calls in flight. The checkpoint passes those that take longer."""
+        if running := [lane.task for lane in lanes if not lane.task.done()]:
+            await asyncio.wait(running, timeout=max(0.0, made.deadline - self.clock()) + PASS_S)
+        for lane in lanes:
+            if lane.task.done():
+                lane.task.result()
+            if lane.cells:
+                self._detach(lane, rows, made)
+
+    async def _call_lane(self, lane: Lane, run: Run, rows: ParkedRows, made: Pass) -> None:
+        while lane.cells and made.stop_reason is None:
+            cell = lane.cells[0]
+            plan = self.cell_calls.plan(cell, made, Place(made, run, 0), None)
+            try:
+                call = next(plan)
+                while True:
+                    lane.marked = call.marked
+                    error = await self.calls.make(call)
+                    if (replay := lane.replay) is not None:  # the pass has ended without it
+                        return self.lanes.ended(replay, error, rows)
+                    call = plan.send(error)
+            except StopIteration as stop:
+                failed = stop.value
+            if failed and not self.cell_calls.set_aside(rows, made, cell, failed, None):
+                return
+            lane.cells.popleft()
+            if failed:
+                for behind in lane.cells:
+                    made.count("waiting", of=behind.added_id)
+                lane.cells.clear()
+
+    def _detach(self, lane: Lane, rows: ParkedRows, made: Pass) -> None:
+        """Lets the checkpoint pass cells that no pass waits for. Their row has a record until they are finished."""
+        cell, now = lane.cells[0], self.clock()
+        marked = lane.marked or self.cell_calls.first_function(cell)
+        record = self.cell_calls.waiting_head(cell, marked.name, "its call takes long")
+        made.put(record)
+        for waiting in lane.cells:
+            made.count("waiting", of=waiting.added_id)
+        replay = rows.wait(record, now)
+        if not lane.task.done():
+            lane.replay = replay
+            self.lanes.leave(replay, lane.task, rows)
+
+
+# Replays: calls parked cells again, and then the cells of their rows that wait behind them, in order (I12).
+#
+# It carries out what people ordered, and what records of a former owner of the shard ask for. Where rows are called
+# beside each other, a pass doesn't wait for a call that takes long, so it holds its own row only.
+
+_STORAGE_PAUSE_S = 1.0
+_LANE_MIN_S = 0.02  # a call that begins at the end of a pass has so long until it outlasts the pass
+
+
+class ReplayLane:
+    """The replay of one row in one pass. `call` runs now. `left`: the record that it is of, once the pass has ended."""
+
+    __slots__ = ("call", "left", "replay", "task")
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.call: Call | None = None
+        self.left: Replay | None = None
+        self.task: asyncio.Task[None]
+
+    @property
+    def is_in_pass(self) -> bool:
+        return self.left is None and not self.task.done()
+
+
+@dataclass(eq=False)
+class Replays:
+    """The replays of one program. `clock` counts seconds."""
+
+    cell_calls: CellCalls
+    calls: TriggerCalls
+    breaker: Breaker
+    parked: ParkedStore
+    lanes: Lanes
+    kills_max: int
+    clock: Callable[[], float]
+
+    def take_record(self, rows: ParkedRows, record: ParkedCell, *, died: bool, since: int | None) -> None:
+        """Takes a record of a shard that begins. If a process died while it called the cell, the cell may be why.
+
+        `since`: this process has had the shard from then on, in microseconds, None if it takes it only now.
+        """
+        marked, was = self.cell_calls.function_of(record), counted(record)
+        if record.begun:
+            kills = record.kills + died
+            record = msgspec.structs.replace(record, begun=False, kills=kills)
+            if kills < self.kills_max:
+                rows.to_unmark.append(record)
+            else:
+                error = f"{Death.KILLED.value}: its call ended {quantity(kills, 'process')}"
+                record = msgspec.structs.replace(record, cause=Cause.KILLED, error=error, ordered=None)
+                rows.to_put.append((record, was))
+        elif record.cause is Cause.WAITING and marked is None:
+            record = msgspec.structs.replace(record, cause=Cause.ERROR, error=self.cell_calls.no_function(record))
+            rows.to_put.append((record, was))
+        if record.cause is Cause.WAITING:
+            inherited = bool(record.attempted_at) and (since is None or record.attempted_at[-1] < since)
+            due_at = self.clock() + record.again_in_us / 1e6
+            rows.wait(record, due_at, is_asked=True).inherited = inherited
+        elif not record.holds_row:
+            rows.apart.add(record.added_id)
+        else:
+            rows.park(record, holds_row=marked is None or marked.park is ParkMode.ROW, now=self.clock())
+
+    def carry_out(self, rows: ParkedRows, made: Pass) -> None:
+        """Stores what taking over changed, and begins what people ordered."""
+        for record, was in rows.to_put:
+            made.put(record)
+            made.count(counted(record), was, of=record.added_id)
+        rows.to_put.clear()
+        for record in rows.to_unmark:
+            made.unmark(record)
+        rows.to_unmark.clear()
+        for record in rows.orders.values():
+            replay = rows.replays.get(record.added_id)
+            if not rows.knows(record) or (replay is not None and replay.task is not None):
+                continue
+            if record.ordered is Order.RETRY and self.cell_calls.function_of(record) is None:
+                made.put(msgspec.structs.replace(record, error=self.cell_calls.no_function(record)))
+                continue
+            if replay is None:
+                replay = rows.replays[record.added_id] = Replay(record, self.clock())
+            elif replay.after >= record.added_id:
+                continue  # what waits behind it is being called. The order comes again
+            elif replay.order_due_at == record.due_at:
+                continue  # it is being carried out
+            replay.due_at, replay.ordered, replay.order_due_at = self.clock(), record.ordered, record.due_at
+            replay.record = msgspec.structs.replace(replay.record, job=record.job)
+        rows.orders.clear()
+
+    async def call_due(self, run: Run, rows: ParkedRows, made: Pass) -> None:
+        """Calls what is due again, rows beside each other up to the limit."""
+        due = rows.due(self.clock())
+        if run.careful and due:
+            replay = due[0]
+            if not replay.record.begun and replay.ordered is not Order.DISCARD:
+                replay.record = msgspec.structs.replace(replay.record, begun=True)
+                return made.begin(replay.record)
+            return await self.replay(rows, replay, made, run)
+        waiting = deque(sorted(due, key=lambda replay: replay.result is None))  # what has ended needs no lane
+        lanes: list[ReplayLane] = []
+        try:
+            while waiting and not (
+                self.clock() >= made.deadline or made.stop_reason or made.is_full or self.breaker.is_tripped
+            ):
+                replay = waiting[0]
+                if self.lanes.parallel == 1:
+                    await self.replay(rows, replay, made, run)
+                elif replay.result or await self.lanes.has_free([lane.task for lane in lanes], rows, made):
+                    lanes.append(lane := ReplayLane(replay))
+                    lane.task = asyncio.create_task(self.replay(rows, replay, made, run, lane))
+                else:
+                    break
+                waiting.popleft()
+            await self._end(lanes, rows, made)
+        finally:
+            for lane in lanes:
+                if lane.is_in_pass:
+                    lane.task.cancel()
+
+    async def _end(self, lanes: Collection[ReplayLane], rows: ParkedRows, made: Pass) -> None:
+        """Waits a little for the calls in flight. Those that take longer go on without the pass.
+
+        What reads cells of its row is waited for: the store has time limits of its own.
+        """
+        while running := [lane for lane in lanes if lane.is_in_pass]:
+            left_s = max(_LANE_MIN_S, made.deadline - self.clock())
+            await asyncio.wait([lane.task for lane in running], timeout=left_s)
+            for lane in running:
+                if lane.call is not None and lane.is_in_pass:
+                    self._detach(lane, lane.call, rows, made)
+        for lane in lanes:
+            if lane.left is None:
+                lane.task.result()
+
+    def _detach(self, lane: ReplayLane, call: Call, rows: ParkedRows, made: Pass) -> None:
+        """Lets a call go on beyond its pass. Its record names the cell and the function that it is of."""
+        replay, cell, name = lane.replay, call.cell, call.marked.name
+        if cell.added_id != replay.record.added_id:
+            replay = self._move_head(rows, replay, made, cell, name, "its call takes long")
+        elif name != replay.record.function_name:
+            replay.record = msgspec.structs.replace(replay.record, function_name=name, attempts=0)
+        lane.left = replay
+        self.lanes.leave(replay, lane.task, rows)
+
+    async def replay(
+        self, rows: ParkedRows, replay: Replay, made: Pass, run: Run, lane: ReplayLane | None = None
+    ) -> None:
+        """Calls a record's cell again, and then the cells of its row that wait behind it, in order.
+
+        Without a lane the pass waits for each call to its end.
+        """
+        emit(Event.REPLAY_BEGINS)
+        record = replay.record
+        has_counted = replay.ordered is Order.DISCARD and replay.after < record.added_id
+        if has_counted:
+            made.count("skipped", counted(record), of=record.added_id)
+            replay.after = record.added_id
+        while True:
+            until = rows.seen if rows.held.get(record.row_key) == record.added_id else record.added_id
+            cells = await self._read_on(rows, replay, until, may_wait=not has_counted)
+            if cells is None:
+                return
+            for cell in cells:
+                is_behind = cell.added_id != record.added_id
+                replay.is_erased |= cell.is_erased and not is_behind
+                if is_behind and (
+                    self.clock() > made.deadline or run.careful or made.stop_reason or self.breaker.is_tripped
+                ):
+                    self._move_head(rows, replay, made, cell)
+                    return
+                if not await self._call(rows, replay, made, Place(made, run, 0, record), cell, lane):
+                    return
+                replay.after, has_counted = cell.added_id, True
+            if not cells and (until == rows.seen or rows.held.get(record.row_key) != record.added_id):
+                return self._leave(rows, replay, made)
+
+    async def _call(
+        self, rows: ParkedRows, replay: Replay, made: Pass, place: Place, cell: StoredCell, lane: ReplayLane | None
+    ) -> bool:
+        """Calls the functions for one cell of a row. Returns whether the row goes on in this pass."""
+        head = replay.record if cell.added_id == replay.record.added_id else None
+        plan = self.cell_calls.plan(cell, made, place, replay if head else None)
+        if lane is None:
+            failed = await self.calls.drive(plan)
+        else:
+            failed = await self._drive(plan, lane, rows)
+            if lane.left is not None:
+                return False
+        if failed is None:
+            return True
+        is_set_aside = self.cell_calls.set_aside(rows, made, cell, failed, head)
+        if head is None:
+            if is_set_aside:
+                self._leave(rows, replay, made)
+            else:  # the shard stops at this cell, and the checkpoint has passed it
+                self._move_head(rows, replay, made, cell)
+        return False
+
+    async def _drive(self, plan: Plan[FailedCall | None], lane: ReplayLane, rows: ParkedRows) -> FailedCall | None:
+        """Makes the calls of a plan. If the pass ends before one of them, that is the last one."""
+        try:
+            lane.call = next(plan)
+            while True:
+                error = await self.calls.make(lane.call)
+                if lane.left is not None:
+                    self.lanes.ended(lane.left, error, rows)
+                    return None
+                lane.call = plan.send(error)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            lane.call = None
+
+    async def _read_on(
+        self, rows: ParkedRows, replay: Replay, until: int, *, may_wait: bool
+    ) -> Sequence[StoredCell] | None:
+        """Returns the next cells of a row, or None if they can't be read now.
+
+        Raises SchemalessError if something is counted that its record doesn't say: a kill would count it again.
+        """
+        row_key, columns = replay.record.row_key, self.cell_calls.program.triggers
+        try:
+            return await self.parked.of_row(rows.shard, row_key, columns, replay.after, until)
+        except SchemalessError as error:
+            if not may_wait:
+                raise
+            log.warning("a row waits for its cells", shard=rows.shard, why=str(error))
+            replay.due_at = self.clock() + _STORAGE_PAUSE_S
+            return None
+
+    def _move_head(
+        self, rows: ParkedRows, replay: Replay, made: Pass, cell: StoredCell, function: str | None = None, why: str = ""
+    ) -> Replay:
+        """Notes that the row goes on with another cell, so that a kill repeats no more than a pass."""
+        self._leave(rows, replay, made)
+        name = function or self.cell_calls.first_function(cell).name
+        record = self.cell_calls.waiting_head(cell, name, why)
+        made.put(record)
+        return rows.wait(record, self.clock())
+
+    def _leave(self, rows: ParkedRows, replay: Replay, made: Pass) -> None:
+        """Removes a record that its row has passed. If its cell is parked alone, it stays for people."""
+        record, marked = replay.record, self.cell_calls.function_of(replay.record)
+        rows.remove(record)
+        if replay.is_erased:
+            made.delete(record, Ending.ERASED)
+        elif record.cause is not Cause.WAITING and replay.ordered is None and marked and marked.park is ParkMode.CELL:
+            made.release_row(record)
+            rows.apart.add(record.added_id)
+        else:
+            made.delete(record, Ending.DISCARDED if replay.ordered is Order.DISCARD else Ending.FINISHED)

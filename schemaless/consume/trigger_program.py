@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from schemaless.errors import Misconfigured
+from schemaless.errors import InvalidRequest, Misconfigured
 from schemaless.names import trigger_consumer
-from schemaless.storage.trigger_program_table import ORIGIN_CHARACTERS_MAX, ProgramFunctions
+from schemaless.storage.trigger_order_table import ORIGIN_CHARACTERS_MAX, ProgramFunctions
 from schemaless.triggers.decorator import Trigger, triggers_of
 
 UNVERSIONED = "unversioned"
@@ -61,13 +61,16 @@ class TriggerProgram:
 def load_program(module: str, name: str | None = None) -> TriggerProgram:
     """Loads a dotted module, or a .py file. `name` is by default the last part of the module's name.
 
-    Raises Misconfigured when it is missing, marks no function, or marks two of one name.
+    Raises Misconfigured when it is missing, marks no function or two of one name, or marks one wrongly.
     """
     is_file = module.endswith(".py")
     if name is None:
         name = Path(module).stem if is_file else module.rpartition(".")[2]
     require_program_name(name)
-    loaded = _load_file(Path(module)) if is_file else _import(module)
+    try:
+        loaded = _load_file(Path(module)) if is_file else _import(module)
+    except InvalidRequest as wrong:  # a column or a condition of @trigger. Nobody has sent a request
+        raise Misconfigured(f"{module} can't be imported: {wrong}", hint="correct it in the program") from wrong
     return program_of(name, vars(loaded), _version(loaded), _origin(loaded, None if is_file else module))
 
 
@@ -85,22 +88,16 @@ def program_of(name: str, namespace: Mapping[str, Any], version: str = UNVERSION
     Raises Misconfigured when none is marked, or two have one name.
     """
     by_column: dict[str, list[Trigger]] = {}
-    for found in _distinct(triggers_of(namespace)):
+    by_name: dict[str, list[Trigger]] = {}
+    for found in triggers_of(namespace):
+        for other in by_name.setdefault(found.name, []):  # one function may be marked for several columns
+            if found.function is not other.function or found.column == other.column:
+                raise Misconfigured(f"two trigger functions have the name {found.name}: give one of them name=")
+        by_name[found.name].append(found)
         by_column.setdefault(found.column, []).append(found)
     if not by_column:
         raise Misconfigured(f"{name} has no function that is marked with @trigger")
     return TriggerProgram(name, by_column, version, origin)
-
-
-def _distinct(found: Sequence[Trigger]) -> Sequence[Trigger]:
-    """Returns the functions, after a look at their names. One function may be marked for several columns."""
-    by_name: dict[str, list[Trigger]] = {}
-    for marked in found:
-        for other in by_name.setdefault(marked.name, []):
-            if marked.function is not other.function or marked.column == other.column:
-                raise Misconfigured(f"two trigger functions have the name {marked.name}: give one of them name=")
-        by_name[marked.name].append(marked)
-    return found
 
 
 def _version(module: ModuleType) -> str:

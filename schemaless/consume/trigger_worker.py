@@ -11,6 +11,8 @@ import asyncio
 import os
 import socket
 import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -20,24 +22,29 @@ from schemaless.bus.transport import transport_of
 from schemaless.config import ConsumerSettings
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints
 from schemaless.consume.host import Consumer, ConsumerHost
-from schemaless.consume.identity import claim_name
 from schemaless.consume.metrics import ConsumerMetrics
-from schemaless.consume.orders import Orders
-from schemaless.consume.parked_copies import ParkedCopies
-from schemaless.consume.parked_store import MySQLParkedStore, ParkedStore
+from schemaless.consume.parked_store import MySQLParkedStore, ParkedCopies, ParkedStore
 from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.consume.worker import Worker
-from schemaless.errors import CallHangs, InUse, Misconfigured, SchemalessError
+from schemaless.errors import CallHangs, InUse, Misconfigured, NameTaken, SchemalessError, StorageUnavailable
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
+from schemaless.quantity import quantity
 from schemaless.runtime.lifecycle import cancelled_at, run_service
-from schemaless.storage import parked_history_table, trigger_order_table
+from schemaless.storage import (
+    everywhere,
+    parked_table,
+    trigger_order_table,
+    worker_table,
+)
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.failover import answers_of_all
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.worker_table import WorkerReport
+from schemaless.storage.operation import Operation
+from schemaless.storage.parked_table import Ending, ParkedCell
+from schemaless.storage.trigger_order_table import ProgramFunctions, SeekOrder, TriggerOrders, latest
+from schemaless.storage.worker_table import SEEN_WITHIN_S, WorkerReport, WorkerRow
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -60,6 +67,7 @@ async def run_program(
     """Runs a program until it is cancelled, or until a part fails: the process then ends and is started again."""
     datastore = await _begin(storage, program, datastore_name, start_at, take_over=take_over)
     worker = Worker(storage, datastore, program.consumer, program.origin)
+    await worker.tell(WorkerReport(origin=program.origin), time.monotonic())  # the program is known: who runs it, too
     host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
     parked = MySQLParkedStore(storage, datastore, program.consumer)
@@ -160,7 +168,7 @@ async def _forget_old_history(storage: AsyncStorage, datastore: Datastore) -> No
     """Keeps the history of parked cells within its bounds on every cluster that answers, until it is cancelled."""
     while True:
         await answers_of_all(
-            {cluster: storage.master(cluster).run(parked_history_table.forget_old) for cluster in datastore.clusters},
+            {cluster: storage.master(cluster).run(parked_table.forget_old_history) for cluster in datastore.clusters},
             tolerated=SchemalessError,
         )
         await asyncio.sleep(_HISTORY_PAUSE_S)
@@ -197,6 +205,157 @@ def main() -> None:
             ),
         ),
     )
+
+
+# Identity: to which program the name of a trigger program belongs. Two programs never share checkpoints by accident.
+#
+# The first worker under a name stores its module or file (`origin`) on every cluster, once all of them answer. A
+# worker of another origin is refused then. So is one that has none of the functions that are known: two containers may
+# both call it /app/main.py. Later workers store it on the clusters that answer. So clusters may know different owners,
+# and the latest counts.
+
+_Known = tuple[ProgramFunctions | None, list[WorkerRow]]
+
+
+async def claim_name(storage: AsyncStorage, datastore: Datastore, program: TriggerProgram, *, take_over: bool) -> None:
+    """Stores on every cluster that answers that the program owns its name. Call it once at the start.
+
+    Raises NameTaken if the name belongs to another program. With `take_over` the program continues where that one
+    stopped. InUse is raised while workers of that one run, StorageUnavailable while nobody can tell who owns the name.
+    """
+    name, consumer, own = datastore.name, program.consumer, program.functions
+    answers = await answers_of_all(
+        {cluster: storage.master(cluster).run(_known, name, consumer) for cluster in datastore.clusters},
+        tolerated=StorageUnavailable,
+    )
+    answers.at_least_one()
+    found = answers.found
+    owner = everywhere.latest(known for known, _ in found.values())
+    if owner is None and answers.failures:
+        why = "; ".join(map(str, answers.failures.values()))
+        raise StorageUnavailable(f"nobody can tell whether the name {program.name} is free: {why}")
+    if owner is not None and _is_another(owner, own) and not take_over:
+        raise NameTaken(_refusal(program, owner))
+    if any(known is not None and _is_another(known, own) for known, _ in found.values()):
+        workers = [row for _, rows in found.values() for row in rows]
+        others = {row.worker: row.report for row in workers if row.report.origin != program.origin}
+        if others:
+            places = ", ".join(f"{report.host} pid {report.pid}" for report in others.values())
+            raise InUse(
+                f"the other program {program.name} is run by {quantity(len(others), 'worker')}: {places}. One that was"
+                f" killed counts for {SEEN_WITHIN_S:.0f} s"
+            )
+    # One cluster after the other: of two programs that start at once, the first cluster has one.
+    for cluster, (seen, _) in found.items():
+        try:
+            is_ours = await storage.master(cluster).run(trigger_order_table.claim, name, consumer, own, seen)
+        except StorageUnavailable as error:
+            if owner is None:
+                raise
+            log.warning("a cluster doesn't know who owns a name", program=program.name, cluster=cluster, why=str(error))
+            continue
+        if not is_ours:
+            raise NameTaken(f"another program has just begun under the name {program.name} on {name}")
+
+
+def _known(datastore: str, consumer: str) -> Operation[_Known]:
+    owner = yield from trigger_order_table.functions_of(datastore, consumer)
+    workers = yield from worker_table.of_datastore(datastore)
+    return owner, [row for row in workers if row.consumer == consumer and row.age_s <= SEEN_WITHIN_S]
+
+
+def _is_another(owner: ProgramFunctions, own: ProgramFunctions) -> bool:
+    if not owner.origin or not own.origin:
+        return False
+    return owner.origin != own.origin or not _marked(owner) & _marked(own)
+
+
+def _marked(program: ProgramFunctions) -> set[tuple[str, str]]:
+    return {(column, name) for column, names in program.functions.items() for name in names}
+
+
+def _refusal(program: TriggerProgram, owner: ProgramFunctions) -> str:
+    if owner.origin == program.origin:
+        known = ", ".join(sorted(f"{name} on {column}" for column, name in _marked(owner)))
+        return f"{program.name} had other functions until now ({known}), and this program has none of them"
+    return f"the name {program.name} belongs to the program {owner.origin}, and this one is {program.origin}"
+
+
+# Orders: what people ordered for a trigger program, as a worker reads it once a second.
+#
+# It is about the shards that the worker has: which of them are paused, where checkpoints are to go, and which records
+# of parked cells are to be called again or discarded. The worker carries that out. Nobody else writes there.
+
+DUE_MAX = 1000
+"""How many due records a look returns for each cluster."""
+
+_TIMEOUT_S = 1.0
+
+
+class OrdersSeen(msgspec.Struct, frozen=True):
+    """What is ordered. `program_paused`: nothing of the program is called. `seeks` and `paused` are by shard.
+
+    `due` are records of shards that aren't paused, those that are due longest first.
+    """
+
+    program_paused: bool = False
+    paused: frozenset[int] = frozenset()
+    seeks: Mapping[int, SeekOrder] = {}
+    due: Sequence[ParkedCell] = ()
+
+    def is_paused(self, shard: int) -> bool:
+        """Whether nothing of a shard is called. Before a seek that is so too, or cells that it passes would be."""
+        return self.program_paused or shard in self.paused or shard in self.seeks
+
+
+class _ClusterOrders(msgspec.Struct, frozen=True):
+    orders: TriggerOrders
+    due: Sequence[ParkedCell]
+
+
+class Orders:
+    """Reads the orders for one program from the masters of its datastore."""
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, consumer: str) -> None:
+        self._storage = storage
+        self._datastore = datastore
+        self._consumer = consumer
+        self._known: dict[str, TriggerOrders] = {}
+
+    async def read(self, shards: Collection[int], at_work: Collection[int] | None = None) -> OrdersSeen:
+        """Returns what is ordered for these shards. A cluster that is away keeps its last known pauses and seeks.
+
+        `at_work` are those that can carry out orders for records now, by default all. What is due in others, such as a
+        shard that stopped, would fill each look, and orders of the shards at work would never be seen.
+        """
+        by_home: dict[str, list[int]] = {cluster: [] for cluster in self._datastore.clusters}
+        for shard in shards if at_work is None else at_work:
+            by_home[self._datastore.home(shard)].append(shard)
+        answers = await answers_of_all(
+            {
+                cluster: self._storage.master(cluster).run(self._look, tuple(own), timeout_s=_TIMEOUT_S)
+                for cluster, own in by_home.items()
+            },
+            tolerated=StorageUnavailable,
+        )
+        for cluster, error in answers.failures.items():
+            log.warning("orders can't be read", consumer=self._consumer, cluster=cluster, why=str(error))
+        self._known.update({cluster: found.orders for cluster, found in answers.found.items()})
+        paused = latest(self._known.values()).paused
+        ours = {(self._datastore.home(shard), shard) for shard in shards}  # a former home still has its orders
+        known = self._known.items()
+        return OrdersSeen(
+            program_paused=paused,
+            paused=frozenset(n for cluster, one in known for n in one.paused if (cluster, n) in ours),
+            seeks={n: seek for cluster, one in known for n, seek in one.seeks.items() if (cluster, n) in ours},
+            due=() if paused else [record for found in answers.found.values() for record in found.due],
+        )
+
+    def _look(self, shards: Sequence[int]) -> Operation[_ClusterOrders]:
+        name, consumer = self._datastore.name, self._consumer
+        orders = yield from trigger_order_table.of_consumer(name, consumer)
+        due = [] if orders.program.paused else (yield from parked_table.due(name, consumer, DUE_MAX, shards))
+        return _ClusterOrders(orders, due)
 
 
 if __name__ == "__main__":

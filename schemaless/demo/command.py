@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from schemaless.config import StackSettings
-from schemaless.stack.processes import checkout_folder
+from schemaless.stack.supervision import checkout_folder
 
 LOG_WIDTH = 140  # rich takes 80 where there is no terminal, too narrow for a report
 

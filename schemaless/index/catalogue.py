@@ -18,7 +18,8 @@ from schemaless.index.versions import IndexVersions, NamedIndex, VersionRole, me
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
-from schemaless.storage.failover import answers_of_all
+from schemaless.storage.everywhere import write_everywhere
+from schemaless.storage.failover import ask_masters
 from schemaless.storage.index_definition_table import (
     BuildProgress,
     DefinedIndex,
@@ -32,17 +33,21 @@ from schemaless.storage.operation import Args, Operation
 from schemaless.topology import Datastore
 
 _READ_TIMEOUT_S = 2.0
+INDEXES_MAX = 100  # versions that a datastore may have: each has tables, and follows the whole log
 _CREATE_ATTEMPTS_MAX = 5
+ChangeOrder = Callable[[IndexOrder], IndexOrder]
 _ORDER_ATTEMPTS_MAX = 20  # of orders that are given at once, one counts in each attempt
 
 
 async def read_versions(storage: AsyncStorage, datastore: Datastore) -> IndexVersions:
     """Returns what the masters that answer have. Raises StorageUnavailable when none does."""
-    answers = await answers_of_all(
-        {
-            master.node.cluster: master.run(index_definition_table.all_of, datastore.name, timeout_s=_READ_TIMEOUT_S)
-            for master in storage.masters
-        }
+    answers = await ask_masters(
+        storage,
+        storage.topology.clusters,
+        index_definition_table.all_of,
+        datastore.name,
+        timeout_s=_READ_TIMEOUT_S,
+        tolerated=StorageUnavailable,
     )
     answers.at_least_one()
     return merge(answers.found, {cluster: str(error) for cluster, error in answers.failures.items()})
@@ -72,7 +77,7 @@ async def create_index(
     storage: AsyncStorage,
     datastore: Datastore,
     definition: IndexDefinition,
-    indexes_max: int = 100,
+    indexes_max: int = INDEXES_MAX,
     change: Change | None = None,
 ) -> bool:
     """Creates an index, or with `change` a new version of it. Returns whether it is new: False when the same exists.
@@ -99,7 +104,7 @@ async def create_index(
             raise Invalid(
                 "name",
                 f"{datastore.name} has {count} versions of indexes, those that are being deleted too, and may have"
-                f" {indexes_max}: drop one, or raise SCHEMALESS_API_INDEXES_MAX",
+                f" {indexes_max}: drop one",
             )
         known = [index for index in versions.merged.values() if index.name == definition.name]
         number = 1 + max((index.number for index in known), default=0)
@@ -111,7 +116,8 @@ async def create_index(
             switch = IndexSwitch(1 + max((index.switch.number for index in known), default=0))
         for index in present:  # a master that lacks one can't take it any more once it has a later number
             await run_on_masters(storage.masters, index_definition_table.bring_to, datastore.name, index)
-        wanted = defined(replace(definition, number=number), switch=switch)
+        homes = {shard: move.home for shard, move in datastore.moves.items()}
+        wanted = defined(replace(definition, number=number, homes=homes), switch=switch)
         await first.run(index_definition_table.insert, datastore.name, wanted, indexes_max)
         is_new = True  # the next pass reads what became of it
     raise StateConflict(
@@ -168,14 +174,14 @@ async def pause_index(
 
     Raises NotFound, Conflict or StorageUnavailable.
     """
-    return await _order(storage, datastore, name, number, _paused)
+    return await order_index(storage, datastore, name, number, paused)
 
 
 async def resume_index(
     storage: AsyncStorage, datastore: Datastore, name: str, number: int | None = None
 ) -> DefinedIndex:
     """Orders that indexers work on a version again, also on one that failed. Raises what `pause_index` does."""
-    return await _order(storage, datastore, name, number, _resumed)
+    return await order_index(storage, datastore, name, number, resumed)
 
 
 async def throttle_index(
@@ -186,11 +192,7 @@ async def throttle_index(
     number: int | None = None,
 ) -> DefinedIndex:
     """Changes some limits of a version, by their names in IndexLimits. Raises what `pause_index` does."""
-
-    def throttled(order: IndexOrder) -> IndexOrder:
-        return msgspec.structs.replace(order, limits=msgspec.structs.replace(order.limits, **limits))
-
-    return await _order(storage, datastore, name, number, throttled)
+    return await order_index(storage, datastore, name, number, throttled(limits))
 
 
 async def fail_index(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex, reason: str) -> None:
@@ -201,22 +203,23 @@ async def fail_index(storage: AsyncStorage, datastore: Datastore, index: Defined
         await bring_reachable(storage, datastore, replace(index, order=order))
 
 
-def _paused(order: IndexOrder) -> IndexOrder:
+def paused(order: IndexOrder) -> IndexOrder:
+    """Raises StateConflict."""
     if order.run_state is RunState.FAILED:
         raise StateConflict(f"the index has failed, and nobody works on it: resume or drop it ({order.reason})")
     return msgspec.structs.replace(order, run_state=RunState.PAUSED)
 
 
-def _resumed(order: IndexOrder) -> IndexOrder:
+def resumed(order: IndexOrder) -> IndexOrder:
     return msgspec.structs.replace(order, run_state=RunState.RUNNING, reason=None)
 
 
-async def _order(
-    storage: AsyncStorage,
-    datastore: Datastore,
-    name: str,
-    number: int | None,
-    change: Callable[[IndexOrder], IndexOrder],
+def throttled(limits: Mapping[str, float | None]) -> ChangeOrder:
+    return lambda order: msgspec.structs.replace(order, limits=msgspec.structs.replace(order.limits, **limits))
+
+
+async def order_index(
+    storage: AsyncStorage, datastore: Datastore, name: str, number: int | None, change: ChangeOrder
 ) -> DefinedIndex:
     """Gives an order to every master that answers. Returns the version as it is then.
 
@@ -225,12 +228,8 @@ async def _order(
     """
     for attempt in range(_ORDER_ATTEMPTS_MAX):
         versions = await read_versions(storage, datastore)
-        named = versions.of(datastore.name, name)
-        index = named.meant if number is None else version_of(named, number)
+        index = version_to_order(versions.of(datastore.name, name), number)
         number = index.number  # an order means one version, also if another one answers meanwhile
-        if named.role(index) is VersionRole.DELETING:
-            hint = "make it anew if it is needed: its name is free, and what is deleted never comes back"
-            raise StateConflict(f"index {name} of {datastore.name} is being deleted", hint=hint)
         changed = change(index.order)
         counts = changed == index.order and (name, number) not in versions.disputed
         if not counts:
@@ -240,6 +239,15 @@ async def _order(
         if counts:
             return index
     raise StateConflict(f"index {name} of {datastore.name} has too many orders at the same time: try again")
+
+
+def version_to_order(named: NamedIndex, number: int | None) -> DefinedIndex:
+    """Returns the version that an order means. Raises NotFound, or StateConflict for one that is being deleted."""
+    index = named.meant if number is None else version_of(named, number)
+    if named.role(index) is VersionRole.DELETING:
+        hint = "make it anew if it is needed: its name is free, and what is deleted never comes back"
+        raise StateConflict(f"index {index.name} is being deleted", hint=hint)
+    return index
 
 
 def version_of(named: NamedIndex, number: int) -> DefinedIndex:
@@ -269,15 +277,10 @@ async def bring_up(storage: AsyncStorage, datastore: Datastore, versions: IndexV
 
 async def bring_reachable(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> None:
     """Brings every master that answers to a version's stage and order. Raises StorageUnavailable when none does."""
-    answers = await answers_of_all(
-        {
-            master.node.cluster: master.run(
-                index_definition_table.bring_to, datastore.name, index, timeout_s=_READ_TIMEOUT_S
-            )
-            for master in storage.masters
-        }
+    await write_everywhere(
+        storage.masters,
+        lambda master: master.run(index_definition_table.bring_to, datastore.name, index, timeout_s=_READ_TIMEOUT_S),
     )
-    answers.at_least_one()
 
 
 class IndexWatch:
@@ -291,13 +294,13 @@ class IndexWatch:
 
     async def look(self) -> IndexVersions:
         """Returns all versions, as the masters that answer know them. Raises StorageUnavailable."""
-        answers = await answers_of_all(
-            {
-                master.node.cluster: master.run(
-                    index_definition_table.stamps_of, self._datastore.name, timeout_s=_READ_TIMEOUT_S
-                )
-                for master in self._storage.masters
-            }
+        answers = await ask_masters(
+            self._storage,
+            self._storage.topology.clusters,
+            index_definition_table.stamps_of,
+            self._datastore.name,
+            timeout_s=_READ_TIMEOUT_S,
+            tolerated=StorageUnavailable,
         )
         answers.at_least_one()
         if answers.found != self._stamps:  # read before the definitions: a change in between is seen the next time
@@ -315,7 +318,8 @@ async def build_progress(storage: AsyncStorage, datastore: Datastore, index: Def
         return BuildProgress(0, None)
     arguments = (datastore.name, index.name, index.number, index.definition.consumer)
     answers = await all_or_first_error(
-        storage.master(cluster).run(index_definition_table.build_progress, *arguments) for cluster in datastore.clusters
+        storage.master(cluster).run(index_definition_table.build_progress, *arguments)
+        for cluster in index.definition.placed(datastore).clusters
     )
     return min(answers, key=lambda progress: (progress.total is not None, progress.done - (progress.total or 0)))
 

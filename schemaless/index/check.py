@@ -24,8 +24,15 @@ from schemaless.index.comparison import (
     fault_document,
 )
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, SweptPage, one_row, range_of, sweep, whole_ranges
+from schemaless.index.inspection import (
+    IndexInspector,
+    SweepSelection,
+    SweptPage,
+    one_row,
+    range_of,
+    sweep,
+    whole_ranges,
+)
 from schemaless.storage import index_pass_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
@@ -138,7 +145,7 @@ async def check_index(
     Raises StorageUnavailable when a master is unreachable, and NotReady where a master has no checkpoint of the index.
     """
     rate = rate or RowRate()
-    datastore = inspector.datastore
+    datastore = inspector.placed
     check = IndexCheck(CheckedNodes(FaultCounts(), []), CheckedNodes(FaultCounts(), []), {}, {}, Counter())
 
     async def over(nodes: Sequence[AsyncNode], role: Role, checked: CheckedNodes) -> list[RowKey]:
@@ -163,10 +170,12 @@ async def check_index(
         return list(differing)
 
     await over([storage.master(cluster) for cluster in datastore.clusters], Role.MASTER, check.masters)
+    if minions and check.masters.counts.repaired:
+        await asyncio.sleep(REPLICATED_AFTER_S)
     for minion in [minion for cluster in datastore.clusters for minion in storage.minions(cluster) if minions]:
         unsettled = check.minions.counts.unsettled
         try:
-            since = await _clocks(storage, datastore)
+            since = {cluster: Time(await storage.master(cluster).run(clock)) for cluster in datastore.clusters}
             differing = await over([minion], Role.MINION, check.minions)
             judged_all = check.minions.counts.unsettled == unsettled
             judged = whole_ranges(datastore, selections) if judged_all else []
@@ -174,11 +183,6 @@ async def check_index(
         except (StorageUnavailable, NotReady) as error:
             check.unreached[minion.node.name] = str(error)
     return check
-
-
-async def _clocks(storage: AsyncStorage, datastore: Datastore) -> dict[str, Time]:
-    """Returns what the clock of each master says. Raises StorageUnavailable."""
-    return {cluster: Time(await storage.master(cluster).run(clock)) for cluster in datastore.clusters}
 
 
 async def _note(

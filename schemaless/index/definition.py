@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from enum import StrEnum
 from functools import cached_property
@@ -25,6 +25,7 @@ from schemaless.index.values import (
     to_json,
 )
 from schemaless.names import index_consumer, index_table_name
+from schemaless.topology import Datastore, Placement
 from schemaless.where import AllOf, Comparison, Where, parse_where
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -98,7 +99,8 @@ class IndexDefinition:
     """`keyed[0]` is the shard field. `fields` is the order of an entry's values.
 
     `where` has literals of its fields' types, as entries have values. `number` says which version of the
-    name it is. Each version has tables and a consumer of its own.
+    name it is. Each version has tables and a consumer of its own. `homes` are the homes of the shards that had moved
+    when it was made: its entries and problems stay there.
     """
 
     name: str
@@ -106,6 +108,11 @@ class IndexDefinition:
     stored: tuple[Field, ...] = ()
     where: Where | None = None
     number: int = 1
+    homes: Mapping[int, str] = dataclass_field(default_factory=dict, compare=False)
+
+    def placed(self, datastore: Datastore) -> Datastore:
+        """Returns the datastore with the homes that its shards had when this version was made."""
+        return placed_at(datastore, self.homes)
 
     @property
     def table(self) -> str:
@@ -182,6 +189,12 @@ class IndexDefinition:
         return shown
 
 
+def placed_at(datastore: Datastore, homes: Mapping[int, str]) -> Datastore:
+    """Returns the datastore with these homes of shards, whatever moved since."""
+    moves = {n: Placement(datastore.name, n, 0, home, None, 0) for n, home in homes.items()}
+    return replace(datastore, moves=moves)
+
+
 def load_definition(text: str) -> IndexDefinition:
     """Parses YAML or JSON. Raises Malformed or Invalid."""
     if len(text) > _TEXT_CHARACTERS_MAX:
@@ -220,12 +233,6 @@ def _members(document: Any, at: str, required: set[str], optional: set[str]) -> 
     return document
 
 
-def _items(value: Any, at: str, most: int) -> Sequence[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise Invalid(at, f"must be a list of at most {most} objects")
-    return value
-
-
 def _name(value: Any, at: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise Invalid(at, "must match [a-z][a-z0-9_]{0,47}")
@@ -238,7 +245,9 @@ def parse_index_name(text: str) -> str:
 
 
 def _fields(value: Any, at: str, most: int) -> tuple[Field, ...]:
-    return tuple(_field(item, f"{at}[{n}]") for n, item in enumerate(_items(value, at, most)))
+    if not isinstance(value, list) or len(value) > most:
+        raise Invalid(at, f"must be a list of at most {most} objects")
+    return tuple(_field(item, f"{at}[{n}]") for n, item in enumerate(value))
 
 
 def _field(value: Any, at: str) -> Field:

@@ -15,16 +15,16 @@ from schemaless.index.catalogue import bring_reachable, find_index, find_version
 from schemaless.index.versions import NamedIndex
 from schemaless.location import Location
 from schemaless.quantity import quantity
-from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import checkpoint_table, index_definition_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.failover import all_masters
 from schemaless.storage.index_definition_table import DefinedIndex, IndexStage, RunState
 from schemaless.topology import Datastore
 
 CAUGHT_UP_WITHIN_S = 2.0
 _LOOK_PAUSE_S = 0.05
 
-Reached = dict[tuple[str, int], Location]
+Reached = dict[int, Location]
 """The checkpoints of a version by cluster and shard."""
 
 
@@ -45,14 +45,21 @@ async def switch_index(
     can then say whether its entries are complete.
     """
     named = await find_versions(storage, datastore, name)
-    target = _target(named, number, back)
+    target = target_of(named, number, back=back)
     if target == named.answering:
         return target
-    verify_can_answer(target)
     return await switch_to(storage, datastore, named, target, keep_s)
 
 
-def _target(named: NamedIndex, number: int | None, back: bool) -> DefinedIndex:
+def target_of(named: NamedIndex, number: int | None, *, back: bool) -> DefinedIndex:
+    """Returns the version that a switch means, which can answer. Raises NotFound, StateConflict or NotReady."""
+    target = _meant(named, number, back)
+    if target != named.answering:
+        verify_can_answer(target)
+    return target
+
+
+def _meant(named: NamedIndex, number: int | None, back: bool) -> DefinedIndex:
     answering = named.answering
     if number is not None:
         return version_of(named, number)
@@ -109,8 +116,14 @@ async def drop_version(storage: AsyncStorage, datastore: Datastore, name: str, n
     named = await find_versions(storage, datastore, name)
     version = named.version(number) or replace(version, stage=IndexStage.DELETING)
     if version.is_present:
-        raise StateConflict(f"version {number} of index {name} answers queries: switch first, or drop the whole index")
+        raise answers_queries(version)
     return version
+
+
+def answers_queries(version: DefinedIndex) -> StateConflict:
+    return StateConflict(
+        f"version {version.number} of index {version.name} answers queries: switch first, or drop the whole index"
+    )
 
 
 async def retire_when_due(storage: AsyncStorage, datastore: Datastore, named: NamedIndex, now: int) -> None:
@@ -149,23 +162,20 @@ async def _caught_up(storage: AsyncStorage, datastore: Datastore, old: DefinedIn
     if behind := _behind(found, first):
         raise NotReady(
             f"version {new.number} of index {new.name} is behind version {old.number} in"
-            f" {quantity(len(behind), 'shard')}, such as shard {behind[0][1]} on cluster {behind[0][0]}:"
-            " ask again when it has caught up"
+            f" {quantity(len(behind), 'shard')}, such as shard {behind[0]}: ask again when it has caught up"
         )
 
 
-def _behind(found: Reached, wanted: Reached) -> list[tuple[str, int]]:
-    return [place for place, location in wanted.items() if found.get(place, Location(0, 0)) < location]
+def _behind(found: Reached, wanted: Reached) -> list[int]:
+    return [shard for shard, location in wanted.items() if found.get(shard, Location(0, 0)) < location]
 
 
 async def reached(storage: AsyncStorage, datastore: Datastore, index: DefinedIndex) -> Reached:
-    """Returns the checkpoints of a version on all clusters. Raises StorageUnavailable."""
-
-    async def on(cluster: str) -> Reached:
-        found = await storage.master(cluster).run(
-            checkpoint_table.of_consumer, datastore.name, index.definition.consumer
-        )
-        return {(cluster, checkpoint.shard): checkpoint.location for checkpoint in found}
-
-    parts = await all_or_first_error(on(cluster) for cluster in datastore.clusters)
-    return {place: location for part in parts for place, location in part.items()}
+    """Returns by shard the lowest checkpoint of a version on its clusters. Raises StorageUnavailable."""
+    operation, consumer = checkpoint_table.of_consumer, index.definition.consumer
+    clusters = index.definition.placed(datastore).clusters
+    found = await all_masters(storage, clusters, operation, datastore.name, consumer)
+    lowest: Reached = {}
+    for row in (row for rows in found.values() for row in rows):
+        lowest[row.shard] = min(row.location, lowest.get(row.shard, row.location))
+    return lowest

@@ -14,6 +14,9 @@ version, and its home is the source shard.
 A generation that starts at s rewrites the log from s on (I13). What was written by the cells that it superseded is
 evaluated again, on the log up to s - 1, with version (generation, s - 1). That beats every superseded version, and
 loses to every later event.
+
+A cell whose body was erased is absent at every position (I19). What it had written is still there until the entry of
+the erasure comes. At that position the row is written as it is left, in every table that has something of it.
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ from schemaless.cell import RefKey, RowKey, StoredCell, row_key_text
 from schemaless.codec import decode_body
 from schemaless.errors import Corrupt
 from schemaless.index.definition import IndexDefinition
-from schemaless.index.entry import IndexEntry, Values, entries_of, entry_shard, with_column
-from schemaless.index.problems import Misfit, misfits_of
+from schemaless.index.entry import IndexEntry, Misfit, Values, entries_of, entry_shard, misfits_of, with_column
 from schemaless.location import GenerationStart, Location
 
 Row = Mapping[str, StoredCell]
@@ -154,7 +156,7 @@ def index_writes(
     problems: dict[RowKey, ProblemWrite] = {}
     finished = 0
     for cell in cells:
-        if cell.column_name in definition.columns:
+        if cell.column_name in definition.columns and not cell.is_erased:
             state = states.get(cell.row_key)
             if state is None:
                 state = states[cell.row_key] = _RowState(definition, shards, before.get(cell.row_key, {}))
@@ -167,6 +169,26 @@ def index_writes(
                 problems[cell.row_key] = problem
         finished += 1
     return Transitions([last[key] for key in sorted(last)], finished, [problems[key] for key in sorted(problems)])
+
+
+def erasing_writes(
+    definition: IndexDefinition, shards: int, entry: StoredCell, row: Row, found: Iterable[tuple[int, RowKey, int]]
+) -> tuple[list[IndexWrite], ProblemWrite]:
+    """Returns what the entry of an erasure leaves of its row: what the cells that are left make, and no more.
+
+    `row` is as the log makes it up to the entry. `found`: (index shard, row key, element) of what index tables have.
+    """
+    state = _RowState(definition, shards, row)
+    left = {
+        (entry_shard(definition, made, shards), entry.row_key, element): made
+        for element, made in enumerate(state.entries)
+        if made is not None
+    }
+    writes = [
+        IndexWrite(place[0], entry.row_key, entry.location, left.get(place), place[2])
+        for place in sorted({*left, *found})
+    ]
+    return writes, ProblemWrite(entry.shard, entry.row_key, entry.location, state.misfits)
 
 
 def superseding_writes(

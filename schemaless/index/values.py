@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from collections.abc import Callable, Mapping
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from enum import StrEnum
@@ -35,6 +36,9 @@ DECIMAL_PLACES = 9
 _EXACT = Context(prec=DECIMAL_DIGITS, traps=[Inexact, InvalidOperation])
 _DECIMAL_LIMIT = Decimal(10) ** (DECIMAL_DIGITS - DECIMAL_PLACES)
 _INT_MIN, _INT_MAX = -INT64_MAX - 1, INT64_MAX
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+"""Python's own parsers take blanks, underscores and the digits of every script, too."""
 DATETIME_MIN_US = parse_time("1000-01-01T00:00:00Z")  # what MySQL's DATETIME is defined for
 _DATETIME_MAX_US = parse_time("9999-12-31T23:59:59.499999Z")
 
@@ -106,6 +110,8 @@ def _float(found: Any, _length: int) -> Value | None:
 def _decimal(found: Any, _length: int) -> Value | None:
     if isinstance(found, bool) or not isinstance(found, str | int | float):
         return None
+    if isinstance(found, str) and not _NUMBER.fullmatch(found):
+        return None
     value = Decimal(str(found))
     if not value.is_finite() or value.copy_abs() >= _DECIMAL_LIMIT:
         return None
@@ -145,20 +151,16 @@ FROM_JSON: Mapping[FieldType, Callable[[Any, int], Value | None]] = {
 
 
 def _int_of_text(text: str) -> Any:
-    return int(text) if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 20 else None
+    return int(text) if _INTEGER.fullmatch(text) else None
 
 
 def _float_of_text(text: str) -> Any:
-    try:
-        return None if "_" in text else float(text)
-    except ValueError:
-        return None
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 _READ_TEXT: Mapping[FieldType, Callable[[str], Any]] = {
     FieldType.INT: _int_of_text,
     FieldType.FLOAT: _float_of_text,
-    FieldType.DECIMAL: lambda text: None if "_" in text else text,
     FieldType.BOOL: {"true": True, "false": False}.get,
 }
 

@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 
 from schemaless.errors import NotFound
+from schemaless.storage.everywhere import together
 from schemaless.storage.index_definition_table import DefinedIndex, IndexOrder, IndexStage, IndexSwitch
 
 
@@ -107,22 +108,11 @@ def merge(rows: Mapping[str, Iterable[DefinedIndex]], away: Mapping[str, str]) -
 
     The furthest stage, the order of the highest revision and the latest switch count.
     """
-    merged: dict[VersionKey, DefinedIndex] = {}
-    held: dict[str, dict[VersionKey, DefinedIndex]] = {}
+    held = {cluster: {(index.name, index.number): index for index in own} for cluster, own in sorted(rows.items())}
+    merged = together(held.values(), _further)
     highest: dict[tuple[str, str], int] = {}
-    for cluster, indexes in sorted(rows.items()):
-        held[cluster] = {(index.name, index.number): index for index in indexes}
-        for key, index in held[cluster].items():
-            known = merged.get(key, index)
-            stage = max(known.stage, index.stage, key=lambda each: each.rank)
-            merged[key] = replace(
-                known,
-                text="" if stage is IndexStage.GONE else known.text or index.text,
-                stage=stage,
-                order=max(known.order, index.order, key=_order_key),
-                switch=max(known.switch, index.switch, key=_switch_key),
-            )
-            highest[cluster, index.name] = max(index.number, highest.get((cluster, index.name), 0))
+    for cluster, (name, number) in ((cluster, key) for cluster, own in held.items() for key in own):
+        highest[cluster, name] = max(number, highest.get((cluster, name), 0))
     lagging = [
         (cluster, index)
         for cluster, own in held.items()
@@ -136,6 +126,17 @@ def merge(rows: Mapping[str, Iterable[DefinedIndex]], away: Mapping[str, str]) -
         if index.order != (counting := merged[key].order) and index.order.revision == counting.revision
     }
     return IndexVersions(merged, lagging, away, frozenset(disputed))
+
+
+def _further(one: DefinedIndex, other: DefinedIndex) -> DefinedIndex:
+    stage = max(one.stage, other.stage, key=lambda each: each.rank)
+    return replace(
+        one,
+        text="" if stage is IndexStage.GONE else one.text or other.text,
+        stage=stage,
+        order=max(one.order, other.order, key=_order_key),
+        switch=max(one.switch, other.switch, key=_switch_key),
+    )
 
 
 def _lags(own: DefinedIndex | None, index: DefinedIndex, highest: int) -> bool:

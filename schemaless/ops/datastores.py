@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
 
 import structlog
 
@@ -25,9 +26,10 @@ from schemaless.errors import (
     StorageUnavailable,
 )
 from schemaless.quantity import quantity
-from schemaless.storage import datastore_table, schema, shard_head
+from schemaless.storage import schema, shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic
 from schemaless.storage.failover import Answers, answers_of_all, run_on_all
+from schemaless.storage.node_core import Storage
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Datastore, Topology
 
@@ -60,8 +62,10 @@ def create_datastore(
     Raises Invalid for a name, Misconfigured for counts that don't fit or that differ from the existing ones,
     StorageUnavailable or BusUnavailable when a server is unreachable. It can be called again after any error.
     """
-    wanted = Datastore(parse_name(name), shards, partitions, tuple(sorted(topology.clusters)))
     with SyncStorage(topology) as storage:
+        storage.look()
+        homes = tuple(each for each in sorted(topology.clusters) if not storage.has_no_master(each))
+        wanted = Datastore(parse_name(name), shards, partitions, homes)
         return create_shards(
             storage,
             wanted,
@@ -93,7 +97,12 @@ def create_shards(
     """Does the MySQL half of `create_datastore`, and makes topics only where it is told how."""
     datastore = _register(storage, wanted)
     if administrators is not None:
-        _grant(storage, administrators, datastore)
+        # The account of the storage gets the datastore's databases on all clusters: any of them may get shards of
+        # it.
+        with SyncStorage(administrators) as admin:
+            for master in storage.masters:
+                account = master.run(schema.current_account)
+                admin.master(master.node.cluster).run(schema.grant_datastore, datastore, account)
     try:
         _create_missing_shards(storage, datastore, progress or (lambda made, total: None))
     except RefusedForGood as error:
@@ -103,7 +112,7 @@ def create_shards(
         raise RefusedForGood(f"{error}: {who}") from error
     make_topics(datastore)
     for master in storage.masters:
-        master.run(datastore_table.set_ready, datastore.name)
+        master.run(schema.set_ready, datastore.name)
     return datastore
 
 
@@ -120,7 +129,7 @@ def list_datastores(topology: Topology) -> dict[str, Datastore]:
     Raises StorageUnavailable when no master can be reached.
     """
     with SyncStorage(topology, timeout_s=_REFRESH_TIMEOUT_S) as storage:
-        return _union(run_on_all(storage.masters, datastore_table.all_of))
+        return _union(storage, run_on_all(storage.masters, schema.datastores))
 
 
 class Catalogue:
@@ -166,7 +175,7 @@ class Catalogue:
         for answer in asyncio.as_completed(self._look):
             shown = await answer
             if not isinstance(shown, SchemalessError):
-                return shown
+                return {name: self._storage.live(each) for name, each in shown.items()}
             failures.append(str(shown))
         raise StorageUnavailable("no server answers: " + "; ".join(failures))
 
@@ -174,32 +183,27 @@ class Catalogue:
         began = self._clock()
         # Minions are asked too: what they show was ready on their master. A server that fails says nothing.
         questions = {
-            name: node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S, traffic=Traffic.PROBE)
+            name: node.run(schema.datastores, timeout_s=_REFRESH_TIMEOUT_S, traffic=Traffic.PROBE)
             for name, node in self._storage.nodes.items()
         }
         answers = await answers_of_all(questions, tolerated=SchemalessError)
-        _refuse_unknown_format(answers)
-        self._known = _union(answers)
+        for error in answers.failures.values():
+            if isinstance(error, Misconfigured):
+                raise error
+        self._known = _union(self._storage, answers)
         self._refreshed_at = began
 
 
 async def _shown_by(node: AsyncNode) -> dict[str, Datastore] | SchemalessError:
     try:
-        return await node.run(datastore_table.all_of, timeout_s=_REFRESH_TIMEOUT_S, traffic=Traffic.PROBE)
+        return await node.run(schema.datastores, timeout_s=_REFRESH_TIMEOUT_S, traffic=Traffic.PROBE)
     except SchemalessError as error:
         return error
 
 
-def _refuse_unknown_format(answers: Answers[dict[str, Datastore]]) -> None:
-    """Raises the Misconfigured of a server that has another format."""
-    for error in answers.failures.values():
-        if isinstance(error, Misconfigured):
-            raise error
-
-
-def _union(answers: Answers[dict[str, Datastore]]) -> dict[str, Datastore]:
+def _union(storage: Storage[Any], answers: Answers[dict[str, Datastore]]) -> dict[str, Datastore]:
     """Returns what any server knows: a datastore that is ready on one master was created on all of them."""
-    return {name: datastore for answer in answers.at_least_one() for name, datastore in answer.items()}
+    return {name: storage.live(each) for answer in answers.at_least_one() for name, each in answer.items()}
 
 
 def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
@@ -209,7 +213,7 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
     """
 
     def existing(master: SyncNode) -> Datastore | None:
-        return master.run(lambda: datastore_table.all_of(ready=False)).get(wanted.name)
+        return master.run(lambda: schema.datastores(ready=False)).get(wanted.name)
 
     masters = storage.masters
     for master in masters:
@@ -217,20 +221,12 @@ def _register(storage: SyncStorage, wanted: Datastore) -> Datastore:
     # A datastore that was created before a cluster was added keeps its placement.
     agreed = next((found for master in masters if (found := existing(master)) is not None), wanted)
     for master in masters:
-        master.run(datastore_table.insert, agreed)
+        master.run(schema.insert_datastore, agreed)
         written = existing(master)
         if written is None or (written.shards, written.partitions) != (wanted.shards, wanted.partitions):
             raise _other_counts(wanted, written)
         agreed = written
     return agreed
-
-
-def _grant(storage: SyncStorage, administrators: Topology, datastore: Datastore) -> None:
-    """Gives the account of `storage` the datastore's databases on all clusters: any of them may get shards of it."""
-    with SyncStorage(administrators) as admin:
-        for master in storage.masters:
-            account = master.run(schema.current_account)
-            admin.master(master.node.cluster).run(schema.grant_datastore, datastore, account)
 
 
 def _create_missing_shards(storage: SyncStorage, datastore: Datastore, progress: Progress) -> None:

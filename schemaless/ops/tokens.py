@@ -11,18 +11,22 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import structlog
 
-from schemaless.access import ALL_DATASTORES, Scope, Token, issue, merged, now_us, reissue
+from schemaless.access import ALL_DATASTORES, Scope, Token, either, issue, now_us, reissue
 from schemaless.errors import Corrupt, Forbidden, Invalid, NotFound, SchemalessError, StateConflict, StorageUnavailable
 from schemaless.storage import admin_action_table, schema, token_table
 from schemaless.storage.admin_action_table import AdminAction
-from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.storage.failover import Answers, answers_of_all, first_answer
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
+from schemaless.storage.everywhere import bring_up, read_everywhere, together, write_everywhere
+from schemaless.storage.failover import Answers, ask_masters, first_answer
 
 TOKENS_MAX = 1000
 """Rows that a process holds in memory. Each is kept until 30 days after its expiry (I14)."""
 SERVICES_LIFETIME = "3650d"
 _TIMEOUT_S = 1.5
 _WRITE_TIMEOUT_S = 5.0
+
+Tokens = Mapping[bytes, Token]
+"""By digest."""
 
 log = structlog.get_logger()
 
@@ -38,41 +42,27 @@ class Issued(msgspec.Struct, frozen=True):
         return f"Issued({self.token.name!r})"
 
 
-async def read_tokens(storage: AsyncStorage) -> Answers[list[Token]]:
-    """Returns the tokens that each cluster has, from its master or else from a minion."""
-    topology = storage.topology
-    questions = {
-        name: first_answer(
-            [storage.nodes[node.name] for node in cluster.nodes],
-            lambda node: node.run(token_table.all_rows, timeout_s=_TIMEOUT_S),
-        )
-        for name, cluster in topology.clusters.items()
-    }
-    answers = await answers_of_all(questions, tolerated=SchemalessError)
-    found: Answers[list[Token]] = Answers()
-    found.found = {name: rows for name, (rows, _) in answers.found.items()}
-    found.failures = answers.failures
+async def read_tokens(storage: AsyncStorage) -> Answers[Tokens]:
+    """Returns by digest the tokens that each cluster has, from its master or else from a minion."""
+    answers: Answers[Tokens] = await read_everywhere(
+        storage, lambda node: node.run(token_table.all_rows, timeout_s=_TIMEOUT_S), tolerated=SchemalessError
+    )
     for name, error in answers.failures.items():
         if isinstance(error, Corrupt):
             log.error("a cluster's tokens can't be read", cluster=name, error=str(error))
-    return found
+    return answers
 
 
-async def bring_up_to_date(storage: AsyncStorage, answers: Answers[list[Token]], known: Mapping[bytes, Token]) -> None:
+async def bring_up_to_date(storage: AsyncStorage, answers: Answers[Tokens], known: Tokens) -> None:
     """Writes what a cluster lacks of the known tokens and revocations. One that can't be written is tried again."""
-    for cluster, rows in answers.found.items():
-        own = {row.digest: row for row in rows}
-        missing = [token for token in known.values() if own.get(token.digest) != token]
-        if missing:
-            try:
-                await storage.master(cluster).run(token_table.put, missing, timeout_s=_TIMEOUT_S)
-            except SchemalessError as error:
-                log.info("a cluster lacks tokens", cluster=cluster, missing=len(missing), error=str(error))
+    await bring_up(
+        storage, answers.found, known, lambda master, rows: master.run(token_table.put, rows, timeout_s=_TIMEOUT_S)
+    )
 
 
 async def known_tokens(storage: AsyncStorage) -> dict[bytes, Token]:
     """Returns the tokens of all clusters that answer, by digest. Raises StorageUnavailable when none does."""
-    return merged(token for rows in (await read_tokens(storage)).at_least_one() for token in rows)
+    return together((await read_tokens(storage)).at_least_one(), either)
 
 
 async def create_token(
@@ -85,12 +75,12 @@ async def create_token(
     """
     now = now_us()
     secret, token = issue(name, datastores, scope, lifetime, now)
-    if issuer is not None and not issuer.covers(token):
-        raise Forbidden(f"the token {issuer.name!r} can't issue one that reaches further than itself")
     if issuer is not None:
+        if not issuer.covers(token):
+            raise Forbidden(f"the token {issuer.name!r} can't issue one that reaches further than itself")
         token = msgspec.structs.replace(token, expires_at=min(token.expires_at, issuer.ends_at))
     answers = await read_tokens(storage)
-    known = merged(row for rows in answers.at_least_one() for row in rows)
+    known = together(answers.at_least_one(), either)
     if answers.failures and not known:
         raise StorageUnavailable(
             "the first token needs every cluster, and these are away: " + ", ".join(sorted(answers.failures))
@@ -98,9 +88,16 @@ async def create_token(
     if _valid(known, name, now):
         raise StateConflict(f"there is a valid token called {name!r}: revoke or rotate it")
     _require_room(known)
-    unreached = await _write(storage, [token])
+    if not await _add(storage, token):
+        raise StateConflict(f"a token called {name!r} was issued just now: revoke or rotate it")
+    revoked = msgspec.structs.replace(token, revoked_at=now)
+    try:
+        unreached = await _write(storage, [token])
+    except StorageUnavailable:  # nobody has its secret, and its name has to be free again
+        await _write(storage, [revoked])
+        raise
     if unreached and not known:
-        await _write(storage, [msgspec.structs.replace(token, revoked_at=now)])
+        await _write(storage, [revoked])
         raise StorageUnavailable("the first token needs every cluster, and these are away: " + ", ".join(unreached))
     return Issued(secret, token, unreached)
 
@@ -116,7 +113,10 @@ async def revoke_token(storage: AsyncStorage, name: str, issuer: Token | None = 
 
 
 async def rotate_token(storage: AsyncStorage, name: str, overlap_s: int = 0) -> Issued:
-    """Issues a token with the same name, reach and lifetime. The old one ends `overlap_s` seconds later."""
+    """Issues a token with the same name, reach and lifetime. The old one ends `overlap_s` seconds later.
+
+    Raises NotFound, StateConflict when another rotation came first, and StorageUnavailable.
+    """
     now = now_us()
     known = await known_tokens(storage)
     valid = _found(known, name, now, None)
@@ -124,6 +124,8 @@ async def rotate_token(storage: AsyncStorage, name: str, overlap_s: int = 0) -> 
     secret, token = reissue(max(valid, key=lambda each: each.created_at), now)
     ends_at = now + overlap_s * 1_000_000
     ending = [msgspec.structs.replace(old, revoked_at=min(ends_at, old.ends_at)) for old in valid]
+    if not await _add(storage, token, instead_of=valid):
+        raise StateConflict(f"the token {name!r} was rotated just now")
     return Issued(secret, token, await _write(storage, [token, *ending]))
 
 
@@ -153,8 +155,8 @@ async def record_action(storage: AsyncStorage, action: AdminAction) -> bool:
 
 async def list_actions(storage: AsyncStorage, limit: int) -> list[AdminAction]:
     """Returns the last actions of the clusters that answer, newest first. Raises StorageUnavailable when none does."""
-    answers = await answers_of_all(
-        {master.node.name: master.run(admin_action_table.newest, limit) for master in storage.masters}
+    answers = await ask_masters(
+        storage, storage.topology.clusters, admin_action_table.newest, limit, tolerated=StorageUnavailable
     )
     return sorted((action for rows in answers.at_least_one() for action in rows), reverse=True)[:limit]
 
@@ -164,27 +166,35 @@ def anybody() -> Token:
     return Token(b"", "anybody on loopback", (ALL_DATASTORES,), Scope.ADMIN, 0, 1 << 62)
 
 
+async def _add(storage: AsyncStorage, token: Token, instead_of: Iterable[Token] = ()) -> bool:
+    """Adds a token on the first master that answers, so that of several with one name one is issued. Returns False
+    where another one came first. Raises StorageUnavailable when no master answers.
+    """
+    for master in storage.masters:
+        try:
+            await master.run(schema.create_server_tables, timeout_s=_WRITE_TIMEOUT_S)
+            return await master.run(token_table.add, token, tuple(instead_of), now_us(), timeout_s=_WRITE_TIMEOUT_S)
+        except StorageUnavailable as error:
+            log.info("a cluster can't be asked whether a token's name is free", error=str(error))
+    raise StorageUnavailable("no master can say whether the token's name is free")
+
+
 async def _write(storage: AsyncStorage, tokens: list[Token]) -> tuple[str, ...]:
     """Returns the clusters that couldn't be reached. Raises StorageUnavailable when none could."""
 
-    questions = {name: _put(storage, name, tokens) for name in storage.topology.clusters}
-    answers = await answers_of_all(questions, tolerated=StorageUnavailable)
-    answers.at_least_one()
-    return tuple(sorted(answers.failures))
+    async def put(master: AsyncNode) -> None:
+        await master.run(schema.create_server_tables, timeout_s=_WRITE_TIMEOUT_S)
+        await master.run(token_table.put, tokens, timeout_s=_WRITE_TIMEOUT_S)
+        await master.run(token_table.remove_old, now_us(), timeout_s=_WRITE_TIMEOUT_S)
+
+    return tuple(await write_everywhere(storage.masters, put))
 
 
-async def _put(storage: AsyncStorage, cluster: str, tokens: list[Token]) -> None:
-    master = storage.master(cluster)
-    await master.run(schema.create_server_tables, timeout_s=_WRITE_TIMEOUT_S)
-    await master.run(token_table.put, tokens, timeout_s=_WRITE_TIMEOUT_S)
-    await master.run(token_table.remove_old, now_us(), timeout_s=_WRITE_TIMEOUT_S)
-
-
-def _valid(known: Mapping[bytes, Token], name: str, now: int) -> list[Token]:
+def _valid(known: Tokens, name: str, now: int) -> list[Token]:
     return [token for token in known.values() if token.name == name and now < token.ends_at]
 
 
-def _found(known: Mapping[bytes, Token], name: str, now: int, issuer: Token | None) -> list[Token]:
+def _found(known: Tokens, name: str, now: int, issuer: Token | None) -> list[Token]:
     """Returns the valid tokens of a name. Raises NotFound, too, for one that reaches further than `issuer`."""
     valid = [token for token in _valid(known, name, now) if issuer is None or issuer.covers(token)]
     if not valid:
@@ -192,6 +202,6 @@ def _found(known: Mapping[bytes, Token], name: str, now: int, issuer: Token | No
     return valid
 
 
-def _require_room(known: Mapping[bytes, Token]) -> None:
+def _require_room(known: Tokens) -> None:
     if len(known) >= TOKENS_MAX:
         raise Invalid("name", f"there are {TOKENS_MAX} tokens: each is kept until 30 days after its expiry")

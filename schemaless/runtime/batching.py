@@ -14,7 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from schemaless.errors import HeadsLocked, NodeRefuses, SchemalessError, TableMissing, Unavailable
+from schemaless.errors import (
+    LockTimeout,
+    NodeRefuses,
+    PacketTooLarge,
+    SchemalessError,
+    ShardsLocked,
+    TableMissing,
+    Unavailable,
+)
 from schemaless.runtime.pace import Pace
 
 Item = TypeVar("Item")
@@ -66,8 +74,8 @@ _REFUSALS_MAX = 8
 """Of units one after the other, until the node is taken to refuse all: each costs several round trips."""
 REFUSED_FOR_S = 1.0
 """How long a node that refused all isn't asked again. Its batches fail at once meanwhile."""
-_OF_ONE_SHARD = (HeadsLocked, TableMissing)
-"""Refusals that say nothing about other shards of the node, so they are never kept."""
+_OF_A_PART = (LockTimeout, PacketTooLarge, ShardsLocked, TableMissing)
+"""Refusals that say nothing about the rest of the node, so they are never kept."""
 
 _NO_OUTCOME = Unavailable("the flush ended without an outcome")
 
@@ -245,7 +253,7 @@ class Batcher(Generic[Item, Outcome]):
             failure = None if unit.future.cancelled() else unit.future.exception()
             if isinstance(failure, NodeRefuses):
                 refused += 1
-                if refused == _REFUSALS_MAX and not isinstance(failure, _OF_ONE_SHARD):
+                if refused == _REFUSALS_MAX and not isinstance(failure, _OF_A_PART):
                     self._refusal, self._refused_until = failure, self._loop.time() + REFUSED_FOR_S
             elif failure is None:
                 refused = 0

@@ -1,4 +1,4 @@
-"""Events: named moments of tailers and of trigger workers.
+"""Events: named moments of tailers, trigger workers and controllers.
 
 Logs, metrics and the fault tests observe them under the same names.
 `emit` calls the observers of an event, in the thread in which it happens. An event that nobody observes costs one
@@ -38,6 +38,19 @@ class Event(Enum):
     REPLAY_BEGINS = "a row is called again"
     CHECKPOINTS_MOVING = "checkpoints are being moved"
     CHECKPOINTS_MOVED = "checkpoints were moved"
+    VOTERS_PROMISED = "all who must be heard promised"
+    MASTER_FENCED = "the old master is fenced"
+    RECEIVED_APPLIED = "the new master applied what it had received"
+    MASTER_APPOINTED = "the servers know the new master"
+    HEADS_OPENED = "the heads have the new epoch"
+    MASTER_OPENED = "the new master takes writes"
+    TAIL_KEPT = "what a server has and its master lacks is kept"
+    REMAKE_BEGINS = "a server is made anew next, if nobody used it since"
+    ERASURE_KNOWN = "every master that answers has the row of an erasure"
+    ERASED_AT_HOME = "a page of an erasure was emptied at home"
+    ERASED_BESIDE = "bodies of an erasure were removed from a table beside the logs"
+    ERASURE_SEARCHED = "a cluster was searched for an erasure, and that isn't written yet"
+    TAIL_PAGE_PUT = "kept cells were put again, and their outcome isn't written yet"
 
 
 Observer = Callable[[Event, Mapping[str, object]], None]

@@ -28,6 +28,7 @@ class Extra(Enum):
         "triggers", "Kafka, MySQL and Faust",
         ("confluent_kafka", "pymysql", "asyncmy", "faust", "uvloop", "httpx"),
     )  # fmt: skip
+    TRACES = ("traces", "OpenTelemetry's SDK", ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
     SERVER = ("server", "the server's packages", ("supervisor", "fastapi", "confluent_kafka", "pymysql"))
 
     def __init__(self, extra: str, title: str, packages: tuple[str, ...]) -> None:
@@ -42,6 +43,8 @@ class Extra(Enum):
 def require(user: str, *extras: Extra) -> None:
     """Raises MissingExtra when one of the extras that `user` (a command, a name) needs is not installed."""
     if not all(extra.is_installed() for extra in extras):
+        if Extra.SERVER in extras:  # the wheel hasn't the services, whatever is installed with it
+            raise MissingExtra(f"{user} is for the embedded stack, which `make up` starts in a clone of the project")
         titles = " and ".join(extra.title for extra in extras)
         names = ",".join(extra.extra for extra in extras)
         raise MissingExtra(f"{user} needs {titles}: pip install '{DISTRIBUTION}[{names}]'")

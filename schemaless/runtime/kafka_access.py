@@ -15,8 +15,7 @@ import msgspec
 
 from schemaless.config import KafkaSettings
 from schemaless.errors import BusRefuses, BusUnavailable, Misconfigured
-from schemaless.runtime.private_file import read_private_text
-from schemaless.runtime.tls import Tls, certificate_refusal
+from schemaless.runtime.tls import Tls, certificate_refusal, read_private_text
 
 SCRAM = "SCRAM-SHA-512"
 NO_RIGHT_ON_GROUP = "the account has no ACL with Read on this group"

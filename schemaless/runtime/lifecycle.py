@@ -8,10 +8,12 @@ to do. The supervisor starts it again, and everything that it does may be done t
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -20,12 +22,20 @@ from typing import Any, Generic, NoReturn, TypeVar
 import structlog
 import uvloop  # a fifth less work for each cell
 
-from schemaless.config import FollowerSettings, MeasuredSettings, read_settings
+from schemaless.config import (
+    HANG_LIMIT_S,
+    ConsumerSettings,
+    FollowerSettings,
+    MeasuredSettings,
+    ProbeSettings,
+    read_settings,
+)
 from schemaless.errors import SchemalessError
+from schemaless.runtime import tracing
 from schemaless.runtime.events import log_event, observing
 from schemaless.runtime.logs import configure_logging
+from schemaless.runtime.open_files import clients_within_limit
 from schemaless.runtime.service_metrics import ServiceMetrics
-from schemaless.runtime.watchdog import Watchdog, end_within
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import load_topology
 
@@ -65,24 +75,27 @@ def run_service(
     Settings that are `given` go before the environment.
 
     The exit status is 0 after an orderly stop, 1 after a failure, and 70 when the event loop of a service that follows
-    Kafka hangs for the settings' `hang_limit_s`. It is 70 also when the end itself hangs, whatever holds it up.
+    Kafka hangs for its limit. It is 70 also when the end itself hangs, whatever holds it up.
     """
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())  # also for the thread in which Faust fetches
     status = 1
     try:
         settings = read_settings(kind, given)
         configure_logging(settings.log_level, name, settings.log_format)
+        tracing.begin(name, settings.traces)
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_serve_until_signalled(name, settings, serve, finish_timeout_s))
         status = 0
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too: a task of a user's program may raise it through the event loop
         failures = list(_leaves(error))
         if all(isinstance(failure, SchemalessError) for failure in failures):
             report_failure(name, failures[0])
         else:
-            log.exception("the service ends by a defect; its supervisor starts it again", service=name)
-    sys.stdout.flush()
+            log.exception("the process ends by a defect", service=name)
+    tracing.end()
+    with suppress(OSError):  # nobody reads the log any more
+        sys.stdout.flush()
     # A call that hangs in a worker thread would keep the interpreter from ending. The loop isn't closed either: Faust's
     # thread may still wake it, and the process would crash.
     os._exit(status)
@@ -101,7 +114,7 @@ def collect_rarely() -> None:
 def report_failure(name: str, error: BaseException) -> None:
     """Logs the one line that a service process ends with."""
     hint = error.hint if isinstance(error, SchemalessError) else ""
-    log.error("the service ends; its supervisor starts it again", service=name, error=str(error), hint=hint)
+    log.error("the process ends", service=name, error=str(error), hint=hint)
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
@@ -133,18 +146,19 @@ async def _serve_until_signalled(name: str, settings: S, serve: Serve[S], finish
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ask_to_stop)
+    topology = load_topology(settings.topology)
+    clients_within_limit(settings.connections_max * sum(len(cluster.nodes) for cluster in topology.clusters.values()))
     storage = AsyncStorage(
-        load_topology(settings.topology),
+        topology,
         connections_max=settings.connections_max,
-        connect_timeout_s=settings.connect_timeout_s,
-        timeout_s=settings.statement_timeout_s,
         lossy_masters=settings.lossy_masters,
     )
     async with AsyncExitStack() as opened:
         if settings.log_level.lower() == "debug":
             opened.enter_context(observing(log_event))
-        if isinstance(settings, FollowerSettings):
-            await opened.enter_async_context(Watchdog(settings.hang_limit_s))
+        if isinstance(settings, FollowerSettings | ProbeSettings):
+            limit_s = settings.hang_limit_s if isinstance(settings, ConsumerSettings) else HANG_LIMIT_S
+            await opened.enter_async_context(Watchdog(limit_s))
         await opened.enter_async_context(storage)
         metrics = ServiceMetrics(name)
         metrics.watch_storage(storage)
@@ -168,3 +182,59 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+# Watchdog: ends a process whose event loop hangs, so that its supervisor starts it again.
+
+HANGS = 70
+"""The exit status of a process whose event loop or whose end hangs."""
+
+_TICK_S = 1.0
+
+
+class Watchdog:
+    """A thread that ends the process when the event loop hangs for `limit_s`.
+
+    Kafka would not find out, because heartbeats have a thread of their own. The thread counts its own ticks and asks no
+    clock: a process that was halted as a whole, with its machine or alone, doesn't hang when it continues.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._silent_s = 0.0
+        self._over = threading.Event()
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._ticking = asyncio.create_task(self._tick())
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over.set()
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            self._silent_s = 0.0
+            await asyncio.sleep(_TICK_S)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_TICK_S):
+            self._silent_s += _TICK_S
+            if self._silent_s > self._limit_s:
+                _end("the event loop hangs; the process ends", self._limit_s)
+
+
+def end_within(limit_s: float) -> None:
+    """Ends the process after `limit_s`, whatever its event loop and its threads do until then."""
+    timer = threading.Timer(limit_s, _end, ["the process did not end by itself and is cut off", limit_s])
+    timer.daemon = True
+    timer.start()
+
+
+def _end(what: str, limit_s: float) -> NoReturn:
+    """Says where each thread is, on stderr, and ends the process."""
+    log.error(what, limit_s=limit_s)
+    faulthandler.dump_traceback()
+    os._exit(HANGS)

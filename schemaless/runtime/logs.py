@@ -11,15 +11,18 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import stamina.instrumentation
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from schemaless.config import LogFormat
 from schemaless.errors import Misconfigured
+
+if TYPE_CHECKING:
+    import stamina.instrumentation
 
 log = structlog.get_logger()
 
@@ -54,6 +57,19 @@ _REFUSALS = {
     re.compile("SSLCertVerification"): "a broker of Kafka has a certificate that isn't accepted",
 }
 """What is said of a broker that answers, by words in the name of the error's class. An outage is the wrong trail."""
+
+
+class LossyOutput:
+    """Standard output, which loses what can't be written: a broken pipe or a full disk costs lines, and no request."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return sys.stdout.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
 
 
 class _Kind:
@@ -176,9 +192,9 @@ def configure_logging(
     structlog.configure(
         processors=[*shared, limit, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyOutput())),
     )
-    handler = logging.StreamHandler(sys.stdout)
+    handler = logging.StreamHandler(LossyOutput())
     handler.addFilter(limit.filter)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -190,7 +206,23 @@ def configure_logging(
     root.handlers[:] = [handler]
     # What libraries say below a warning is of use to their authors, and at debug level it fills a disk.
     root.setLevel(logging.INFO if number < logging.INFO else max(number, logging.WARNING))
-    stamina.instrumentation.set_on_retry_hooks([_tell_retry])
+    from stamina.instrumentation import set_on_retry_hooks  # comes with the extra mysql, which services have
+
+    set_on_retry_hooks([_tell_retry])
+
+
+def limit_repeats(libraries: Collection[str]) -> None:
+    """Bounds the repeats of some libraries' lines in a program that has a log of its own. It may be called again.
+
+    A filter of a logger doesn't count for those below it, so each has it.
+    """
+    names = [*libraries, *(n for n in list(logging.root.manager.loggerDict) if n.partition(".")[0] in libraries)]
+    for name in names:
+        if _of_programs.filter not in (logger := logging.getLogger(name)).filters:
+            logger.addFilter(_of_programs.filter)
+
+
+_of_programs = LogLimit(RepeatLimiter())
 
 
 def _name_library(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:

@@ -9,6 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from schemaless.errors import SchemalessError
+
+T = TypeVar("T")
 
 COST_SHARE_MAX = 0.05
 """The part of the time that samples take at most."""
@@ -29,12 +35,29 @@ def pause_between(took_s: float, usual_s: float, *, pause_min_s: float, pause_ma
     return min(pause_max_s, max(pause_min_s, _STEEPNESS * usual_s * excess**2))
 
 
-async def sample_forever(step: Callable[[], Awaitable[None]], period_s: float) -> None:
-    """Takes a sample every `period_s` seconds. Samples that cost much are rarer: COST_SHARE_MAX of the time at most."""
-    while True:
-        began = time.monotonic()
-        await step()
-        await asyncio.sleep(max(period_s, (time.monotonic() - began) / COST_SHARE_MAX))
+class Sampled(Generic[T]):
+    """The last answer to a question that is asked every `period_s`, so that readiness and metrics know it.
+
+    An answer that costs much is asked for less often: it takes COST_SHARE_MAX of the time at most.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], period_s: float, first: T) -> None:
+        self.last = first
+        self.at = time.monotonic()
+        self._ask = ask
+        self._period_s = period_s
+
+    async def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self.step()
+            await asyncio.sleep(max(self._period_s, (time.monotonic() - began) / COST_SHARE_MAX))
+
+    async def step(self) -> None:
+        """Asks once. The answer of before is nearer to the truth than none."""
+        with suppress(SchemalessError):
+            self.last = await self._ask()
+            self.at = time.monotonic()
 
 
 class Pace:

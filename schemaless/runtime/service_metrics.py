@@ -8,12 +8,13 @@ state that changes under it, and a process whose loop hangs is seen as down.
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -22,10 +23,13 @@ from prometheus_client.registry import Collector
 
 from schemaless.config import MeasuredSettings, program_version, variable_of
 from schemaless.errors import Misconfigured
-from schemaless.runtime.private_file import read_private_text
-from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.runtime.loop_lag import LoopLag
+from schemaless.runtime.tls import read_private_text
+from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, NodeCounts
 from schemaless.storage.translation import refusals
+from schemaless.topology import Role
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 STAGE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -41,13 +45,14 @@ class ServiceMetrics:
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        build = Gauge(
-            "schemaless_build_info", "1, with what this process is.", ["service", "version"], registry=self.registry
-        )
-        build.labels(service, program_version()).set(1)
+        self.watch(BUILD, lambda: [((service, program_version()), 1)])
 
     def watch_storage(self, storage: AsyncStorage) -> None:
-        self.registry.register(_StorageCollector(storage))
+        self.watch(OF_PROCESS, lambda: [((), storage.loop_lag)])
+        self.watch(OF_SERVERS, lambda: ((of_node(node), node.counts) for node in storage.nodes.values()))
+
+    def watch(self, table: Table[T], items: Items[T]) -> None:
+        self.registry.register(TableCollector(table, items))
 
     @asynccontextmanager
     async def served(self, settings: MeasuredSettings) -> AsyncIterator[None]:
@@ -105,40 +110,84 @@ def scrape_token(host: str, file: Path | None) -> str | None:
     return None
 
 
-class _StorageCollector(Collector):
-    """How late the event loop was, and what the MySQL servers did for this process."""
+# Tables: a metric is a row. Its name has its labels, and it says what it is and where its value comes from.
 
-    def __init__(self, storage: AsyncStorage) -> None:
-        self._storage = storage
+Values = float | Mapping[Any, float] | None
+"""One value, none while it isn't known, or values by those of the row's last labels."""
+
+
+class Row(NamedTuple, Generic[T]):
+    kind: type[CounterMetricFamily | GaugeMetricFamily]
+    what: str
+    value: Callable[[T], Values]
+
+
+Table = Mapping[str, Row[T]]
+"""Metrics of the same items, by names without the `_total` of counters: `schemaless_a_counter{first_label, second}`."""
+Items = Callable[[], Iterable[tuple[Sequence[object], T]]]
+"""Finds what a table is about when somebody asks, each with the values of the labels that its metrics begin with."""
+
+
+class Times(NamedTuple):
+    """A histogram of times."""
+
+    name: str
+    what: str
+    labels: tuple[str, ...]
+
+
+def gauge(what: str, value: Callable[[T], Values]) -> Row[T]:
+    return Row(GaugeMetricFamily, what, value)
+
+
+def counter(what: str, value: Callable[[T], Values]) -> Row[T]:
+    return Row(CounterMetricFamily, what, value)
+
+
+class TableCollector(Collector, Generic[T]):
+    def __init__(self, table: Table[T], items: Items[T]) -> None:
+        self._table = table
+        self._items = items
 
     def collect(self) -> Iterable[Metric]:
-        late = CounterMetricFamily("schemaless_service_loop_late_seconds", "Time in which the event loop stood still.")
-        late.add_metric([], self._storage.loop_lag.late_s())
-        longest = GaugeMetricFamily("schemaless_service_loop_late_longest_seconds", "The longest such time at once.")
-        longest.add_metric([], self._storage.loop_lag.longest_s)
-        yield from (late, longest)
-        labels = ["cluster", "node", "role"]
-        operations = CounterMetricFamily(
-            "schemaless_service_mysql_operations", "Operations that a MySQL server was asked for.", labels=labels
-        )
-        seconds = CounterMetricFamily(
-            "schemaless_service_mysql_operation_seconds", "Time that they took in all.", labels=labels
-        )
-        errors = CounterMetricFamily(
-            "schemaless_service_mysql_errors", "Operations that failed, by kind of error.", labels=[*labels, "error"]
-        )
-        for node in self._storage.nodes.values():
-            named = [node.node.cluster, node.node.name, node.node.role.value]
-            operations.add_metric(named, node.counts.operations)
-            seconds.add_metric(named, node.counts.seconds)
-            for kind, count in node.counts.errors.items():
-                errors.add_metric([*named, kind], count)
-        yield from (operations, seconds, errors)
-        refused = CounterMetricFamily(
-            "schemaless_service_mysql_refusals",
-            "Errors of MySQL servers that are no request's fault, by number.",
-            labels=["node", "code"],
-        )
-        for (name, number), count in refusals.counts.items():
-            refused.add_metric([name, str(number)], count)
-        yield refused
+        found = list(self._items())
+        for shown, row in self._table.items():
+            name, _, named = shown.rstrip("}").partition("{")
+            family = row.kind(name, row.what, labels=named.split(", ") if named else ())
+            for labels, item in found:
+                values = row.value(item)
+                for more, value in values.items() if isinstance(values, Mapping) else [((), values)]:
+                    if value is not None:
+                        each = (*labels, *(more if isinstance(more, tuple) else (more,)))
+                        family.add_metric([str(label) for label in each], float(value))
+            yield family
+
+
+BUILD: Table[int] = {"schemaless_build_info{service, version}": gauge("1, with what this process is.", lambda one: one)}
+OF_PROCESS: Table[LoopLag] = {
+    "schemaless_service_loop_late_seconds": counter(
+        "Time in which the event loop stood still.", lambda loop_lag: loop_lag.late_s()
+    ),
+    "schemaless_service_loop_late_longest_seconds": gauge(
+        "The longest such time at once.", lambda loop_lag: loop_lag.longest_s
+    ),
+    "schemaless_service_mysql_refusals{node, code}": counter(
+        "Errors of MySQL servers that are no request's fault, by number.", lambda _: refusals.counts
+    ),
+}
+OF_SERVERS: Table[NodeCounts] = {
+    "schemaless_service_mysql_operations{cluster, node, role}": counter(
+        "Operations that a MySQL server was asked for.", lambda counts: counts.operations
+    ),
+    "schemaless_service_mysql_operation_seconds{cluster, node, role}": counter(
+        "Time that they took in all.", lambda counts: counts.seconds
+    ),
+    "schemaless_service_mysql_errors{cluster, node, role, error}": counter(
+        "Operations that failed, by kind of error.", lambda counts: counts.errors
+    ),
+}
+
+
+def of_node(node: AsyncNode) -> tuple[str, str, Role]:
+    """Returns the labels of a server."""
+    return node.node.cluster, node.node.name, node.role

@@ -2,20 +2,22 @@
 
 The accounts are made while a data folder is initialised, before there is a binary log. No other account that can log in
 is left: every server of a stack knows the same four, and a minion needs nothing but the master's log. Services can't
-write to a minion, read accounts or touch files (I17). Connections are the stack's one use of a driver.
+write to a minion, read accounts or touch files (I17).
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schemaless.errors import StorageUnavailable
 from schemaless.stack.programs import Flavour
 from schemaless.storage.sql import SERVICE_PRIVILEGES
+from schemaless.topology import Node
+
+if TYPE_CHECKING:
+    from schemaless.storage.admin_session import AdminSession
 
 ADMIN_USER = "admin"
 SERVICE_USER = "schemaless"
@@ -37,10 +39,8 @@ def new_accounts() -> Accounts:
     return Accounts(*(secrets.token_hex(16) for _ in range(4)))
 
 
-_MONITOR = {
-    Flavour.MARIADB: "BINLOG MONITOR, REPLICA MONITOR",
-    Flavour.MYSQL: "REPLICATION CLIENT",
-}
+_REPLICA = {Flavour.MARIADB: "REPLICA MONITOR", Flavour.MYSQL: "REPLICATION CLIENT"}
+_MONITOR = _REPLICA | {Flavour.MARIADB: "BINLOG MONITOR, REPLICA MONITOR"}
 _NOBODY_ELSE = {
     # Under --bootstrap the grant tables are not loaded yet: rows first, then FLUSH.
     Flavour.MARIADB: ("DELETE FROM mysql.global_priv WHERE User IN ('', 'root')", "FLUSH PRIVILEGES"),
@@ -52,14 +52,15 @@ def account_statements(flavour: Flavour, accounts: Accounts) -> tuple[str, ...]:
     """Returns the SQL that leaves exactly our four accounts on a new server. On MySQL it can be repeated.
 
     The services' account gets a datastore's databases when the datastore is created. PROCESS shows it its own idle
-    transactions. As it has neither SUPER nor a right to write in spite of it, `read_only` binds it.
+    transactions, and the right beside it the filters of replication. As it has neither SUPER nor a right to write in
+    spite of it, `read_only` binds it.
     """
     return (
         *(_NOBODY_ELSE[flavour] if flavour is Flavour.MARIADB else ()),
         f"CREATE USER IF NOT EXISTS '{ADMIN_USER}'@'%' IDENTIFIED BY '{accounts.admin_password}'",
         f"GRANT ALL PRIVILEGES ON *.* TO '{ADMIN_USER}'@'%' WITH GRANT OPTION",
         f"CREATE USER IF NOT EXISTS '{SERVICE_USER}'@'%' IDENTIFIED BY '{accounts.service_password}'",
-        f"GRANT PROCESS ON *.* TO '{SERVICE_USER}'@'%'",
+        f"GRANT PROCESS, {_REPLICA[flavour]} ON *.* TO '{SERVICE_USER}'@'%'",
         f"GRANT {SERVICE_PRIVILEGES} ON schemaless.* TO '{SERVICE_USER}'@'%'",
         f"CREATE USER IF NOT EXISTS '{READER_USER}'@'%' IDENTIFIED BY '{accounts.reader_password}'",
         f"GRANT SELECT, PROCESS, SHOW DATABASES, {_MONITOR[flavour]} ON *.* TO '{READER_USER}'@'%'",
@@ -69,72 +70,17 @@ def account_statements(flavour: Flavour, accounts: Accounts) -> tuple[str, ...]:
     )
 
 
-if TYPE_CHECKING:  # the command line finds a stack without a driver
-    import pymysql
-    from pymysql.cursors import DictCursor
+def session(server: Node) -> AdminSession:
+    """Opens a connection. Raises StorageUnavailable."""
+    from schemaless.storage.admin_session import AdminSession  # the command line finds a stack without a driver
 
-TIMEOUT_S = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The address and the account of a connection. It uses the socket where there is one."""
-
-    socket: str | None
-    user: str
-    password: str = field(repr=False)
-    host: str = "127.0.0.1"
-    port: int = 3306
-
-    def __str__(self) -> str:
-        return self.socket or f"{self.host}:{self.port}"
+    return AdminSession(server)
 
 
-class Session:
-    """One open connection with autocommit."""
-
-    def __init__(self, connection: pymysql.Connection[DictCursor]) -> None:
-        self._connection = connection
-
-    def query(self, statement: str) -> list[dict[str, Any]]:
-        """Runs one statement, and returns its rows by column name."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
-
-
-@contextmanager
-def session(address: ServerAddress) -> Iterator[Session]:
-    """Opens a connection. Raises StorageUnavailable when the server is unreachable or refuses a statement."""
-    import pymysql
-    from pymysql.cursors import DictCursor
-
-    try:
-        connection = pymysql.connect(
-            host=address.host,
-            port=address.port,
-            unix_socket=address.socket,
-            user=address.user,
-            password=address.password,
-            autocommit=True,
-            cursorclass=DictCursor,
-            connect_timeout=2,
-            read_timeout=TIMEOUT_S,
-            write_timeout=TIMEOUT_S,
-            ssl_disabled=True,  # the servers' own certificates prove nothing, and passwords go by RSA
-        )
-        try:
-            yield Session(connection)
-        finally:
-            connection.close()
-    except pymysql.MySQLError as error:
-        raise StorageUnavailable(f"server at {address}: {error}") from error
-
-
-def answers(address: ServerAddress) -> bool:
+def answers(server: Node) -> bool:
     """True if the server accepts connections and queries now."""
     try:
-        with session(address) as connected:
+        with session(server) as connected:
             return bool(connected.query("SELECT 1"))
     except StorageUnavailable:
         return False

@@ -1,7 +1,7 @@
 """Settings files of the servers in containers: the embedded stack's settings, with a container's addresses.
 
 They are kept under deploy/docker, so that docker-compose.yml needs no Python. Run this module after a change of
-server_options.py or kafka_broker.py. A test compares.
+mysql_server.py or kafka_broker.py. A test compares.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from schemaless.stack.kafka_broker import ACCOUNTS, PROPERTIES, with_settings
-from schemaless.stack.server_options import COMMON, MASTER, MINION, MYSQL
+from schemaless.stack.mysql_server import COMMON, CONTROLLED, MYSQL, NO_START_MYSQL
 
 HEADING = "# Made by `python -m schemaless.stack.container_files deploy/docker`: change it there.\n"
 
@@ -36,25 +36,20 @@ config.providers.env.class=org.apache.kafka.common.config.provider.EnvVarConfigP
 
 def settings_files() -> dict[str, str]:
     """Content by path under deploy/docker."""
-    return {
-        "mysql/master.cnf": _option_file(MASTER, redo_log="256M"),
-        "mysql/minion.cnf": _option_file(MINION, redo_log="128M"),
-        "kafka/server.properties": _kafka_properties(),
-    }
-
-
-def _option_file(role_options: str, redo_log: str) -> str:
-    return f"{HEADING}[mysqld]\n{COMMON}{MYSQL.format(redo_log=redo_log)}{role_options}{CONTAINER}"
-
-
-def _kafka_properties() -> str:
-    """Returns the embedded broker's settings with the container's own ones."""
     accounts = ACCOUNTS.format(
         port=9092, controller_port=9093, protocol="SASL_PLAINTEXT", admin="${env:SCHEMALESS_KAFKA_PASSWORD}"
     )
     embedded = with_settings(PROPERTIES, accounts)
     settings = "".join(f"{line}\n" for line in embedded.splitlines() if not line.startswith("#"))  # reasons stand there
-    return HEADING + with_settings(settings, KAFKA)
+    return {
+        "mysql/server.cnf": mysql_option_file(NO_START_MYSQL + CONTROLLED),
+        "kafka/server.properties": HEADING + with_settings(settings, KAFKA),
+    }
+
+
+def mysql_option_file(role_options: str) -> str:
+    """Returns the options of a MySQL server in a container, all but its server_id."""
+    return f"{HEADING}[mysqld]\n{COMMON}{MYSQL.format(redo_log='256M')}{role_options}{CONTAINER}"
 
 
 def main(folder: Path) -> None:

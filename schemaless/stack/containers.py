@@ -1,38 +1,36 @@
-"""Sets up the servers of a stack in containers: accounts, replication, topology file, first datastore, token.
+"""Sets up a stack in containers, in two steps that docker-compose.yml runs at each start. Both may be repeated.
 
-Run once by docker-compose.yml, after the servers answer and before any service starts. Each step may be repeated.
-A server's host is the name of its service: CLUSTER-master, CLUSTER-minion-N (mysql_server.py).
+`accounts` makes accounts in MySQL and Kafka and their files, once the servers answer. Then the controller appoints
+masters and lets minions follow. `datastore` waits for the masters, and makes the first datastore and the services'
+token. Later starts wait for no server that is away, because the API is needed to promote another one. A server's host
+is the name of its service: a1, a2, a3 for cluster a (mysql_server.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaUser, account_file
-from schemaless.config import ContainerSettings
+from schemaless.config import ContainerAccountsSettings, ContainerDatastoreSettings
 from schemaless.errors import BusUnavailable, Misconfigured, SchemalessError, StorageUnavailable
 from schemaless.ops.tokens import issue_for_services
 from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
-from schemaless.runtime.private_file import write_private_text
-from schemaless.stack import kafka_broker, replication
-from schemaless.stack.admin import (
-    ADMIN_USER,
-    SERVICE_USER,
-    Accounts,
-    ServerAddress,
-    account_statements,
-    answers,
-    session,
-)
-from schemaless.stack.mysql_server import ServerRole, server_roles
+from schemaless.runtime.tls import write_private_text
+from schemaless.stack import kafka_broker
+from schemaless.stack.admin import ADMIN_USER, SERVICE_USER, Accounts, account_statements, answers, session
+from schemaless.stack.endpoints import await_masters
+from schemaless.stack.mysql_server import PlannedServer, planned_servers
 from schemaless.stack.plan import (
     CLUSTERS,
     MINIONS,
@@ -44,67 +42,90 @@ from schemaless.stack.plan import (
 )
 from schemaless.stack.programs import Flavour
 from schemaless.storage.asyncmy_driver import AsyncStorage
-from schemaless.topology import Node, Role, Topology, load_topology
+from schemaless.topology import Node, Topology, load_topology
 
 MYSQL_PORT = 3306
 ROOT = "root"
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
+"""A server's first start makes its files."""
+STARTED_AGAIN_S = 30.0
 TOKEN = "services"
 TOKEN_FILE = "token"
-CATCH_UP_TIMEOUT_S = 5  # less than a connection waits for an answer
 
 # Only of a server that never held anything of ours: what its image wrote at the first start (root's password) differs
 # from server to server, and a minion that met its master's would stop there.
 FORGET_HISTORY = "RESET BINARY LOGS AND GTIDS"
 
-# Not in the option file: the image's first start makes root's account, and would be refused.
-KEEP_READ_ONLY = "SET PERSIST super_read_only = ON"
-LET_ACCOUNTS_BE_MADE = "SET GLOBAL super_read_only = OFF"
-
 
 @dataclass(frozen=True, slots=True)
 class ServerContainer:
-    """One MySQL server, and where it is reached from here. Among themselves the servers use role names and 3306."""
+    """One MySQL server, and where it is reached from here. Among themselves the servers use these names and 3306."""
 
-    role: ServerRole
+    planned: PlannedServer
     host: str
     port: int = MYSQL_PORT
 
-    def address(self, user: str, password: str) -> ServerAddress:
-        return ServerAddress(None, user, password, self.host, self.port)
-
-    def administrator(self, accounts: Accounts) -> ServerAddress:
-        return self.address(ADMIN_USER, accounts.admin_password)
+    def administrator(self, accounts: Accounts) -> Node:
+        return self.known_to(ADMIN_USER, accounts.admin_password)
 
     def node(self, accounts: Accounts) -> Node:
-        role, password = self.role, accounts.service_password
-        return Node(role.name, role.cluster, role.role, self.host, self.port, SERVICE_USER, password)
+        return self.known_to(SERVICE_USER, accounts.service_password)
+
+    def known_to(self, user: str, password: str) -> Node:
+        """Returns the server as an account reaches it."""
+        return Node(self.planned.name, self.planned.cluster, self.host, self.port, user, password)
 
 
-def set_up(settings: ContainerSettings) -> None:
-    """Raises StorageUnavailable or BusUnavailable when a server is away, Misconfigured when it refuses us."""
-    servers = [ServerContainer(role, host=role.name) for role in server_roles(CLUSTERS, MINIONS)]
+def make_accounts(settings: ContainerAccountsSettings) -> None:
+    """Raises StorageUnavailable when a server is away at the first start, BusUnavailable when Kafka is, and
+    Misconfigured when one refuses us.
+    """
+    planned = planned_servers(CLUSTERS, MINIONS, controlled=True)
+    servers = [ServerContainer(one, one.name) for one in planned]
     accounts = Accounts(
         admin_password=settings.admin_password.get_secret_value(),
         service_password=settings.service_password.get_secret_value(),
         reader_password=settings.reader_password.get_secret_value(),
         replication_password=settings.replication_password.get_secret_value(),
     )
-    set_up_servers(servers, settings.root_password.get_secret_value(), accounts)
-    document = nodes_document(server.node(accounts) for server in servers)
+    patience_s = STARTED_AGAIN_S if settings.topology.exists() else READY_TIMEOUT_S
+    away = make_mysql_accounts(servers, settings.root_password.get_secret_value(), accounts, patience_s)
+    if away and not settings.topology.exists():
+        raise StorageUnavailable(f"{' and '.join(away)} didn't answer within {patience_s:.0f} s")
+    for name in away:
+        print(f"{name} doesn't answer, and is left as it is: `topology show` says what becomes of it")
+    document = with_added(nodes_document(server.node(accounts) for server in servers), settings.topology)
     write_private_json(settings.topology, document)
     write_private_json(settings.admin_topology, admin_document(document, accounts))
     kafka_administrator = KafkaAccount(KafkaUser.ADMIN, settings.kafka_password.get_secret_value())
     kafka_accounts.write_account(account_file(settings.admin_topology.parent, KafkaUser.ADMIN), kafka_administrator)
     kafka = KafkaAddress(settings.kafka, KafkaAccess(kafka_administrator))
     await_kafka(kafka)
-    topology = load_topology(settings.topology)
-    let_into_kafka(kafka, settings.topology.parent, known_datastores(topology))
-    create_default_datastore(topology, kafka, load_topology(settings.admin_topology))
+    let_into_kafka(kafka, settings.topology.parent, known_datastores(load_topology(settings.topology)))
+
+
+def with_added(document: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Returns a topology document with the servers that somebody added to the file since (docs/growth.md)."""
+    if file.exists():
+        names = {entry["name"] for entries in document["clusters"].values() for entry in entries}
+        for cluster, entries in json.loads(file.read_bytes())["clusters"].items():
+            added = [entry for entry in entries if entry["name"] not in names]
+            if added:
+                document["clusters"][cluster] = [*document["clusters"].get(cluster, ()), *added]
+    return document
+
+
+def make_datastore(settings: ContainerDatastoreSettings) -> None:
+    """Does nothing once it has succeeded. Raises Unavailable while a cluster has no open master."""
     token_file = settings.topology.with_name(TOKEN_FILE)
-    if not token_file.exists():
-        asyncio.run(keep_token(topology, token_file))
-    prove_replication(servers, accounts)
+    if token_file.exists():
+        return
+    topology = load_topology(settings.topology)
+    await_masters(topology, "`docker compose logs controller`")
+    administrator = read_account(account_file(settings.admin_topology.parent, KafkaUser.ADMIN))
+    kafka = KafkaAddress(settings.kafka, KafkaAccess(administrator))
+    create_default_datastore(topology, kafka, load_topology(settings.admin_topology))
+    asyncio.run(keep_token(topology, token_file))
 
 
 async def keep_token(topology: Topology, file: Path) -> None:
@@ -124,62 +145,29 @@ def let_into_kafka(kafka: KafkaAddress, folder: Path, datastores: Iterable[str] 
     kafka_accounts.grant(kafka, datastores)
 
 
-def set_up_servers(servers: Sequence[ServerContainer], root_password: str, accounts: Accounts) -> None:
-    """Accounts on all, then every minion attached to its master."""
-    minions = [server for server in servers if server.role.role is Role.MINION]
+def make_mysql_accounts(
+    servers: Sequence[ServerContainer], root_password: str, accounts: Accounts, patience_s: float = READY_TIMEOUT_S
+) -> list[str]:
+    """Returns who doesn't answer. Raises Misconfigured for a server that lets nobody in."""
     with ThreadPoolExecutor(len(servers)) as pool:
-        list(pool.map(lambda server: _make_accounts(server, root_password, accounts), servers))
-        list(pool.map(lambda server: _attach(server, accounts), minions))
+        made = list(pool.map(lambda server: _make_accounts(server, root_password, accounts, patience_s), servers))
+    return [server.planned.name for server, is_made in zip(servers, made, strict=True) if not is_made]
 
 
-def prove_replication(servers: Sequence[ServerContainer], accounts: Accounts) -> None:
-    """A minion that runs may stop at its next transaction: let it come to where its master is now, or try.
-
-    Raises StorageUnavailable with the reason of one that stopped. One that is only late is no failure.
+def _make_accounts(server: ServerContainer, root_password: str, accounts: Accounts, patience_s: float) -> bool:
+    """Leaves exactly our four accounts, unless the server doesn't answer. Each server makes its own, so none of it goes
+    into the binary log.
     """
-    masters = {server.role.cluster: server for server in servers if server.role.role is Role.MASTER}
-    for minion in servers:
-        if minion.role.role is Role.MINION:
-            _follow(minion, _history(masters[minion.role.cluster], accounts), accounts)
-
-
-def _make_accounts(server: ServerContainer, root_password: str, accounts: Accounts) -> None:
-    """Leave exactly our four accounts. Each server makes its own, so none of it goes into the binary log."""
-    administrator = _administrator(server, root_password, accounts)
+    administrator = _administrator(server, root_password, accounts, patience_s)
+    if administrator is None:
+        return False
     with session(administrator) as connected:
         if administrator.user == ROOT and not connected.query("SHOW DATABASES LIKE 'schemaless'"):
             connected.query(FORGET_HISTORY)
         connected.query("SET SESSION sql_log_bin = 0")
-        if server.role.role is Role.MINION:
-            connected.query(LET_ACCOUNTS_BE_MADE)
         for statement in account_statements(Flavour.MYSQL, accounts):
             connected.query(statement)
-    if server.role.role is Role.MINION:
-        with session(server.administrator(accounts)) as connected:  # root is gone
-            connected.query(KEEP_READ_ONLY)
-
-
-def _attach(minion: ServerContainer, accounts: Accounts) -> None:
-    """Attached before: only starts it, should somebody have stopped it."""
-    master = f"{minion.role.cluster}-master"
-    with session(minion.administrator(accounts)) as connected:
-        if not replication.is_attached(connected, Flavour.MYSQL):
-            replication.name_master(connected, Flavour.MYSQL, master, MYSQL_PORT, accounts)
-        replication.start(connected, Flavour.MYSQL, minion.role.name)
-
-
-def _history(server: ServerContainer, accounts: Accounts) -> str:
-    """The transactions that a server has executed, as a GTID set."""
-    with session(server.administrator(accounts)) as connected:
-        return str(connected.query("SELECT @@GLOBAL.gtid_executed AS executed")[0]["executed"])
-
-
-def _follow(minion: ServerContainer, history: str, accounts: Accounts) -> None:
-    with session(minion.administrator(accounts)) as connected:
-        connected.query(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{history}', {CATCH_UP_TIMEOUT_S})")
-        status = replication.status(connected, Flavour.MYSQL)
-    if status is None or not status.healthy:
-        raise StorageUnavailable(f"minion {minion.role.name} stopped replicating: {status and status.error}")
+    return True
 
 
 def await_kafka(bootstrap: str) -> None:
@@ -193,28 +181,37 @@ def await_kafka(bootstrap: str) -> None:
         time.sleep(0.2)
 
 
-def _administrator(server: ServerContainer, root_password: str, accounts: Accounts) -> ServerAddress:
-    """Returns root before the accounts are complete, ours afterwards. Root goes last, so one always works."""
-    candidates = (server.address(ROOT, root_password), server.administrator(accounts))
-    deadline = time.monotonic() + READY_TIMEOUT_S
+def _administrator(server: ServerContainer, root_password: str, accounts: Accounts, patience_s: float) -> Node | None:
+    """Returns root before the accounts are complete, ours afterwards, and None for a server that doesn't answer. Root
+    goes last, so one always works.
+    """
+    candidates = (server.known_to(ROOT, root_password), server.administrator(accounts))
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        for address in candidates:
-            if answers(address):
-                return address
+        for node in candidates:
+            if answers(node):
+                return node
         time.sleep(0.5)
+    try:
+        socket.create_connection((server.host, server.port), timeout=5).close()
+    except OSError:
+        return None
     raise Misconfigured(
-        f"{server.role.name} lets neither {ROOT} nor {ADMIN_USER} in: are these the passwords of its first start?"
+        f"{server.planned.name} lets neither {ROOT} nor {ADMIN_USER} in: are these the passwords of its first start?"
         " Volumes of a release without that account have to be made anew"
     )
 
 
-def main() -> None:
+def main(step: str) -> None:
     try:
-        set_up(ContainerSettings())  # type: ignore[call-arg]  # from the environment
+        if step == "accounts":
+            make_accounts(ContainerAccountsSettings())  # type: ignore[call-arg]  # from the environment
+        else:
+            make_datastore(ContainerDatastoreSettings())  # type: ignore[call-arg]
     except SchemalessError as error:
         sys.exit(f"error: {error} ({error.hint})")
-    print("the servers are set up")
+    print(f"{step}: done")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

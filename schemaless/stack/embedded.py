@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,9 @@ from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError, Unavailable
 from schemaless.quantity import quantity
 from schemaless.stack import kafka_broker, mysql_server
-from schemaless.stack.endpoints import refresh_endpoints, remove_endpoints
-from schemaless.stack.local import minions_with_masters
+from schemaless.stack.endpoints import await_masters, present_masters, refresh_endpoints, remove_endpoints
 from schemaless.stack.plan import (
+    PortInUse,
     StackPlan,
     admin_document,
     create_default_datastore,
@@ -33,35 +34,36 @@ from schemaless.stack.plan import (
     known_datastores,
     load_or_make_plan,
     load_plan,
+    require_free,
+    require_plan,
     topology_document,
+    verify_paths,
     write_private_json,
 )
-from schemaless.stack.ports import PortInUse, require_free
-from schemaless.stack.processes import (
+from schemaless.stack.programs import SEE_LOG
+from schemaless.stack.supervision import (
+    CONTROLLER,
     ProcessRole,
+    ProcessState,
+    ProcessStatus,
     SupervisedProgram,
+    checkout_folder,
+    is_up,
     load_programs,
+    processes,
     save_program,
     server_programs,
     service_programs,
-    with_present_settings,
-)
-from schemaless.stack.programs import SEE_LOG
-from schemaless.stack.replication import attach
-from schemaless.stack.supervision import (
-    ProcessState,
-    ProcessStatus,
-    is_up,
-    processes,
     start,
     start_supervisor,
     stop_all,
     stop_supervisor,
     wait_for,
+    with_present_settings,
 )
-from schemaless.topology import Role, load_topology
+from schemaless.topology import load_topology
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
 ORPHANS_TIMEOUT_S = 30.0
 FIRST_START_BYTES = 2 << 30  # six data folders with their redo logs
 START_BYTES = 256 << 20
@@ -85,7 +87,8 @@ def up(
     Processes that are held down stay down. Raises Misconfigured or Unavailable with the reason.
     """
     home = home_folder(settings)
-    with _disk_full_reported(home), _one_at_a_time(home, say):
+    verify_paths(home, settings.cache.expanduser().absolute(), checkout_folder(), Path(sys.prefix))
+    with _disk_full_reported(home), one_at_a_time(home, say):
         plan = load_or_make_plan(settings)
         if not is_up(plan):
             _prepare(plan, services(plan), say)
@@ -103,6 +106,28 @@ def up(
         return refresh_endpoints(home)
 
 
+def up_process(home: Path, name: str) -> None:
+    """Lets one process run again, and returns when it runs. A server also has to answer.
+
+    Raises Misconfigured for a server whose data folder is gone: only the start of the stack makes one.
+    """
+    plan = require_plan(home)
+    servers = {server.name: server for server in plan.servers()}
+    folder = plan.broker().data if name == "kafka" else servers[name].data if name in servers else None
+    if folder is not None and not folder.is_dir():
+        raise Misconfigured(
+            f"the data folder of {name} is gone: {folder}",
+            hint="bring it back, or let `schemaless down` and `schemaless up` make an empty one. Into an empty Kafka"
+            " tailers publish everything again by themselves: docs/operating-the-log.md",
+        )
+    start(home, name)
+    wait_for(home, [name], {ProcessState.RUNNING}, timeout_s=READY_TIMEOUT_S)
+    if name == "kafka":
+        kafka_broker.wait_ready(plan.broker())
+    elif name in servers:
+        mysql_server.wait_ready(servers[name], plan.accounts)
+
+
 def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
     """Stops everything in order. Data stays. Does nothing if the stack isn't running."""
     home = home_folder(settings)
@@ -110,11 +135,11 @@ def down(settings: StackSettings, *, say: Say = lambda line: None) -> None:
     if plan is None:
         say(f"there is no stack in {home}")
         return
-    with _one_at_a_time(home, say):
+    with one_at_a_time(home, say):
         if is_up(plan):
             # Users of a server stop before it, and minions before the masters that they read from.
             everything = processes(home)
-            masters = {server.name for server in plan.servers() if server.role is Role.MASTER}
+            masters = present_masters(load_topology(plan.topology_file))
             mysql = {process.name for process in everything if process.role is ProcessRole.MYSQL}
             stages = {
                 "services": {process.name for process in everything if _is_service(process)},
@@ -164,10 +189,11 @@ def _start_storage(plan: StackPlan, say: Say) -> None:
     awaited = [server for server in servers if server.name in running]
     with ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(lambda server: mysql_server.wait_ready(server, plan.accounts), awaited))
-        list(pool.map(lambda pair: attach(pair[0], pair[1], plan.accounts), minions_with_masters(awaited)))
     document = topology_document(servers, plan.accounts)
     write_private_json(plan.topology_file, document)
     write_private_json(plan.admin_topology_file, admin_document(document, plan.accounts))
+    if _start(plan, [CONTROLLER], "the controller", say):
+        await_masters(load_topology(plan.topology_file), plan.log(CONTROLLER))
 
 
 def _let_into_kafka(plan: StackPlan, datastores: Sequence[str]) -> None:
@@ -242,7 +268,7 @@ def _await_ports(plan: StackPlan) -> None:
 
 
 @contextmanager
-def _one_at_a_time(home: Path, say: Say) -> Iterator[None]:
+def one_at_a_time(home: Path, say: Say) -> Iterator[None]:
     """Lets only one command work on the folder. A second one waits."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:

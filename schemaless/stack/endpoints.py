@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,17 @@ from typing import Any, TextIO
 import msgspec
 
 from schemaless.bus.kafka_accounts import KafkaUser
-from schemaless.errors import SchemalessError
+from schemaless.errors import SchemalessError, StorageUnavailable, Unavailable
 from schemaless.ops.datastores import list_datastores
 from schemaless.stack.admin import READER_USER
 from schemaless.stack.plan import StackPlan, require_plan, write_private_json
+from schemaless.stack.programs import SEE_LOG
 from schemaless.stack.supervision import ProcessStatus, processes
-from schemaless.topology import Role, load_topology
+from schemaless.storage.operation import query
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import Topology, load_topology
+
+MASTERS_TIMEOUT_S = 60.0
 
 
 def refresh_endpoints(home: Path) -> dict[str, Any]:
@@ -99,7 +105,11 @@ def _scrape_targets(running: Iterable[ProcessStatus]) -> list[dict[str, Any]]:
 
 def _clusters(plan: StackPlan, running: Mapping[str, ProcessStatus]) -> dict[str, Any]:
     clusters: dict[str, Any] = {}
+    topology = load_topology(plan.topology_file)
+    masters = present_masters(topology)
     for server in plan.servers():
+        if server.name not in topology.nodes:  # it is being added, and nobody uses it yet
+            continue
         process = running.get(server.name)
         entry = {
             "name": server.name,
@@ -111,11 +121,45 @@ def _clusters(plan: StackPlan, running: Mapping[str, ProcessStatus]) -> dict[str
             "password": plan.accounts.reader_password,
         }
         cluster = clusters.setdefault(server.cluster, {"master": None, "minions": []})
-        if server.role is Role.MASTER:
+        if server.name in masters:
             cluster["master"] = entry
         else:
             cluster["minions"].append(entry)
     return clusters
+
+
+def present_masters(topology: Topology) -> set[str]:
+    """Returns the names of the servers that are masters now."""
+    with SyncStorage(topology) as storage:
+        return {master.node.name for master in storage.masters}
+
+
+def await_masters(topology: Topology, log: object) -> None:
+    """Waits until the controller, whose log is named, has opened a master of each cluster. Raises Unavailable after a
+    minute.
+    """
+    deadline = time.monotonic() + MASTERS_TIMEOUT_S
+    while closed := closed_clusters(topology):
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"no server takes writes for {' and '.join(closed)}; the controller's log: {log}", hint=SEE_LOG
+            )
+        time.sleep(0.1)
+
+
+def closed_clusters(topology: Topology) -> list[str]:
+    """Returns the clusters that no server takes writes for."""
+    with SyncStorage(topology) as storage:
+        storage.look()
+        return [name for name in topology.clusters if not _is_open(storage, name)]
+
+
+def _is_open(storage: SyncStorage, cluster: str) -> bool:
+    try:
+        ((read_only,),) = storage.master(cluster).run(query, "SELECT @@GLOBAL.read_only", again_on=())
+    except StorageUnavailable:
+        return False
+    return cluster in storage.appointments and not read_only
 
 
 @contextmanager

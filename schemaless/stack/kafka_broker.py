@@ -19,12 +19,11 @@ from pathlib import Path
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser
 from schemaless.errors import BusUnavailable
 from schemaless.runtime.kafka_access import SCRAM, KafkaAccess, KafkaAddress
-from schemaless.runtime.private_file import write_private_text
-from schemaless.runtime.tls import Tls
+from schemaless.runtime.tls import Tls, write_private_text
 from schemaless.stack.programs import SEE_LOG, find_kafka_jars, find_program
 
 FORMAT_TIMEOUT_S = 60
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0  # a broker on a busy machine has taken more than a minute
 
 PROPERTIES = """\
 process.roles=broker,controller
@@ -245,5 +244,5 @@ def _format(broker: KafkaBroker) -> None:
 
 
 def _java(folder: Path, *options: str) -> list[str]:
-    logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
+    logging = f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}"  # it takes a URI
     return [find_program("java"), *options, logging, "-cp", f"{find_kafka_jars()}/*"]

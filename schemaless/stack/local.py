@@ -15,15 +15,15 @@ from pathlib import Path
 
 from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaAccounts
+from schemaless.errors import StorageUnavailable
 from schemaless.stack import kafka_broker, mysql_server
-from schemaless.stack.admin import Accounts, new_accounts
+from schemaless.stack.admin import REPLICATION_USER, Accounts, new_accounts, session
 from schemaless.stack.kafka_broker import BrokerTls, KafkaBroker
-from schemaless.stack.mysql_server import MySQLServer, server_roles
-from schemaless.stack.plan import admin_document, topology_document, write_private_json
-from schemaless.stack.ports import free_ports
+from schemaless.stack.mysql_server import MySQLServer, planned_servers
+from schemaless.stack.plan import admin_document, free_ports, topology_document, write_private_json
 from schemaless.stack.programs import Flavour
-from schemaless.stack.replication import attach
-from schemaless.topology import Topology, parse_topology
+from schemaless.storage.admin_session import AdminSession
+from schemaless.topology import Role, Topology, parse_topology
 
 STOP_TIMEOUT_S = 30
 
@@ -84,7 +84,7 @@ class LocalServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningTopology:
-    """Running storage servers by node name ("a-master", "a-minion-1", …). `path` is the topology file.
+    """Running storage servers by node name ("a1", "a2", …). `path` is the topology file.
 
     `administrators` is the same topology with the administrators' account.
     """
@@ -105,17 +105,18 @@ def running_topology(
     flavour: Flavour = Flavour.MARIADB,
     *,
     options: str = "",
+    controlled: bool = False,
 ) -> Iterator[RunningTopology]:
     """Runs storage clusters that replicate, on free ports. They are killed at the end, and their data stays.
 
-    `options` are further lines of every server's option file.
+    `options` are further lines of every server's option file. `controlled`: the servers wait for a controller.
     """
     accounts = new_accounts()
-    root, roles = folder.resolve(), server_roles(clusters, minions)
+    root, planned = folder.resolve(), planned_servers(clusters, minions, controlled=controlled)
     sockets = mysql_server.socket_folder(root / "run")
     described = [
-        role.server(root / role.name, port, sockets, flavour, root / role.name / "server.log")
-        for role, port in zip(roles, free_ports(len(roles)), strict=True)
+        server.server(root / server.name, port, sockets, flavour, root / server.name / "server.log")
+        for server, port in zip(planned, free_ports(len(planned)), strict=True)
     ]
     template = root / "template"
     mysql_server.make_template(template, flavour, accounts)
@@ -165,9 +166,9 @@ def running_kafka(
 
 
 def minions_with_masters(servers: Sequence[MySQLServer]) -> list[tuple[MySQLServer, MySQLServer]]:
-    """Returns every minion beside its master."""
-    masters = {server.cluster: server for server in servers if server.role == "master"}
-    return [(server, masters[server.cluster]) for server in servers if server.role == "minion"]
+    """Returns every minion beside its master, none where a controller attaches them."""
+    masters = {server.cluster: server for server in servers if server.role is Role.MASTER}
+    return [(server, masters[server.cluster]) for server in servers if server.role is Role.MINION]
 
 
 def _start_mysql(server: MySQLServer, accounts: Accounts, stack: ExitStack) -> LocalServer:
@@ -210,3 +211,31 @@ def _state(thread: Path) -> str | None:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+# Replication of one minion from its master, by GTIDs, from the very beginning of the master's log.
+#
+# A minion starts empty and reads the log from its first transaction, so it must be attached before the first log file
+# expires. Either side may be killed and started again at any time.
+
+HEALTHY_TIMEOUT_S = 30.0
+
+
+def attach(minion: MySQLServer, master: MySQLServer, accounts: Accounts) -> None:
+    """Point a minion at its master and wait until both halves run. Attached before: only waits."""
+    with session(minion.administrator(accounts)) as connected:
+        if not connected.replication():
+            connected.follow("127.0.0.1", master.port, REPLICATION_USER, accounts.replication_password)
+        if minion.flavour is Flavour.MARIADB:
+            minion.init_file.write_text(f"{mysql_server.RESUME_MARIADB}START SLAVE;\n")
+        start(connected)
+
+
+def start(connected: AdminSession) -> None:
+    """Start both halves and wait until they run. Raises StorageUnavailable, saying what stands in the way."""
+    connected.query("START REPLICA")  # runs already: a note, no error
+    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+    while not ((status := connected.replication()) and status.healthy):
+        if time.monotonic() > deadline:
+            raise StorageUnavailable(f"minion {connected.node.name} does not replicate: {status and status.error}")
+        time.sleep(0.05)

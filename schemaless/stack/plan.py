@@ -6,28 +6,35 @@ private files are written, and the datastore that every stack has from its first
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import random
+import re
+import socket
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, new_kafka_accounts
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured, SchemalessError
-from schemaless.runtime.private_file import write_private_text
-from schemaless.stack.admin import ADMIN_USER, Accounts, new_accounts
+from schemaless.runtime.tls import write_private_text
+from schemaless.stack.admin import ADMIN_USER, REPLICATION_USER, Accounts, new_accounts
 from schemaless.stack.kafka_broker import KafkaBroker
-from schemaless.stack.mysql_server import MySQLServer, server_roles, socket_folder
-from schemaless.stack.ports import free_ports, take_usual_ports
+from schemaless.stack.mysql_server import MySQLServer, PlannedServer, planned_servers, socket_folder
 from schemaless.stack.programs import Flavour
-from schemaless.topology import TOPOLOGY_VERSION, Node, Role, Topology
+from schemaless.topology import TOPOLOGY_VERSION, Node, Topology
 
-FORMAT = 3
+FORMAT = 4
 CLUSTERS = ("a", "b")
 MINIONS = 2
 API_PROCESSES = 2
-SERVICES = ("tailer-0", "indexer-0", "consumers-0", "cleaner-0")
+SERVICES = ("controller-0", "tailer-0", "indexer-0", "consumers-0", "cleaner-0")
 """The processes beside the API that every stack has."""
 DEFAULT_DATASTORE = "mezzanine"
 DEFAULT_SHARDS = 64  # the production default, 4096, takes minutes to create
@@ -43,29 +50,33 @@ class StackPlan:
     """One stack. `home` is absolute.
 
     `ports` are by server name, "kafka", "kafka-controller", "api-N", and "NAME-metrics" of the other services.
+    `planned` are the storage servers. Those of CLUSTERS come with the stack, others were added.
     """
 
     home: Path
     flavour: Flavour
     ports: Mapping[str, int]
     accounts: Accounts
+    planned: Sequence[PlannedServer]
     kafka_accounts: KafkaAccounts | None = None
 
     def servers(self) -> list[MySQLServer]:
         sockets = socket_folder(self.run)
         return [
-            role.server(
-                folder=self.home / "mysql" / role.name,
-                port=self.ports[role.name],
+            server.server(
+                folder=self.home / "mysql" / server.name,
+                port=self.ports[server.name],
                 sockets=sockets,
                 flavour=self.flavour,
-                log=self.log(role.name),
+                log=self.log(server.name),
             )
-            for role in server_roles(CLUSTERS, MINIONS)
+            for server in self.planned
         ]
 
-    def masters(self) -> list[MySQLServer]:
-        return [server for server in self.servers() if server.role is Role.MASTER]
+    def with_servers(self, planned: Sequence[PlannedServer]) -> StackPlan:
+        """Returns the plan with these servers. New ones get ports that are free now."""
+        new = [server.name for server in planned if server.name not in self.ports]
+        return replace(self, planned=planned, ports={**self.ports, **dict(zip(new, free_ports(len(new)), strict=True))})
 
     def broker(self) -> KafkaBroker:
         ports = self.ports
@@ -126,9 +137,14 @@ class StackPlan:
         return [f"http://127.0.0.1:{self.ports[name]}" for name in api_names()]
 
 
+def first_servers() -> list[PlannedServer]:
+    """Returns the storage servers that a new stack has."""
+    return planned_servers(CLUSTERS, MINIONS, controlled=True)
+
+
 def port_names() -> list[str]:
-    """Returns the names of all ports of a stack."""
-    servers = [role.name for role in server_roles(CLUSTERS, MINIONS)]
+    """Returns the names of the ports of a new stack."""
+    servers = [server.name for server in first_servers()]
     return [*servers, "kafka", "kafka-controller", *api_names(), *(f"{name}-metrics" for name in SERVICES)]
 
 
@@ -138,6 +154,22 @@ def api_names() -> list[str]:
 
 def home_folder(settings: StackSettings) -> Path:
     return settings.home.expanduser().absolute()
+
+
+_OF_A_PATH = re.compile(r"[A-Za-z0-9/._+@~ -]*")
+
+
+def verify_paths(*paths: Path) -> None:
+    """Raises Misconfigured for a path that the files of supervisord, MySQL, Kafka or Java can't hold as it is."""
+    for path in paths:
+        text = str(path)
+        good = _OF_A_PATH.match(text)
+        at = good.end() if good else 0
+        if at < len(text):
+            raise Misconfigured(
+                f"{text!r} has {text[at]!r} in its name, and a stack can't use such a folder: take one whose path has"
+                " only letters and digits of ASCII, blanks and . _ + @ ~ -"
+            )
 
 
 def load_plan(home: Path) -> StackPlan | None:
@@ -151,7 +183,9 @@ def load_plan(home: Path) -> StackPlan | None:
         accounts = Accounts(**document["accounts"])
         passwords = document["kafka_accounts"]
         kafka_accounts = None if passwords is None else KafkaAccounts(passwords)
-        return StackPlan(home, Flavour(document["flavour"]), document["ports"], accounts, kafka_accounts)
+        entries = document.get("servers")
+        planned = first_servers() if entries is None else [PlannedServer(role=None, **entry) for entry in entries]
+        return StackPlan(home, Flavour(document["flavour"]), document["ports"], accounts, planned, kafka_accounts)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -182,22 +216,21 @@ def load_or_make_plan(settings: StackSettings) -> StackPlan:
             ports |= take_usual_ports(settings.cache.expanduser() / "usual-ports", home)
         flavour = Flavour(settings.mysql_flavour or Flavour.MARIADB)
         kafka_accounts = new_kafka_accounts() if settings.kafka_accounts else None
-        plan = StackPlan(home, flavour, ports, new_accounts(), kafka_accounts)
-        _keep(plan)
-    elif lacking := [name for name in port_names() if name not in plan.ports]:  # a stack from before they had one
-        more = dict(zip(lacking, free_ports(len(lacking)), strict=True))
-        plan = replace(plan, ports={**plan.ports, **more})
-        _keep(plan)
+        plan = StackPlan(home, flavour, ports, new_accounts(), first_servers(), kafka_accounts)
+        keep_plan(plan)
     if settings.mysql_flavour and plan.flavour != settings.mysql_flavour:
         raise Misconfigured(f"the data in {home} is {plan.flavour}'s; SCHEMALESS_MYSQL_FLAVOUR asks for another")
     return plan
 
 
-def _keep(plan: StackPlan) -> None:
+def keep_plan(plan: StackPlan) -> None:
+    """Writes the plan. A reader sees the old one or the whole new one."""
+    fields = ("name", "cluster", "server_id", "cluster_id")
     document = {
         "format": FORMAT,
         "flavour": plan.flavour,
         "ports": dict(plan.ports),
+        "servers": [{name: getattr(server, name) for name in fields} for server in plan.planned],
         "accounts": asdict(plan.accounts),
         "kafka_accounts": plan.kafka_accounts and dict(plan.kafka_accounts.passwords),
     }
@@ -210,16 +243,14 @@ def topology_document(servers: Sequence[MySQLServer], accounts: Accounts) -> dic
 
 
 def admin_document(topology: Mapping[str, Any], accounts: Accounts) -> dict[str, Any]:
-    """Returns a topology document with the administrators' account."""
+    """Returns a topology document with the administrators' account, and that of replication."""
 
     def entry(node: Mapping[str, Any]) -> dict[str, Any]:
         return {**node, "user": ADMIN_USER, "password": accounts.admin_password}
 
-    clusters = {
-        name: {"master": entry(cluster["master"]), "minions": [entry(minion) for minion in cluster["minions"]]}
-        for name, cluster in topology["clusters"].items()
-    }
-    return {**topology, "clusters": clusters}
+    clusters = {name: list(map(entry, cluster)) for name, cluster in topology["clusters"].items()}
+    replication = {"user": REPLICATION_USER, "password": accounts.replication_password}
+    return {**topology, "clusters": clusters, "replication": replication}
 
 
 def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
@@ -235,11 +266,7 @@ def nodes_document(nodes: Iterable[Node]) -> dict[str, Any]:
             "password": node.password,
             "tls": node.tls and asdict(node.tls),
         }
-        cluster = clusters.setdefault(node.cluster, {"master": None, "minions": []})
-        if node.role is Role.MASTER:
-            cluster["master"] = entry
-        else:
-            cluster["minions"].append(entry)
+        clusters.setdefault(node.cluster, []).append(entry)
     return {"version": TOPOLOGY_VERSION, "clusters": clusters}
 
 
@@ -265,3 +292,87 @@ def known_datastores(topology: Topology) -> list[str]:
         return list(list_datastores(topology))
     except SchemalessError:
         return []
+
+
+# Free TCP ports on loopback. Owns how a port is picked, and what is said of one that is taken.
+
+# Below what Linux gives to outgoing connections (32768 and up), so a kept port isn't lost to one of them.
+PORTS = range(20000, 32000)
+ATTEMPTS_MAX = 200
+USUAL_PORTS = {"api-0": 8000, "api-1": 8001, "kafka": 9092}
+_reserved: set[int] = set()
+"""The ports that this process was given. The kernel doesn't refuse a process its own lock."""
+
+
+class PortInUse(Misconfigured):
+    hint = "stop the program that listens there, or start with another SCHEMALESS_HOME"
+
+
+def is_free(port: int) -> bool:
+    """True if a server could listen on this port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: TIME_WAIT is no obstacle
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that are free now. No other process of this user is given one while this process lives.
+
+    A server takes seconds until it listens. Without that, another stack could pick its port in the meantime.
+    """
+    chosen: list[int] = []
+    for port in random.sample(PORTS, min(ATTEMPTS_MAX, len(PORTS))):
+        if len(chosen) < count and is_free(port) and _reserve(port):
+            chosen.append(port)
+    if len(chosen) < count:
+        raise PortInUse(f"no {count} free ports found between {PORTS.start} and {PORTS.stop}")
+    return chosen
+
+
+def _reserve(port: int) -> bool:
+    """Returns False if a process has this port already, be it this one. The kernel gives it back when this one ends."""
+    if port in _reserved:
+        return False
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    _reserved.add(port)
+    return True
+
+
+@lru_cache(maxsize=1)
+def _reservations() -> int:
+    """A file of this user, of which one byte is locked for each port. It stays open: closing it would give all back."""
+    path = Path(tempfile.gettempdir()) / f"schemaless-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def take_usual_ports(record: Path, home: Path) -> dict[str, int]:
+    """Returns the ports of USUAL_PORTS that are free, unless another stack of this user has them.
+
+    `record` names the stack that took them. It may be down, and wants them again when it is started.
+    """
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with record.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        owner = file.read().strip()
+        if owner and owner != str(home) and (Path(owner) / "stack.json").exists():
+            return {}
+        file.truncate(0)
+        file.write(str(home))
+    return {name: port for name, port in USUAL_PORTS.items() if is_free(port)}
+
+
+def require_free(ports: Mapping[str, int]) -> None:
+    """Raises PortInUse with the first port that another program has. `ports` are by purpose."""
+    for purpose, port in ports.items():
+        if not is_free(port):
+            raise PortInUse(f"port {port} ({purpose}) is in use by another program")

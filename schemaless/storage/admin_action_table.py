@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from schemaless.errors import TableMissing
-from schemaless.storage.operation import Operation, query
-from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import sql
+from schemaless.storage.operation import Operation
+from schemaless.storage.sql import NOW
+from schemaless.storage.table import Table
 
 KEPT_DAYS = 400
 WHAT_CHARACTERS_MAX = 255
@@ -24,17 +24,15 @@ class AdminAction(msgspec.Struct, frozen=True, order=True):
     outcome: str
 
 
+_TABLE = Table("schemaless.admin_action", AdminAction)
+
+
 def insert(action: AdminAction) -> Operation[None]:
     """Adds an action, and deletes some that are older than KEPT_DAYS."""
-    yield sql(
-        "INSERT INTO schemaless.admin_action (at, who, what, peer, outcome) VALUES (UTC_TIMESTAMP(6), %s, %s, %s, %s)",
-        action.who[:96],
-        action.what[:WHAT_CHARACTERS_MAX],
-        action.peer[:64],
-        action.outcome[:64],
-    )
+    cut = AdminAction(0, action.who[:96], action.what[:WHAT_CHARACTERS_MAX], action.peer[:64], action.outcome[:64])
+    yield _TABLE.insert([cut], at=NOW)
     yield (
-        f"DELETE FROM schemaless.admin_action WHERE at < UTC_TIMESTAMP() - INTERVAL {KEPT_DAYS} DAY"
+        f"DELETE FROM {_TABLE.name} WHERE at < UTC_TIMESTAMP() - INTERVAL {KEPT_DAYS} DAY"
         f" ORDER BY action_id LIMIT {_DELETED_AT_ONCE}"
     )
 
@@ -42,13 +40,6 @@ def insert(action: AdminAction) -> Operation[None]:
 def newest(limit: int) -> Operation[list[AdminAction]]:
     """Returns the last actions that this server has, newest first."""
     try:
-        rows = yield from query(
-            sql(
-                f"SELECT {MICROSECONDS.format('at')}, who, what, peer, outcome FROM schemaless.admin_action"
-                " ORDER BY action_id DESC LIMIT %s",
-                limit,
-            )
-        )
+        return (yield from _TABLE.rows("ORDER BY action_id DESC LIMIT %s", limit))
     except TableMissing:
         return []
-    return [AdminAction(*row) for row in rows]

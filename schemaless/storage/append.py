@@ -6,15 +6,23 @@ holds a lock while it waits for a round trip.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from schemaless.cell import ColumnName, Placed, PutStatus, RowKey
-from schemaless.errors import ClockAhead, HeadsLocked, LockTimeout, Misconfigured, NeedsLockedHeads
-from schemaless.storage import shard_head
+from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RowKey
+from schemaless.errors import (
+    Busy,
+    ClockAhead,
+    LockTimeout,
+    NeedsLockedHeads,
+    NodeRefuses,
+    ShardsLocked,
+    StatementTimeout,
+)
+from schemaless.storage import appointment_table, shard_head
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.shard_head import MICROSECONDS, Head
 from schemaless.storage.sql import Name, Script, commas, literal, sql, time_literal
@@ -42,12 +50,13 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransactionSteps(msgspec.Struct, frozen=True, gc=False):
-    """What else a transaction does: `first`, while no head is locked yet, `locked`, before the cells are inserted, and
-    `last`. `numbers` are integers in SQL that it returns.
+    """What else a transaction does: `first`, while no head is locked yet, `locked`, before the cells are inserted, each
+    with the shard whose table it reads, and `last`. All are single statements. `numbers` are integers in SQL that it
+    returns.
     """
 
     first: Sequence[Script] = ()
-    locked: Sequence[Script] = ()
+    locked: Sequence[tuple[int, Script]] = ()
     last: Sequence[Script] = ()
     numbers: Sequence[Script] = ()
 
@@ -60,10 +69,11 @@ def insert_new(
 ) -> Operation[list[Placed]]:
     """Inserts cells of at most SHARDS_MAX shards, of which none exists yet, and returns their places, in order.
 
-    `before` runs first in the same transaction, while no head is locked yet. Raises DuplicateKey when a cell exists,
-    with nothing written, and what `insert` does.
+    `before` runs first in the same transaction, while no head is locked yet. Idempotency-Keys of cells are written in
+    it, too. Raises DuplicateKey when a cell exists, with nothing written, and what `insert` does.
     """
-    steps = TransactionSteps(first=before) if before else NOTHING_ELSE
+    keys = answers_of(datastore.name, ((cell.key, cell.idempotency_key) for cell in cells))
+    steps = TransactionSteps(first=before, last=keys) if before or keys else NOTHING_ELSE
     placed, _ = yield from insert(datastore, [NewRow(cell.shard, _values(cell)) for cell in cells], steps, latest)
     return placed
 
@@ -79,7 +89,9 @@ def insert(
     `latest` is the latest created_at that is believed, in microseconds since the epoch.
 
     Raises ClockAhead for a master whose clock is later, Misconfigured when a shard doesn't live on this cluster,
-    HeadsLocked when another transaction held heads for too long, and NeedsLockedHeads when a step made a NULL.
+    StaleTopology when the server's epoch is another one than this process believes, ShardsLocked when another session
+    held heads or a table for too long, LockTimeout when it held what a `first` step needs, and NeedsLockedHeads when a
+    step made a NULL.
     """
     shards = sorted({row.shard for row in rows})
     try:
@@ -93,15 +105,22 @@ def insert(
                 script, offsets = _script(datastore, shards, rows, steps, times)
                 results = yield script
             except NeedsLockedHeads:
-                yield from _verify_home(datastore, shards)
+                yield from shard_head.verify_home(datastore.name, shards)
+                yield from appointment_table.verify_none_newer()
                 yield from _verify_clock(latest)
                 raise
-    except LockTimeout as error:
+    except (LockTimeout, StatementTimeout) as error:
+        statement = error.statement if isinstance(error, LockTimeout) else 0
+        if 0 < statement <= len(steps.first):
+            raise
+        if (shard := _tables(shards, steps).get(statement)) is not None:
+            why = f"another session locks the table {datastore.database(shard)}.entity"
+            raise ShardsLocked(why, [shard]) from error
         locked = yield from shard_head.locked(datastore.name, shards)
         if locked:
             why = f"datastore {datastore.name}: another transaction holds the heads of shards {locked[:10]}"
-            raise HeadsLocked(why, locked) from error
-        raise
+            raise ShardsLocked(why, locked) from error
+        raise Busy(str(error)) from error
     ((text,),) = results[-1].rows
     numbers = [int(number) for number in text.split()]
     clock, own, numbers = numbers[0], numbers[1 : len(times.shown)], numbers[len(times.shown) :]
@@ -119,14 +138,6 @@ def insert(
             )
     placed = [_placed(heads[row.shard], offset) for row, offset in zip(rows, offsets, strict=True)]
     return placed, numbers[2 * len(shards) :]
-
-
-def _verify_home(datastore: Datastore, shards: Sequence[int]) -> Operation[None]:
-    """Raises Misconfigured when a shard doesn't live on this cluster."""
-    found = yield from shard_head.heads_of(datastore.name, shards)
-    missing = sorted(set(shards) - {head.shard for head in found})
-    if missing:
-        raise Misconfigured(f"datastore {datastore.name}: shards {missing[:5]} do not live on this cluster")
 
 
 def _verify_clock(latest: int | None) -> Operation[None]:
@@ -209,9 +220,9 @@ def _script(
             *steps.first,
             f"SELECT {shard_head.LOCK_WAIT} {commas(times.selected)},{commas(columns)}"
             f" INTO {commas(times.into)},{commas([f'@h{n},@g{n}' for n in variables.values()])}"
-            f" {shard_head.from_exactly(datastore.name, shards)} FOR UPDATE",
+            f" {shard_head.from_exactly(datastore.name, shards)}{shard_head.OF_EPOCH} FOR UPDATE",
             times.computed,
-            *steps.locked,
+            *(statement for _, statement in steps.locked),
             *(_insert(datastore, shard, here) for shard, here in values.items()),
             *steps.last,
             shard_head.MOVE.format(commas(moved)),
@@ -220,6 +231,30 @@ def _script(
         ]
     )
     return script, offsets
+
+
+def _tables(shards: Sequence[int], steps: TransactionSteps) -> dict[int, int]:
+    """Returns, by the statements of `_script` that need the table of one shard, counted from 0, that shard."""
+    before = 1 + len(steps.first) + 2
+    return dict(enumerate([*(shard for shard, _ in steps.locked), *shards], before))
+
+
+def held(datastore: Datastore, shards: Sequence[int]) -> Operation[list[int]]:
+    """Returns the shards, out of those that live here, whose head or table another session holds.
+
+    A table that is locked is waited for, so the ones after it are not looked at and count as held.
+    """
+    locked = set((yield from shard_head.locked(datastore.name, shards)))
+    left = [shard for shard in shards if shard not in locked]
+    while left:
+        try:
+            yield sql("SELECT added_id FROM %s.entity WHERE added_id = 0 FOR UPDATE", Name(datastore.database(left[0])))
+        except LockTimeout:
+            break
+        except NodeRefuses:  # nobody holds what isn't there
+            pass
+        left.pop(0)
+    return sorted(locked | set(left))
 
 
 def _insert(datastore: Datastore, shard: int, rows: list[Script]) -> Script:
@@ -233,11 +268,53 @@ def _values(cell: ShardCell) -> Script:
 
 def values(row_key: RowKey, column_name: ColumnName, ref_key: Script, body: bytes, cause: str | None) -> Script:
     """Returns the values of a NewRow. `ref_key` is a number or a variable."""
-    return f"x'{row_key.hex()}',x'{column_name.encode().hex()}',{ref_key},x'{body.hex()}',{cause_literal(cause)}"
+    return f"x'{row_key.hex()}',x'{column_name.encode().hex()}',{ref_key},x'{body.hex()}',{optional(cause)}"
 
 
-def cause_literal(cause: str | None) -> Script:
-    return "NULL" if cause is None else f"x'{cause.encode().hex()}'"
+def optional(text: str | None) -> Script:
+    return "NULL" if text is None else f"x'{text.encode().hex()}'"
+
+
+def answer_insertion(
+    datastore: str, row_key: RowKey, column_name: ColumnName, idempotency_key: str, ref_key: Script
+) -> Script:
+    """Returns a statement for the transaction that inserts the cell of a POST. `ref_key` is an expression."""
+    return (
+        sql(
+            "INSERT INTO schemaless.idempotency VALUES (%s, %s, %s, %s, ",
+            datastore.encode(),
+            row_key,
+            column_name.encode(),
+            idempotency_key.encode(),
+        )
+        + f"{ref_key}, UTC_TIMESTAMP(6))"
+    )
+
+
+def answers_of(datastore: str, posted: Iterable[tuple[CellKey, str | None]]) -> list[Script]:
+    """Returns statements that write the Idempotency-Keys of cells, where they have one. One that is there stays."""
+    return [
+        answer_insertion(datastore, key.row_key, key.column_name, idempotency_key, str(key.ref_key))
+        + " ON DUPLICATE KEY UPDATE ref_key = idempotency.ref_key"
+        for key, idempotency_key in posted
+        if idempotency_key is not None
+    ]
+
+
+def idempotency_keys(datastore: str, keys: Sequence[CellKey]) -> Operation[list[str | None]]:
+    """Returns the Idempotency-Keys of the POSTs that wrote these cells, at least one, in order."""
+    results = yield ";".join(
+        sql(
+            "SELECT idempotency_key FROM schemaless.idempotency WHERE datastore = %s AND row_key = %s"
+            " AND column_name = %s AND ref_key = %s LIMIT 1",
+            datastore.encode(),
+            key.row_key,
+            key.column_name.encode(),
+            key.ref_key,
+        )
+        for key in keys
+    )
+    return [result.rows[0][0].decode() if result.rows else None for result in results]
 
 
 def _placed(head: Head, offset: int) -> Placed:

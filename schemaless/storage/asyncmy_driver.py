@@ -7,22 +7,27 @@ stood still, never count against a server.
 from __future__ import annotations
 
 import asyncio
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, TypeVar
 
 import asyncmy
 
-from schemaless.errors import Overloaded, SchemalessError, StorageUnavailable
+from schemaless.errors import Overloaded, SchemalessError, ShardsMoved, StaleTopology, StorageUnavailable
 from schemaless.runtime.loop_lag import LiveTimeout, LoopLag
-from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
-from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
+from schemaless.runtime.name_lookup import NameLookups, no_address
+from schemaless.storage import placement_table
+from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node, stamp, verify_size
+from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, query, retries, runs_again
 from schemaless.storage.server_settings import ServerSettings
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, connecting_failed
-from schemaless.topology import Node, Topology
+from schemaless.topology import Appointment, Node, Role, Topology
 
 T = TypeVar("T")
 
@@ -33,16 +38,34 @@ class Traffic(StrEnum):
     WRITE = "write"
     READ = "read"
     PROBE = "probe"
+    WATCH = "watch"  # whether the server answers at all
 
 
 Shares = Mapping[Traffic, int]
 
+HANDOVER_S = 0.25
+"""How long a write waits for a master that is about to be opened. A planned change takes less."""
+LEASE_S = 1.0
+"""How long a master is believed to be one without a word of another server. Who opens another one waits for that."""
+_HANDOVER_PAUSE_S = 0.02
+_LOOK_PERIOD_S = 0.5
+_LOOK_WAIT_S = 0.1
+"""What a server that answers at all takes at most, when the others don't wait for it."""
+_LOOK_TIMEOUT_S = 1.0
+_SOON_S = 0.005
+_SOON_WAIT_S = 0.02
+"""While a shard moves: when the servers are looked at again, and how long such a look waits for one that hangs."""
+
+_lookups = NameLookups()
+"""Of this process."""
+
 
 def shares_of(connections_max: int) -> Shares:
-    """Divides the connections to one node: half of them for reads, one in eight for probes."""
+    """Divides the connections to one node: nearly half of them for reads, one in eight for probes, one to watch it."""
     probes = max(1, connections_max // 8)
     writes = max(1, connections_max * 3 // 8)
-    return {Traffic.WRITE: writes, Traffic.READ: max(1, connections_max - writes - probes), Traffic.PROBE: probes}
+    reads = max(1, connections_max - writes - probes - 1)
+    return {Traffic.WRITE: writes, Traffic.READ: reads, Traffic.PROBE: probes, Traffic.WATCH: 1}
 
 
 class _Lane:
@@ -69,11 +92,43 @@ class NodeCounts:
         """By the name of the error's class."""
 
 
-class AsyncNode:
+class AsyncNode(ABC):
+    """A MySQL server to run operations on: one of them, or the master of a cluster, whichever it is now."""
+
+    node: Node
+    settings: ServerSettings
+    counts: NodeCounts
+
+    @property
+    def role(self) -> Role:
+        return self.settings.role
+
+    @abstractmethod
+    async def run(
+        self,
+        operation: Callable[[*Args], Operation[T]],
+        *args: *Args,
+        timeout_s: float | None = None,
+        again_on: tuple[type[SchemalessError], ...] = AGAIN_ON,
+        traffic: Traffic = Traffic.READ,
+    ) -> T:
+        """Runs `operation(*args)` within `timeout_s` seconds, all attempts together, and returns its value.
+
+        It is run again from its start after the errors of `again_on`. An operation that isn't idempotent gives
+        `again_on=(Busy,)`: after Busy MySQL has rolled back, after a lost connection the outcome is unknown.
+
+        Raises StorageUnavailable (also when the time is over: the outcome is unknown then), Busy, NotDurable for a put
+        to a master whose settings may lose it, NotWhole for a read from a minion that may lack cells, or what the
+        operation raises. Raises Overloaded when no connection was free in that time, or when the event loop was too
+        late to see an answer: neither says anything about the server.
+        """
+
+
+class AsyncServer(AsyncNode):
     """One MySQL server, reached through at most `connections_max` connections. Lives on one event loop.
 
     With `shares` each kind of traffic has connections of its own, else all kinds share them. `settings` says what the
-    server's own settings promise. A master that breaks them takes no write.
+    server's own settings promise. A master that breaks them takes no write, and a minion is not read. Probes go on.
     """
 
     def __init__(
@@ -88,6 +143,7 @@ class AsyncNode:
         settings: ServerSettings | None = None,
     ) -> None:
         self.node = node
+        self.stamp = stamp(0, 0)
         self.settings = settings or ServerSettings(node)
         self.counts = NodeCounts()
         self._connect_timeout_s = connect_timeout_s
@@ -106,15 +162,6 @@ class AsyncNode:
         again_on: tuple[type[SchemalessError], ...] = AGAIN_ON,
         traffic: Traffic = Traffic.READ,
     ) -> T:
-        """Runs `operation(*args)` within `timeout_s` seconds, all attempts together, and returns its value.
-
-        It is run again from its start after the errors of `again_on`. An operation that isn't idempotent gives
-        `again_on=(Busy,)`: after Busy MySQL has rolled back, after a lost connection the outcome is unknown.
-
-        Raises StorageUnavailable (also when the time is over: the outcome is unknown then), Busy, NotDurable for a put
-        to a master whose settings may lose it, or what the operation raises. Raises Overloaded when no connection was
-        free in that time, or when the event loop was too late to see an answer: neither says anything about the server.
-        """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         lane = self._lanes[traffic]
         if lane.slots.locked():
@@ -145,6 +192,9 @@ class AsyncNode:
             self.counts.seconds += self._loop_lag.clock() - began
         raise AssertionError("stamina returns or raises")
 
+    def appoint(self, role: Role) -> None:
+        self.settings.appoint(role)
+
     async def close(self) -> None:
         for lane in self._lanes.values():
             while (connection := lane.pool.take()) is not None:
@@ -162,10 +212,17 @@ class AsyncNode:
         lane = self._lanes[traffic]
         connection = lane.pool.take() or await self._connect()
         try:
+            if connection.stamp is not self.stamp:
+                wanted = self.stamp
+                await _drive(connection, on_node(query(wanted), self.node.name))
+                connection.stamp = wanted
             if self.settings.due():
                 await _drive(connection, on_node(self.settings.ask(), self.node.name))
-            if traffic is Traffic.WRITE and self.settings.faults:
-                self.settings.require_durable()
+            if self.settings.faults:
+                if traffic is Traffic.WRITE:
+                    self.settings.require_durable()
+                elif traffic is Traffic.READ:
+                    self.settings.require_whole()
             value = await _drive(connection, on_node(operation(*args), self.node.name))
         except ConnectionClosed as error:
             lane.pool.give_after(connection, error)
@@ -186,6 +243,12 @@ class AsyncNode:
         assert task is not None, "only tasks connect"
         try:
             async with timeout:
+                if not self.node.socket:
+                    # The driver looks the name up again, in one of four threads that all nodes share. One that hangs
+                    # must not get that far.
+                    found = _lookups.begin(self.node.host)
+                    if not found.done():
+                        await asyncio.wrap_future(found)
                 cancels = task.cancelling()
                 # The driver's own time-out knows nothing of a loop that is late, so it comes last.
                 connection = await asyncmy.connect(**connect_options(self.node), connect_timeout=limit_s * 4)
@@ -193,12 +256,16 @@ class AsyncNode:
                     connection.close()
                     raise asyncio.CancelledError
             try:
-                await _execute(connection, SESSION)
+                *_, packet = await _execute(connection, SESSION)
+                connection.packet_max = packet.rows[0][0]
+                connection.stamp = None
             except BaseException:  # nobody else knows of it, so it would stay open
                 connection.close()
                 raise
         except TimeoutError as error:
             if timeout.server_had_its_time:
+                if _lookups.is_under_way(self.node.host):
+                    raise StorageUnavailable(f"{self.node.name}: {no_address(self.node.host, limit_s)}") from error
                 raise StorageUnavailable(f"{self.node.name}: no connection within {limit_s} s") from error
             raise self._too_late() from error
         except FAILURES as error:
@@ -208,12 +275,83 @@ class AsyncNode:
         return connection
 
 
-class AsyncStorage(Storage[AsyncNode]):
+class AsyncMaster(AsyncNode):
+    """The master of a cluster, whichever server it is at each call. It may be kept.
+
+    A call that another server should have got is refused with StaleTopology. Then the servers are asked at once who is
+    master, and the call goes there. So a process that is late goes on. A write waits for a master that is just being
+    opened, for `HANDOVER_S` at most. ShardsMoved goes to the caller at once: another cluster has to be asked.
+    """
+
+    def __init__(self, storage: AsyncStorage, cluster: str) -> None:
+        self._storage = storage
+        self._cluster = cluster
+
+    @property
+    def present(self) -> AsyncServer:
+        return self._storage.present_master(self._cluster)
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]  # read only
+        return self.present.node
+
+    @property
+    def settings(self) -> ServerSettings:  # type: ignore[override]
+        return self.present.settings
+
+    @property
+    def counts(self) -> NodeCounts:  # type: ignore[override]
+        return self.present.counts
+
+    async def run(
+        self,
+        operation: Callable[[*Args], Operation[T]],
+        *args: *Args,
+        timeout_s: float | None = None,
+        again_on: tuple[type[SchemalessError], ...] = AGAIN_ON,
+        traffic: Traffic = Traffic.READ,
+    ) -> T:
+        try:
+            return await self._run_once(operation, args, timeout_s, again_on, traffic)
+        except ShardsMoved:
+            raise
+        except StaleTopology as error:
+            refusal = error
+        waits_until = self._storage.loop_lag.clock() + (HANDOVER_S if traffic is Traffic.WRITE else 0.0)
+        while True:
+            asked, believed = self.present, self.present.stamp
+            await self._storage.look()
+            if self.present is not asked or self.present.stamp is not believed or traffic is Traffic.WRITE:
+                try:
+                    return await self._run_once(operation, args, timeout_s, again_on, traffic)
+                except ShardsMoved:
+                    raise
+                except StaleTopology as error:
+                    refusal = error
+            if self._storage.loop_lag.clock() >= waits_until:
+                raise refusal
+            await asyncio.sleep(_HANDOVER_PAUSE_S)
+
+    async def _run_once(
+        self,
+        operation: Callable[[*Args], Operation[T]],
+        args: tuple[*Args],
+        timeout_s: float | None,
+        again_on: tuple[type[SchemalessError], ...],
+        traffic: Traffic,
+    ) -> T:
+        if traffic is Traffic.WRITE and not self._storage.is_open(self._cluster):
+            raise StaleTopology(f"cluster {self._cluster} gets another master")
+        return await self.present.run(operation, *args, timeout_s=timeout_s, again_on=again_on, traffic=traffic)
+
+
+class AsyncStorage(Storage[AsyncServer]):
     """All nodes of a topology, by name. Each has at most `connections_max` connections, in `shares` if these are given.
 
     `lossy_masters` allows writes to masters whose settings may lose them.
 
-    While it is open it measures how late the event loop is, so that no time-out takes a late loop for a dead server.
+    While it is open it measures how late the event loop is, so that no time-out takes a late loop for a dead server. It
+    asks all servers twice a second who is master of which cluster, and looks whether the topology's file was changed.
     """
 
     def __init__(
@@ -227,10 +365,14 @@ class AsyncStorage(Storage[AsyncNode]):
         lossy_masters: bool = False,
     ) -> None:
         self.loop_lag = LoopLag()
-        self._ticking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looks: dict[AsyncServer, asyncio.Task[None]] = {}
+        self._confirmed_at: dict[str, float] = {}
+        self._numbers_seen: dict[str, int] = {}
+        self._soon: asyncio.Task[None] | None = None
         super().__init__(
             topology,
-            lambda node: AsyncNode(
+            lambda node: AsyncServer(
                 node,
                 connections_max=connections_max,
                 shares=shares,
@@ -241,17 +383,131 @@ class AsyncStorage(Storage[AsyncNode]):
             ),
         )
 
+    def _take(self, topology: Topology) -> None:
+        before = dict(self.nodes)
+        super()._take(topology)
+        self._of_cluster = {cluster: AsyncMaster(self, cluster) for cluster in topology.clusters}
+        if self._tasks:
+            self._watch([node for node in self.nodes.values() if node not in before.values()])
+
     async def __aenter__(self) -> AsyncStorage:
-        self._ticking = asyncio.create_task(self.loop_lag.run())
+        self._tasks.add(asyncio.create_task(self.loop_lag.run()))
+        await self.look(_LOOK_TIMEOUT_S)
+        self._tasks.add(asyncio.create_task(self._keep_reading()))
+        self._watch(self.nodes.values())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
+        ending = [*self._tasks, *self._looks.values(), *([self._soon] if self._soon else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         for node in self.nodes.values():
             await node.close()
+
+    def master(self, cluster: str) -> AsyncMaster:
+        """Raises Misconfigured when the topology has no such cluster."""
+        return self._of_cluster[self.topology.cluster(cluster).name]
+
+    @property
+    def masters(self) -> list[AsyncMaster]:
+        """The masters of all clusters, in the order of the clusters' names."""
+        return [self.master(cluster) for cluster in sorted(self.topology.clusters)]
+
+    async def look(self, wait_s: float = _LOOK_WAIT_S) -> None:
+        """Asks all servers who is master of which cluster. Returns when all have answered, or after `wait_s`.
+
+        Who comes while a server is being asked waits for the same answer. A server that is away, or has no tables yet,
+        tells nothing, and one that hangs holds up nobody.
+        """
+        self.read_again()
+        if self.nodes:
+            await asyncio.wait(list(map(self._ask, self.nodes.values())), timeout=wait_s)
+
+    async def look_soon(self) -> None:
+        """Looks in a few ms, once for all who wait for it: where a shard lives that is moving."""
+        if self._soon is None or self._soon.done():
+            self._soon = asyncio.create_task(self._look_soon())
+        await asyncio.wait([self._soon])
+
+    async def _look_soon(self) -> None:
+        await asyncio.sleep(_SOON_S)
+        await self.look(_SOON_WAIT_S)
+
+    def _ask(self, node: AsyncServer) -> asyncio.Task[None]:
+        """Returns the task that asks a server, or the one that does already."""
+        if node not in self._looks:
+            self._looks[node] = asyncio.create_task(self._ask_once(node))
+            self._looks[node].add_done_callback(lambda _: self._looks.pop(node))
+        return self._looks[node]
+
+    async def _ask_once(self, node: AsyncServer) -> None:
+        asked_at, seen = _awake_s(), self._numbers_seen.get(node.node.name, 0)
+        with suppress(SchemalessError):
+            found, numbers_sum, placements = await node.run(
+                placement_table.look, seen, timeout_s=_LOOK_TIMEOUT_S, again_on=(), traffic=Traffic.PROBE
+            )
+            self.learn(found)
+            placement_table.learn(self.placements, placements)
+            self._numbers_seen[node.node.name] = numbers_sum
+            self._confirm(node.node, found, asked_at)
+
+    async def is_leased(self, cluster: str) -> bool:
+        """Returns whether the master is still one, as far as a server said that must know of another one.
+
+        It asks again before it says no.
+        """
+        asked = set[asyncio.Task[None]]()
+        if not self._is_confirmed(cluster):
+            asked = set(map(self._ask, self.nodes.values()))
+        while asked and not self._is_confirmed(cluster):
+            _, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        return self._is_confirmed(cluster)
+
+    def _is_confirmed(self, cluster: str) -> bool:
+        confirmed_at = self._confirmed_at.get(cluster, 0.0)
+        is_alone = self.epoch(cluster) == 0 and len(self.topology.clusters) == 1  # nothing of it can be elsewhere
+        return is_alone or _awake_s() - confirmed_at <= LEASE_S
+
+    def _confirm(self, node: Node, found: Sequence[Appointment], asked_at: float) -> None:
+        """A server that would know of a later master knows none: a voter, or the master of another cluster.
+
+        Where no controller appoints masters, it knows of shards that are about to move.
+        """
+        for cluster in self.topology.clusters.keys() - self.appointments.keys():
+            if node.cluster == cluster or self._masters[node.cluster] == node.name:
+                self._confirmed_at[cluster] = max(asked_at, self._confirmed_at.get(cluster, 0.0))
+        for one in found:
+            known = self.appointments.get(one.cluster)
+            if known is None or one.rank != known.rank or node.name == known.master:
+                continue
+            if node.name in known.voters or self._masters[node.cluster] == node.name:
+                self._confirmed_at[one.cluster] = max(asked_at, self._confirmed_at.get(one.cluster, 0.0))
+
+    def _watch(self, nodes: Iterable[AsyncServer]) -> None:
+        for node in nodes:
+            task = asyncio.create_task(self._keep_looking(node))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _keep_looking(self, node: AsyncServer) -> None:
+        """Asks a server for as long as the file has it. Who still uses one that is gone uses its open connections."""
+        while self.nodes.get(node.node.name) is node:
+            await asyncio.sleep(_LOOK_PERIOD_S)
+            await asyncio.wait([self._ask(node)])
+        await node.close()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_PERIOD_S)
+            self.read_again()
+
+
+def _awake_s() -> float:
+    """A clock that goes on while the machine sleeps, unlike `time.monotonic`: what it measured before is old then."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def _drive(connection: Any, operation: Operation[T]) -> T:
@@ -259,6 +515,7 @@ async def _drive(connection: Any, operation: Operation[T]) -> T:
         script = next(operation)
         while True:
             try:
+                verify_size(script, connection.packet_max)
                 results = await _execute(connection, script)
             except FAILURES as error:
                 script = operation.throw(error)
@@ -277,12 +534,16 @@ async def _execute(connection: Any, script: Script) -> list[Result]:
     if script is PAUSE:
         await asyncio.sleep(0)
         return []
+    results: list[Result] = []
     try:
         await connection.query(script)
-        results = [_result(connection._result)]
+        results.append(_result(connection._result))
         while connection._result.has_next:
             await connection.next_result()
             results.append(_result(connection._result))
+    except asyncmy.errors.MySQLError as error:
+        error.statement = len(results)  # translation.py: which one failed
+        raise
     except RuntimeError as error:  # asyncmy's, on uvloop: the transport was closed meanwhile
         raise ConnectionClosed(str(error)) from error
     return results

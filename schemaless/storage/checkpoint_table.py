@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from operator import add
 
 import msgspec
 
 from schemaless.errors import NeedsLockedHeads
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position
-from schemaless.storage.operation import Operation, Row, query
-from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, commas, literal, sql
+from schemaless.storage import shard_head
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.sql import NOW, Script, commas, literal, literals, sql, where
+from schemaless.storage.table import Table
 
 REASON_CHARACTERS_MAX = 2000
 _TABLE = "schemaless.checkpoint"
 
 
 class State(StrEnum):
+    """A row of a shard that went to another cluster is `moved`: it can't move, and no operation returns it."""
+
     RUNNING = "running"
     STOPPED = "stopped"
+    MOVED = "moved"
+    """The shard went to another cluster, and the checkpoint that counts is there."""
+
+
+_HERE = " AND state <> 'moved'"
 
 
 class CellCounts(msgspec.Struct, frozen=True, gc=False):
@@ -46,13 +55,7 @@ class CellCounts(msgspec.Struct, frozen=True, gc=False):
         return self.called + self.filtered + self.skipped + self.parked + self.waiting
 
     def __add__(self, other: CellCounts) -> CellCounts:
-        return CellCounts(
-            self.called + other.called,
-            self.filtered + other.filtered,
-            self.skipped + other.skipped,
-            self.parked + other.parked,
-            self.waiting + other.waiting,
-        )
+        return CellCounts(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 NO_COUNTS = CellCounts()
@@ -88,6 +91,9 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     @property
     def location(self) -> Location:
         return self.position.location
+
+
+_ROWS = Table(_TABLE, Checkpoint, position=Table("", Position, offset="NULL"), counts=Table("", CellCounts))
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -129,8 +135,7 @@ def make(datastore: str, consumer: str, starts: Iterable[Position], *, counts: b
 def making(datastore: str, consumer: str, starts: Iterable[Position], *, counts: bool) -> Script:
     """Returns the statement of `make`, for a script that does more."""
     rows = [
-        sql(
-            "(%s, %s, %s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
+        literals(
             datastore,
             consumer,
             start.shard,
@@ -139,6 +144,7 @@ def making(datastore: str, consumer: str, starts: Iterable[Position], *, counts:
             start.digest if start.added_id else BEGINNING_DIGEST,
             start.added_id,
             0 if counts else None,
+            NOW,
         )
         for start in starts
     ]
@@ -151,60 +157,43 @@ def making(datastore: str, consumer: str, starts: Iterable[Position], *, counts:
 
 def of_consumer(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[list[Checkpoint]]:
     """Returns a consumer's checkpoints on this server, by shard. Where `shards` are named, others are left out."""
-    numbers = commas([str(shard) for shard in shards])
-    only = f"AND shard IN ({numbers}) " if numbers else ""
-    rows = yield from query(
-        f"{_SELECT} {sql(f'WHERE datastore = %s AND consumer = %s {only}ORDER BY shard', datastore, consumer)}"
-    )
-    return [_checkpoint(row) for row in rows]
+    only = {"shard": named} if (named := list(shards)) else {}
+    return (yield from _ROWS.rows(where(datastore=datastore, consumer=consumer, **only) + _HERE + " ORDER BY shard"))
 
 
 def of_shard(datastore: str, shard: int) -> Operation[list[Checkpoint]]:
     """Returns the checkpoints of one shard on this server, by consumer."""
-    consumers = yield from query(sql(f"SELECT DISTINCT consumer FROM {_TABLE} WHERE datastore = %s", datastore))
+    consumers = yield from query(f"SELECT DISTINCT consumer FROM {_TABLE} {where(datastore=datastore)}")
     if not consumers:
         return []
-    names = commas([sql("%s", name) for (name,) in consumers])
-    where = sql("WHERE datastore = %s AND shard = %s", datastore, shard) + f" AND consumer IN ({names})"
-    rows = yield from query(f"{_SELECT} {where} ORDER BY consumer")
-    return [_checkpoint(row) for row in rows]
+    which = where(datastore=datastore, shard=shard, consumer=[name for (name,) in consumers])
+    return (yield from _ROWS.rows(f"{which}{_HERE} ORDER BY consumer"))
 
 
 def reached(datastore: str, consumer: str, shard: int) -> Script:
     """Returns a SELECT of one checkpoint's generation and added_id, for a script that asks for more."""
-    return sql(
-        f"SELECT generation, added_id FROM {_TABLE} WHERE datastore = %s AND consumer = %s AND shard = %s",
-        datastore,
-        consumer,
-        shard,
-    )
+    return f"SELECT generation, added_id FROM {_TABLE} {where(datastore=datastore, consumer=consumer, shard=shard)}"
 
 
 def locations(datastore: str, consumer: str) -> Operation[dict[int, Location]]:
     """Returns by shard how far a consumer has finished, as this server has it."""
-    rows = yield from query(
-        sql(
-            f"SELECT shard, generation, added_id FROM {_TABLE} WHERE datastore = %s AND consumer = %s",
-            datastore,
-            consumer,
-        )
-    )
+    which = where(datastore=datastore, consumer=consumer)
+    rows = yield from query(f"SELECT shard, generation, added_id FROM {_TABLE} {which}")
     return {shard: Location(generation, added_id) for shard, generation, added_id in rows}
 
 
 def added_ids_sum(datastore: str, consumer: str) -> Script:
     """Returns a SELECT of the sum of a consumer's checkpoints: it says which of two states of a server is later."""
-    return sql(
-        f"SELECT COALESCE(SUM(added_id), 0) FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer
-    )
+    return f"SELECT COALESCE(SUM(added_id), 0) FROM {_TABLE} {where(datastore=datastore, consumer=consumer)}"
 
 
 class MoveResult(msgspec.Struct, frozen=True, gc=False):
-    """What did not move. `overtaken`: another process moved the row, or the shard is stopped. `undone`: nothing is
-    against the move, but others of its transaction were overtaken.
+    """What did not move. `overtaken`: another process moved the row, or the shard is stopped. `away`: the shard went to
+    another cluster. `undone`: nothing is against the move, but others of its transaction were overtaken.
     """
 
     overtaken: Sequence[Move] = ()
+    away: Sequence[Move] = ()
     undone: Sequence[Move] = ()
 
 
@@ -230,8 +219,11 @@ def move(
     for consumer in {move.consumer for move in moves}:
         shards = [move.to.shard for move in moves if move.consumer == consumer]
         found |= {(consumer, row.shard): row for row in (yield from of_consumer(datastore, consumer, shards))}
+    missing = {move.to.shard for move in moves if (move.consumer, move.to.shard) not in found}
+    gone = (yield from shard_head.moved(datastore, missing)) if missing else set()
     overtaken, undone = [], []
-    for move in moves:
+    away = [move for move in moves if move.to.shard in gone]
+    for move in [move for move in moves if move.to.shard not in gone]:
         row = found.get((move.consumer, move.to.shard))
         state = State.RUNNING if move.stop_reason is None else State.STOPPED
         moved = (move.version + 1, move.to.location, worker, move.begun, move.kills, state)
@@ -245,7 +237,7 @@ def move(
             undone.append(move)
         else:
             overtaken.append(move)
-    return MoveResult(overtaken, undone)
+    return MoveResult(overtaken, away, undone)
 
 
 UNDO = "INSERT INTO schemaless.format SELECT NULL FROM DUAL WHERE @moved <> {}"
@@ -259,48 +251,41 @@ def write_at(datastore: str, checkpoint: Checkpoint, script: Script) -> Operatio
     one that may be repeated.
     """
     # A match counts, though nothing changes: every connection has CLIENT_FOUND_ROWS.
-    lock = sql(
-        f"UPDATE {_TABLE} SET version = version WHERE datastore = %s AND consumer = %s AND shard = %s AND version = %s"
-        " AND generation = %s AND added_id = %s",  # a version comes again in a row that is made anew
-        datastore,
-        checkpoint.consumer,
-        checkpoint.shard,
-        checkpoint.version,
-        checkpoint.location.generation,
-        checkpoint.location.added_id,
+    lock = f"UPDATE {_TABLE} SET version = version " + where(
+        datastore=datastore,
+        consumer=checkpoint.consumer,
+        shard=checkpoint.shard,
+        version=checkpoint.version,
+        generation=checkpoint.location.generation,  # a version comes again in a row that is made anew
+        added_id=checkpoint.location.added_id,
     )
+    return (yield from change_one(lock, script))
+
+
+def change_one(change: Script, script: Script) -> Operation[bool]:
+    """Changes a row and runs a script in one transaction. Returns False, and nothing stays, if it changes no row."""
     try:
-        yield f"BEGIN;{lock};SET @moved = ROW_COUNT();{UNDO.format(1)};{script};COMMIT"
-    except NeedsLockedHeads:
+        yield f"BEGIN;{change};SET @moved = ROW_COUNT();{UNDO.format(1)};{script}{';' if script else ''}COMMIT"
+    except NeedsLockedHeads:  # a NULL where none may be: the transaction is undone
         return False
     return True
 
 
 def resume(datastore: str, consumer: str, shards: Iterable[int] = ()) -> Operation[int]:
     """Lets stopped shards run again, all or those named, and returns how many."""
-    numbers = commas([str(shard) for shard in shards])
-    only = f" AND shard IN ({numbers})" if numbers else ""
-    (result,) = yield sql(
+    only = {"shard": named} if (named := list(shards)) else {}
+    (result,) = yield (
         f"UPDATE {_TABLE} SET state = 'running', reason = NULL, worker = NULL, begun = 0, kills = 0,"
-        " updated_at = UTC_TIMESTAMP(6), version = version + 1"
-        f" WHERE datastore = %s AND consumer = %s AND state = 'stopped'{only}",
-        datastore,
-        consumer,
+        f" updated_at = UTC_TIMESTAMP(6), version = version + 1"
+        f" {where(datastore=datastore, consumer=consumer, state=State.STOPPED, **only)}"
     )
     return result.affected
 
 
 def give_away(datastore: str, consumer: str, shards: Iterable[int], worker: int) -> Operation[None]:
     """Notes that a process gave these shards away, at least one, and that none of its calls are to blame."""
-    yield (
-        sql(
-            f"UPDATE {_TABLE} SET worker = NULL, begun = 0 WHERE datastore = %s AND consumer = %s AND worker = %s",
-            datastore,
-            consumer,
-            worker,
-        )
-        + f" AND shard IN ({commas([str(shard) for shard in shards])})"
-    )
+    which = where(datastore=datastore, consumer=consumer, worker=worker, shard=list(shards))
+    yield f"UPDATE {_TABLE} SET worker = NULL, begun = 0 {which}"
 
 
 def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[bool]:
@@ -309,33 +294,23 @@ def remove(datastore: str, consumer: str, seen_within_s: float) -> Operation[boo
     That is its parked cells with their history, jobs and orders, and the rows of its workers. Returns whether they are
     gone.
     """
-    where = sql("datastore = %s AND consumer = %s", datastore, consumer)
+    which = where(datastore=datastore, consumer=consumer)
     running = (
-        f"SELECT * FROM schemaless.worker WHERE {where}"
+        f"SELECT * FROM schemaless.worker {which}"
         f" AND seen_at >= UTC_TIMESTAMP(6) - INTERVAL {round(seen_within_s)} SECOND"
     )
-    yield f"DELETE FROM {_TABLE} WHERE {where} AND NOT EXISTS ({running})"
-    rows = yield from query(f"SELECT 1 FROM {_TABLE} WHERE {where} LIMIT 1")
+    yield f"DELETE FROM {_TABLE} {which} AND NOT EXISTS ({running})"
+    rows = yield from query(f"SELECT 1 FROM {_TABLE} {which} LIMIT 1")
     if rows:
         return False
     for table in ("parked", "parked_history", "job", "trigger_order", "trigger_program", "worker"):
-        yield f"DELETE FROM schemaless.{table} WHERE {where}"
+        yield f"DELETE FROM schemaless.{table} {which}"
     return True
 
 
 def delete_all(datastore: str, consumer: str) -> Operation[None]:
     """Deletes the checkpoints of a consumer that is gone for good."""
-    yield sql(f"DELETE FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer)
-
-
-def _checkpoint(row: Row) -> Checkpoint:
-    consumer, shard, generation, added_id, digest, *columns = row
-    counted_from, finished, version, state, reason, at, worker, begun, kills, *counts = columns
-    position, shown = Position(shard, generation, added_id, digest=digest), State(state)
-    return Checkpoint(
-        consumer, position, counted_from, finished, version, shown, reason, at, worker, bool(begun), kills,
-        CellCounts(*counts),
-    )  # fmt: skip
+    yield f"DELETE FROM {_TABLE} {where(datastore=datastore, consumer=consumer)}"
 
 
 def _compare_and_set(datastore: str, moves: Sequence[Move], worker: int | None) -> Script:
@@ -384,11 +359,6 @@ _MOVED = (
     "consumer", "shard", "read_version", "read_generation", "read_added_id", "generation", "added_id", "digest",
     "cells", "restarted", "reason", "begun", "kills", "called", "filtered", "skipped", "parked", "waiting",
 )  # fmt: skip
-_COUNTS = commas(list(CellCounts.__struct_fields__))
 _COUNTED = ", ".join(
     f"rows_.{name} = IF(moved.restarted, 0, rows_.{name} + moved.{name})" for name in CellCounts.__struct_fields__
-)
-_SELECT = (
-    "SELECT consumer, shard, generation, added_id, digest, counted_from, finished, version, state, reason,"
-    f" {MICROSECONDS.format('updated_at')}, worker, begun, kills, {_COUNTS} FROM {_TABLE}"
 )

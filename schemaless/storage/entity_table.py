@@ -6,24 +6,31 @@ which cells exist. Nothing that exists is ever written again, so running a put t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
+from operator import itemgetter
 
 import msgspec
 
-from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
-from schemaless.errors import Busy, DuplicateKey, TooLarge
+from schemaless.cell import Cell, CellKey, ColumnName, Erased, Placed, PutStatus, RefKey, RowKey, StoredCell
+from schemaless.codec import BodyComparison, may_be_same_body
+from schemaless.errors import Busy, Corrupt, DuplicateKey, TooLarge
 from schemaless.location import ADDED_ID_MAX
+from schemaless.names import ERASE_COLUMN
 from schemaless.runtime.batching import chunks
-from schemaless.storage import append, stored_bodies
-from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage import append
+from schemaless.storage.operation import PAUSE, Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Name, Script, commas, sql
+from schemaless.storage.sql import Name, Script, commas, sql, where
 from schemaless.topology import Datastore
 
 DIGEST = "UNHEX(SHA2(body, 256))"
 _INSERTION = f"row_key, column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}"
-_COLUMNS = f"{_INSERTION}, body, cause"
-_REF_KEY, _ADDED_ID, _BODY, _LENGTH, _CAUSE = 2, 4, 6, 7, 8
+ERASED = f"CONCAT(erased, ' ', {MICROSECONDS.format('erased_at')})"
+"""What emptied a cell's body, and when, NULL where nothing did. `erased` reads it."""
+_COLUMNS = f"{_INSERTION}, body, cause, {ERASED}"
+_REF_KEY, _ADDED_ID, _BODY, _LENGTH, _NOTES = 2, 4, 6, 7, slice(8, 10)
 _NO_BOUND = 1 << 62
 
 ROW_COLUMNS_MAX = 10_000
@@ -63,7 +70,7 @@ def put_cells(datastore: Datastore, cells: Sequence[ShardCell], latest: int | No
         places.update(zip([cell.key for cell in distinct], placed, strict=True))
     inserted = {key: firsts[key].body for key, place in places.items() if place.status is PutStatus.STORED}
     repeats = [cell for cell in cells if cell.key not in inserted or cell is not firsts[cell.key]]
-    same = iter((yield from stored_bodies.same_as_stored(repeats, inserted, _selector(datastore))))
+    same = iter((yield from same_as_stored(repeats, inserted, _selector(datastore))))
     return [
         places[cell.key]
         if cell.key in inserted and cell is firsts[cell.key]
@@ -85,7 +92,7 @@ def look_up(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[
     """Returns what a put of these cells would say of those that exist, in order, and None for the others."""
     found = yield from _places(datastore, cells)
     existing = [cell for cell, place in zip(cells, found, strict=True) if place is not None]
-    same = iter((yield from stored_bodies.same_as_stored(existing, {}, _selector(datastore))))
+    same = iter((yield from same_as_stored(existing, {}, _selector(datastore))))
     return [None if place is None else _compared(place, next(same)) for place in found]
 
 
@@ -119,12 +126,28 @@ def digests(datastore: Datastore, keys: Sequence[tuple[int, CellKey]]) -> Operat
 def newest(
     datastore: Datastore, columns: Sequence[tuple[int, RowKey, ColumnName]]
 ) -> Operation[list[StoredCell | None]]:
-    """Returns the cell with the highest ref_key of each (shard, row key, column), in order. There is at least one."""
+    """Returns the cell with the highest ref_key of each (shard, row key, column), in order. There is at least one.
+
+    A version that was erased is returned only where no other one is left.
+    """
     tail = "WHERE row_key = %s AND column_name = %s ORDER BY ref_key DESC LIMIT 1"
     results = yield ";".join(
         _select(datastore, shard, tail, row_key, column_name.encode()) for shard, row_key, column_name in columns
     )
-    return [_one(result.rows, shard) for result, (shard, _, _) in zip(results, columns, strict=True)]
+    found = [_one(result.rows, shard) for result, (shard, _, _) in zip(results, columns, strict=True)]
+    return (yield from _newest_left(datastore, found))
+
+
+def erased_of(datastore: Datastore, shard: int, keys: Sequence[CellKey]) -> Operation[set[CellKey]]:
+    """Returns those of some cells of one row whose bodies were erased. There is at least one."""
+    which = where(
+        row_key=keys[0].row_key,
+        column_name=sorted({key.column_name.encode() for key in keys}),
+        ref_key=sorted({key.ref_key for key in keys}),
+    )
+    table = sql("%s.entity", Name(datastore.database(shard)))
+    rows = yield from query(f"SELECT row_key, column_name, ref_key FROM {table} {which} AND erased IS NOT NULL")
+    return {CellKey(*row) for row in rows}
 
 
 class NewestRows(msgspec.Struct, frozen=True):
@@ -160,33 +183,32 @@ def newest_until(
     for shard, result in zip(by_shard, results, strict=True):
         for row in result.rows:
             found.setdefault((shard, row[0]), []).append(row)
-    left = bytes_max
-    fitting = 0
-    for key in asked:
-        left -= sum(row[_LENGTH] for row in found.get(key, ()))
-        if left < 0 and fitting:
-            break
-        fitting += 1
+    lengths = {key: sum(row[_LENGTH] for row in found.get(key, ())) for key in asked}
+    fitting = next(chunks(asked, bytes_max=bytes_max, size_bytes=lengths.__getitem__))
     unread: dict[int, list[RowKey]] = {}
-    for shard, row_key in wanted[fitting:]:
+    for shard, row_key in wanted[len(fitting) :]:
         unread.setdefault(shard, []).append(row_key)
-    read = [(shard, row) for shard, row_key in asked[:fitting] for row in found.get((shard, row_key), ())]
+    read = [(key[0], row) for key in fitting for row in found.get(key, ())]
     large = yield from bodies(datastore, [(shard, row[_ADDED_ID]) for shard, row in read if row[_BODY] is None])
     cells = [_whole(row, shard, large) for shard, row in read]
-    return NewestRows(cells, unread)
+    return NewestRows((yield from _unerased(datastore, cells, {n: until for n, (until, _) in rows.items()})), unread)
 
 
 def row(datastore: Datastore, shard: int, row_key: RowKey, bytes_max: int) -> Operation[list[StoredCell]]:
-    """Returns the newest version of every column of a row, by column name. Raises TooLarge beyond `bytes_max`."""
+    """Returns the newest version of every column of a row, by column name, as `newest` does. Raises TooLarge beyond
+    `bytes_max`.
+    """
     table = sql("%s.entity", Name(datastore.database(shard)))
     tail = (
-        f"JOIN (SELECT column_name, MAX(ref_key) AS ref_key FROM {table} WHERE row_key = %s GROUP BY column_name)"
-        " AS newest USING (column_name, ref_key) WHERE row_key = %s ORDER BY column_name"
+        f"JOIN (SELECT column_name, MAX(ref_key) AS ref_key FROM {table} WHERE row_key = %s AND column_name <> %s"
+        " GROUP BY column_name) AS newest USING (column_name, ref_key) WHERE row_key = %s ORDER BY column_name"
     )
-    page = yield from _page(datastore, shard, tail, (row_key, row_key), ROW_COLUMNS_MAX, bytes_max)
-    if page.following is not None:
+    which = (row_key, ERASE_COLUMN.encode(), row_key)
+    page = yield from _page(datastore, shard, tail, which, ROW_COLUMNS_MAX, bytes_max)
+    cells = [cell for cell in (yield from _newest_left(datastore, page.cells)) if cell is not None]
+    if page.following is not None or sum(len(cell.body) for cell in cells) > bytes_max:
         raise TooLarge(f"the row has more than {bytes_max} bytes or {ROW_COLUMNS_MAX} columns: ask for its columns")
-    return page.cells
+    return cells
 
 
 class CellPage(msgspec.Struct, frozen=True):
@@ -257,22 +279,11 @@ def get_or_newest(
     large = yield from bodies(
         datastore, sorted({(shard, row[_ADDED_ID]) for shard, row in filter(None, found) if row[_BODY] is None})
     )
-    return [None if one is None else _whole(one[1], one[0], large) for one in found]
-
-
-def first_since(datastore: Datastore, shard: int, created_at: int, head: int) -> Operation[int]:
-    """Returns the lowest added_id up to `head` whose created_at (microseconds) is not earlier, or head + 1.
-
-    A binary search: created_at never decreases along added_id (I4), and added_ids are dense (I3).
-    """
-    low, high = 1, head + 1
-    table = Name(datastore.database(shard))
-    while low < high:
-        middle = (low + high) // 2
-        select = f"SELECT {MICROSECONDS.format('created_at')} FROM %s.entity WHERE added_id = %s"
-        ((moment,),) = yield from query(sql(select, table, middle))
-        low, high = (low, middle) if moment >= created_at else (middle + 1, high)
-    return low
+    cells = [None if one is None else _whole(one[1], one[0], large) for one in found]
+    newest = yield from _newest_left(
+        datastore, [None if ref_key is not None else cell for cell, (*_, ref_key) in zip(cells, keys, strict=True)]
+    )
+    return [cell if left is None else left for cell, left in zip(cells, newest, strict=True)]
 
 
 def row_keys(
@@ -290,11 +301,11 @@ def row_keys(
 def rows_changed_since(
     datastore: Datastore, shard: int, columns: Iterable[str], until: int, keys: Sequence[RowKey]
 ) -> Operation[set[RowKey]]:
-    """Returns which of the rows, at least one, got a cell of `columns` after `until`."""
+    """Returns which of the rows, at least one, got a cell of `columns`, or lost some, after `until`."""
     rows = yield from query(
         sql("SELECT DISTINCT row_key FROM %s.entity", Name(datastore.database(shard)))
         + f" WHERE row_key IN ({commas([sql('%s', key) for key in keys])}) AND added_id > {until}"
-        + f" AND column_name IN ({_literals(columns)})"
+        + f" AND column_name IN ({_literals([*columns, ERASE_COLUMN])})"
     )
     return {row_key for (row_key,) in rows}
 
@@ -330,15 +341,19 @@ def _insert_missing(datastore: Datastore, cells: Sequence[ShardCell], latest: in
 def _places(datastore: Datastore, cells: Sequence[ShardCell]) -> Operation[list[Placed | None]]:
     select = _selector(datastore)
     results = yield ";".join(
-        select(cell, f"generation, added_id, {MICROSECONDS.format('created_at')}") for cell in cells
+        select(cell, f"generation, added_id, {MICROSECONDS.format('created_at')}, {ERASED}") for cell in cells
     )
     return [
-        Placed(PutStatus.ALREADY_STORED, cell.shard, *result.rows[0]) if result.rows else None
+        _existing(cell.shard, *result.rows[0]) if result.rows else None
         for cell, result in zip(cells, results, strict=True)
     ]
 
 
-def _selector(datastore: Datastore) -> stored_bodies.Select:
+def _existing(shard: int, generation: int, added_id: int, created_at: int, by: str | None) -> Placed:
+    return Placed(PutStatus.ALREADY_STORED, shard, generation, added_id, created_at, erased(by))
+
+
+def _selector(datastore: Datastore) -> Select:
     where = "WHERE row_key = %s AND column_name = %s AND ref_key = %s"
 
     def select(cell: ShardCell, what: str) -> Script:
@@ -359,7 +374,7 @@ def _newest_until(
     wanted = sql("SELECT %s AS row_key", first) + "".join([sql(" UNION ALL SELECT %s", key) for key in others])
     return " UNION ALL ".join(
         sql(
-            f"SELECT {_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause FROM ("
+            f"SELECT {_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause, {ERASED} FROM ("
             "SELECT (SELECT versions.added_id FROM %s.entity AS versions WHERE versions.row_key = wanted.row_key"
             " AND versions.column_name = %s AND versions.added_id <= %s ORDER BY versions.ref_key DESC LIMIT 1"
             ") AS added_id FROM (",
@@ -383,27 +398,21 @@ def _page(
     """
     share = max(1, bytes_max // max(1, limit))
     rows = yield from query(_select_sized(datastore, shard, f"{tail} LIMIT {limit + 1}", values, share))
-    left = bytes_max
-    fitting = 0
-    for row in rows[:limit]:
-        left -= row[_LENGTH]
-        if left < 0 and fitting:
-            break
-        fitting += 1
-    large = yield from bodies(datastore, [(shard, row[_ADDED_ID]) for row in rows[:fitting] if row[_BODY] is None])
-    following = rows[fitting][_REF_KEY] if fitting < len(rows) else None
-    return CellPage([_whole(row, shard, large) for row in rows[:fitting]], following)
+    fitting: Sequence[Row] = next(chunks(rows[:limit], bytes_max=bytes_max, size_bytes=itemgetter(_LENGTH)), ())
+    large = yield from bodies(datastore, [(shard, row[_ADDED_ID]) for row in fitting if row[_BODY] is None])
+    following = rows[len(fitting)][_REF_KEY] if len(fitting) < len(rows) else None
+    return CellPage([_whole(row, shard, large) for row in fitting], following)
 
 
 def _select_sized(datastore: Datastore, shard: int, tail: str, values: Sequence[object], share: int) -> Script:
     """Selects an insertion, a body up to `share` bytes, every body's length, and the cause."""
-    columns = f"{_INSERTION}, IF(LENGTH(body) <= {share}, body, NULL), LENGTH(body), cause"
+    columns = f"{_INSERTION}, IF(LENGTH(body) <= {share}, body, NULL), LENGTH(body), cause, {ERASED}"
     return sql(f"SELECT {columns} FROM %s.entity {tail}", Name(datastore.database(shard)), *values)
 
 
 def _whole(row: Row, shard: int, large: Mapping[tuple[int, int], bytes]) -> StoredCell:
     body = large[shard, row[_ADDED_ID]] if row[_BODY] is None else row[_BODY]
-    return _stored((*row[:_BODY], body, row[_CAUSE]), shard)
+    return _stored((*row[:_BODY], body, *row[_NOTES]), shard)
 
 
 def bodies(datastore: Datastore, places: Sequence[tuple[int, int]]) -> Operation[dict[tuple[int, int], bytes]]:
@@ -443,5 +452,308 @@ def _one(rows: Sequence[Row], shard: int) -> StoredCell | None:
 
 
 def _stored(found: Row, shard: int) -> StoredCell:
-    row_key, column_name, ref_key, generation, added_id, created_at, body, cause = found
-    return StoredCell(row_key, column_name, ref_key, shard, generation, added_id, created_at, body, cause)
+    row_key, column_name, ref_key, generation, added_id, created_at, body, cause, by = found
+    return StoredCell(row_key, column_name, ref_key, shard, generation, added_id, created_at, body, cause, erased(by))
+
+
+def erased(text: str | None) -> Erased | None:
+    """Returns what a column ERASED says."""
+    return None if text is None else Erased(*map(int, text.split()))
+
+
+def _left(
+    datastore: Datastore, cells: Sequence[StoredCell | None], untils: Mapping[int, int]
+) -> Operation[dict[int, StoredCell | None]]:
+    """Returns by position, of cells that have no body, the newest version of their column that wasn't erased, None
+    where none is left. `untils`: by shard, the last added_id to look at.
+    """
+    left = {}
+    tail = "WHERE row_key = %s AND column_name = %s AND added_id <= %s AND erased IS NULL ORDER BY ref_key DESC LIMIT 1"
+    for position, cell in enumerate(cells):
+        if cell is not None and cell.is_erased:  # few: columns whose newest version was erased
+            until = untils.get(cell.shard, ADDED_ID_MAX)
+            (result,) = yield _select(datastore, cell.shard, tail, cell.row_key, cell.column_name.encode(), until)
+            left[position] = _one(result.rows, cell.shard)
+    return left
+
+
+def _newest_left(datastore: Datastore, cells: Sequence[StoredCell | None]) -> Operation[list[StoredCell | None]]:
+    """Returns the newest versions that are left of columns, and the erased one where none is."""
+    left = yield from _left(datastore, cells, {})
+    return [left.get(position) or cell for position, cell in enumerate(cells)]
+
+
+def _unerased(
+    datastore: Datastore, cells: Sequence[StoredCell], untils: Mapping[int, int]
+) -> Operation[list[StoredCell]]:
+    """Returns the newest versions that are left, without columns of which none is."""
+    left = yield from _left(datastore, cells, untils)
+    return [found for position, cell in enumerate(cells) if (found := left.get(position, cell)) is not None]
+
+
+# Stored bodies compared with those of a put that met an existing key (I1), within bounds of what is read (I14).
+#
+# Equal bytes are recognised by length and SHA-256 on the server. A body is read only where the bytes differ and could
+# still be the same JSON value, at most once for each key, and never while heads are locked.
+
+_SCRIPT_BYTES_MAX = 4 << 20
+"""The most bytes of bodies that one script reads, beyond the first."""
+_STEP_BYTES_MAX = 256 << 10
+"""Bytes of bodies that are compared without a pause."""
+
+
+Select = Callable[["ShardCell", str], Script]
+"""Returns the statement that selects something of the row under a cell's key."""
+
+
+def same_as_stored(cells: Sequence[ShardCell], known: Mapping[CellKey, bytes], select: Select) -> Operation[list[bool]]:
+    """Returns of each cell, in order, whether the body that is stored under its key is the same JSON value.
+
+    All keys exist. `known` has the stored bodies that the caller knows: those are not read.
+    """
+    verdicts: dict[tuple[CellKey, bytes], bool] = {}
+    asked: dict[CellKey, list[ShardCell]] = {}
+    for cell in cells:
+        if cell.key not in known:
+            asked.setdefault(cell.key, []).append(cell)
+    lengths: dict[CellKey, int] = {}
+    if asked:
+        results = yield ";".join(select(group[0], _length_and_digest(group)) for group in asked.values())
+        for (key, group), result in zip(asked.items(), results, strict=True):
+            if not result.rows:
+                raise Corrupt(f"{key} was there, and is not any more")
+            length, digest = result.rows[0]
+            for body in {cell.body for cell in group}:
+                if len(body) == length and sha256(body).digest() == digest:
+                    verdicts[key, body] = True
+                elif length and may_be_same_body(body, length):  # an erased one has none
+                    lengths[key] = length
+                else:
+                    verdicts[key, body] = False
+    unequal = [cell for cell in cells if (cell.key, cell.body) not in verdicts]
+    yield from _compare([cell for cell in unequal if cell.key in known], known, verdicts)
+    to_read = [asked[key][0] for key in lengths]
+    for some in chunks(to_read, bytes_max=_SCRIPT_BYTES_MAX, size_bytes=lambda cell: lengths[cell.key]):
+        results = yield ";".join(select(cell, "body") for cell in some)
+        stored = {cell.key: result.rows[0][0] for cell, result in zip(some, results, strict=True)}
+        yield from _compare([cell for cell in unequal if cell.key in stored], stored, verdicts)
+    return [verdicts[cell.key, cell.body] for cell in cells]
+
+
+def _compare(
+    cells: Sequence[ShardCell], stored: Mapping[CellKey, bytes], verdicts: dict[tuple[CellKey, bytes], bool]
+) -> Operation[None]:
+    """Decodes each stored body at most once, and each given one at most once."""
+    comparisons: dict[CellKey, BodyComparison] = {}
+    compared = 0
+    for cell in cells:
+        if (cell.key, cell.body) in verdicts:
+            continue
+        if cell.key not in comparisons:
+            comparisons[cell.key] = BodyComparison(stored[cell.key])
+        comparison = comparisons[cell.key]
+        verdicts[cell.key, cell.body] = comparison.same(cell.body)
+        compared += comparison.compared_bytes
+        if compared >= _STEP_BYTES_MAX:
+            compared = 0
+            yield PAUSE
+
+
+def _length_and_digest(cells: Sequence[ShardCell]) -> str:
+    """Names the length of a stored body, and its digest if one of the given bodies is as long."""
+    lengths = commas([str(length) for length in {len(cell.body) for cell in cells}])
+    return f"LENGTH(body), IF(LENGTH(body) IN ({lengths}), UNHEX(SHA2(body, 256)), NULL)"
+
+
+# Walks over rows in the order of their keys: over one shard, or over a span of row keys in many shards.
+#
+# The walk over a shard has the newest cells of each row up to a fixed added_id, and how many keys it met.
+#
+# The log is dense (I3). So the keys with an added_id up to H number exactly H, and their count proves that a walk met
+# all of them.
+
+COLUMNS_AT_ONCE = 4096
+"""Columns of rows, all of them counted, that one page looks at."""
+
+BYTES_MAX = 4 << 20
+"""The most bytes of stored bodies in a page, beyond the first row."""
+
+_ROW_KEY = itemgetter(0)
+_WALK_ADDED_ID, _WALK_BODY, _WALK_LENGTH = 5, 6, 7
+_SPAN_ADDED_ID, _SPAN_BODY, _SPAN_LENGTH = 4, 5, 6
+
+
+class WalkedRow(msgspec.Struct, frozen=True, gc=False):
+    """One row: the newest cells of its source columns, and how many keys it has of any column."""
+
+    row_key: RowKey
+    newest: Mapping[str, StoredCell]
+    keys: int
+
+
+class WalkPage(msgspec.Struct, frozen=True):
+    """Consecutive rows by row key. `more`: the shard has rows behind them."""
+
+    rows: Sequence[WalkedRow]
+    more: bool
+
+
+def walk(
+    datastore: Datastore,
+    shard: int,
+    columns: Collection[ColumnName],
+    until: int,
+    after: RowKey,
+    columns_max: int = COLUMNS_AT_ONCE,
+    bytes_max: int = BYTES_MAX,
+) -> Operation[WalkPage]:
+    """Returns the rows behind a row key, as the log makes them up to the added_id `until`.
+
+    It has as many whole rows as its bounds allow, but at least one if there is one.
+    """
+    met = yield from query(_newest(datastore, shard, columns, until, after, columns_max, bytes_max))
+    found = sorted(met, key=_ROW_KEY)
+    more = len(found) >= columns_max
+    if more:
+        last = found[-1][0]
+        if found[0][0] == last:
+            return WalkPage([(yield from _alone(datastore, shard, columns, until, last))], more)
+        found = found[: bisect_left(found, last, key=_ROW_KEY)]  # it may have more columns than the page
+    left = bytes_max
+    for row in found:
+        left -= row[_WALK_LENGTH] or 0
+        if left < 0 and row[0] != found[0][0]:
+            found, more = found[: bisect_left(found, row[0], key=_ROW_KEY)], True
+            break
+    unread = [
+        (shard, row[_WALK_ADDED_ID]) for row in found if row[_WALK_BODY] is None and row[_WALK_LENGTH] is not None
+    ]
+    large = yield from bodies(datastore, unread)
+    keys: dict[RowKey, int] = {}
+    cells: list[StoredCell] = []
+    for row_key, column, versions, ref_key, generation, added_id, body, _ in found:
+        keys[row_key] = keys.get(row_key, 0) + versions
+        if added_id is not None:
+            stored = large[shard, added_id] if body is None else body
+            cells.append(StoredCell(row_key, column, ref_key, shard, generation, added_id, 0, stored))
+    newest: dict[RowKey, dict[str, StoredCell]] = {row_key: {} for row_key in keys}
+    for cell in (yield from _unerased(datastore, cells, {shard: until})):
+        newest[cell.row_key][cell.column_name] = cell
+    return WalkPage([WalkedRow(row_key, newest[row_key], count) for row_key, count in keys.items()], more)
+
+
+class SpanPage(msgspec.Struct, frozen=True):
+    """The newest cells of the rows of a span of row keys, up to `last`: the span's end, or where a bound was met."""
+
+    cells: Sequence[StoredCell]
+    last: RowKey
+
+
+def span(
+    datastore: Datastore,
+    untils: Mapping[int, int],
+    columns: Collection[ColumnName],
+    after: RowKey,
+    last: RowKey,
+    columns_max: int,
+    bytes_max: int = BYTES_MAX,
+) -> Operation[SpanPage]:
+    """Returns the rows of shards of one cluster above `after`, up to `last`, as their logs make them up to `untils`.
+
+    It returns whole rows, as many as fit its bounds, but at least one if there is one. `columns_max` bounds the columns
+    of rows that it reads of a shard, and is above the number of `columns`. A row without any of these isn't there.
+    """
+    share = max(1, bytes_max // (columns_max * len(untils)))
+    results = yield ";".join(
+        _newest_in_span(datastore, shard, columns, until, (after, last), columns_max, share)
+        for shard, until in untils.items()
+    )
+    rows = [(row, shard) for shard, result in zip(untils, results, strict=True) for row in result.rows]
+    for result in results:
+        if len(result.rows) == columns_max:  # its last row may have more columns
+            met = [row[0] for row in result.rows]
+            last = min(last, max(row_key for row_key in met if row_key < met[-1]))
+    rows = sorted((entry for entry in rows if entry[0][0] <= last), key=lambda entry: entry[0][0])
+    left, taken = bytes_max, len(rows)
+    for number, (row, _) in enumerate(rows):
+        left -= row[_SPAN_LENGTH]
+        if left < 0 and row[0] != rows[0][0][0]:
+            taken = next(n for n in range(number, -1, -1) if rows[n - 1][0][0] != row[0])
+            last = rows[taken - 1][0][0]
+            break
+    rows = rows[:taken]
+    unread = [(shard, row[_SPAN_ADDED_ID]) for row, shard in rows if row[_SPAN_BODY] is None]
+    large = yield from bodies(datastore, unread)
+    cells = [
+        StoredCell(
+            row_key, column, ref_key, shard, generation, added_id, 0, large[shard, added_id] if body is None else body
+        )
+        for (row_key, column, ref_key, generation, added_id, body, _), shard in rows
+    ]
+    return SpanPage((yield from _unerased(datastore, cells, untils)), last)
+
+
+def _newest_in_span(
+    datastore: Datastore,
+    shard: int,
+    columns: Collection[ColumnName],
+    until: int,
+    span: tuple[RowKey, RowKey],
+    columns_max: int,
+    share: int,
+) -> Script:
+    """Selects the newest versions of a shard's rows, with bodies up to `share` bytes, and the length of each."""
+    table = sql("%s.entity", Name(datastore.database(shard)))
+    groups = (
+        f"SELECT row_key, column_name, MAX(ref_key) AS ref_key FROM {table} FORCE INDEX (cell)"
+        + sql(" WHERE row_key > %s AND row_key <= %s AND added_id <= %s", *span, until)
+        + f" AND column_name IN ({_literals(columns)})"
+        + f" GROUP BY row_key, column_name ORDER BY row_key, column_name LIMIT {columns_max}"
+    )
+    return (
+        "SELECT row_key, column_name, ref_key, newest.generation, newest.added_id,"
+        f" IF(LENGTH(newest.body) <= {share}, newest.body, NULL), LENGTH(newest.body)"
+        f" FROM ({groups}) AS met STRAIGHT_JOIN {table} AS newest USING (row_key, column_name, ref_key)"
+        " ORDER BY row_key, column_name"
+    )
+
+
+def _newest(
+    datastore: Datastore,
+    shard: int,
+    columns: Collection[ColumnName],
+    until: int,
+    after: RowKey,
+    columns_max: int,
+    bytes_max: int,
+) -> Script:
+    """Selects by row and column the number of versions and the newest one, with the body of a source column.
+
+    The key alone is read, in its order, but for these bodies.
+    """
+    table = sql("%s.entity", Name(datastore.database(shard)))
+    share = max(1, bytes_max // columns_max)
+    groups = (
+        f"SELECT row_key, column_name, MAX(ref_key) AS ref_key, COUNT(*) AS versions FROM {table} FORCE INDEX (cell)"
+        + sql(" WHERE row_key > %s AND added_id <= %s", after, until)
+        + f" GROUP BY row_key, column_name ORDER BY row_key, column_name LIMIT {columns_max}"
+    )
+    return (
+        "SELECT met.row_key, met.column_name, met.versions, met.ref_key, newest.generation, newest.added_id,"
+        f" IF(LENGTH(newest.body) <= {share}, newest.body, NULL), LENGTH(newest.body)"
+        f" FROM ({groups}) AS met LEFT JOIN {table} AS newest ON newest.row_key = met.row_key"
+        " AND newest.column_name = met.column_name AND newest.ref_key = met.ref_key"
+        f" AND met.column_name IN ({_literals(columns)})"
+    )
+
+
+def _alone(
+    datastore: Datastore, shard: int, columns: Collection[ColumnName], until: int, row_key: RowKey
+) -> Operation[WalkedRow]:
+    """Returns one row that has as many columns as a page looks at, or more."""
+    ((keys,),) = yield from query(
+        sql("SELECT COUNT(*) FROM %s.entity", Name(datastore.database(shard)))
+        + sql(" WHERE row_key = %s AND added_id <= %s", row_key, until)
+    )
+    found = yield from newest_until(datastore, {shard: (until, [row_key])}, columns)
+    return WalkedRow(row_key, {cell.column_name: cell for cell in found.cells}, int(keys))

@@ -1,7 +1,9 @@
 """Asking several nodes while some are unreachable: the first one that answers (`first_answer`), or all of them.
 
+Most callers name clusters and an operation. `ask_masters` and `ask_clusters` note who is away, and `all_masters` needs
+every master.
 A node that is unreachable, or that refuses, raises StorageUnavailable. Any other error is an answer, and goes to the
-caller at once.
+caller at once. So does ShardsMoved: no node of that cluster is their home.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import SchemalessError, ShardsMoved, StorageUnavailable
 from schemaless.storage.operation import Args, Operation
 
 if TYPE_CHECKING:
-    from schemaless.storage.asyncmy_driver import AsyncNode
+    from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
     from schemaless.storage.pymysql_driver import SyncNode
 
 T = TypeVar("T")
+Tolerated = type[SchemalessError] | tuple[()]
 OnFailure = Callable[["AsyncNode", StorageUnavailable], None]
 
 
@@ -37,6 +40,8 @@ async def first_answer(
     for node in nodes:
         try:
             return await ask(node), node
+        except ShardsMoved:
+            raise
         except StorageUnavailable as error:
             failure = error
             if on_failure is not None:
@@ -59,7 +64,7 @@ class Answers(Generic[T]):
 
 
 async def answers_of_all(
-    questions: Mapping[str, Awaitable[T]], *, tolerated: type[SchemalessError] = StorageUnavailable
+    questions: Mapping[str, Awaitable[T]], *, tolerated: Tolerated = StorageUnavailable
 ) -> Answers[T]:
     """Asks all servers concurrently, by name. Answers are in the order of the questions.
 
@@ -75,6 +80,43 @@ async def answers_of_all(
         else:
             answers.found[name] = result
     return answers
+
+
+async def ask_masters(
+    storage: AsyncStorage,
+    clusters: Iterable[str],
+    operation: Callable[[*Args], Operation[T]],
+    *args: *Args,
+    timeout_s: float | None = None,
+    tolerated: Tolerated = SchemalessError,
+) -> Answers[T]:
+    """Runs an operation on the master of each cluster. Raises an error that is not `tolerated`, once all were asked."""
+    questions = {cluster: storage.master(cluster).run(operation, *args, timeout_s=timeout_s) for cluster in clusters}
+    return await answers_of_all(questions, tolerated=tolerated)
+
+
+async def ask_clusters(
+    storage: AsyncStorage,
+    clusters: Iterable[str],
+    operation: Callable[[*Args], Operation[T]],
+    *args: *Args,
+    timeout_s: float | None = None,
+) -> Answers[T]:
+    """Runs an operation on one node of each cluster: on the master, or on a minion where the master doesn't answer."""
+
+    async def ask(cluster: str) -> T:
+        nodes = [storage.master(cluster), *storage.minions(cluster)]
+        answer, _ = await first_answer(nodes, lambda node: node.run(operation, *args, timeout_s=timeout_s))
+        return answer
+
+    return await answers_of_all({cluster: ask(cluster) for cluster in clusters}, tolerated=SchemalessError)
+
+
+async def all_masters(
+    storage: AsyncStorage, clusters: Iterable[str], operation: Callable[[*Args], Operation[T]], *args: *Args
+) -> dict[str, T]:
+    """Runs an operation on the master of each cluster. Raises the first error, once all were asked."""
+    return (await ask_masters(storage, clusters, operation, *args, tolerated=())).found
 
 
 def run_on_all(nodes: Iterable[SyncNode], operation: Callable[[*Args], Operation[T]], *args: *Args) -> Answers[T]:

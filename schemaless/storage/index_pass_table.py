@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from schemaless.index.comparison import FaultCounts
-from schemaless.storage.index_problem_table import IndexVersion, versions_in
+from schemaless.storage.index_problem_table import VERSION, IndexVersion
 from schemaless.storage.operation import Operation, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, Time, commas, literal, sql
+from schemaless.storage.sql import NOW, Expression, Script, Time, commas, literal, literals, matching, where
 
 _TABLE = "schemaless.index_pass"
 _COUNTED = ("cell_rows", "entries", "missing", "stale", "ghost", "repaired", "unsettled")
@@ -48,31 +48,25 @@ PassKey = tuple[IndexVersion, str]
 
 def note(version: IndexVersion, number: int, counts: FaultCounts, node: str = MASTERS) -> Operation[None]:
     """Stores what a comparison of one range came to. Repeated after a lost answer, its totals may count twice."""
-    columns = [*_COUNTED, *(f"{name}_total" for name in _TOTALS)]
-    values = [counts.rows, *(getattr(counts, name) for name in (*_COUNTED[1:], *_TOTALS))]
     update = [f"{name} = VALUES({name})" for name in ("compared_at", *_COUNTED)]
     update += [f"{name}_total = {name}_total + VALUES({name}_total)" for name in _TOTALS]
-    yield (
-        f"INSERT INTO {_TABLE} (datastore, name, number, node, range_number, compared_at, {commas(columns)}) VALUES "
-        + sql("(%s, %s, %s,", version.datastore, version.name, version.number)
-        + sql(" %s, %s, UTC_TIMESTAMP(6),", node[:_NODE_CHARACTERS_MAX], number)
-        + commas([str(value) for value in values])
-        + f") ON DUPLICATE KEY UPDATE {commas(update)}"
-    )
+    yield f"{_insert(version, node, number, NOW, counts, counts)} ON DUPLICATE KEY UPDATE {commas(update)}"
 
 
 def note_found(version: IndexVersion, number: int, counts: FaultCounts, node: str) -> Operation[None]:
     """Stores what a check found in a range on a minion, until the range is compared there again. Idempotent."""
     kinds = _TOTALS[:3]
-    values = {name: 0 for name in (*_COUNTED, *(f"{name}_total" for name in _TOTALS))}
-    values |= {kind: getattr(counts, kind) for kind in kinds}
-    yield (
-        f"INSERT INTO {_TABLE} (datastore, name, number, node, range_number, compared_at, {commas([*values])}) VALUES "
-        + sql("(%s, %s, %s,", version.datastore, version.name, version.number)
-        + sql(f" %s, %s, {_NEVER},", node[:_NODE_CHARACTERS_MAX], number)
-        + commas([str(value) for value in values.values()])
-        + f") ON DUPLICATE KEY UPDATE {commas([f'{kind} = GREATEST({kind}, VALUES({kind}))' for kind in kinds])}"
-    )
+    found = FaultCounts(**{kind: getattr(counts, kind) for kind in kinds})
+    update = commas([f"{kind} = GREATEST({kind}, VALUES({kind}))" for kind in kinds])
+    insert = _insert(version, node, number, Expression(_NEVER), found, FaultCounts())
+    yield f"{insert} ON DUPLICATE KEY UPDATE {update}"
+
+
+def _insert(of: IndexVersion, node: str, number: int, at: Expression, last: FaultCounts, total: FaultCounts) -> Script:
+    names = commas([*_COUNTED, *(f"{name}_total" for name in _TOTALS)])
+    counts = [last.rows, *(getattr(last, name) for name in _COUNTED[1:]), *(getattr(total, name) for name in _TOTALS)]
+    values = literals(of.datastore, of.name, of.number, node[:_NODE_CHARACTERS_MAX], number, at, *counts)
+    return f"INSERT INTO {_TABLE} (datastore, name, number, node, range_number, compared_at, {names}) VALUES {values}"
 
 
 def note_clean(version: IndexVersion, node: str, ranges: Sequence[int], since: Time) -> Operation[None]:
@@ -81,26 +75,23 @@ def note_clean(version: IndexVersion, node: str, ranges: Sequence[int], since: T
     There is at least one. What the cleaner compared later than `since` stays.
     """
     zero = commas([f"{kind} = 0" for kind in _TOTALS[:3]])
-    yield (
-        f"UPDATE {_TABLE} SET {zero}{_where(version)}"
-        + sql(" AND node = %s AND compared_at < %s", node[:_NODE_CHARACTERS_MAX], since)
-        + f" AND range_number IN ({commas([str(number) for number in ranges])})"
-    )
+    these = matching(node=node[:_NODE_CHARACTERS_MAX], range_number=ranges)
+    yield f"UPDATE {_TABLE} SET {zero} {version.where} AND {these} AND compared_at < {literal(since)}"
 
 
 def ages(version: IndexVersion, nodes: Sequence[str] = (MASTERS,)) -> Operation[dict[int, float]]:
     """Returns by number how many seconds ago a range was compared on one of these nodes, as this server noted it."""
+    age = "TIMESTAMPDIFF(MICROSECOND, MAX(compared_at), UTC_TIMESTAMP(6)) / 1000000"
+    there = matching(node=[node[:_NODE_CHARACTERS_MAX] for node in nodes])
     rows = yield from query(
-        f"SELECT range_number, TIMESTAMPDIFF(MICROSECOND, MAX(compared_at), UTC_TIMESTAMP(6)) / 1000000 FROM {_TABLE}"
-        + _where(version)
-        + f" AND node IN ({commas([literal(node[:_NODE_CHARACTERS_MAX]) for node in nodes])}) GROUP BY range_number"
+        f"SELECT range_number, {age} FROM {_TABLE} {version.where} AND {there} GROUP BY range_number"
     )
     return {number: float(age_s) for number, age_s in rows}
 
 
 def of_datastore(datastore: str) -> Operation[dict[PassKey, IndexPass]]:
     """Returns what this server knows of the indexes of one datastore."""
-    return (yield from _sums(sql(" WHERE datastore = %s", datastore)))
+    return (yield from _sums(where(datastore=datastore)))
 
 
 def of_all() -> Operation[dict[PassKey, IndexPass]]:
@@ -108,25 +99,15 @@ def of_all() -> Operation[dict[PassKey, IndexPass]]:
     return (yield from _sums(""))
 
 
-def delete_all(version: IndexVersion) -> Operation[None]:
-    """Deletes the rows of a version that is gone."""
-    yield f"DELETE FROM {_TABLE}{_where(version)}"
-
-
-def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
-    """Returns the names and numbers of the versions that have rows here."""
-    return (yield from versions_in(_TABLE, datastore))
-
-
-def _sums(where: Script) -> Operation[dict[PassKey, IndexPass]]:
+def _sums(which: Script) -> Operation[dict[PassKey, IndexPass]]:
     summed = [f"SUM({name})" for name in (*_COUNTED, *(f"{name}_total" for name in _TOTALS))]
     compared = f"CASE WHEN compared_at > {_NEVER} THEN compared_at END"
     since = f"COALESCE({MICROSECONDS.format(f'MIN({compared})')}, 0)"
     rows = yield from query(
         f"SELECT datastore, name, number, node, COUNT({compared}), {since}, {commas(summed)}"
-        f" FROM {_TABLE}{where} GROUP BY datastore, name, number, node"
+        f" FROM {_TABLE} {which} GROUP BY datastore, name, number, node"
     )
-    return {(IndexVersion(*row[:3]), row[3]): _pass(row[4:]) for row in rows}
+    return {(VERSION.decode(row[:3]), row[3]): _pass(row[4:]) for row in rows}
 
 
 def _pass(row: Row) -> IndexPass:
@@ -144,7 +125,3 @@ def merged(one: IndexPass, other: IndexPass) -> IndexPass:
         one.last + other.last,
         one.total + other.total,
     )
-
-
-def _where(version: IndexVersion) -> Script:
-    return sql(" WHERE datastore = %s AND name = %s AND number = %s", version.datastore, version.name, version.number)

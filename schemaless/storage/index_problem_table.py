@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import msgspec
 
 from schemaless.cell import RowKey
-from schemaless.index.problems import Misfit
+from schemaless.index.entry import Misfit
 from schemaless.index.transition import ProblemWrite
 from schemaless.location import GenerationStart, Location
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Script, commas, sql
+from schemaless.storage.sql import Script, commas, literals, sql, where
+from schemaless.storage.table import Table
 
 _TABLE = "schemaless.index_problem"
-_COLUMNS = "datastore, name, number, shard, row_key, generation, added_id, misfits, details"
 _NEWER = "(VALUES(generation) > generation OR (VALUES(generation) = generation AND VALUES(added_id) > added_id))"
 # MySQL assigns from left to right: the guard reads the version columns, so they are assigned last.
 _UPDATE = commas(
@@ -33,9 +33,6 @@ LISTED_MAX = 16
 _ROW_BYTES = 400  # names, versions and punctuation
 _DELETED_AT_ONCE = 1000
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(tuple[Misfit, ...])
-
 
 class IndexVersion(msgspec.Struct, frozen=True):
     """A version of an index of a datastore."""
@@ -43,6 +40,15 @@ class IndexVersion(msgspec.Struct, frozen=True):
     datastore: str
     name: str
     number: int
+
+    @property
+    def where(self) -> Script:
+        """SQL for the rows of a version, in any table that has its three columns."""
+        return where(datastore=self.datastore, name=self.name, number=self.number)
+
+
+VERSION = Table("", IndexVersion)
+"""Its columns, in any table that has them."""
 
 
 class ProblemRow(msgspec.Struct, frozen=True, gc=False):
@@ -53,24 +59,24 @@ class ProblemRow(msgspec.Struct, frozen=True, gc=False):
     misfits: Sequence[Misfit]
 
 
+_FOUND = Table(_TABLE, ProblemRow, misfits="details")
+
+
 def upserts(of: IndexVersion, writes: Sequence[ProblemWrite]) -> Script:
     """Returns a statement that writes at least one row, of shards which all live on one cluster. The guard decides."""
     rows = [
-        sql(
-            "(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            of.datastore,
-            of.name,
-            of.number,
+        literals(
+            *msgspec.structs.astuple(of),
             write.shard,
             write.row_key,
             write.version.generation,
             write.version.added_id,
             sum(misfit.values for misfit in write.misfits),
-            _details(write).decode(),
+            _details(write),
         )
         for write in writes
     ]
-    return f"INSERT INTO {_TABLE} ({_COLUMNS}) VALUES {commas(rows)} ON DUPLICATE KEY UPDATE {_UPDATE}"
+    return f"INSERT INTO {_TABLE} VALUES {commas(rows)} ON DUPLICATE KEY UPDATE {_UPDATE}"
 
 
 def sql_bytes_max(write: ProblemWrite) -> int:
@@ -78,35 +84,24 @@ def sql_bytes_max(write: ProblemWrite) -> int:
     return _ROW_BYTES + len(_UPDATE) + 2 * len(_details(write))
 
 
-def write(script: Script) -> Operation[None]:
-    """Runs what `upserts` returned."""
-    yield script
+def _details(write: ProblemWrite) -> str:
+    return msgspec.json.encode(write.misfits[:LISTED_MAX]).decode()
 
 
 def counts() -> Operation[dict[IndexVersion, int]]:
     """Returns how many values don't fit, by version of an index, in the shards whose home is this server."""
-    rows = yield from query(
-        f"SELECT datastore, name, number, SUM(misfits) FROM {_TABLE} GROUP BY datastore, name, number"
-    )
-    return {IndexVersion(datastore, name, number): int(misfits) for datastore, name, number, misfits in rows}
+    return (yield from version_sums(_TABLE, "misfits"))
 
 
 def counts_of(datastore: str) -> Operation[dict[IndexVersion, int]]:
     """Returns what `counts` does, of one datastore."""
-    rows = yield from query(
-        sql(f"SELECT name, number, SUM(misfits) FROM {_TABLE} WHERE datastore = %s GROUP BY name, number", datastore)
-    )
-    return {IndexVersion(datastore, name, number): int(misfits) for name, number, misfits in rows}
+    return (yield from version_sums(_TABLE, "misfits", where(datastore=datastore)))
 
 
 def page(of: IndexVersion, shard: int, row_key: RowKey, limit: int) -> Operation[list[ProblemRow]]:
     """Returns rows with misfits by shard and row key, from this row key of this shard on."""
-    rows = yield from query(
-        f"SELECT shard, row_key, details FROM {_TABLE} WHERE {_of(of)} AND misfits > 0"
-        + sql(" AND shard >= %s AND (shard > %s OR row_key >= %s)", shard, shard, row_key)
-        + f" ORDER BY shard, row_key LIMIT {limit}"
-    )
-    return [ProblemRow(shard, row_key, _decoder.decode(details)) for shard, row_key, details in rows]
+    behind = sql("shard >= %s AND (shard > %s OR row_key >= %s)", shard, shard, row_key)
+    return (yield from _FOUND.rows(f"{of.where} AND misfits > 0 AND {behind} ORDER BY shard, row_key LIMIT {limit}"))
 
 
 def superseded(
@@ -115,33 +110,39 @@ def superseded(
     """Returns rows of a shard behind a row key, with versions that one of the generations supersedes (I13)."""
     old = " OR ".join(f"(generation < {start.generation} AND added_id >= {start.starts_at})" for start in starts)
     rows = yield from query(
-        f"SELECT row_key, generation, added_id FROM {_TABLE} WHERE {_of(of)}"
+        f"SELECT row_key, generation, added_id FROM {_TABLE} {of.where}"
         + sql(" AND shard = %s AND row_key > %s", shard, after)
         + f" AND ({old}) ORDER BY row_key LIMIT {limit}"
     )
     return [(row_key, Location(generation, added_id)) for row_key, generation, added_id in rows]
 
 
+_SMALL_TABLES = ("index_walk", "index_forgotten", "index_pass", "index_check", "index_write")
+"""The others that have rows of versions, each only a few."""
+
+
 def delete_some(of: IndexVersion) -> Operation[bool]:
-    """Deletes rows of a version, of many only some. Returns whether there may be more."""
-    (deleted,) = yield f"DELETE FROM {_TABLE} WHERE {_of(of)} ORDER BY shard, row_key LIMIT {_DELETED_AT_ONCE}"
+    """Deletes the rows of a version from all these tables, of many problems only some. Returns whether there may be
+    more.
+    """
+    for table in _SMALL_TABLES:
+        yield f"DELETE FROM schemaless.{table} {of.where}"
+    (deleted,) = yield f"DELETE FROM {_TABLE} {of.where} ORDER BY shard, row_key LIMIT {_DELETED_AT_ONCE}"
     return deleted.affected >= _DELETED_AT_ONCE
 
 
+def version_sums(table: Script, column: Script, which: Script = "") -> Operation[dict[IndexVersion, int]]:
+    """Returns the sums of a column by version of an index."""
+    versions = "datastore, name, number"
+    rows = yield from query(f"SELECT {versions}, SUM({column}) FROM {table} {which} GROUP BY {versions}")
+    return {VERSION.decode(version): int(total) for *version, total in rows}
+
+
 def versions(datastore: str) -> Operation[set[tuple[str, int]]]:
-    """Returns the names and numbers of the versions that have rows here."""
-    return (yield from versions_in(_TABLE, datastore))
-
-
-def versions_in(table: Script, datastore: str) -> Operation[set[tuple[str, int]]]:
-    """Returns the names and numbers of the versions of indexes that have rows in a table of this server."""
-    rows = yield from query(sql(f"SELECT DISTINCT name, number FROM {table} WHERE datastore = %s", datastore))
+    """Returns the names and numbers of the versions that have rows here, problems or any of the others."""
+    parts = [
+        f"SELECT name, number FROM schemaless.{table} {where(datastore=datastore)}"
+        for table in ("index_problem", *_SMALL_TABLES)
+    ]
+    rows = yield from query(" UNION ".join(parts))
     return {(name, number) for name, number in rows}
-
-
-def _details(write: ProblemWrite) -> bytes:
-    return _encoder.encode(write.misfits[:LISTED_MAX])
-
-
-def _of(of: IndexVersion) -> Script:
-    return sql("datastore = %s AND name = %s AND number = %s", of.datastore, of.name, of.number)

@@ -100,7 +100,8 @@ def select(
     Entries of `excluded` rows are left out before the limit counts. Each place is read by a SELECT of its own, in the
     order of the table's key. The server merges them.
     """
-    order = _order(selection)
+    way = "DESC" if selection.descending else "ASC"
+    order = commas([f"{name} {way}" for name in (*map(quoted, selection.order), "row_key", "element")])
     is_cut = page_bytes(definition, selection) > bytes_max
     if len(places) == 1 and not is_cut:
         columns = commas(["row_key", "element", *(shown(field) for field in definition.fields), "0"])
@@ -195,11 +196,6 @@ def _of_place(
         f"{columns} FROM {table(datastore, shard, definition)} WHERE {' AND '.join(where)}"
         f" ORDER BY {order} LIMIT {selection.limit}"
     )
-
-
-def _order(selection: Selection) -> Script:
-    way = "DESC" if selection.descending else "ASC"
-    return commas([f"{name} {way}" for name in (*map(quoted, selection.order), "row_key", "element")])
 
 
 _COMPARED: Mapping[Operator, str] = {

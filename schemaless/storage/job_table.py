@@ -7,13 +7,13 @@ from enum import StrEnum
 
 import msgspec
 
+from schemaless.storage import shard_head
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import commas, sql
+from schemaless.storage.sql import NOW, where
+from schemaless.storage.table import Table
 
 KEPT_DAYS = 30
 IS_OLD = f"made_at < UTC_TIMESTAMP(6) - INTERVAL {KEPT_DAYS} DAY"
-_TABLE = "schemaless.job"
 
 
 class JobKind(StrEnum):
@@ -39,6 +39,9 @@ class Job(msgspec.Struct, frozen=True):
     made_at: int = 0
 
 
+_TABLE = Table("schemaless.job", Job)
+
+
 class JobProgress(msgspec.Struct, frozen=True):
     """A job on one cluster. `pending` records wait for their turn, and `failed` ones have failed again."""
 
@@ -49,36 +52,23 @@ class JobProgress(msgspec.Struct, frozen=True):
 
 def put(datastore: str, job: Job) -> Operation[None]:
     """Stores a job, and deletes some that are older than KEPT_DAYS."""
-    yield sql(
-        f"INSERT IGNORE INTO {_TABLE} (job, datastore, consumer, kind, matched, reason, who, made_at)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6))",
-        job.job,
-        datastore,
-        job.consumer,
-        job.kind.value,
-        job.matched,
-        job.reason,
-        job.who,
-    )
-    yield f"DELETE FROM {_TABLE} WHERE {IS_OLD} ORDER BY made_at LIMIT 1000"
+    yield _TABLE.insert([job], "INSERT IGNORE", datastore=datastore, made_at=NOW)
+    yield f"DELETE FROM {_TABLE.name} WHERE {IS_OLD} ORDER BY made_at LIMIT 1000"
 
 
 def of_numbers(datastore: str, numbers: Collection[int]) -> Operation[dict[int, Job]]:
     """Returns these jobs as this server has them, by number, without those that are gone."""
     if not numbers:
         return {}
-    rows = yield from query(
-        f"SELECT job, consumer, kind, matched, reason, who, replaced, {MICROSECONDS.format('made_at')} FROM {_TABLE}"
-        + sql(" WHERE datastore = %s", datastore)
-        + f" AND job IN ({commas([str(number) for number in sorted(numbers)])})"
-    )
-    return {job: Job(job, consumer, JobKind(kind), *rest) for job, consumer, kind, *rest in rows}
+    found = yield from _TABLE.rows(where(datastore=datastore, job=sorted(numbers)))
+    return {job.job: job for job in found}
 
 
 def progress(datastore: str, job: Job) -> Operation[JobProgress]:
     """Returns how far the records of a job of this server are."""
     ((pending, failed),) = yield from query(
-        "SELECT COALESCE(SUM(ordered IS NOT NULL), 0), COALESCE(SUM(ordered IS NULL), 0) FROM schemaless.parked"
-        + sql(" WHERE job = %s AND datastore = %s", job.job, datastore)
+        "SELECT COALESCE(SUM(ordered IS NOT NULL), 0), COALESCE(SUM(ordered IS NULL), 0) FROM schemaless.parked "
+        + where(job=job.job, datastore=datastore)
+        + f" AND {shard_head.not_moved(datastore)}"
     )
     return JobProgress(job, int(pending), int(failed))

@@ -5,17 +5,18 @@ People only write orders. What waits behind a parked cell of its row has no reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from schemaless.cell import RowKey, StoredCell
 from schemaless.location import Location
-from schemaless.storage import parked_table
+from schemaless.storage import parked_table, shard_head
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.parked_table import Cause, Order, ParkedCell
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Name, Script, commas, sql
+from schemaless.storage.sql import Name, Script, commas, matching, sql, where
 from schemaless.topology import Datastore
 from schemaless.triggers.verdicts import DOUBT_PREFIX
 
@@ -39,19 +40,18 @@ class ParkedFilter(msgspec.Struct, frozen=True):
     """Only records of effects that may have happened or not (schemaless/triggers/effects.py)."""
 
     def condition(self, datastore: str, consumer: str) -> Script:
-        parts = [sql("datastore = %s AND consumer = %s", datastore, consumer)]
-        if self.trigger is not None:
-            parts.append(sql("function_name = %s", self.trigger))
-        if self.column is not None:
-            parts.append(sql("column_name = %s", self.column))
-        if self.row_key is not None:
-            parts.append(sql("row_key = %s", self.row_key))
-        if self.cause is not None:
-            parts.append(sql("cause = %s", self.cause.value))
+        fields = {
+            "function_name": self.trigger,
+            "column_name": self.column,
+            "row_key": self.row_key,
+            "cause": self.cause,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        parts = [matching(datastore=datastore, consumer=consumer, **given), shard_head.not_moved(datastore)]
         if self.since is not None:
             parts.append(sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', parked_at) >= %s", self.since))
         if self.without:
-            parts.append(f"function_name NOT IN ({commas([sql('%s', name) for name in self.without])})")
+            parts.append(f"NOT {matching(function_name=list(self.without))}")
         if self.only_held:
             parts.append("holds_row = 1")
         if self.only_doubts:
@@ -83,14 +83,14 @@ def places(
     datastore: Datastore, consumer: str, wanted: ParkedFilter, start: tuple[int, int], limit: int
 ) -> Operation[tuple[list[ParkedPlace], int]]:
     """Returns the records from (shard, added_id) on, in that order, and how many records match in all."""
-    where = wanted.condition(datastore.name, consumer)
+    which = wanted.condition(datastore.name, consumer)
     shard, added_id = start
     found, counted = yield (
         "SELECT p.shard, p.added_id, p.row_key, p.holds_row, p.function_name, LENGTH(p.error), COALESCE("
         "(SELECT c.added_id FROM schemaless.checkpoint AS c WHERE c.datastore = p.datastore"
         " AND c.consumer = p.consumer AND c.shard = p.shard), 0)"
-        f" FROM {_TABLE} AS p WHERE {where} AND (p.shard > {shard} OR (p.shard = {shard} AND p.added_id >= {added_id}))"
-        f" ORDER BY p.shard, p.added_id LIMIT {limit};SELECT COUNT(*) FROM {_TABLE} WHERE {where}"
+        f" FROM {_TABLE} AS p WHERE {which} AND (p.shard > {shard} OR (p.shard = {shard} AND p.added_id >= {added_id}))"
+        f" ORDER BY p.shard, p.added_id LIMIT {limit};SELECT COUNT(*) FROM {_TABLE} WHERE {which}"
     )
     rows = [
         ParkedPlace(shard, added_id, RowKey(row_key), bool(holds), function, size, int(until))
@@ -234,8 +234,9 @@ def order(
     ]
     mine = sql("p.datastore = %s AND p.consumer = %s", datastore.name.encode(), consumer.encode())
     listed = " OR ".join(f"(p.shard = {shard} AND p.added_id = {added_id})" for shard, added_id in keys)
+    yield from shard_head.lock(datastore.name, {shard for shard, _ in keys})  # or it moves away without the order
     results = yield (
-        "BEGIN;UPDATE schemaless.job AS j JOIN (SELECT p.job, COUNT(*) AS taken"
+        "UPDATE schemaless.job AS j JOIN (SELECT p.job, COUNT(*) AS taken"
         f" FROM {_TABLE} AS p WHERE {mine} AND ({listed}) AND p.ordered IS NOT NULL AND p.job <> {what.job}"
         " GROUP BY p.job) AS others ON others.job = j.job SET j.replaced = j.replaced + others.taken;"
         f"UPDATE ({' UNION ALL '.join(rows)}) AS x STRAIGHT_JOIN {_TABLE} AS p"
@@ -244,7 +245,7 @@ def order(
         + sql(" p.ordered = %s, p.job = %s, p.order_reason = %s", what.order.value, what.job, what.reason)
         + ";COMMIT"
     )
-    return results[2].affected
+    return results[1].affected
 
 
 class ParkedSummary(msgspec.Struct, frozen=True):
@@ -258,15 +259,99 @@ def summaries(datastore: str) -> Operation[dict[str, ParkedSummary]]:
     """Returns by program how many cells are parked here. A record that only waits doesn't count."""
     rows = yield from query(
         f"SELECT consumer, COUNT(*), {MICROSECONDS.format('MIN(parked_at)')} FROM {_TABLE}"
-        + sql(" WHERE datastore = %s AND cause <> %s GROUP BY consumer", datastore, Cause.WAITING.value)
+        + sql(" WHERE datastore = %s AND cause <> %s", datastore, Cause.WAITING.value)
+        + f" AND {shard_head.not_moved(datastore)} GROUP BY consumer"
     )
     return {name: ParkedSummary(int(count), oldest) for name, count, oldest in rows}
 
 
 def counts_of(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Adds up the counts of several clusters by name."""
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for part in parts:
-        for name, count in part.items():
-            found[name] = found.get(name, 0) + count
+        found.update(part)
     return found
+
+
+# Proof of parked cells: the records of a program beside what its checkpoints count, and beside the entity tables.
+#
+# For the audit. Each answer is of one statement, so it is of one moment, whatever workers do meanwhile.
+
+_PARKED = f"p.cause <> '{Cause.WAITING.value}'"
+_OF_SHARD = "p.datastore = c.datastore AND p.consumer = c.consumer AND p.shard = c.shard"
+
+
+class ParkedProof(msgspec.Struct, frozen=True):
+    """One shard. `counted_parked` and `counted_waiting` are of its checkpoint, since it began to count.
+
+    `parked` and `waiting` records, and the cells `behind` them in their rows, are of the cells since then. `records`
+    are all that are parked, the oldest for `oldest_s`. `beyond` have an added_id after the checkpoint. `lost` aren't in
+    the entity table, the first at `first_lost`. `versions` are the program's when the cells failed.
+    """
+
+    shard: int
+    counted_parked: int
+    counted_waiting: int
+    parked: int
+    waiting: int
+    behind: int
+    records: int
+    oldest_s: float
+    beyond: int
+    lost: int
+    first_lost: int | None
+    versions: frozenset[str]
+
+
+def proof_shards_of(datastore: str, consumer: str) -> Operation[list[int]]:
+    """Returns the shards here that have a record, or count a cell that is parked or waits."""
+    which = where(datastore=datastore, consumer=consumer)
+    rows = yield from query(
+        f"SELECT shard FROM schemaless.parked {which} AND {shard_head.not_moved(datastore)}"
+        f" UNION SELECT shard FROM schemaless.checkpoint {which} AND (parked <> 0 OR waiting <> 0)"
+        " AND state <> 'moved' ORDER BY shard"
+    )
+    return [shard for (shard,) in rows]
+
+
+def proof_of_shard(
+    datastore: Datastore, consumer: str, shard: int, columns: Collection[str]
+) -> Operation[ParkedProof | None]:
+    """Returns the proof of one shard, on its home, or None without a checkpoint. `columns` are the program's."""
+    entity = sql("%s.entity", Name(datastore.database(shard)))
+    since, names = "p.added_id > c.counted_from", commas([sql("%s", name.encode()) for name in columns])
+    behind = "0"
+    if names:
+        behind = (
+            f"(SELECT COUNT(*) FROM schemaless.parked AS p STRAIGHT_JOIN {entity} AS e ON e.row_key = p.row_key"
+            f" AND e.column_name IN ({names}) AND e.added_id > GREATEST(p.added_id, c.counted_from)"
+            f" AND e.added_id <= c.added_id WHERE {_OF_SHARD} AND p.holds_row = 1)"
+        )
+    is_lost = (
+        f"p.added_id IS NOT NULL AND NOT EXISTS (SELECT * FROM {entity} AS e WHERE e.added_id = p.added_id"
+        " AND e.generation = p.generation AND e.row_key = p.row_key AND e.column_name = p.column_name"
+        " AND e.ref_key = p.ref_key)"
+    )
+    sums = [
+        f"SUM({_PARKED} AND {since})",
+        f"SUM(NOT {_PARKED} AND {since})",
+        f"SUM({_PARKED})",
+        f"MAX(IF({_PARKED}, TIMESTAMPDIFF(MICROSECOND, p.parked_at, UTC_TIMESTAMP(6)), 0)) / 1000000",
+        "SUM(p.added_id > c.added_id)",
+        f"SUM({is_lost})",
+        f"MIN(IF({is_lost}, p.added_id, NULL))",
+        "GROUP_CONCAT(DISTINCT p.version SEPARATOR ' ')",
+    ]
+    rows = yield from query(
+        f"SELECT MAX(c.parked), MAX(c.waiting), {behind}, {commas(sums)} FROM schemaless.checkpoint AS c"
+        f" LEFT JOIN schemaless.parked AS p ON {_OF_SHARD}"
+        + sql(" WHERE c.datastore = %s AND c.consumer = %s AND c.shard = %s", datastore.name, consumer, shard)
+        + " GROUP BY c.datastore, c.consumer, c.shard"
+    )
+    for counted_parked, counted_waiting, held, *found in rows:
+        parked, waiting, records, oldest_s, beyond, lost, first_lost, versions = found
+        return ParkedProof(
+            shard, counted_parked, counted_waiting, int(parked or 0), int(waiting or 0), held, int(records or 0),
+            float(oldest_s or 0), int(beyond or 0), int(lost or 0), first_lost, frozenset((versions or "").split()),
+        )  # fmt: skip
+    return None

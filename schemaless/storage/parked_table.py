@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
 from schemaless.location import Location
-from schemaless.storage.operation import Operation, Row, query
-from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Script, Time, commas, sql
+from schemaless.storage.operation import Operation, query
+from schemaless.storage.sql import NOW, Expression, Script, Time, commas, literal, matching, sql, where
+from schemaless.storage.table import Table
 
 ERROR_CHARACTERS_MAX = 16_000
 ATTEMPTS_KEPT = 20
 _PAGE = 20_000
 _TABLE = "schemaless.parked"
+T = TypeVar("T")
 _DUE = "ordered IS NOT NULL AND due_at <= UTC_TIMESTAMP(6)"
 
 
@@ -43,6 +45,8 @@ class Order(StrEnum):
 class ParkedCell(msgspec.Struct, frozen=True, gc=False):
     """A record. Times are in microseconds. `attempted_at` has those of the last attempts that failed.
 
+    `again_in_us`: how long it is until the next attempt is due, from the moment when the record is written, or was
+    read. Only the server's clock measures it, because the worker that reads it may be another one.
     `function_name` and the later functions of the column have not finished the cell. `version` is the program's.
     """
 
@@ -66,10 +70,21 @@ class ParkedCell(msgspec.Struct, frozen=True, gc=False):
     due_at: int | None = None
     job: int | None = None
     order_reason: str | None = None
+    again_in_us: int = 0
 
     @property
     def location(self) -> Location:
         return Location(self.generation, self.added_id)
+
+
+_AGAIN_IN_US = "GREATEST(0, IFNULL(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), again_at), 0))"
+CELLS = Table(_TABLE, ParkedCell, again_in_us=_AGAIN_IN_US)
+_WITHOUT_ERRORS = Table(_TABLE, ParkedCell, again_in_us=_AGAIN_IN_US, error="''")
+_KEPT = {"ordered": None, "due_at": None, "job": None, "order_reason": None}
+"""What people write into a record, and its owner doesn't."""
+_REPLACED = tuple(
+    name for name in ParkedCell.__struct_fields__ if name not in ("shard", "added_id", "again_in_us", *_KEPT)
+)
 
 
 # What the owner of a shard writes
@@ -77,30 +92,14 @@ class ParkedCell(msgspec.Struct, frozen=True, gc=False):
 
 def put(datastore: str, consumer: str, cell: ParkedCell) -> Script:
     """Makes or replaces a record. A retry of it is done with that. A discard that came meanwhile stays ordered."""
-    return sql(
-        f"INSERT INTO {_TABLE} ({_WRITTEN}, uncopied) VALUES"
-        " (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        f" ON DUPLICATE KEY UPDATE {_REPLACED}, uncopied = VALUES(uncopied),"
-        " due_at = IF(ordered <=> 'discard', due_at, NULL), ordered = IF(ordered <=> 'discard', ordered, NULL)",
-        datastore,
-        consumer,
-        cell.shard,
-        cell.added_id,
-        cell.generation,
-        cell.row_key,
-        cell.column_name,
-        cell.ref_key,
-        cell.function_name,
-        cell.cause.value,
-        cell.holds_row,
-        cell.error[:ERROR_CHARACTERS_MAX],
-        cell.attempts,
-        msgspec.json.encode(list(cell.attempted_at[-ATTEMPTS_KEPT:])).decode(),
-        cell.version,
-        Time(cell.parked_at),
-        cell.begun,
-        cell.kills,
-        cell.cause is not Cause.WAITING,
+    cut = msgspec.structs.replace(
+        cell, error=cell.error[:ERROR_CHARACTERS_MAX], attempted_at=cell.attempted_at[-ATTEMPTS_KEPT:]
+    )
+    again_in = f"UTC_TIMESTAMP(6) + INTERVAL {cell.again_in_us} MICROSECOND" if cell.again_in_us else "NULL"
+    written = {"uncopied": cell.cause is not Cause.WAITING, "again_at": Expression(again_in)}
+    return (
+        CELLS.upsert([cut], (*_REPLACED, *written), datastore=datastore, consumer=consumer, **written, **_KEPT)
+        + ",due_at = IF(ordered <=> 'discard', due_at, NULL), ordered = IF(ordered <=> 'discard', ordered, NULL)"
     )
 
 
@@ -126,13 +125,18 @@ def delete(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
 
 def delete_from(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
     """Deletes the records of a shard from an added_id on: those cells come again, or are superseded (I13)."""
-    return sql(
-        f"DELETE FROM {_TABLE} WHERE datastore = %s AND consumer = %s AND shard = %s AND added_id >= %s",
-        datastore,
-        consumer,
-        shard,
-        added_id,
-    )
+    which = where(datastore=datastore, consumer=consumer, shard=shard)
+    return f"DELETE FROM {_TABLE} {which} AND added_id >= {added_id}"
+
+
+def erase(datastore: str, consumer: str, row_key: bytes, cells: Script) -> Script:
+    """Empties the errors of some cells of a row, whose bodies they may tell of, also of those that ended (I19).
+
+    The cells that are still parked are ordered to be called again. That ends them, because they have no body.
+    """
+    which = f"{where(datastore=datastore, consumer=consumer, row_key=row_key)} AND {cells}"
+    again = f"ordered = COALESCE(ordered, {literal(Order.RETRY)}), due_at = {NOW.text}"
+    return f"UPDATE {_TABLE} SET error = '', {again} {which};UPDATE {_HISTORY} SET error = '' {which}"
 
 
 # What the owner of a shard reads
@@ -148,12 +152,11 @@ def of_shards(
     while left:
         shard, *others = left
         beyond = f" OR shard IN ({commas([str(other) for other in others])})" if others else ""
-        rows = yield from query(
-            f"SELECT {_COLUMNS.replace('error', _NO_ERROR)} FROM {_TABLE}"
-            + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
+        rows = yield from _WITHOUT_ERRORS.rows(
+            where(datastore=datastore, consumer=consumer)
             + f" AND ((shard = {shard} AND added_id > {after}){beyond}) ORDER BY shard, added_id LIMIT {page_rows}"
         )
-        found += map(_parked_cell, rows)
+        found += rows
         if len(rows) < page_rows:
             break
         left, after = [other for other in left if other >= found[-1].shard], found[-1].added_id
@@ -169,28 +172,24 @@ def due(
     """
     if shards is not None and not shards:
         return []
-    only = "" if shards is None else f" AND shard IN ({commas([str(shard) for shard in shards])})"
-    rows = yield from query(
-        f"SELECT {_COLUMNS.replace('error', _NO_ERROR)} FROM {_TABLE} AS parked"
-        + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
-        + f" AND {_DUE}{only} AND NOT EXISTS (SELECT * FROM schemaless.trigger_order AS told"
-        " WHERE told.datastore = parked.datastore AND told.consumer = parked.consumer"
-        " AND told.shard = parked.shard AND told.paused)"
-        f" ORDER BY due_at, shard, added_id LIMIT {limit}"
+    only = "" if shards is None else f" AND {matching(shard=list(shards))}"
+    return (
+        yield from _WITHOUT_ERRORS.rows(
+            where(datastore=datastore, consumer=consumer)
+            + f" AND {_DUE}{only} AND NOT EXISTS (SELECT * FROM schemaless.trigger_order AS told"
+            " WHERE told.datastore = parked.datastore AND told.consumer = parked.consumer"
+            " AND told.shard = parked.shard AND told.paused)"
+            f" ORDER BY due_at, shard, added_id LIMIT {limit}"
+        )
     )
-    return [_parked_cell(row) for row in rows]
 
 
 def uncopied(datastore: str, consumer: str, shards: Collection[int], limit: int) -> Operation[list[ParkedCell]]:
     """Returns parked cells of these shards that are not yet in the topic of parked cells, with their errors."""
     if not shards:
         return []
-    rows = yield from query(
-        f"SELECT {_COLUMNS} FROM {_TABLE} FORCE INDEX (uncopied)"
-        + sql(" WHERE datastore = %s AND consumer = %s AND uncopied = 1", datastore, consumer)
-        + f" AND shard IN ({commas([str(shard) for shard in sorted(shards)])}) ORDER BY shard, added_id LIMIT {limit}"
-    )
-    return [_parked_cell(row) for row in rows]
+    which = where(datastore=datastore, consumer=consumer, uncopied=True, shard=sorted(shards))
+    return (yield from CELLS.rows(f"FORCE INDEX (uncopied) {which} ORDER BY shard, added_id LIMIT {limit}"))
 
 
 def note_copied(datastore: str, consumer: str, records: Sequence[ParkedCell]) -> Operation[None]:
@@ -199,22 +198,14 @@ def note_copied(datastore: str, consumer: str, records: Sequence[ParkedCell]) ->
         sql("(shard = %s AND added_id = %s AND parked_at = %s)", one.shard, one.added_id, Time(one.parked_at))
         for one in records
     ]
-    yield (
-        f"UPDATE {_TABLE} SET uncopied = 0"
-        + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
-        + f" AND ({' OR '.join(same)})"
-    )
+    yield f"UPDATE {_TABLE} SET uncopied = 0 {where(datastore=datastore, consumer=consumer)} AND ({' OR '.join(same)})"
 
 
 def of_keys(datastore: str, consumer: str, keys: Sequence[tuple[int, int]]) -> Operation[list[ParkedCell]]:
     """Returns the records at these shards and added_ids, at least one, with their errors."""
     listed = " OR ".join(f"(shard = {shard} AND added_id = {added_id})" for shard, added_id in keys)
-    rows = yield from query(
-        f"SELECT {_COLUMNS} FROM {_TABLE}"
-        + sql(" WHERE datastore = %s AND consumer = %s", datastore, consumer)
-        + f" AND ({listed}) ORDER BY shard, added_id"
-    )
-    return [_parked_cell(row) for row in rows]
+    which = where(datastore=datastore, consumer=consumer)
+    return (yield from CELLS.rows(f"{which} AND ({listed}) ORDER BY shard, added_id"))
 
 
 # What people ask for
@@ -224,65 +215,101 @@ def of_row(
     datastore: str, consumers: Sequence[str], row_key: bytes, limit: int, error_characters_max: int
 ) -> Operation[dict[str, list[ParkedCell]]]:
     """Returns by consumer the first records of one row, by added_id, with the beginning of their errors."""
-    columns = _COLUMNS.replace("error", f"LEFT(error, {error_characters_max})", 1)
-    scripts = [
-        f"SELECT {columns} FROM {_TABLE}"
-        + sql(" WHERE datastore = %s AND consumer = %s AND row_key = %s", datastore, consumer, row_key)
-        + f" ORDER BY added_id LIMIT {limit}"
-        for consumer in consumers
-    ]
-    if not scripts:
+    beginnings = Table(_TABLE, ParkedCell, again_in_us=_AGAIN_IN_US, error=f"LEFT(error, {error_characters_max})")
+    return (yield from of_consumers(beginnings, datastore, consumers, row_key, f"ORDER BY added_id LIMIT {limit}"))
+
+
+def of_consumers(
+    table: Table[T], datastore: str, consumers: Sequence[str], row_key: bytes, tail: Script
+) -> Operation[dict[str, list[T]]]:
+    """Returns by consumer the rows that are about one row of cells. Each consumer's are found by a key."""
+    if not consumers:
         return {}
-    results = yield ";".join(scripts)
-    return {
-        consumer: [_parked_cell(row) for row in result.rows]
-        for consumer, result in zip(consumers, results, strict=True)
-    }
+    results = yield ";".join(
+        f"SELECT {table.select} FROM {table.name} {where(datastore=datastore, consumer=each, row_key=row_key)} {tail}"
+        for each in consumers
+    )
+    return {each: list(map(table.decode, found.rows)) for each, found in zip(consumers, results, strict=True)}
 
 
 def _is(datastore: str, consumer: str, shard: int, added_id: int) -> Script:
-    return sql(
-        "datastore = %s AND consumer = %s AND shard = %s AND added_id = %s", datastore, consumer, shard, added_id
+    return matching(datastore=datastore, consumer=consumer, shard=shard, added_id=added_id)
+
+
+# parked_history: what became of cells that were parked, for people.
+#
+# The owner of a shard writes it in the transaction that deletes the record. Nothing is decided by it. It is bounded.
+
+KEPT_DAYS = 30
+KEPT_MAX = 100_000
+"""Of one server. With more, the oldest go before their time."""
+
+ERROR_CHARACTERS_KEPT = 500
+_DELETED_AT_ONCE = 5_000
+_HISTORY = "schemaless.parked_history"
+
+
+class Ending(StrEnum):
+    """What became of a parked cell."""
+
+    FINISHED = "finished"  # it was called again, and all functions have finished it
+    DISCARDED = "discarded"  # a person gave it up
+    SOUGHT = "sought"  # a seek went back to before it, so it came again
+    ERASED = "erased"  # its body was erased
+    SUPERSEDED = "superseded"  # a new generation began at or before it
+    FAILED = "failed"  # it was called again, and failed, so its record tells of that from now on
+
+
+class EndedCell(msgspec.Struct, frozen=True):
+    """A record as it was at the end, with the end of its error's text. `ended_at` is in microseconds."""
+
+    record: ParkedCell
+    ending: Ending
+    ended_at: int
+
+
+def keep(datastore: str, consumer: str, shard: int, added_id: int, ending: Ending, *, later: bool = False) -> Script:
+    """Keeps what a record says, before it is deleted. `later`: also those of the shard that come after it.
+
+    A record that only waited for its next attempt isn't kept, unless people ordered something for it.
+    """
+    copied = ", ".join(_COPIED)
+    return (
+        f"INSERT IGNORE INTO {_HISTORY} ({copied}, error, ending, ended_at)"
+        f" SELECT {copied}, RIGHT(error, {ERROR_CHARACTERS_KEPT}), {literal(ending)}, {NOW.text} FROM {_TABLE}"
+        f" {where(datastore=datastore, consumer=consumer, shard=shard)}"
+        f" AND added_id {'>=' if later else '='} {added_id} AND (cause <> {literal(Cause.WAITING)} OR job IS NOT NULL)"
     )
 
 
-_NAMES = (
-    "shard", "added_id", "generation", "row_key", "column_name", "ref_key", "function_name", "cause", "holds_row",
-    "error", "attempts", "attempted_at", "version", "parked_at", "begun", "kills",
+def ended_of_row(
+    datastore: str, consumers: Sequence[str], row_key: bytes, limit: int
+) -> Operation[dict[str, list[EndedCell]]]:
+    """Returns by consumer what became last of parked cells of one row, in the order of time."""
+    latest = f"ORDER BY ended_at DESC, added_id DESC LIMIT {limit}"
+    found = yield from of_consumers(_ENDED, datastore, consumers, row_key, latest)
+    return {consumer: cells[::-1] for consumer, cells in found.items()}
+
+
+def forget_old_history(kept_days: int = KEPT_DAYS, kept_max: int = KEPT_MAX) -> Operation[None]:
+    """Deletes what is older than KEPT_DAYS, and the oldest beyond KEPT_MAX. Some at once.
+
+    Both are found by a key. Numbers that were never used, or are deleted, count as kept.
+    """
+    ((last,),) = yield from query(f"SELECT COALESCE(MAX(number), 0) FROM {_HISTORY}")
+    for old in (
+        f"number <= {last - kept_max} ORDER BY number",
+        f"ended_at < UTC_TIMESTAMP(6) - INTERVAL {kept_days} DAY ORDER BY ended_at",
+    ):
+        deleted = _DELETED_AT_ONCE
+        while deleted == _DELETED_AT_ONCE:
+            (result,) = yield f"DELETE FROM {_HISTORY} WHERE {old} LIMIT {_DELETED_AT_ONCE}"
+            deleted = result.affected
+
+
+_COPIED = (
+    "datastore", "consumer", "row_key", "shard", "added_id", "generation", "column_name", "ref_key", "function_name",
+    "cause", "holds_row", "attempts", "attempted_at", "version", "parked_at", "job", "order_reason",
 )  # fmt: skip
-_WRITTEN = "datastore, consumer, " + ", ".join(_NAMES)
-_REPLACED = ", ".join(f"{name} = VALUES({name})" for name in _NAMES[2:])
-_NO_ERROR = "''"
-_COLUMNS = (
-    commas([MICROSECONDS.format(name) if name.endswith("parked_at") else name for name in _NAMES])
-    + f", ordered, {MICROSECONDS.format('due_at')}, job, order_reason"
-)
-
-
-def _parked_cell(row: Row) -> ParkedCell:
-    (
-        shard, added_id, generation, row_key, column, ref_key, function, cause, holds, error, attempts, attempted,
-        version, parked_at, begun, kills, ordered, due_at, job, reason,
-    ) = row  # fmt: skip
-    return ParkedCell(
-        shard,
-        generation,
-        added_id,
-        bytes(row_key),
-        column,
-        ref_key,
-        function,
-        Cause(cause),
-        bool(holds),
-        error,
-        attempts,
-        msgspec.json.decode(attempted),
-        version,
-        parked_at,
-        bool(begun),
-        kills,
-        None if ordered is None else Order(ordered),
-        due_at,
-        job,
-        reason,
-    )
+_ABSENT = {name: "0" for name in ("begun", "kills", "again_in_us")} | {name: "NULL" for name in ("ordered", "due_at")}
+_ENDED = Table(_HISTORY, EndedCell, record=Table("", ParkedCell, **_ABSENT, order_reason="NULL"))

@@ -12,8 +12,8 @@ import msgspec
 
 from schemaless.cell import REF_KEY_MAX, Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey, StoredCell
 from schemaless.codec import same_body
-from schemaless.errors import Busy, Corrupt, DuplicateKey, Invalid, NeedsLockedHeads, SchemalessError
-from schemaless.storage import append, entity_table, idempotency_table
+from schemaless.errors import Busy, Corrupt, DuplicateKey, Invalid, KeyErased, NeedsLockedHeads, SchemalessError
+from schemaless.storage import append, entity_table
 from schemaless.storage.append import NewRow, TransactionSteps
 from schemaless.storage.operation import Operation, query
 from schemaless.storage.sql import Name, Script, sql
@@ -57,7 +57,14 @@ def put_next(
     found: dict[int, NextVersion | SchemalessError] = {}
     for _ in range(_LOOKS_MAX):
         pending = [n for n in range(len(versions)) if n not in found]
-        firsts = _one_of_each_key(versions, pending)
+        # A repeat of an Idempotency-Key waits for the answer of the first one.
+        firsts: list[int] = []
+        seen = set()
+        for n in pending:
+            key = (versions[n].column, versions[n].idempotency_key)
+            if versions[n].idempotency_key is None or key not in seen:
+                firsts.append(n)
+                seen.add(key)
         try:
             appended = yield from _append(datastore, [versions[n] for n in firsts], latest)
         except DuplicateKey:  # some Idempotency-Keys were used before
@@ -73,18 +80,6 @@ def put_next(
     raise Busy("other POSTs used these Idempotency-Keys again and again")
 
 
-def _one_of_each_key(versions: Sequence[NewVersion], pending: Sequence[int]) -> list[int]:
-    """Returns the positions to append now. A repeat of an Idempotency-Key waits for the answer of the first one."""
-    firsts: list[int] = []
-    seen = set()
-    for n in pending:
-        key = (versions[n].column, versions[n].idempotency_key)
-        if versions[n].idempotency_key is None or key not in seen:
-            firsts.append(n)
-            seen.add(key)
-    return firsts
-
-
 def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | None) -> Operation[list[NextVersion]]:
     """Appends all of them in one script. Raises DuplicateKey when an Idempotency-Key was used before."""
     columns = {column: n for n, column in enumerate(dict.fromkeys([version.column for version in versions]))}
@@ -98,12 +93,15 @@ def _append(datastore: Datastore, versions: Sequence[NewVersion], latest: int | 
         rows.append(NewRow(version.shard, values))
         if version.idempotency_key is not None:
             last.append(
-                idempotency_table.insertion(
+                append.answer_insertion(
                     datastore.name, version.row_key, version.column_name, version.idempotency_key, ref_key
                 )
             )
     above = {column: max(version.above for version in versions if version.column == column) for column in columns}
-    highest = [_highest(datastore, column, f"@r{n}", counts[column], above[column]) for column, n in columns.items()]
+    highest = [
+        (column[0], _highest(datastore, column, f"@r{n}", counts[column], above[column]))
+        for column, n in columns.items()
+    ]
     steps = TransactionSteps(locked=highest, last=last, numbers=[f"@r{n}" for n in columns.values()])
     try:
         placed, numbers = yield from append.insert(datastore, rows, steps, latest)
@@ -161,7 +159,7 @@ def _first_answers(
     if not keyed:
         return [None] * len(versions)
     wanted = [(version.row_key, version.column_name, version.idempotency_key or "") for version in keyed]
-    ref_keys = yield from idempotency_table.find(datastore.name, wanted)
+    ref_keys = yield from find_answer(datastore.name, wanted)
     used = [
         (version, CellKey(version.row_key, version.column_name, ref_key))
         for version, ref_key in zip(keyed, ref_keys, strict=True)
@@ -175,7 +173,44 @@ def _first_answers(
 def _replay(version: NewVersion, key: CellKey, found: StoredCell | None) -> NextVersion | SchemalessError:
     if found is None:
         return Corrupt(f"an Idempotency-Key names {key}, which is not there")
+    if found.erased is not None:
+        what = f"the cell {key}, which a POST with this Idempotency-Key wrote, was erased"
+        return KeyErased(what, found.erased.erasure_id, found.erased.at)
     if not same_body(found.body, version.body):
         return Invalid("Idempotency-Key", "was used with another body")
     placed = Placed(PutStatus.STORED, version.shard, found.generation, found.added_id, found.created_at)
     return NextVersion(Cell(key, found.body, cause=found.cause), placed, replayed=True)
+
+
+# The idempotency table: which ref_key a POST with an Idempotency-Key got.
+#
+# It is on the home of the shard and is written in the cell's own transaction. So a repeat gets the first response,
+# even if that was lost on its way.
+
+KEPT_HOURS = 25
+"""The contract says at least 24; an hour for clocks and slow cleaners."""
+
+
+def find_answer(datastore: str, wanted: Sequence[tuple[RowKey, ColumnName, str]]) -> Operation[list[RefKey | None]]:
+    """Returns, for each (row key, column, Idempotency-Key), the ref_key that an earlier POST with it got, or None."""
+    results = yield ";".join(
+        sql(
+            "SELECT ref_key FROM schemaless.idempotency"
+            " WHERE datastore = %s AND row_key = %s AND column_name = %s AND idempotency_key = %s",
+            datastore.encode(),
+            row_key,
+            column_name.encode(),
+            idempotency_key.encode(),
+        )
+        for row_key, column_name, idempotency_key in wanted
+    )
+    return [RefKey(result.rows[0][0]) if result.rows else None for result in results]
+
+
+def delete_old_answers(limit: int) -> Operation[int]:
+    """Deletes at most `limit` rows that need not be kept any longer, and returns how many."""
+    (result,) = yield (
+        f"DELETE FROM schemaless.idempotency WHERE created_at < UTC_TIMESTAMP(6) - INTERVAL {KEPT_HOURS} HOUR"
+        f" ORDER BY created_at LIMIT {limit}"
+    )
+    return result.affected

@@ -8,20 +8,62 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
 import pymysql
 from pymysql.constants import SERVER_STATUS
 
-from schemaless.errors import SchemalessError, StorageUnavailable
-from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node
-from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, retries, runs_again
+from schemaless.errors import Busy, SchemalessError, StorageUnavailable
+from schemaless.runtime.name_lookup import NameLookups, no_address
+from schemaless.storage import placement_table
+from schemaless.storage.node_core import SESSION, ConnectionPool, Storage, connect_options, on_node, stamp, verify_size
+from schemaless.storage.operation import AGAIN_ON, PAUSE, Args, Operation, Result, query, retries, runs_again
 from schemaless.storage.sql import Script
 from schemaless.storage.translation import FAILURES, connecting_failed
-from schemaless.topology import Node, Topology
+from schemaless.topology import Appointment, Node, Placement, Role, Topology
 
 T = TypeVar("T")
+
+_lookups = NameLookups()
+"""Of this process."""
+
+
+def connect(node: Node, connect_timeout_s: float, timeout_s: float) -> pymysql.Connection:
+    """Opens a connection and sets its session up. Raises StorageUnavailable."""
+    try:
+        if not node.socket:  # the C library waits half a minute for a name server that is away
+            _look_up(node.host, connect_timeout_s)
+        connection = pymysql.connect(
+            **connect_options(node),
+            connect_timeout=max(1, round(connect_timeout_s)),
+            read_timeout=timeout_s,
+            write_timeout=timeout_s,
+            ssl_disabled=node.tls is None,  # else it would encrypt what it can, and verify nothing
+        )
+        try:
+            connection.packet_max = _execute(connection, SESSION)[-1].rows[0][0]  # type: ignore[attr-defined]
+            connection.stamp = None  # type: ignore[attr-defined]
+        except BaseException:
+            _drop(connection)
+            raise
+    except FAILURES as error:
+        raise connecting_failed(error, node.name) from error
+    return connection
+
+
+def _look_up(host: str, timeout_s: float) -> None:
+    try:
+        _lookups.begin(host).result(timeout_s)
+    except TimeoutError as error:
+        raise no_address(host, timeout_s) from error
+
+
+def _drop(connection: pymysql.Connection) -> None:
+    """Closes without a word to the server: it may hang, and close() would wait for it."""
+    connection._force_close()  # type: ignore[attr-defined]
 
 
 class SyncNode:
@@ -31,6 +73,8 @@ class SyncNode:
         self, node: Node, *, connections_max: int = 8, connect_timeout_s: float = 1.0, timeout_s: float = 10.0
     ) -> None:
         self.node = node
+        self.role = Role.MINION
+        self.stamp = stamp(0, 0)
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._pool: ConnectionPool[pymysql.Connection] = ConnectionPool(_drop, _in_transaction)
@@ -58,6 +102,9 @@ class SyncNode:
                 return self._attempt(operation, args)
         raise AssertionError("stamina returns or raises")
 
+    def appoint(self, role: Role) -> None:
+        self.role = role
+
     def close(self) -> None:
         while (connection := self._pool.take()) is not None:
             connection.close()
@@ -66,8 +113,12 @@ class SyncNode:
         if not self._slots.acquire(timeout=self._timeout_s):
             raise StorageUnavailable(f"{self.node.name}: no connection became free in {self._timeout_s} s")
         try:
-            connection = self._pool.take() or self._connect()
+            connection = self._pool.take() or connect(self.node, self._connect_timeout_s, self._timeout_s)
             try:
+                if connection.stamp is not self.stamp:  # type: ignore[attr-defined]
+                    wanted = self.stamp
+                    _drive(connection, on_node(query(wanted), self.node.name))
+                    connection.stamp = wanted  # type: ignore[attr-defined]
                 value = _drive(connection, on_node(operation(*args), self.node.name))
             except BaseException as error:
                 self._pool.give_after(connection, error)
@@ -77,30 +128,41 @@ class SyncNode:
         finally:
             self._slots.release()
 
-    def _connect(self) -> pymysql.Connection:
+
+class SyncSession:
+    """One connection to a server, which is never made again: what it holds there, such as a lock, it holds until it
+    ends. It is for one thread.
+    """
+
+    def __init__(self, node: SyncNode, *, timeout_s: float = 10.0) -> None:
+        self.node = node.node
+        self._connection = connect(node.node, 1.0, timeout_s)
+        self.run(query, node.stamp)
+
+    def run(self, operation: Callable[[*Args], Operation[T]], *args: *Args) -> T:
+        """Runs `operation(*args)`, again after Busy. Raises StorageUnavailable for good once the connection is lost."""
+
+        def attempt() -> T:
+            return _drive(self._connection, on_node(operation(*args), self.node.name))
+
         try:
-            connection = pymysql.connect(
-                **connect_options(self.node),
-                connect_timeout=max(1, round(self._connect_timeout_s)),
-                read_timeout=self._timeout_s,
-                write_timeout=self._timeout_s,
-                ssl_disabled=self.node.tls is None,  # else it would encrypt what it can, and verify nothing
-            )
-            try:
-                _execute(connection, SESSION)
-            except BaseException:
-                _drop(connection)
-                raise
-        except FAILURES as error:
-            raise connecting_failed(error, self.node.name) from error
-        return connection
+            return attempt()
+        except Busy:
+            for again in retries((Busy,), 1.0):
+                with again:
+                    return attempt()
+            raise
+
+    def close(self) -> None:
+        _drop(self._connection)
 
 
 class SyncStorage(Storage[SyncNode]):
-    """All nodes of a topology, by name."""
+    """All nodes of a topology, by name. The servers are asked once who is master, when the first master is wanted."""
 
     def __init__(self, topology: Topology, *, timeout_s: float = 10.0) -> None:
         super().__init__(topology, lambda node: SyncNode(node, timeout_s=timeout_s))
+        self._looked = False
 
     def __enter__(self) -> SyncStorage:
         return self
@@ -111,14 +173,41 @@ class SyncStorage(Storage[SyncNode]):
         for node in self.nodes.values():
             node.close()
 
+    def master(self, cluster: str) -> SyncNode:
+        """Raises Misconfigured when the topology has no such cluster."""
+        self._look_once()
+        return self.present_master(cluster)
+
+    @property
+    def masters(self) -> list[SyncNode]:
+        """The masters of all clusters, in the order of the clusters' names."""
+        return [self.master(cluster) for cluster in sorted(self.topology.clusters)]
+
+    def minions(self, cluster: str) -> list[SyncNode]:
+        self._look_once()
+        return super().minions(cluster)
+
+    def look(self) -> None:
+        """Asks all servers who is master of which cluster. One that is away, or has no tables yet, tells nothing."""
+
+        def ask(node: SyncNode) -> tuple[list[Appointment], int, list[Placement]]:
+            with suppress(SchemalessError):
+                return node.run(placement_table.look, again_on=())
+            return [], 0, []
+
+        self._looked = True
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            for found, _, placements in pool.map(ask, self.nodes.values()):
+                self.learn(found)
+                placement_table.learn(self.placements, placements)
+
+    def _look_once(self) -> None:
+        if not self._looked:
+            self.look()
+
 
 def _in_transaction(connection: pymysql.Connection) -> bool:
     return bool(connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS)  # type: ignore[attr-defined]
-
-
-def _drop(connection: pymysql.Connection) -> None:
-    """Closes without a word to the server: it may hang, and close() would wait for it."""
-    connection._force_close()  # type: ignore[attr-defined]
 
 
 def _drive(connection: pymysql.Connection, operation: Operation[T]) -> T:
@@ -126,6 +215,7 @@ def _drive(connection: pymysql.Connection, operation: Operation[T]) -> T:
         script = next(operation)
         while True:
             try:
+                verify_size(script, connection.packet_max)  # type: ignore[attr-defined]
                 results = _execute(connection, script)
             except FAILURES as error:
                 script = operation.throw(error)
@@ -138,9 +228,14 @@ def _drive(connection: pymysql.Connection, operation: Operation[T]) -> T:
 def _execute(connection: pymysql.Connection, script: Script) -> list[Result]:
     if script is PAUSE:
         return []
-    with connection.cursor() as cursor:
-        cursor.execute(script)
-        results = [Result(cursor.fetchall(), cursor.rowcount)]
-        while cursor.nextset():
+    results: list[Result] = []
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(script)
             results.append(Result(cursor.fetchall(), cursor.rowcount))
-        return results
+            while cursor.nextset():
+                results.append(Result(cursor.fetchall(), cursor.rowcount))
+            return results
+    except pymysql.err.MySQLError as error:
+        error.statement = len(results)  # type: ignore[attr-defined]  # translation.py: which one failed
+        raise

@@ -6,12 +6,13 @@ row is gone counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from schemaless.storage.buffer_table import Buffered, these
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import commas, sql
+from schemaless.storage.sql import sql, where
 
 REFUSED_FOR_S = 60
 """How long a home must have refused a cell until operators see it. A restart or a deadlock takes less."""
@@ -30,21 +31,19 @@ class Refused(msgspec.Struct, frozen=True):
     reason: str
 
 
-def note(reasons: Mapping[int, str]) -> Operation[None]:
-    """Records by buffer_id why the home refuses cells, at least one. Since when is kept from the first time."""
-    rows = [
-        sql("(%s, %s, UTC_TIMESTAMP(6))", buffer_id, reason[:_REASON_CHARACTERS_MAX])
-        for buffer_id, reason in reasons.items()
-    ]
-    yield (
-        f"INSERT INTO schemaless.refusal (buffer_id, reason, refused_since) VALUES {commas(rows)}"
-        " ON DUPLICATE KEY UPDATE reason = VALUES(reason)"
+def note(reasons: Mapping[str, Sequence[Buffered]]) -> Operation[None]:
+    """Records of rows, by reason, why the home refuses their cells. Since when is kept from the first time."""
+    yield ";".join(
+        "INSERT INTO schemaless.refusal (buffer_id, reason, refused_since)"
+        + sql(" SELECT buffer_id, %s, UTC_TIMESTAMP(6) FROM schemaless.buffer ", reason[:_REASON_CHARACTERS_MAX])
+        + f"{these(rows)} ON DUPLICATE KEY UPDATE reason = VALUES(reason)"
+        for reason, rows in reasons.items()
     )
 
 
 def clear(buffer_ids: Collection[int]) -> Operation[None]:
     """Forgets the refusals of cells, at least one, that their home has taken."""
-    yield f"DELETE FROM schemaless.refusal WHERE buffer_id IN ({commas([str(number) for number in buffer_ids])})"
+    yield f"DELETE FROM schemaless.refusal {where(buffer_id=list(buffer_ids))}"
 
 
 def delete_orphans(limit: int) -> Operation[int]:
@@ -61,14 +60,11 @@ def delete_orphans(limit: int) -> Operation[int]:
 def refused() -> Operation[dict[tuple[str, str], Refused]]:
     """Returns by (datastore, home) what a home has refused for `REFUSED_FOR_S` at least, of the rows buffered here."""
     rows = yield from query(
-        sql(
-            "SELECT datastore, home, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(refused_since), UTC_TIMESTAMP(6)),"
-            " SUBSTRING_INDEX(GROUP_CONCAT(reason ORDER BY refused_since SEPARATOR '\\n'), '\\n', 1)"
-            " FROM (SELECT buffer_id, reason, refused_since FROM schemaless.refusal"
-            " WHERE refused_since <= UTC_TIMESTAMP(6) - INTERVAL %s SECOND ORDER BY buffer_id LIMIT %s) AS oldest"
-            " JOIN schemaless.buffer USING (buffer_id) GROUP BY datastore, home",
-            REFUSED_FOR_S,
-            COUNTED_CELLS_MAX,
-        )
+        "SELECT datastore, home, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(refused_since), UTC_TIMESTAMP(6)),"
+        " SUBSTRING_INDEX(GROUP_CONCAT(reason ORDER BY refused_since SEPARATOR '\\n'), '\\n', 1)"
+        " FROM (SELECT buffer_id, reason, refused_since FROM schemaless.refusal"
+        f" WHERE refused_since <= UTC_TIMESTAMP(6) - INTERVAL {REFUSED_FOR_S} SECOND"
+        f" ORDER BY buffer_id LIMIT {COUNTED_CELLS_MAX}) AS oldest"
+        " JOIN schemaless.buffer USING (buffer_id) GROUP BY datastore, home"
     )
     return {(datastore, home): Refused(count, age_us / 1e6, reason) for datastore, home, count, age_us, reason in rows}

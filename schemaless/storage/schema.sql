@@ -17,13 +17,15 @@ CREATE TABLE IF NOT EXISTS schemaless.datastore (
     created_at DATETIME(6) NOT NULL
 ) ENGINE=InnoDB;
 
--- One row for each shard whose home is this cluster. Its lock orders the inserts of the shard (I3, I4).
+-- One row for each shard whose home is this cluster, or was. Its lock orders the inserts of the shard (I3, I4).
 CREATE TABLE IF NOT EXISTS schemaless.shard_head (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     shard INT UNSIGNED NOT NULL,
     generation INT UNSIGNED NOT NULL,
     head BIGINT UNSIGNED NOT NULL,
     last_created_at DATETIME(6) NOT NULL,
+    epoch BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the master that was opened last: puts name it',
+    moved_to VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL COMMENT 'the cluster that the shard went to: puts are refused here',
     PRIMARY KEY (datastore, shard)
 ) ENGINE=InnoDB;
 
@@ -54,6 +56,7 @@ CREATE TABLE IF NOT EXISTS schemaless.buffer (
     claim BIGINT UNSIGNED NOT NULL,
     buffered_at DATETIME(6) NOT NULL,
     cause VARCHAR(300) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    idempotency_key VARBINARY(800) NULL COMMENT 'of the POST that wrote the cell',
     UNIQUE KEY cell (datastore, row_key, column_name, ref_key),
     KEY home (home, buffer_id, size, buffered_at, datastore)
 ) ENGINE=InnoDB;
@@ -114,7 +117,8 @@ CREATE TABLE IF NOT EXISTS schemaless.checkpoint (
     begun TINYINT NOT NULL DEFAULT 0 COMMENT '1: that process began the call of the next cell',
     kills INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'how many processes the call of the next cell has ended before',
     updated_at DATETIME(6) NOT NULL,
-    PRIMARY KEY (datastore, consumer, shard)
+    PRIMARY KEY (datastore, consumer, shard),
+    KEY shard (datastore, shard)
 ) ENGINE=InnoDB;
 
 -- Parked cells of trigger programs, on the shard's home (I12). A row that is held has one record, of its first parked cell:
@@ -139,12 +143,14 @@ CREATE TABLE IF NOT EXISTS schemaless.parked (
     parked_at DATETIME(6) NOT NULL,
     begun TINYINT NOT NULL DEFAULT 0 COMMENT '1: a process began to call it again',
     kills INT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'how many processes its call has ended',
+    again_at DATETIME(6) NULL COMMENT 'when its next attempt is due, NULL: at once',
     ordered VARCHAR(8) CHARACTER SET ascii NULL COMMENT 'retry or discard, until it is done',
     due_at DATETIME(6) NULL COMMENT 'when the order is to be carried out',
     job BIGINT UNSIGNED NULL COMMENT 'the latest job that ordered something',
     order_reason VARCHAR(300) NULL,
     uncopied TINYINT NOT NULL DEFAULT 0 COMMENT '1: parked, and not yet copied to the topic of parked cells',
     PRIMARY KEY (datastore, consumer, shard, added_id),
+    KEY shard (datastore, shard),
     KEY uncopied (datastore, consumer, uncopied, shard, added_id),
     KEY row_key (datastore, consumer, row_key),
     KEY ordered (datastore, consumer, ordered, due_at),
@@ -173,9 +179,10 @@ CREATE TABLE IF NOT EXISTS schemaless.parked_history (
     parked_at DATETIME(6) NOT NULL,
     job BIGINT UNSIGNED NULL,
     order_reason VARCHAR(300) NULL,
-    ending VARCHAR(10) CHARACTER SET ascii NOT NULL COMMENT 'finished, discarded, sought or superseded',
+    ending VARCHAR(10) CHARACTER SET ascii NOT NULL COMMENT 'finished, discarded, erased, sought, superseded or failed',
     ended_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, consumer, row_key, added_id, ended_at),
+    KEY shard (datastore, shard),
     UNIQUE KEY number (number),
     KEY ended_at (ended_at)
 ) ENGINE=InnoDB;
@@ -258,6 +265,7 @@ CREATE TABLE IF NOT EXISTS schemaless.index_definition (
     switched_at DATETIME(6) NULL COMMENT 'when the first master let it answer, NULL: since it was made',
     keep_s INT UNSIGNED NOT NULL COMMENT 'how long the version that answered before it is kept',
     switch_by_hand BOOLEAN NOT NULL COMMENT 'a change waits for an order before it answers',
+    homes MEDIUMTEXT NOT NULL COMMENT 'JSON: by shard that had moved its home when the version was made: its entries stay there',
     created_at DATETIME(6) NOT NULL,
     PRIMARY KEY (datastore, name, number)
 ) ENGINE=InnoDB;
@@ -298,8 +306,9 @@ CREATE TABLE IF NOT EXISTS schemaless.index_forgotten (
     PRIMARY KEY (datastore, name, number, shard)
 ) ENGINE=InnoDB;
 
--- What doesn't fit the types of an index, one row for each row of cells that has or had something, on the home of the
--- cells' shard. Only a greater version (generation and added_id of the cell) overwrites. The key `counted` covers sums.
+-- What doesn't fit the types of an index, one row for each row of cells that has or had something, on the cluster that was
+-- home to the cells' shard when the version was made. Only a greater version (generation and added_id of the cell)
+-- overwrites. The key `counted` covers sums.
 CREATE TABLE IF NOT EXISTS schemaless.index_problem (
     datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     name VARCHAR(48) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -363,6 +372,7 @@ CREATE TABLE IF NOT EXISTS schemaless.index_check (
     faults MEDIUMTEXT NULL COMMENT 'JSON: the first faults',
     PRIMARY KEY (job, shard),
     KEY due (datastore, done_at, made_at, job, shard),
+    KEY shard (datastore, shard),
     KEY version (datastore, name, number),
     KEY made_at (made_at)
 ) ENGINE=InnoDB;
@@ -389,7 +399,149 @@ CREATE TABLE IF NOT EXISTS schemaless.admin_action (
     KEY at (at)
 ) ENGINE=InnoDB;
 
--- name: shard
+-- Who is master of a cluster. Controllers write it on every server, unlogged. The higher (epoch, controller,
+-- revision) counts.
+CREATE TABLE IF NOT EXISTS schemaless.appointment (
+    cluster VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    epoch BIGINT UNSIGNED NOT NULL,
+    controller VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    revision INT UNSIGNED NOT NULL COMMENT 'counts changes under one ballot',
+    master VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'a node of the topology file',
+    is_open TINYINT NOT NULL COMMENT '0 while the master changes',
+    voters TEXT NOT NULL COMMENT 'JSON list of the minions that must be heard before another master is opened',
+    generation INT UNSIGNED NOT NULL COMMENT 'begins in each shard at the opening, 0 for none',
+    changed_at DATETIME(6) NOT NULL
+) ENGINE=InnoDB;
+
+-- Where shards live that were moved, or are about to be. On every cluster: the highest number counts.
+CREATE TABLE IF NOT EXISTS schemaless.placement (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    number INT UNSIGNED NOT NULL COMMENT 'counts the changes of this row',
+    home VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    coming VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL COMMENT 'the cluster that may become its home at any moment',
+    changed_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, shard)
+) ENGINE=InnoDB;
+
+-- One row for each shard that comes to this cluster, or came, on its master: whether the switch counts is decided here.
+CREATE TABLE IF NOT EXISTS schemaless.shard_move (
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    source VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'the cluster that it comes from',
+    target VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'this cluster',
+    state VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'copying, ready, closing, open or complete',
+    is_back TINYINT NOT NULL COMMENT '1: the shard lived here, and follows its present home so that a switch can be reversed',
+    attempt INT UNSIGNED NOT NULL COMMENT 'of a switch: a process that is late names an earlier one',
+    epoch BIGINT UNSIGNED NOT NULL COMMENT 'of the source when it was to be closed: in another one it may have lost cells',
+    generation INT UNSIGNED NOT NULL COMMENT 'of the source when the cells were compared',
+    copied BIGINT UNSIGNED NOT NULL COMMENT 'cells up to it are here, and were compared with the source',
+    digest CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'of these cells, as they are here',
+    head BIGINT UNSIGNED NOT NULL COMMENT 'of the source, as it was seen last',
+    cells_s INT UNSIGNED NOT NULL COMMENT 'how many cells a second were copied lately',
+    lag_max_ms INT UNSIGNED NOT NULL COMMENT 'copying waits while a minion is further behind',
+    commit_max_ms INT UNSIGNED NOT NULL COMMENT 'copying waits while a commit takes longer',
+    pause_us BIGINT UNSIGNED NULL COMMENT 'for how long the switch kept the shard closed, NULL: not switched',
+    told VARCHAR(300) CHARACTER SET utf8mb4 NOT NULL COMMENT 'why it is not further',
+    begun_at DATETIME(6) NOT NULL,
+    changed_at DATETIME(6) NOT NULL,
+    PRIMARY KEY (datastore, shard)
+) ENGINE=InnoDB;
+
+-- What this server promised: it obeys no controller of a lower (epoch, controller). Unlogged, and it counts only under
+-- the server's own id.
+CREATE TABLE IF NOT EXISTS schemaless.promise (
+    server_id INT UNSIGNED NOT NULL PRIMARY KEY,
+    epoch BIGINT UNSIGNED NOT NULL,
+    controller VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    promised_at DATETIME(6) NOT NULL
+) ENGINE=InnoDB;
+
+-- What operators want of a cluster's controller. Written to every master. The latest counts.
+CREATE TABLE IF NOT EXISTS schemaless.topology_order (
+    cluster VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    kind VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'switch, promote, open, acknowledge, rejoin, add-cluster, add-node or remove-node',
+    node VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    without_nodes TEXT NOT NULL COMMENT 'JSON list of servers that may stay unheard, because somebody fenced them',
+    actor VARCHAR(200) CHARACTER SET utf8mb4 NOT NULL,
+    state VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'open, done, refused or failed',
+    told TEXT NOT NULL,
+    job VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    changed_at DATETIME(6) NOT NULL,
+    step VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'how far a rejoin is: begun or made anew',
+    epoch BIGINT UNSIGNED NOT NULL COMMENT 'that the server of a rejoin promised when it was begun'
+) ENGINE=InnoDB;
+
+-- What controllers did, step by step. Unlogged, on every server that they reached.
+CREATE TABLE IF NOT EXISTS schemaless.topology_step (
+    cluster VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    epoch BIGINT UNSIGNED NOT NULL,
+    controller VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    step VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    told TEXT NOT NULL,
+    at DATETIME(6) NOT NULL,
+    PRIMARY KEY (cluster, at, step)
+) ENGINE=InnoDB;
+
+-- What the controller makes of a cluster now. It says so again every ten seconds. Unlogged, on every server.
+CREATE TABLE IF NOT EXISTS schemaless.topology_state (
+    cluster VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    state VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'healthy, silent, dead and so on',
+    why TEXT NOT NULL,
+    nodes TEXT NOT NULL COMMENT 'JSON list of the servers with their states',
+    controller VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    changed_at DATETIME(6) NOT NULL
+) ENGINE=InnoDB;
+
+-- What a server had and its cluster's master never got: the tail of a former master, kept before the server is made anew.
+-- Each cell is put again through the ordinary path. Rows are never deleted.
+CREATE TABLE IF NOT EXISTS schemaless.diverged (
+    number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    server VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'a node of the topology file',
+    epoch BIGINT UNSIGNED NOT NULL COMMENT 'of its own heads, under which it wrote the last of them',
+    kind VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL COMMENT 'cell, buffer or conflict: the table that it was in',
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    ref_key BIGINT NOT NULL,
+    body MEDIUMBLOB NOT NULL,
+    digest BINARY(32) NOT NULL COMMENT 'SHA-256 of body',
+    cause VARCHAR(300) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    idempotency_key VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL COMMENT 'of the POST that wrote the cell',
+    generation INT UNSIGNED NOT NULL COMMENT 'with added_id: where the server had it, 0 for one that had no place',
+    added_id BIGINT UNSIGNED NOT NULL,
+    outcome VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NULL COMMENT 'stored, already_stored or conflict, NULL: not put again yet',
+    home_generation INT UNSIGNED NULL COMMENT 'with home_added_id: where its home has the cell under its key',
+    home_added_id BIGINT UNSIGNED NULL,
+    kept_at DATETIME(6) NOT NULL,
+    UNIQUE KEY cell (server, epoch, kind, datastore, row_key, column_name, ref_key, digest),
+    KEY row_key (datastore, row_key),
+    KEY waiting (server, epoch, outcome, number)
+) ENGINE=InnoDB;
+
+-- What is to be erased: bodies of cells of one row (I19). Each erasure has a row on every master, which says what was done
+-- on that cluster. Whoever finds a master without it writes it there. Rows are never deleted.
+CREATE TABLE IF NOT EXISTS schemaless.erasure (
+    erasure BIGINT UNSIGNED NOT NULL PRIMARY KEY,
+    datastore VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    shard INT UNSIGNED NOT NULL,
+    row_key BINARY(16) NOT NULL,
+    column_name VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NULL COMMENT 'NULL: all columns',
+    ref_key BIGINT NULL COMMENT 'NULL: all versions',
+    reason TEXT CHARACTER SET utf8mb4 NOT NULL,
+    who VARCHAR(96) NOT NULL,
+    ordered_at DATETIME(6) NOT NULL COMMENT 'by the clock of the home, and not before its last cell: later cells are not meant',
+    here_at DATETIME(6) NOT NULL COMMENT 'the same by the clock of this master: what was buffered here later is not meant',
+    until BIGINT UNSIGNED NULL COMMENT 'on the home: cells up to this added_id are meant, NULL: nothing was erased yet',
+    entry BIGINT UNSIGNED NULL COMMENT 'on the home: the added_id of its last entry in the log',
+    places MEDIUMTEXT NOT NULL COMMENT 'JSON: what was found and removed on this cluster, by place',
+    done_at DATETIME(6) NULL COMMENT 'when this cluster was searched to the end',
+    KEY row_key (datastore, row_key),
+    KEY due (done_at, ordered_at)
+) ENGINE=InnoDB;
+
+-- name: entity
 CREATE DATABASE IF NOT EXISTS %(database)s CHARACTER SET utf8mb4;
 
 CREATE TABLE IF NOT EXISTS %(database)s.entity (
@@ -401,10 +553,14 @@ CREATE TABLE IF NOT EXISTS %(database)s.entity (
     body MEDIUMBLOB NOT NULL COMMENT 'zlib over MessagePack',
     created_at DATETIME(6) NOT NULL,
     cause VARCHAR(300) CHARACTER SET ascii COLLATE ascii_bin NULL COMMENT 'who wrote it, and for which cell',
+    erased BIGINT UNSIGNED NULL COMMENT 'the erasure that emptied the body',
+    erased_at DATETIME(6) NULL,
     UNIQUE KEY cell (row_key, column_name, ref_key)
 ) ENGINE=InnoDB;
 
+-- name: shard
 INSERT IGNORE INTO schemaless.shard_generation VALUES (%(datastore)s, %(shard)s, 1, 1, UTC_TIMESTAMP(6));
 
--- Last: a head means that the shard is whole.
-INSERT IGNORE INTO schemaless.shard_head VALUES (%(datastore)s, %(shard)s, 1, 0, '1970-01-01');
+-- Last: a head means that the shard is whole. Its epoch is the one that this master was appointed with by now.
+INSERT IGNORE INTO schemaless.shard_head VALUES (%(datastore)s, %(shard)s, 1, 0, '1970-01-01',
+    (SELECT COALESCE(MAX(epoch), 0) FROM schemaless.appointment WHERE cluster = %(cluster)s), NULL);

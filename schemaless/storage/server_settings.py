@@ -1,7 +1,8 @@
-"""What a server's own settings promise: a master keeps what it acknowledged (I5), and a minion shows it in order (I3).
+"""What a server's own settings promise: a master keeps what it acknowledged (I5), and a minion shows all of it (I3).
 
 They are asked when a node is first used and every minute, so a change by hand is noticed. A minion's flush and sync
-don't count until it is promoted: what a crash takes from it comes again from its master.
+don't count until it is promoted: what a crash takes from it comes again from its master. A minion that leaves something
+out shows its heads all the same, so it is not read.
 """
 
 from __future__ import annotations
@@ -12,56 +13,106 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from schemaless.errors import NotDurable
+from schemaless.errors import NodeRefuses, NotDurable, NotWhole
+from schemaless.names import Stall
 from schemaless.storage.operation import Operation, query
+from schemaless.storage.sql import Name, sql
+from schemaless.storage.standstill import SHOW_REPLICATION
 from schemaless.topology import Node, Role
 
 log = structlog.get_logger()
 
 PERIOD_S = 60.0
+FAULTY_PERIOD_S = 1.0
+"""How soon a server is asked again that has a fault: a controller, or a person, may be about to correct it."""
+PACKET_BYTES_MIN = 16 << 20
+"""The smallest max_allowed_packet that takes every script. It is MariaDB's default."""
 
 
 class SettingFault(msgspec.Struct, frozen=True):
-    """One setting that breaks a promise. `loses` is true where what was acknowledged may be lost."""
+    """One setting that breaks a promise, or the entity tables themselves.
+
+    `loses` is true where what was acknowledged may be lost, and `hides` where a minion may lack what its heads show.
+    """
 
     name: str
     value: str
     wanted: str
-    loses: bool
+    loses: bool = False
+    hides: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value}, and must be {self.wanted}"
 
+    @property
+    def stall(self) -> Stall | None:
+        return Stall.FILTER if self.hides else Stall.BOUND if "packet" in self.name else None
+
 
 class ServerSettings:
-    """What is known of one server's settings. `faults` are those of the latest answer."""
+    """What is known of one server's settings. `faults` are those of the latest answer, for the role that it had."""
 
-    def __init__(self, node: Node, *, lossy_allowed: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        node: Node,
+        role: Role = Role.MASTER,
+        *,
+        lossy_allowed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.faults: Sequence[SettingFault] = []
+        self.role = role
         self._node = node
         self._lossy_allowed = lossy_allowed
         self._clock = clock
         self._asked_at: float | None = None
+        self._lacks: tuple[str, int] | None = None
+
+    def appoint(self, role: Role) -> None:
+        """Says which role the server has from now on. In another one it has to keep other promises.
+
+        It is told whenever a master was appointed. A controller corrects the settings of one just before that.
+        """
+        if role is not self.role or self.faults:
+            self._asked_at = None
+        if role is not self.role:
+            self.role, self.faults = role, []
 
     def due(self) -> bool:
         """True if the server has to be asked before it is used."""
-        return self._asked_at is None or self._clock() - self._asked_at >= PERIOD_S
+        period_s = FAULTY_PERIOD_S if self.faults else PERIOD_S
+        return self._asked_at is None or self._clock() - self._asked_at >= period_s
 
     def ask(self) -> Operation[None]:
         """Asks the server. Logs what is new."""
-        asked_before, asked_at = self._asked_at, self._clock()
+        role, asked_before, asked_at = self.role, self._asked_at, self._clock()
         if asked_before is not None:
             self._asked_at = asked_at  # others go on meanwhile, by what is known
         answered = False
         try:
-            rows = yield from query(_QUESTION)
+            values = {str(name): str(value) for name, value in (yield from query(_QUESTION))}
+            if role is Role.MINION:
+                values |= yield from _replication()
+            if self._lacks is not None and (yield from shows(*self._lacks)):
+                self._lacks = None
             answered = True
         finally:
-            self._asked_at = asked_at if answered else asked_before
-        faults = faults_of(self._node.role, {str(name): str(value) for name, value in rows})
+            self._asked_at = asked_at if answered and role is self.role else asked_before
+        self._know(faults_of(role, values))
+
+    def lacks(self, error: NotWhole) -> None:
+        """Records a cell that the server doesn't show, and its master does. It counts until the server shows it."""
+        self._lacks = error.database, error.added_id
+        self._know([fault for fault in self.faults if fault.name != _ENTITY])
+
+    def _know(self, faults: Sequence[SettingFault]) -> None:
+        if self._lacks is not None:
+            database, added_id = self._lacks
+            faults = [*faults, SettingFault(_ENTITY, f"without added_id {added_id} of {database}", "whole", hides=True)]
         if faults != self.faults:
             level = log.warning if faults else log.info
-            level("a server's settings", node=self._node.name, faults=[str(fault) for fault in faults])
+            stalls = sorted({str(fault.stall) for fault in faults if fault.stall})
+            level("a server's settings", node=self._node.name, faults=[str(fault) for fault in faults], stalls=stalls)
         self.faults = faults
 
     def require_durable(self) -> None:
@@ -70,34 +121,84 @@ class ServerSettings:
         if lossy and not self._lossy_allowed:
             raise NotDurable(f"{self._node.name} may lose what it acknowledges: {'; '.join(lossy)}")
 
+    def require_whole(self) -> None:
+        """Raises NotWhole for a minion that may lack what its heads show."""
+        hiding = [str(fault) for fault in self.faults if fault.hides]
+        if hiding and self.role is Role.MINION:
+            raise NotWhole(f"{self._node.name} may lack cells: {'; '.join(hiding)}")
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """The value that a setting must have: on servers of one role, or on all."""
+
+    name: str
+    value: str
+    role: Role | None = None
+    loses: bool = False
+    hides: bool = False
+
 
 def faults_of(role: Role, values: Mapping[str, str]) -> list[SettingFault]:
     """Returns what a server's settings break. A setting that the server doesn't have breaks nothing."""
-    faults = []
-
-    def want(name: str, wanted: str, *, loses: bool = False) -> None:
-        value = values.get(name, wanted)
-        if value != wanted:
-            faults.append(SettingFault(name, value, wanted, loses))
-
-    logs = values.get("log_bin", "ON") == "ON"
-    if role is Role.MASTER:
-        want("innodb_flush_log_at_trx_commit", "1", loses=True)
-        if logs:
-            want("sync_binlog", "1", loses=True)
-    elif int(values.get("replica_parallel_workers", "0")) > 1:  # MySQL. MariaDB commits in order in every mode
-        want("replica_preserve_commit_order", "ON")
-    if logs:
-        want("binlog_format", "ROW")
-    return faults
+    ignored = set()
+    if values.get("log_bin") == "OFF":
+        ignored |= {"sync_binlog", "binlog_format"}
+    if int(values.get("replica_parallel_workers", "0")) <= 1:  # MySQL. MariaDB commits in order in every mode
+        ignored.add("replica_preserve_commit_order")
+    faults = [
+        SettingFault(one.name, values[one.name], one.value or "empty", one.loses, one.hides)
+        for one in _WANTED
+        if one.role in (None, role) and one.name not in ignored and values.get(one.name, one.value) != one.value
+    ]
+    small = [name for name in _PACKETS if int(values.get(name, PACKET_BYTES_MIN)) < PACKET_BYTES_MIN]
+    return faults + [SettingFault(name, values[name], f"{PACKET_BYTES_MIN} or more") for name in small]
 
 
-_NAMES = (
-    "log_bin",
-    "innodb_flush_log_at_trx_commit",
-    "sync_binlog",
-    "binlog_format",
-    "replica_preserve_commit_order",
-    "replica_parallel_workers",
+_ENTITY = "entity"
+_FILTERS = (
+    "replicate_do_db",
+    "replicate_ignore_db",
+    "replicate_do_table",
+    "replicate_ignore_table",
+    "replicate_wild_do_table",
+    "replicate_wild_ignore_table",
 )
+"""The columns of SHOW REPLICA STATUS from the 13th on, on both kinds of server."""
+_FIRST_FILTER = 12
+_PACKETS = ("max_allowed_packet", "slave_max_allowed_packet", "replica_max_allowed_packet")
+_WANTED = (
+    _Wanted("innodb_flush_log_at_trx_commit", "1", Role.MASTER, loses=True),
+    _Wanted("sync_binlog", "1", Role.MASTER, loses=True),
+    _Wanted("binlog_format", "ROW"),
+    _Wanted("replica_preserve_commit_order", "ON", Role.MINION),
+    _Wanted("read_only", "ON", Role.MINION),
+    _Wanted(SHOW_REPLICATION, "granted", Role.MINION),
+    _Wanted("replicate_events_marked_for_skip", "REPLICATE", Role.MINION, hides=True),
+    *(_Wanted(f"{prefix}_exec_mode", "STRICT", Role.MINION, hides=True) for prefix in ("slave", "replica")),
+    *(_Wanted(f"{prefix}_skip_errors", "OFF", Role.MINION, hides=True) for prefix in ("slave", "replica")),
+    *(_Wanted(name, "", Role.MINION, hides=True) for name in (*_FILTERS, "replicate_rewrite_db")),
+)
+_NAMES = (*(one.name for one in _WANTED), *_PACKETS, "log_bin", "replica_parallel_workers")
 _QUESTION = "SHOW GLOBAL VARIABLES WHERE Variable_name IN (" + ", ".join(f"'{name}'" for name in _NAMES) + ")"
+
+
+def _replication() -> Operation[dict[str, str]]:
+    """Returns the filters of a minion's replication. MySQL has them in no variable, and MariaDB shows one source."""
+    try:
+        rows = yield from query(SHOW_REPLICATION)
+    except NodeRefuses:
+        return {SHOW_REPLICATION: "refused"}
+    found: dict[str, str] = {}
+    for row in rows:  # one for each source
+        for name, value in zip(_FILTERS, row[_FIRST_FILTER:], strict=False):
+            if value:
+                found[name] = str(value)
+    return found
+
+
+def shows(database: str, added_id: int) -> Operation[bool]:
+    """Returns whether the server has the cell at an added_id of a shard's database."""
+    try:
+        return bool((yield from query(sql("SELECT 1 FROM %s.entity WHERE added_id = %s", Name(database), added_id))))
+    except NodeRefuses:
+        return False

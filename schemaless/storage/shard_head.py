@@ -6,16 +6,19 @@ the head in the same transaction. So a reader that sees head n can read every ce
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
-from schemaless.errors import Misconfigured, NodeRefuses
+from schemaless.errors import Misconfigured, NodeRefuses, ShardsMoved, StaleTopology
 from schemaless.location import GenerationStart, Location
-from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import Name, Script, commas, sql, time_literal
+from schemaless.storage.operation import Args, Operation, query
+from schemaless.storage.sql import Name, Script, commas, sql, where
 from schemaless.topology import Datastore
+
+T = TypeVar("T")
 
 MICROSECONDS = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {})"
 """SQL for a DATETIME(6) as an integer: drivers read it several times faster than a datetime."""
@@ -72,6 +75,15 @@ def movements() -> Operation[dict[str, Movement]]:
     return {name: Movement(int(heads), int(generations)) for name, heads, generations in rows}
 
 
+def sum_at_home(datastore: str) -> Operation[int]:
+    """Returns the sum of the heads of the shards that live here now."""
+    which = where(datastore=datastore)
+    ((total,),) = yield from query(
+        f"SELECT COALESCE(SUM(head), 0) FROM schemaless.shard_head {which} AND moved_to IS NULL"
+    )
+    return int(total)
+
+
 def block_of(shard: int) -> int:
     return shard // BLOCK_SHARDS
 
@@ -79,19 +91,20 @@ def block_of(shard: int) -> int:
 def block_movements(datastore: str) -> Operation[dict[int, Movement]]:
     """Returns the sums of each block of shards: finer than `movements` and dearer, to find the heads worth reading."""
     rows = yield from query(
-        sql(
-            "SELECT shard DIV %s AS block, SUM(head), SUM(generation) FROM schemaless.shard_head"
-            " WHERE datastore = %s GROUP BY block",
-            BLOCK_SHARDS,
-            datastore,
-        )
+        f"SELECT shard DIV {BLOCK_SHARDS} AS block, SUM(head), SUM(generation) FROM schemaless.shard_head"
+        f" {where(datastore=datastore)} GROUP BY block"
     )
     return {int(block): Movement(int(heads), int(generations)) for block, heads, generations in rows}
 
 
 def heads(datastore: str) -> Operation[list[Head]]:
-    """Returns the heads of the shards whose home is this server's cluster, by shard, as this server has them."""
+    """Returns the heads of the shards whose home is this server's cluster, or was, by shard, as it has them."""
     return (yield from _heads_where(datastore, "TRUE"))
+
+
+def heads_at_home(datastore: str) -> Operation[list[Head]]:
+    """Returns the heads of the shards that live here now, without those that went to another cluster."""
+    return (yield from _heads_where(datastore, "moved_to IS NULL"))
 
 
 def heads_in_blocks(datastore: str, blocks: Sequence[int]) -> Operation[list[Head]]:
@@ -103,6 +116,23 @@ def heads_in_blocks(datastore: str, blocks: Sequence[int]) -> Operation[list[Hea
 def heads_of(datastore: str, shards: Collection[int]) -> Operation[list[Head]]:
     """Returns the heads of these shards, without those that don't live here."""
     return (yield from _heads_where(datastore, f"shard IN ({commas([str(n) for n in shards])})")) if shards else []
+
+
+def highest_epoch() -> Operation[int]:
+    """Returns the epoch of the master that this server's heads were opened under last, 0 without one."""
+    ((epoch,),) = yield from query("SELECT COALESCE(MAX(epoch), 0) FROM schemaless.shard_head")
+    return int(epoch)
+
+
+def highest_number(datastore: str, shard: int) -> Operation[int]:
+    """Returns the highest epoch of any cluster, or generation of a shard, that this server knows, 0 without one."""
+    which = where(datastore=datastore, shard=shard)
+    ((number,),) = yield from query(
+        "SELECT COALESCE(MAX(number), 0) FROM (SELECT MAX(epoch) AS number FROM schemaless.appointment"
+        " UNION ALL SELECT MAX(epoch) FROM schemaless.promise"
+        f" UNION ALL SELECT MAX(generation) FROM schemaless.shard_head {which}) AS numbers"
+    )
+    return int(number)
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -136,13 +166,9 @@ def moved_since(seen: Mapping[str, Moved], watched: Mapping[str, Collection[int]
 
 def generations(datastore: str, shard: int) -> Operation[list[GenerationStart]]:
     """Returns where each generation of a shard begins, by generation."""
+    which = where(datastore=datastore, shard=shard)
     rows = yield from query(
-        sql(
-            "SELECT generation, starts_at FROM schemaless.shard_generation"
-            " WHERE datastore = %s AND shard = %s ORDER BY generation",
-            datastore,
-            shard,
-        )
+        f"SELECT generation, starts_at FROM schemaless.shard_generation {which} ORDER BY generation"
     )
     return [GenerationStart(*row) for row in rows]
 
@@ -150,11 +176,8 @@ def generations(datastore: str, shard: int) -> Operation[list[GenerationStart]]:
 def generations_of_all(datastore: str) -> Operation[dict[int, list[GenerationStart]]]:
     """Returns by shard where its generations begin, of all shards whose home is this server's cluster."""
     rows = yield from query(
-        sql(
-            "SELECT shard, generation, starts_at FROM schemaless.shard_generation WHERE datastore = %s"
-            " ORDER BY shard, generation",
-            datastore,
-        )
+        f"SELECT shard, generation, starts_at FROM schemaless.shard_generation {where(datastore=datastore)}"
+        " ORDER BY shard, generation"
     )
     found: dict[int, list[GenerationStart]] = {}
     for shard, generation, starts_at in rows:
@@ -191,12 +214,8 @@ def open_generation(datastore: Datastore, shard: int, start: GenerationStart) ->
                 start.generation,
                 start.starts_at,
             ),
-            sql(
-                "UPDATE schemaless.shard_head SET generation = %s WHERE datastore = %s AND shard = %s",
-                start.generation,
-                datastore.name,
-                shard,
-            ),
+            f"UPDATE schemaless.shard_head SET generation = {start.generation}"
+            f" {where(datastore=datastore.name, shard=shard)}",
             f"INSERT INTO schemaless.shard_generation VALUES {commas(rows)}",
             "COMMIT",
         ]
@@ -205,10 +224,10 @@ def open_generation(datastore: Datastore, shard: int, start: GenerationStart) ->
 
 def history(datastore: str, shard: int) -> Operation[tuple[Head, list[GenerationStart]]]:
     """Returns head and generations of one shard as this server has them. Raises Misconfigured: it doesn't live here."""
-    where = sql("WHERE datastore = %s AND shard = %s", datastore, shard)
+    which = where(datastore=datastore, shard=shard)
     found, starts = yield (
-        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where};"
-        f"SELECT generation, starts_at FROM schemaless.shard_generation {where} ORDER BY generation"
+        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {which};"
+        f"SELECT generation, starts_at FROM schemaless.shard_generation {which} ORDER BY generation"
     )
     if not found.rows:
         raise Misconfigured(f"datastore {datastore}: shard {shard} does not live on this cluster")
@@ -228,11 +247,11 @@ class Moment(msgspec.Struct, frozen=True):
 
 def moment(datastore: str) -> Operation[Moment]:
     """Returns the heads of a datastore's shards on this server, and when they were so."""
-    where = sql("WHERE datastore = %s", datastore)
+    which = where(datastore=datastore)
     clock, found, starts = yield (
         f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')};"
-        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where};"
-        f"SELECT shard, generation, starts_at FROM schemaless.shard_generation {where} AND generation > 1"
+        f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {which};"
+        f"SELECT shard, generation, starts_at FROM schemaless.shard_generation {which} AND generation > 1"
     )
     by_shard: dict[int, list[GenerationStart]] = {}
     for shard, generation, starts_at in starts.rows:
@@ -245,29 +264,100 @@ def lock(
 ) -> Operation[tuple[dict[int, Head], int]]:
     """Begins a transaction, runs `before` in it and locks the heads, in shard order.
 
-    Returns the heads by shard, and the master's clock under the lock, in microseconds since the epoch. Raises
-    Misconfigured when a shard doesn't live on this cluster.
+    Returns the heads by shard, and the master's clock under the lock, in microseconds since the epoch. Raises what
+    `verify_home` does.
     """
     wanted = sorted(set(shards))
     *_, found, clock = yield ";".join(
         [
             "BEGIN",
             *before,
-            f"SELECT {LOCK_WAIT} {_HEAD_COLUMNS} {from_exactly(datastore, wanted)} FOR UPDATE",
+            f"SELECT {LOCK_WAIT} {_HEAD_COLUMNS} {from_exactly(datastore, wanted)}{OF_EPOCH} FOR UPDATE",
             f"SELECT {MICROSECONDS.format('UTC_TIMESTAMP(6)')}",
         ]
     )
     locked = {row[0]: Head(*row) for row in found.rows}
     if len(locked) != len(wanted):
-        missing = sorted(set(wanted) - locked.keys())
-        raise Misconfigured(f"datastore {datastore}: shards {missing[:5]} do not live on this cluster")
+        yield from verify_home(datastore, wanted)
     return locked, int(clock.rows[0][0])
+
+
+OF_EPOCH: Script = " AND heads.epoch = @epoch AND heads.moved_to IS NULL"
+"""Follows `from_exactly`: heads of another master's epoch than the session's process believes aren't found, nor those
+of shards that went to another cluster.
+"""
+
+
+def verify_home(datastore: str, shards: Collection[int]) -> Operation[None]:
+    """Raises Misconfigured when a shard never lived on this cluster, StaleTopology when the server's epoch is another
+    one than this process believes, and ShardsMoved when shards went to another cluster.
+    """
+    found = yield from query(
+        f"SELECT shard, epoch = @epoch, moved_to FROM schemaless.shard_head {where(datastore=datastore)}"
+        f" AND shard IN ({commas([str(n) for n in shards])})"
+    )
+    if missing := sorted(set(shards) - {shard for shard, *_ in found}):
+        raise Misconfigured(f"datastore {datastore}: shards {missing[:5]} do not live on this cluster")
+    if moved := {shard: cluster for shard, _, cluster in found if cluster is not None}:
+        told = ", ".join(f"{shard} to {cluster}" for shard, cluster in sorted(moved.items())[:5])
+        raise ShardsMoved(f"datastore {datastore}: shards went to another cluster: {told}", moved)
+    if late := sorted(shard for shard, is_same, _ in found if not is_same):
+        raise StaleTopology(f"datastore {datastore}: shards {late[:5]} have a master of another epoch")
+
+
+def moved(datastore: str, shards: Collection[int]) -> Operation[set[int]]:
+    """Returns which of these shards, at least one, this server is closed for: they went to another cluster."""
+    rows = yield from query(
+        f"SELECT shard FROM schemaless.shard_head {where(datastore=datastore, shard=sorted(shards))}"
+        " AND moved_to IS NOT NULL"
+    )
+    return {shard for (shard,) in rows}
 
 
 LOCK_WAIT: Script = "/*+ MAX_EXECUTION_TIME(1000) */"
 """Follows the SELECT that locks heads. MySQL looks once a second for lock waits that are over, so a wait of one second
 may take two, and a put would be cut off before it knew why. MariaDB ends its waits in time, and has this as a comment.
 """
+
+
+def at_home(datastore: str, shards: Collection[int], write: Operation[T]) -> Operation[T]:
+    """Runs one script in a transaction that holds the heads, so that no shard moves away meanwhile.
+
+    Raises what `verify_home` does.
+    """
+    yield from lock(datastore, shards)
+    written = yield from write
+    yield "COMMIT"
+    return written
+
+
+def read_at_home(
+    datastore: str, untils: Mapping[int, int], operation: Callable[[*Args], Operation[T]], *args: *Args
+) -> Operation[T]:
+    """Runs an operation that reads cells of shards up to these added_ids, and proves in its first script that no shard
+    had gone to another cluster before it had them all.
+
+    Who learnt earlier of a move may know of later cells. Raises ShardsMoved.
+    """
+    which, read = where(datastore=datastore, shard=list(untils)), operation(*args)
+    script = next(read)
+    *results, gone = yield f"{script};SELECT shard, head FROM schemaless.shard_head {which} AND moved_to IS NOT NULL"
+    if away := sorted(shard for shard, head in gone.rows if head < untils[shard]):
+        raise ShardsMoved(f"datastore {datastore}: shards {away[:5]} went to another cluster", away)
+    try:
+        script = read.send(results)
+        while True:
+            script = read.send((yield script))
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+
+
+def not_moved(datastore: str) -> Script:
+    """Returns a condition on the column `shard`: the shard didn't go to another cluster, which has its rows now."""
+    return "shard NOT IN (SELECT gone.shard FROM schemaless.shard_head AS gone" + sql(
+        " WHERE gone.datastore = %s AND gone.moved_to IS NOT NULL)", datastore.encode()
+    )
 
 
 def locked(datastore: str, shards: Sequence[int]) -> Operation[list[int]]:
@@ -282,14 +372,6 @@ def locked(datastore: str, shards: Sequence[int]) -> Operation[list[int]]:
             *_, free = yield f"DO SLEEP({pause_s});{select}"
             held = sorted(set(held) - {shard for (shard,) in free.rows})
     return held
-
-
-def move(datastore: str, moved: Iterable[Head]) -> Script:
-    """Returns the statement that moves locked heads to where the inserted cells end."""
-    name = sql("%s", datastore.encode())
-    return MOVE.format(
-        commas([f"({name},{h.shard},{h.generation},{h.added_id},{time_literal(h.last_created_at)})" for h in moved])
-    )
 
 
 def from_exactly(datastore: str, shards: Sequence[int]) -> Script:
@@ -364,8 +446,8 @@ def server_history() -> Operation[ServerHistory]:
 
 
 def _heads_where(datastore: str, condition: Script) -> Operation[list[Head]]:
-    where = sql("WHERE datastore = %s", datastore) + f" AND {condition} ORDER BY shard"
-    rows = yield from query(f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {where}")
+    which = f"{where(datastore=datastore)} AND {condition} ORDER BY shard"
+    rows = yield from query(f"SELECT {_HEAD_COLUMNS} FROM schemaless.shard_head AS heads {which}")
     return [Head(*row) for row in rows]
 
 
@@ -376,13 +458,10 @@ def end_idle_holders(idle_s: int) -> Operation[list[int]]:
     hangs, or to a person who forgot it. Other accounts' transactions are not touched. It needs the right PROCESS.
     """
     rows = yield from query(
-        sql(
-            "SELECT process.id FROM information_schema.innodb_trx AS trx"
-            " JOIN information_schema.processlist AS process ON process.id = trx.trx_mysql_thread_id"
-            " WHERE process.user = SUBSTRING_INDEX(CURRENT_USER(), '@', 1) AND process.command = 'Sleep'"
-            " AND process.time >= %s AND trx.trx_rows_locked > 0",
-            idle_s,
-        )
+        "SELECT process.id FROM information_schema.innodb_trx AS trx"
+        " JOIN information_schema.processlist AS process ON process.id = trx.trx_mysql_thread_id"
+        " WHERE process.user = SUBSTRING_INDEX(CURRENT_USER(), '@', 1) AND process.command = 'Sleep'"
+        f" AND process.time >= {idle_s} AND trx.trx_rows_locked > 0"
     )
     ended = []
     for (connection,) in rows:

@@ -6,16 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from schemaless.cell import RowKey, StoredCell
-from schemaless.errors import LocationGone, Misconfigured
+from schemaless.cell import Erased, RowKey, StoredCell
+from schemaless.errors import LocationGone, Misconfigured, NotWhole, TableMissing
 from schemaless.location import GenerationStart, Location
+from schemaless.names import ERASE_COLUMN
 from schemaless.position import BEGINNING_DIGEST, Position, insertion_digest, verify_position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage import shard_head
+from schemaless.storage.entity_table import ERASED, erased
 from schemaless.storage.operation import Operation, Result, Row, query
 from schemaless.storage.shard_head import MICROSECONDS
-from schemaless.storage.sql import Name, Script, commas, sql
-from schemaless.topology import Datastore
+from schemaless.storage.sql import Name, Script, commas, literal, sql
+from schemaless.topology import Datastore, shard_database
 
 ROW_CELLS_MAX = 100
 """How many cells of one row are read at a time."""
@@ -126,7 +128,8 @@ def of_row(
     share = max(1, bytes_max // ROW_CELLS_MAX)
     result = yield (
         sql(
-            f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause FROM %s.entity WHERE row_key = %s",
+            f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause, {ERASED}"
+            " FROM %s.entity WHERE row_key = %s",
             share,
             Name(datastore.database(shard)),
             row_key,
@@ -140,7 +143,10 @@ def of_row(
 
 
 class RowCell(msgspec.Struct, frozen=True, gc=False):
-    """A cell of a row without its body. `created_at` is in microseconds. `size_bytes` is of the stored body."""
+    """A cell of a row without its body. `created_at` is in microseconds. `size_bytes` is of the stored body.
+
+    `entry` is the stored body of an entry of an erasure, which names no more than keys.
+    """
 
     column_name: str
     ref_key: int
@@ -148,6 +154,8 @@ class RowCell(msgspec.Struct, frozen=True, gc=False):
     created_at: int
     size_bytes: int
     cause: str | None
+    erased: Erased | None = None
+    entry: bytes | None = None
 
 
 class RowPage(msgspec.Struct, frozen=True):
@@ -163,7 +171,8 @@ def cells_of_row(
 ) -> Operation[RowPage]:
     """Returns the last `before` cells of a row up to an added_id, and the first `after` behind it, in all columns."""
     select = (
-        f"SELECT column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, LENGTH(body), cause"
+        f"SELECT column_name, ref_key, generation, added_id, {MICROSECONDS.format('created_at')}, LENGTH(body), cause,"
+        f" {ERASED}, IF(column_name = {literal(ERASE_COLUMN.encode())}, body, NULL)"
     )
     table = Name(datastore.database(shard))
     tail = "FROM %s.entity WHERE row_key = %s AND added_id {} %s ORDER BY added_id {} LIMIT %s"
@@ -173,8 +182,8 @@ def cells_of_row(
     )
     rows = [*reversed(first.rows[:before]), *last.rows[:after]]
     cells = [
-        RowCell(column, ref_key, Location(generation, added_id), created_at, size, cause)
-        for column, ref_key, generation, added_id, created_at, size, cause in rows
+        RowCell(column, ref_key, Location(generation, added_id), created_at, size, cause, erased(by), entry)
+        for column, ref_key, generation, added_id, created_at, size, cause, by, entry in rows
     ]
     return RowPage(cells, len(first.rows) > before, len(last.rows) > after)
 
@@ -240,6 +249,54 @@ def digests_at(datastore: Datastore, shard: int, added_ids: Sequence[int]) -> Op
     return {row[_ADDED_ID]: _digest(row) for row in rows}
 
 
+def verify_dense(datastore: Datastore, shard: int, after: int, until: int) -> Operation[None]:
+    """Raises NotWhole when a cell behind one added_id, up to another that is no higher than the head, isn't there (I3).
+
+    It reads no bodies, and the ids only where they are too few.
+    """
+    table = sql("FROM %s.entity WHERE added_id > %s AND added_id <= %s", Name(datastore.database(shard)), after, until)
+    ((count,),) = yield from query(f"SELECT COUNT(*) {table}")
+    if count != until - after:
+        found = {added_id for (added_id,) in (yield from query(f"SELECT added_id {table}"))}
+        missing = next(added_id for added_id in range(after + 1, until + 1) if added_id not in found)
+        raise hole(datastore.database(shard), missing)
+
+
+def hole(database: str, added_id: int) -> NotWhole:
+    return NotWhole(f"{database}.entity lacks added_id {added_id}, although the head is beyond it", database, added_id)
+
+
+HEADS_AT_ONCE = 256
+FIRST_HEAD = ("", -1)
+
+
+def missing_at_heads(after: tuple[str, int]) -> Operation[tuple[list[NotWhole], tuple[str, int]]]:
+    """Returns the cells at some heads that aren't there, and behind which head the next look begins.
+
+    A head and its cell came in one transaction, so whatever left the cell out, such as a replication filter, would hide
+    it for ever.
+    """
+    rows = yield from query(
+        sql("SELECT datastore, shard, head FROM schemaless.shard_head WHERE (datastore, shard) > (%s, %s)", *after)
+        + f" AND moved_to IS NULL ORDER BY datastore, shard LIMIT {HEADS_AT_ONCE}"
+    )
+    heads = [(shard_database(name, shard), head) for name, shard, head in rows if head]
+    select = "SELECT EXISTS(SELECT * FROM %s.entity WHERE added_id = %s)"
+    selects = [sql(select, Name(database), head) for database, head in heads]
+    shown: list[bool] = []
+    try:
+        if selects:
+            shown = [bool(row[0]) for row in (yield from query(" UNION ALL ".join(selects)))]
+    except TableMissing:
+        for one in selects:
+            try:
+                shown.append(bool((yield from query(one))[0][0]))
+            except TableMissing:
+                shown.append(False)
+    missing = [hole(database, head) for (database, head), there in zip(heads, shown, strict=True) if not there]
+    return missing, (rows[-1][0], rows[-1][1]) if len(rows) == HEADS_AT_ONCE else FIRST_HEAD
+
+
 def ends(datastore: Datastore, shard: int) -> Operation[tuple[int, int]]:
     """Returns the highest added_id of the cells, and the head. The head is read later, so it is never lower (I3)."""
     cells, heads = yield (
@@ -254,6 +311,21 @@ class Oldest(msgspec.Struct, frozen=True, gc=False):
 
     added_id: int
     age_us: int
+
+
+def first_since(datastore: Datastore, shard: int, created_at: int, head: int) -> Operation[int]:
+    """Returns the lowest added_id up to `head` whose created_at (microseconds) is not earlier, or head + 1.
+
+    A binary search: created_at never decreases along added_id (I4), and added_ids are dense (I3).
+    """
+    low, high = 1, head + 1
+    table = Name(datastore.database(shard))
+    while low < high:
+        middle = (low + high) // 2
+        select = f"SELECT {MICROSECONDS.format('created_at')} FROM %s.entity WHERE added_id = %s"
+        ((moment,),) = yield from query(sql(select, table, middle))
+        low, high = (low, middle) if moment >= created_at else (middle + 1, high)
+    return low
 
 
 def oldest_after(datastore: Datastore, positions: Mapping[int, int]) -> Operation[dict[int, Oldest | None]]:
@@ -284,8 +356,8 @@ def _select_with_first(datastore: Datastore, part: Following, share: int) -> Scr
     """Selects what `_select` does, and before it the cell at the position itself, without its body."""
     at = part.position.added_id
     return sql(
-        f"{_INSERTION}, IF(added_id > %s AND LENGTH(body) <= %s, body, NULL), IF(added_id > %s, LENGTH(body), 0), cause"
-        " FROM %s.entity WHERE added_id >= %s ORDER BY added_id LIMIT %s",
+        f"{_INSERTION}, IF(added_id > %s AND LENGTH(body) <= %s, body, NULL), IF(added_id > %s, LENGTH(body), 0),"
+        f" cause, {ERASED} FROM %s.entity WHERE added_id >= %s ORDER BY added_id LIMIT %s",
         at,
         share,
         at,
@@ -298,7 +370,7 @@ def _select_with_first(datastore: Datastore, part: Following, share: int) -> Scr
 def _select(datastore: Datastore, part: LogRange, share: int) -> Script:
     """Selects StoredCell's fields but the shard, in their order, with the body's length before the cause."""
     return sql(
-        f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause"
+        f"{_INSERTION}, IF(LENGTH(body) <= %s, body, NULL), LENGTH(body), cause, {ERASED}"
         " FROM %s.entity WHERE added_id > %s ORDER BY added_id LIMIT %s",
         share,
         Name(datastore.database(part.shard)),
@@ -357,6 +429,7 @@ def _cells(shard: int, rows: Sequence[Row], large: Mapping[int, bytes]) -> list[
             created_at,
             large[added_id] if body is None else body,
             cause,
+            erased(by),
         )
-        for row_key, column_name, ref_key, generation, added_id, created_at, body, _, cause in rows
+        for row_key, column_name, ref_key, generation, added_id, created_at, body, _, cause, by in rows
     ]

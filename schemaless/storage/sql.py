@@ -27,6 +27,15 @@ class Name(msgspec.Struct, frozen=True):
     text: str
 
 
+class Expression(msgspec.Struct, frozen=True):
+    """SQL that the server evaluates, and that stands as it is."""
+
+    text: Script
+
+
+NOW = Expression("UTC_TIMESTAMP(6)")
+
+
 class Time(msgspec.Struct, frozen=True):
     """A DATETIME(6) in UTC, from microseconds since the epoch."""
 
@@ -54,15 +63,37 @@ def literal(value: object) -> str:
         return repr(value)
     if isinstance(value, Time):
         return time_literal(value.microseconds)
+    if isinstance(value, Expression):
+        return value.text
     if isinstance(value, Name):
         return "`" + value.text.replace("`", "``") + "`"
     raise TypeError(f"no SQL literal for {type(value).__name__}")
+
+
+def literals(*values: object) -> Script:
+    """Returns a row of values, in brackets."""
+    return f"({commas(list(map(literal, values)))})"
 
 
 @lru_cache(maxsize=8192)
 def time_literal(microseconds: int) -> str:
     """Returns a DATETIME(6). It is cached: rendering is slow, and the cells of a transaction share few times."""
     return f"'{(_EPOCH + timedelta(microseconds=microseconds)).isoformat(' ', 'microseconds')}'"
+
+
+def where(**columns: object) -> Script:
+    """Returns a WHERE: each column has its value, or one of several, at least one."""
+    return "WHERE " + matching(**columns)
+
+
+def matching(**columns: object) -> Script:
+    """Returns the condition of `where`, for one that has more."""
+    return " AND ".join(
+        f"{name} IN ({commas(list(map(literal, value)))})"
+        if isinstance(value, list | tuple | set | frozenset | range)
+        else f"{name} = {literal(value)}"
+        for name, value in columns.items()
+    )
 
 
 def commas(rendered: list[str]) -> str:

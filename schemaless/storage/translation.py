@@ -18,8 +18,10 @@ from schemaless.errors import (
     LockTimeout,
     NeedsLockedHeads,
     NodeRefuses,
+    PacketTooLarge,
     RefusedForGood,
     SchemalessError,
+    StaleTopology,
     StatementTimeout,
     StorageUnavailable,
     TableMissing,
@@ -34,10 +36,8 @@ FAILURES = (pymysql.err.MySQLError, asyncmy.errors.MySQLError, OSError, EOFError
 # Numbers: MySQL 9 error reference. MariaDB has the same ones.
 _DUPLICATE = {1062}
 _BUSY = {1213, 1614}
-_LOCK_TIMEOUT = {
-    1205, 3572,
-    3024,  # statement timeout of MySQL: only the SELECT that locks heads has one
-}  # fmt: skip
+_LOCK_TIMEOUT = {1205, 3572}
+PACKET_TOO_LARGE = 1153
 _AWAY = {
     1021,  # disk full
     1026,  # error writing file
@@ -47,7 +47,6 @@ _AWAY = {
     1114,  # table is full: the disk or the tablespace is
     1158, 1159, 1160, 1161,  # network errors
     1180,  # error during COMMIT
-    1290, 1836,  # read only: a minion, or a master being taken out
     1317,  # query interrupted
     1927,  # connection was killed (MariaDB)
     2002, 2003, 2006, 2013, 2014, 2055,  # can't connect, gone away, lost
@@ -55,7 +54,7 @@ _AWAY = {
     4031,  # disconnected by the server
 }  # fmt: skip
 _NULL = {1048}
-_STATEMENT_TIMEOUT = {1969}  # MariaDB
+_STATEMENT_TIMEOUT = {1969, 3024}  # MariaDB, MySQL
 _TABLE_MISSING = {1049, 1146}
 _FOR_GOOD = {
     1044, 1142, 1143, 1227, 1370,  # a right is missing
@@ -65,6 +64,13 @@ _FOR_GOOD = {
     1264, 1292, 1366, 1406,  # a value doesn't fit its column
 }  # fmt: skip
 """Refusals that don't pass by themselves."""
+_REFUSALS: dict[int, type[NodeRefuses]] = {
+    **dict.fromkeys(_FOR_GOOD, RefusedForGood),
+    **dict.fromkeys(_TABLE_MISSING, TableMissing),
+    **dict.fromkeys(_STATEMENT_TIMEOUT, StatementTimeout),
+    **dict.fromkeys((1290, 1836), StaleTopology),  # read only
+    PACKET_TOO_LARGE: PacketTooLarge,
+}
 
 _LOG_PAUSE_S = 1.0  # between two lines about one number of one node
 
@@ -100,18 +106,14 @@ def translate(error: Exception, node: str) -> SchemalessError:
         return DuplicateKey(text)
     if number in _BUSY:
         return Busy(text)
-    if number in _LOCK_TIMEOUT:
-        return LockTimeout(text)
     if number in _NULL:
         return NeedsLockedHeads(text)
-    if number in _STATEMENT_TIMEOUT:
-        return StatementTimeout(text)
     if number in _AWAY or isinstance(error, pymysql.err.InterfaceError | asyncmy.errors.InterfaceError):
         return StorageUnavailable(text)
     refusals.note(node, number, text)
-    if number in _TABLE_MISSING:
-        return TableMissing(text)
-    return (RefusedForGood if number in _FOR_GOOD else NodeRefuses)(text)
+    if number in _LOCK_TIMEOUT:
+        return LockTimeout(text, getattr(error, "statement", 0))
+    return _REFUSALS.get(number, NodeRefuses)(text)
 
 
 def connecting_failed(error: Exception, node: str) -> StorageUnavailable:

@@ -1,4 +1,4 @@
-"""worker: the processes that run trigger programs or maintain indexes, with what each reports of itself.
+"""worker: the processes that tail, run trigger programs or maintain indexes, with what each reports of itself.
 
 A clean stop deletes the row of its process. A checkpoint of a trigger program names the process that moved it last.
 Where the row of that process is still there, the process died, or it lives and was cut off from its group.
@@ -10,8 +10,11 @@ from collections.abc import Collection
 
 import msgspec
 
+from schemaless.cell import RowKey, row_key_text
+from schemaless.names import Stall
 from schemaless.storage.operation import Operation, query
-from schemaless.storage.sql import commas, sql
+from schemaless.storage.sql import NOW, literal, where
+from schemaless.storage.table import Table
 
 _TABLE = "schemaless.worker"
 _AGE_S = "TIMESTAMPDIFF(MICROSECOND, seen_at, UTC_TIMESTAMP(6)) / 1000000"
@@ -65,7 +68,8 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     """What a process says of itself. `unconfirmed` shards wait for the group, `refused` ones contradict their log, and
     `failing_shards` are tried again and again.
 
-    `assigned` are its partitions. `rate` is in finished cells a second. `tripped`: why its breaker is open.
+    `assigned` are its partitions. `rate` is in finished cells a second. `tripped`: why its breaker is open. `stall`:
+    why the whole process doesn't continue, and `stall_reason` what a person needs to know of it.
     `parallel`: by function, how many calls are made at once in a shard. `origin` is that of its program. Of many
     shards and failing cells only some are named, and the counts have all. A field that another version doesn't know
     is left out.
@@ -78,6 +82,8 @@ class WorkerReport(msgspec.Struct, frozen=True, gc=False):
     is_member: bool = False
     partitions: int = 0
     assigned: tuple[int, ...] = ()
+    stall: Stall | None = None
+    stall_reason: str = ""
     rate: float = 0.0
     unconfirmed: tuple[WaitingShard, ...] = ()
     unconfirmed_count: int = 0
@@ -104,43 +110,39 @@ class WorkerRow(msgspec.Struct, frozen=True, gc=False):
     age_s: float
 
 
+_ROWS = Table(_TABLE, WorkerRow, age_s=_AGE_S)
+
+
 def put(datastore: str, consumer: str, worker: int, report: WorkerReport) -> Operation[None]:
     """Makes the row of a process, or stores a later report of it."""
-    yield sql(
-        f"INSERT INTO {_TABLE} (datastore, consumer, worker, report, seen_at) VALUES (%s, %s, %s, %s, UTC_TIMESTAMP(6))"
-        " ON DUPLICATE KEY UPDATE report = VALUES(report), seen_at = VALUES(seen_at)",
-        datastore,
-        consumer,
-        worker,
-        msgspec.json.encode(report).decode(),
+    yield _ROWS.upsert(
+        [WorkerRow(consumer, worker, report, 0.0)], ("report", "seen_at"), datastore=datastore, seen_at=NOW
     )
 
 
 def remove(datastore: str, consumer: str, workers: Collection[int]) -> Operation[None]:
     """Deletes the rows of these processes."""
     if workers:
-        numbers = commas([str(worker) for worker in workers])
-        yield sql(f"DELETE FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer) + (
-            f" AND worker IN ({numbers})"
-        )
+        yield f"DELETE FROM {_TABLE} {where(datastore=datastore, consumer=consumer, worker=list(workers))}"
+
+
+def forget_calls(datastore: str, consumer: str, row_key: RowKey) -> Operation[None]:
+    """Removes the failing cells from reports that name a row. A process that lives reports its own again."""
+    named = literal(f"%{row_key_text(row_key)}%")
+    which = f"{where(datastore=datastore, consumer=consumer)} AND report LIKE {named}"
+    yield f"UPDATE {_TABLE} SET report = JSON_REMOVE(report, '$.failing') {which}"
 
 
 def numbers_of(datastore: str, consumer: str) -> Operation[set[int]]:
     """Returns the processes of a consumer that have a row on this server."""
-    rows = yield from query(
-        sql(f"SELECT worker FROM {_TABLE} WHERE datastore = %s AND consumer = %s", datastore, consumer)
-    )
+    rows = yield from query(f"SELECT worker FROM {_TABLE} {where(datastore=datastore, consumer=consumer)}")
     return {worker for (worker,) in rows}
 
 
 def of_datastore(datastore: str) -> Operation[list[WorkerRow]]:
     """Returns the processes of all consumers that have a row on this server."""
-    rows = yield from query(
-        sql(
-            f"SELECT consumer, worker, report, {_AGE_S} FROM {_TABLE} WHERE datastore = %s ORDER BY consumer, worker",
-            datastore,
-        )
-    )
+    which = where(datastore=datastore)
+    rows = yield from query(f"SELECT {_ROWS.select} FROM {_TABLE} {which} ORDER BY consumer, worker")
     return [WorkerRow(consumer, worker, _report(report), float(age_s)) for consumer, worker, report, age_s in rows]
 
 
@@ -154,13 +156,8 @@ def _report(text: str) -> WorkerReport:
 def remove_forgotten(datastore: str, consumer: str, older_than_s: float) -> Operation[None]:
     """Deletes the rows of processes that weren't seen for so long and that no checkpoint on this server names."""
     rows = yield from query(
-        sql(
-            f"SELECT w.worker FROM {_TABLE} AS w WHERE w.datastore = %s AND w.consumer = %s AND {_AGE_S} > %s"
-            " AND NOT EXISTS (SELECT * FROM schemaless.checkpoint AS c"
-            " WHERE c.datastore = w.datastore AND c.consumer = w.consumer AND c.worker = w.worker)",
-            datastore,
-            consumer,
-            older_than_s,
-        )
+        f"SELECT w.worker FROM {_TABLE} AS w {where(datastore=datastore, consumer=consumer)}"
+        f" AND {_AGE_S} > {older_than_s} AND NOT EXISTS (SELECT * FROM schemaless.checkpoint AS c"
+        " WHERE c.datastore = w.datastore AND c.consumer = w.consumer AND c.worker = w.worker)"
     )
     yield from remove(datastore, consumer, [worker for (worker,) in rows])

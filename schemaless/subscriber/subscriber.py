@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
-from schemaless.bus.group_reader import GroupReader
+from schemaless.bus.plain_transport import GroupReader
 from schemaless.bus.reader import Span
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, microseconds_since_epoch, with_trace
+from schemaless.client.answers import LogPage
 from schemaless.client.client import Client
-from schemaless.errors import Invalid, Misconfigured, Unavailable
+from schemaless.codec import encode_body
+from schemaless.errors import Invalid, LocationGone, Misconfigured, SchemalessError, Unavailable
 from schemaless.found_cell import FoundCell
 from schemaless.location import BEGINNING, Location
 from schemaless.names import cells_topic_name
 from schemaless.position import Position
 from schemaless.record import ForeignRecord
+from schemaless.runtime.batching import chunks
+from schemaless.shard_cursor import ProvenPage
 from schemaless.subscriber.engine import Batch, FollowedShards, LogAnswers, ReadLog, Steps, SubscriberCounts
-from schemaless.subscriber.http_log import ShardHistory
 
 Known = Mapping[int, Position | Location]
 """By shard, where to continue."""
@@ -80,15 +84,16 @@ class Subscriber:
         self._asked: ReadLog | None = None
         self._stopped = False
         self._reader = GroupReader(kafka, cells_topic_name(datastore), group, self._end)
-        known = self._reader.partitions()
+        in_topic, self._partition_count = len(self._reader.partitions()), self._history.partitions()
+        known = range(self._partition_count)
         wanted = known if partitions is None else partitions
         if not set(wanted) <= set(known):
             raise Invalid("partitions", f"must be from 0 to {len(known) - 1}")
-        shards = len(self._history.heads())
-        if shards % len(known):
-            raise Misconfigured(f"{len(known)} partitions of the topic do not divide {shards} shards of {datastore}")
-        self._partition_count = len(known)
-        self._shards = FollowedShards(shards, len(known))
+        if in_topic < len(known):
+            raise Misconfigured(f"the topic has {in_topic} partitions, and {datastore} {len(known)}")
+        if in_topic > len(known):
+            _log.error("the topic has %d partitions, and %s %d: others are left out", in_topic, datastore, len(known))
+        self._shards = FollowedShards(len(self._history.heads()), len(known))
         self._reader.join(wanted)
 
     @property
@@ -118,7 +123,13 @@ class Subscriber:
         while not self._stopped:
             left_s = max(0.0, deadline - time.monotonic())
             if self._steps is None:
-                self._gather(min(left_s, _WAIT_S))
+                if self._reader.fresh:
+                    self._steps = self._begin(tuple(self._reader.fresh))
+                elif time.monotonic() >= self._look_at:
+                    self._look_at = time.monotonic() + self._look_pause_s
+                    self._steps = self._look()
+                elif records := self._reader.consume(min(left_s, _WAIT_S)):
+                    self._steps = self._shards.take(records)
             if (batch := self._step()) is not None or not left_s:
                 return batch
         return None
@@ -180,16 +191,6 @@ class Subscriber:
         self._asked = None
         return answer
 
-    def _gather(self, wait_s: float) -> None:
-        """Begins new steps: partitions that were assigned, a look at the heads, or what the topic brought."""
-        if self._reader.fresh:
-            self._steps = self._begin(tuple(self._reader.fresh))
-        elif time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + self._look_pause_s
-            self._steps = self._look()
-        elif records := self._reader.consume(wait_s):
-            self._steps = self._shards.take(records)
-
     def _look(self) -> Steps:
         try:
             heads = self._history.heads()
@@ -201,9 +202,13 @@ class Subscriber:
         """Begins partitions. The topic's ends are read before the heads: cells between them come twice, not never."""
         spans = {partition: self._reader.span(partition) for partition in partitions}
         heads = self._history.heads()
-        shards = {partition: range(partition, len(heads), self._partition_count) for partition in partitions}
+        count = self._partition_count
+        shards = {each: range(each, len(heads) if each < count else 0, count) for each in partitions}
         every = [shard for numbers in shards.values() for shard in numbers]
-        positions = self._positions(every) if callable(self._positions) else self._positions
+        try:
+            positions = self._positions(every) if callable(self._positions) else self._positions
+        except StopIteration as error:  # it would end the iteration over batches as if all were said
+            raise RuntimeError("the function for positions raised StopIteration") from error
         known = {shard: positions[shard] for shard in every if shard in positions}
         unknown = [shard for shard in every if shard not in known]
         places: dict[int, Position | Location] = dict(known)
@@ -216,15 +221,13 @@ class Subscriber:
             starts = [_position(shard, places[shard]) for shard in numbers]
             self._shards.begin(partition, offset, starts, to_end=offset == spans[partition].high)
             self._reader.read_from(partition, offset)
-        self._note_unproven([_position(shard, place) for shard, place in known.items()])
-        return self._shards.catch_up(every)
-
-    def _note_unproven(self, stored: Iterable[Position]) -> None:
-        """Positions without a digest are taken by their numbers. That happens once, as the next ones have digests."""
+        # Positions without a digest are taken by their numbers. That happens once, as the next ones have digests.
+        stored = [_position(shard, place) for shard, place in known.items()]
         unproven = [position.shard for position in stored if position.digest is None and position.added_id]
         if unproven:
             self.counts.unproven_positions += len(unproven)
             _log.warning("%d stored positions have no digest, first of shard %d", len(unproven), unproven[0])
+        return self._shards.catch_up(every)
 
     def _first_offset(self, span: Span, known: Sequence[Position | Location]) -> int:
         """Returns where to read a partition of the topic. That is its end when history comes from the log.
@@ -241,3 +244,83 @@ class Subscriber:
 def _position(shard: int, place: Position | Location) -> Position:
     digest = place.digest if isinstance(place, Position) else None
     return Position(shard, place.generation, place.added_id, digest=digest)
+
+
+# The logs of shards over HTTP, for the subscribers' kit: their cells are as the topic would bring them.
+#
+# A body comes as a value and is encoded again. Its bytes may differ from those in the topic, but the value is the
+# same.
+
+_SHARDS_PER_CALL = 1000
+
+
+class ShardHistory:
+    """Reads the logs and the heads of shards. Each call raises Unavailable when no host answers."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def partitions(self) -> int:
+        """Returns how many partitions the datastore has. Its topic has more where somebody raised them."""
+        return int(self._client.document("/topology")["partitions"])
+
+    def heads(self) -> dict[int, Location]:
+        """Returns the head of every shard."""
+        listed = self._client.document("/shards")["shards"]
+        return {shard["shard"]: Location(shard["generation"], shard["head"]) for shard in listed}
+
+    def read(self, wanted: ReadLog) -> LogAnswers:
+        """Returns the pages that were asked for, or the errors that say where a log continues.
+
+        Of several shards one may be missing: its cluster is away, or there was no room for its page.
+        """
+        if len(wanted.positions) == 1:
+            (at,) = wanted.positions
+            try:
+                return {at.shard: _proven_page(at, self._client.get_cells_for_shard(at.shard, at, wanted.limit))}
+            except LocationGone as gone:
+                return {at.shard: gone}
+        answers: dict[int, ProvenPage | LocationGone] = {}
+        pages = self._client.get_cells_for_shards({at.shard: at for at in wanted.positions}, wanted.limit)
+        for at in wanted.positions:
+            page = pages[at.shard]
+            if isinstance(page, LocationGone):
+                answers[at.shard] = page
+            elif isinstance(page, SchemalessError):
+                if not page.retryable:
+                    raise page
+            elif page.cells or not page.pending:
+                answers[at.shard] = _proven_page(at, page)
+        return answers
+
+    def since(self, shards: Sequence[int], moment: datetime) -> dict[int, Location]:
+        """Returns by shard the location after which cells were created at or after a moment."""
+        found: dict[int, Location] = {}
+        for some in chunks(shards, count_max=_SHARDS_PER_CALL):
+            for shard, page in self._client.get_cells_for_shards(dict.fromkeys(some, moment), limit=1).items():
+                if isinstance(page, SchemalessError):
+                    raise page
+                first = next(iter(page), None)
+                found[shard] = page.location if first is None else Location(first.generation, first.added_id - 1)
+        return found
+
+
+def _proven_page(at: Position, page: LogPage) -> ProvenPage:
+    cells = [stored_cell(cell) for cell in page]
+    digest = page.position.digest if page.location.added_id == at.added_id else None
+    return ProvenPage(cells, Location(page.generation or page.next.generation, page.head), digest)
+
+
+def stored_cell(found: FoundCell) -> StoredCell:
+    """Returns a cell of the API as the topic would bring it."""
+    return StoredCell(
+        row_key=RowKey(found.row_key.bytes),
+        column_name=ColumnName(found.column_name),
+        ref_key=RefKey(found.ref_key),
+        shard=found.shard,
+        generation=found.generation,
+        added_id=found.added_id,
+        created_at=microseconds_since_epoch(found.created_at),
+        body=b"" if found.erased else encode_body(found.body, check_shape=False),
+        cause=found.cause if found.trace is None else with_trace(found.cause, found.trace),
+    )

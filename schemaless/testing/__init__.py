@@ -9,7 +9,7 @@ from schemaless.runtime.extras import Extra, require
 
 require("schemaless.testing", Extra.TRIGGERS)
 
-from schemaless.testing.entity_table import MemoryEntityTable as MemoryEntityTable  # noqa: E402
+from schemaless.testing.memory_program import MemoryEntityTable as MemoryEntityTable  # noqa: E402
+from schemaless.testing.trigger_kit import SeenCall as SeenCall  # noqa: E402
 from schemaless.testing.trigger_kit import SetAside as SetAside  # noqa: E402
 from schemaless.testing.trigger_kit import TriggerKit as TriggerKit  # noqa: E402
-from schemaless.testing.watched_worker import SeenCall as SeenCall  # noqa: E402

@@ -1,12 +1,13 @@
 """MemoryApi: the cells and logs of one datastore over HTTP, in memory: a transport for `Client` and `AsyncClient`.
 
-It answers what programs ask of cells and logs, as docs/http.md has it. Other paths are 501. tests/contract/ holds it
-and the real API to one suite.
+It answers what programs ask of cells and logs, and erases, as docs/http.md has it. Other paths are 501.
+tests/contract/ holds it and the real API to one suite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import httpx
@@ -22,8 +23,10 @@ from schemaless.cell import (
     RowKey,
     StoredCell,
     created_at_text,
+    erasure_id,
     parse_cause,
     parse_column_name,
+    parse_int,
     parse_ref_key,
     parse_row_key,
     parse_time,
@@ -31,11 +34,14 @@ from schemaless.cell import (
 )
 from schemaless.client.exchange import MSGPACK
 from schemaless.codec import cell_view, encode_body, same_body
+from schemaless.contract.erasures import EraseRequest, target_of
 from schemaless.errors import (
+    CellErased,
     CellMissing,
     Conflict,
     Invalid,
     InvalidRequest,
+    KeyErased,
     LocationGone,
     Malformed,
     NotBuilt,
@@ -44,7 +50,8 @@ from schemaless.errors import (
     TooLarge,
     Unavailable,
 )
-from schemaless.location import generation_at, shard_location_text
+from schemaless.location import ADDED_ID_MAX, generation_at, shard_location_text
+from schemaless.names import ERASE_COLUMN
 from schemaless.position import (
     BEGINNING_DIGEST,
     Position,
@@ -63,6 +70,8 @@ ITEMS_MAX = 1000
 _BYTES_MAX = 64 << 20
 _STATUS = {PutStatus.STORED: 201, PutStatus.ALREADY_STORED: 200}
 _PROBLEMS: Sequence[tuple[type[SchemalessError], int, str]] = (
+    (CellErased, 410, "cell-erased"),
+    (KeyErased, 409, "key-erased"),
     (CellMissing, 404, "cell-missing"),
     (NotFound, 404, "not-found"),
     (Conflict, 409, "conflict"),
@@ -85,6 +94,7 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
         self._program = program
         self._datastore = program.datastore
         self._table = program.table
+        self._erasures = count(1)
         self._replays: dict[tuple[RowKey, ColumnName, str], tuple[StoredCell, int]] = {}
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -118,6 +128,8 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
             case "POST", "batch", "get":
                 found = [self._cell(key) for key in _items(content, "keys")]
                 return 200, {"cells": [cell and cell_view(cell) for cell in found]}, {}
+            case ("POST", "erase"):
+                return self._erase(msgspec.msgpack.decode(content, type=EraseRequest))
             case "GET", "shards", shard, "cells":
                 start = {"since": params["since"]} if "since" in params else params.get("after", 0)
                 columns = tuple(filter(None, params.get("columns", "").split(",")))
@@ -144,6 +156,8 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
                 name = {"row_key": path[0], "column_name": column, "ref_key": ref_key[0] if ref_key else None}
                 if (found := self._cell(name)) is None:
                     raise CellMissing(f"there is no cell {'/'.join(path)}")
+                if found.erased is not None:
+                    raise CellErased(f"{found.key} was erased", found.erased.erasure_id, found.erased.at)
                 return 200, cell_view(found), {}
         raise _not_answered(request)
 
@@ -151,6 +165,8 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
     def _put(self, key: CellKey, body: bytes, cause: str | None) -> Answer:
         (placed,) = self._table.put_cells([ShardCell(key, body, self._shard(key.row_key), cause=cause)])
+        if placed.erased is not None:
+            raise KeyErased(f"{key} was erased", placed.erased.erasure_id, placed.erased.at)
         if placed.status is PutStatus.CONFLICT:
             raise Conflict(f"another body is stored under {key}")
         return _STATUS[placed.status], _put_view(key, placed), {}
@@ -160,16 +176,21 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
         known = self._replays.get((row_key, column, idempotency_key or ""))
         if known is not None:
             cell, status = known
+            (now,) = self._table.get([(cell.shard, cell.key)])
+            if now is not None and now.erased is not None:
+                raise KeyErased(f"{cell.key} was erased", now.erased.erasure_id, now.erased.at)
             if not same_body(body, cell.body):
                 raise Invalid("Idempotency-Key", "was used with another body")
             placed = Placed(PutStatus.STORED, cell.shard, cell.generation, cell.added_id, cell.created_at)
             return status, _put_view(cell.key, placed), {"idempotency-replayed": "true"}
-        (newest,) = self._table.newest([(self._shard(row_key), row_key, column)])
-        answer = self._put(CellKey(row_key, column, RefKey(newest.ref_key + 1 if newest else 1)), body, _cause(request))
+        shard, bounds = self._shard(row_key), (0, REF_KEY_MAX)
+        highest = self._table.versions(shard, (row_key, column), bounds, True, 1, _BYTES_MAX).cells
+        key = CellKey(row_key, column, RefKey(highest[0].ref_key + 1 if highest else 1))
+        answer = self._put(key, body, _cause(request))
         if idempotency_key:
-            (cell_now,) = self._table.newest([(self._shard(row_key), row_key, column)])
-            assert cell_now is not None
-            self._replays[row_key, column, idempotency_key] = cell_now, answer[0]
+            (stored,) = self._table.get([(shard, key)])
+            assert stored is not None
+            self._replays[row_key, column, idempotency_key] = stored, answer[0]
         return answer
 
     def _item(self, item: Mapping[str, Any], cause: str | None) -> dict[str, Any]:
@@ -182,6 +203,23 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
             return self._put(key, encode_body(item.get("body")), cause)[1]
         except SchemalessError as error:
             return {"status": "conflict" if isinstance(error, Conflict) else "error", "problem": _problem(error)}
+
+    def _erase(self, wanted: EraseRequest) -> Answer:
+        target = target_of(wanted)
+        shard, cells = self._shard(target.row_key), dict[ColumnName, list[RefKey]]()
+        for cell in self._table.read_after(shard, 0, ADDED_ID_MAX):
+            is_meant = target.column_name in (None, cell.column_name) and target.ref_key in (None, cell.ref_key)
+            if cell.row_key == target.row_key and is_meant and not cell.is_erased and cell.column_name != ERASE_COLUMN:
+                cells.setdefault(cell.column_name, []).append(cell.ref_key)
+        if not cells:
+            raise NotFound(f"there is nothing to erase of {target}")
+        erasure = None
+        if not wanted.dry_run:
+            number = next(self._erasures)
+            self._table.erase(shard, target.row_key, cells, number)
+            erasure = erasure_id(number)
+        matched = sum(map(len, cells.values()))
+        return 200 if wanted.dry_run else 202, {"erasure": erasure, "matched": matched, "job": erasure}, {}
 
     def _shard(self, row_key: RowKey) -> int:
         return shard_of(row_key, self._datastore.shards)
@@ -219,9 +257,10 @@ class MemoryApi(httpx.BaseTransport, httpx.AsyncBaseTransport):
             return {"problem": _problem(error)}
 
     def _page(self, shard_text: str, start: object, limit: int, columns: Sequence[str] = ()) -> dict[str, Any]:
-        if not shard_text.isdigit() or int(shard_text) >= self._datastore.shards:
-            raise NotFound(f"there is no shard {shard_text!r}")
-        shard = int(shard_text)
+        try:
+            shard = parse_int(shard_text, "shard", 0, self._datastore.shards - 1)
+        except Invalid:
+            raise NotFound(f"there is no shard {shard_text!r}") from None
         head, starts = self._table.history(shard)
         if isinstance(start, Mapping):
             after = self._table.first_since(shard, parse_time(start["since"]), head.added_id) - 1
@@ -271,7 +310,9 @@ def _items(content: bytes, member: str) -> list[dict[str, Any]]:
 
 
 def _put_view(key: CellKey, placed: Placed) -> dict[str, Any]:
-    digest = insertion_digest(placed.generation, placed.added_id, placed.created_at, *_parts(key))
+    digest = insertion_digest(
+        placed.generation, placed.added_id, placed.created_at, key.row_key, key.column_name, key.ref_key
+    )
     return {
         "status": placed.status.value,
         "row_key": row_key_text(key.row_key),
@@ -287,10 +328,6 @@ def _put_view(key: CellKey, placed: Placed) -> dict[str, Any]:
     }
 
 
-def _parts(key: CellKey) -> tuple[RowKey, ColumnName, RefKey]:
-    return key.row_key, key.column_name, key.ref_key
-
-
 def _problem(error: SchemalessError) -> dict[str, Any]:
     """Returns the problem document of an error."""
     status, kind = next((status, name) for found, status, name in _PROBLEMS if isinstance(error, found))
@@ -303,6 +340,9 @@ def _problem(error: SchemalessError) -> dict[str, Any]:
     }
     if isinstance(error, Invalid):
         document["field"] = error.field
+    if isinstance(error, CellErased | KeyErased):
+        by = {"erasure": error.erasure, "erased_at": created_at_text(error.erased_at)}
+        document |= by if isinstance(error, CellErased) else {"erased": by}
     if isinstance(error, LocationGone):
         document |= {"head": error.head, "resume_at": error.resume_at, "generation": error.generation}
     return document

@@ -12,28 +12,134 @@ import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from schemaless.cell import StoredCell
+import httpx
+
+from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell
 from schemaless.client.answers import PutAnswer
 from schemaless.client.async_client import AsyncClient
 from schemaless.client.attempts import Limits
 from schemaless.client.client import Client
+from schemaless.config import ConsumerSettings
+from schemaless.consume.delivery import Delivery
+from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program, program_of
+from schemaless.names import ERASE_COLUMN
 from schemaless.position import BEGINNING_DIGEST, Position
+from schemaless.sharding import shard_of
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.parked_table import Cause, Order, ParkedCell
-from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.storage.parked_table import Cause, Ending, Order, ParkedCell
 from schemaless.testing.memory_api import MemoryApi
-from schemaless.testing.memory_program import MemoryCheckpoints, MemoryParkedStore, MemoryProgram
-from schemaless.testing.memory_worker import MemoryWorker, memory_settings
-from schemaless.testing.watched_worker import Killed, RowHeld, SeenCall, WatchedTransport, WorkerLife, watched
+from schemaless.testing.memory_program import (
+    MemoryCheckpoints,
+    MemoryEntityTable,
+    MemoryHomeLog,
+    MemoryParkedStore,
+    MemoryProgram,
+)
 from schemaless.topology import Datastore
-from schemaless.triggers.context import ContextServices
+from schemaless.triggers.context import Context, ContextServices, require_effects
+from schemaless.triggers.decorator import Takes, Trigger
 from schemaless.triggers.effects import Ledger
+from schemaless.triggers.lazy_work import is_waited_for, require_done, waited_for
+from schemaless.triggers.verdicts import Retry
+
+# MemoryWorker: a worker of a trigger program in memory. A real delivery and a real handler, and a clock of its own.
+#
+# Belongs to one event loop. Nothing of it waits in real time, except for functions that do.
+
+BATCH_CELLS_MAX = 8
+_CALL_S = 0.2
+_LATE_CALL_S = 1.0
+
+
+def memory_settings(**settings: object) -> ConsumerSettings:
+    """Returns the settings of a worker that needs no servers. Those that aren't given are the defaults."""
+    return ConsumerSettings(topology=Path("unused"), kafka="unused", **settings)  # type: ignore[arg-type]
+
+
+class MemoryWorker:
+    """The worker of one number, which has all shards. `now` is its clock in seconds."""
+
+    record_within_s = TriggerHandler.record_within_s
+    pause_max_s = 0.25
+
+    def __init__(
+        self,
+        program: MemoryProgram,
+        functions: TriggerProgram,
+        number: int,
+        settings: ConsumerSettings,
+        *,
+        now: float,
+        checkpoints: MemoryCheckpoints | None = None,
+        services: ContextServices | None = None,
+    ) -> None:
+        self.program = program
+        self.number = number
+        self.now = now
+        parked = MemoryParkedStore(program)
+        self.handler = TriggerHandler(
+            functions, program.datastore, settings, parked, self._clock, lambda: int(self.now * 1e6), services
+        )
+        self.handler.record_within_s = self.record_within_s
+        self.delivery = Delivery(
+            self.handler,
+            checkpoints or MemoryCheckpoints(program, number),
+            MemoryHomeLog(program),
+            batch_cells_max=BATCH_CELLS_MAX,
+            clock=self._clock,
+        )
+        self._given_time = set(asyncio.all_tasks())  # those of the test aren't calls
+        program.present.add(number)
+        program.now = max(program.now, now)
+        self.look()
+        self.delivery.gain(program.checkpoints)
+
+    def look(self) -> None:
+        """Looks at the heads, and for what people ordered."""
+        self.delivery.look(self.program.heads())
+        self.handler.order(self.program.due())
+
+    async def pass_by(self, seconds: float, steps: int = 40) -> None:
+        """Works for so many seconds of its clock, in at most so many steps before each look."""
+        end = self.now + seconds
+        while True:  # the clock moves with each round
+            self.look()
+            pause_s = 0.05
+            for _ in range(steps):
+                pause_s = await self.delivery.step()
+                await asyncio.sleep(0)
+                if calls := self.delivery.calls:
+                    await asyncio.wait(calls, timeout=_CALL_S)
+                    pause_s = 0.0
+                elif pause_s > 0.0:
+                    break
+            if self.now >= end:
+                return
+            # Calls that no pass waits for get real time, once each. Their threads may just be slow to start, while
+            # this clock runs through seconds in no time.
+            late = asyncio.all_tasks() - {asyncio.current_task()} - self._given_time
+            if late:
+                self._given_time |= late
+                await asyncio.wait(late, timeout=_LATE_CALL_S)
+            self.now += max(0.01, min(pause_s, self.pause_max_s, end - self.now))
+            self.program.now = max(self.program.now, self.now)
+
+    async def kill(self) -> None:
+        """Ends it without a word, with all other tasks of the event loop. Its number stays present."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _clock(self) -> float:
+        return self.now
+
 
 _BEGINS_AT_S = 1_767_225_600.0  # 2026-01-01
 _ROUND_S = 0.03
@@ -125,6 +231,17 @@ class TriggerKit:
         if ref_key is None:
             return self.client.put(row_key, column, body)
         return self.client.put_cell(row_key, column, ref_key, body)
+
+    def erase(self, row_key: uuid.UUID, column: str | None = None, ref_key: int | None = None) -> None:
+        """Erases the bodies of a row, of one of its columns, or of one cell, as an administrator does."""
+        key, cells = RowKey(row_key.bytes), dict[ColumnName, list[RefKey]]()
+        shard = shard_of(key, self._store.datastore.shards)
+        with self._store.lock:
+            for cell in self._store.table.read_after(shard, 0, _STEPS_MAX):
+                is_meant = column in (None, cell.column_name) and ref_key in (None, cell.ref_key)
+                if cell.row_key == key and is_meant and not cell.is_erased and cell.column_name != ERASE_COLUMN:
+                    cells.setdefault(cell.column_name, []).append(cell.ref_key)
+            self._store.table.erase(shard, key, cells)
 
     @property
     def store_is_away(self) -> bool:
@@ -339,3 +456,132 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Says nothing of tasks that a kill ended."""
     if not isinstance(context.get("exception"), Killed):
         loop.default_exception_handler(context)
+
+
+# What a test sees of a worker, and does to it: points that it reaches, calls that it makes, and where it is killed.
+
+
+class Killed(BaseException):  # like the kill, it passes what functions catch
+    """The worker is killed. Functions that it runs end here."""
+
+
+class RowHeld(Retry):
+    """The test holds the row, so this is no call of the function."""
+
+
+class WorkerLife:
+    """One worker from its start to its end. `points` are those that it reached. Threads may share it."""
+
+    def __init__(self, points: list[str]) -> None:
+        self.points = points
+        self.kill_at: int | None = None
+        self.is_over = False
+        self._lock = threading.Lock()
+
+    def reach(self, point: str) -> None:
+        """Notes a point. Raises Killed where the worker is killed, and ever after."""
+        with self._lock:
+            if self.is_over:
+                raise Killed(point)
+            self.points.append(point)
+            if self.kill_at is not None and len(self.points) > self.kill_at:
+                self.is_over = True
+                raise Killed(point)
+
+
+class WatchedTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """The API as the functions of one worker see it. Each request has a point before it and one after it."""
+
+    def __init__(self, api: MemoryApi, life: WorkerLife) -> None:
+        self._api = api
+        self._life = life
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._life.reach(f"before {_name(request)}")
+        response = self._api.handle_request(request)
+        self._life.reach(f"after {_name(request)}")
+        return response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self._life.reach(f"before {_name(request)}")
+        response = await self._api.handle_async_request(request)
+        self._life.reach(f"after {_name(request)}")
+        return response
+
+
+def _name(request: httpx.Request) -> str:
+    """Returns `GET STATUS`, or `POST batch/put`."""
+    parts = request.url.path.strip("/").split("/")[2:]
+    return f"{request.method} {parts[2] if parts[0] == 'cells' and len(parts) > 2 else '/'.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCall:
+    """A call of a function. `error` is what it raised, and `attempt` counts from 1."""
+
+    function: str
+    row_key: uuid.UUID
+    column_name: str
+    ref_key: int
+    attempt: int
+    error: BaseException | None = None
+
+
+BeforeCall = Callable[[SeenCall], None]
+"""May raise in place of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedTrigger(Trigger):
+    """A trigger whose function gets the stored cell and the context, whatever the user's takes."""
+
+    def arguments(self, cell: StoredCell, context: Context) -> tuple[Any, ...]:
+        return cell, context
+
+
+def watched(program: TriggerProgram, life: WorkerLife, before: BeforeCall, calls: list[SeenCall]) -> TriggerProgram:
+    """Returns a program whose calls are noted, and whose functions have a point before them and one after them."""
+
+    def watch(marked: Trigger) -> Trigger:
+        def begin(cell: StoredCell, context: Context) -> SeenCall:
+            life.reach(f"before {marked.name}")
+            row_key = uuid.UUID(bytes=cell.row_key)
+            return SeenCall(marked.name, row_key, cell.column_name, cell.ref_key, context.attempt)
+
+        def end(seen: SeenCall, error: BaseException | None) -> None:
+            if not isinstance(error, RowHeld | Killed):
+                calls.append(replace(seen, error=error))
+            life.reach(f"after {marked.name}")
+
+        def call(cell: StoredCell, context: Context) -> Any:
+            seen = begin(cell, context)
+            try:
+                before(seen)
+                arguments = marked.arguments(cell, context)
+                result = marked.function(*arguments)
+                if is_waited_for(result):
+                    return wait_for(seen, result, arguments)
+                require_done(result)
+            except BaseException as error:
+                end(seen, error)
+                raise
+            end(seen, None)
+            return result
+
+        async def wait_for(seen: SeenCall, result: Any, arguments: tuple[Any, ...]) -> None:
+            try:
+                require_done(await waited_for(result))
+                require_effects(arguments)
+            except BaseException as error:
+                end(seen, error)
+                raise
+            end(seen, None)
+
+        return _WatchedTrigger(
+            marked.name, marked.column, call, Takes.CELL_AND_CONTEXT, marked.is_async, marked.retry, marked.park,
+            marked.max_age_s, marked.where, marked.parallel, marked.erased_from,
+        )  # fmt: skip
+
+    return TriggerProgram(
+        program.name, {column: [watch(m) for m in found] for column, found in program.triggers.items()}, program.version
+    )

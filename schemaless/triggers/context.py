@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from schemaless.cell import CellKey
 from schemaless.errors import Misconfigured, SchemalessError
 from schemaless.location import ShardLocation
 from schemaless.triggers.effects import EffectFlow, EffectKey, EffectStep, Ledger, MakeCall, PutEntry, ReadEntry
+from schemaless.triggers.lazy_work import WorkNotDone, is_lazy, waited_for
 from schemaless.triggers.verdicts import DidNotHappen
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Context:
     cell: CellKey | None = None
     services: ContextServices | None = None
     location: ShardLocation | None = None
-    _effects: set[str] = field(default_factory=set, repr=False, compare=False)
+    _effects: dict[str, Coroutine[Any, Any, Any] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def of_attempt(self, attempt: int) -> Context:
         return Context(self.program, self.datastore, attempt, services=self.services)
@@ -110,9 +112,9 @@ class Context:
         key = self._effect_key(effect)
         if effect in self._effects:
             raise Misconfigured(f"once({effect!r}) is called twice for one cell: give each effect a name of its own")
-        self._effects.add(effect)
         flow = self._services().ledger.once(key, call, resolve)
-        return _run_async(flow, self) if _is_in_event_loop() else _run(flow, self.client)
+        self._effects[effect] = begun = _run_async(flow, self) if _is_in_event_loop() else None
+        return _run(flow, self.client) if begun is None else begun
 
     def _services(self) -> ContextServices:
         return self.services or services_of(self.datastore)
@@ -123,18 +125,28 @@ class Context:
         return EffectKey(self.datastore, self.program, self.function, effect, self.cell)
 
 
+def require_effects(arguments: Iterable[object]) -> None:
+    """Raises WorkNotDone for an effect that a function with these arguments has begun and didn't wait for."""
+    for given in arguments:
+        if isinstance(given, Context):
+            for effect, begun in given._effects.items():
+                if begun is not None and (state := inspect.getcoroutinestate(begun)) != inspect.CORO_CLOSED:
+                    if state == inspect.CORO_CREATED:
+                        begun.close()  # so that Python says nothing of it later
+                    raise WorkNotDone(f"once({effect!r}) wasn't awaited, so nobody knows what becomes of the effect")
+
+
 def _run(flow: EffectFlow, client: Client) -> Any:
-    try:
-        step = next(flow)
-        while True:
-            try:
-                answer = _perform(step, client)
-            except (SchemalessError, DidNotHappen) as error:
-                step = flow.throw(error)
-            else:
-                step = flow.send(answer)
-    except StopIteration as done:
-        return done.value
+    move = flow.__next__
+    while True:
+        try:
+            step = move()
+        except StopIteration as done:  # of the flow. One that the user's call raises is an error of that
+            return done.value
+        try:
+            move = partial(flow.send, _perform(step, client))
+        except (SchemalessError, DidNotHappen) as error:
+            move = partial(flow.throw, error)
 
 
 def _perform(step: EffectStep, client: Client) -> Any:
@@ -145,23 +157,20 @@ def _perform(step: EffectStep, client: Client) -> Any:
             return client.put_cell(step.row_key, step.column, step.ref_key, step.body)
         case MakeCall():
             result = step.call()
-            if inspect.isawaitable(result):
-                raise Misconfigured("once() in a sync function needs a sync call")
-            return result
+            return _made(result.result() if isinstance(result, Future) else result)
 
 
 async def _run_async(flow: EffectFlow, context: Context) -> Any:
-    try:
-        step = next(flow)
-        while True:
-            try:
-                answer = await _perform_async(step, context.async_client)
-            except (SchemalessError, DidNotHappen) as error:
-                step = flow.throw(error)
-            else:
-                step = flow.send(answer)
-    except StopIteration as done:
-        return done.value
+    move = flow.__next__
+    while True:
+        try:
+            step = move()
+        except StopIteration as done:
+            return done.value
+        try:
+            move = partial(flow.send, await _perform_async(step, context.async_client))
+        except (SchemalessError, DidNotHappen) as error:
+            move = partial(flow.throw, error)
 
 
 async def _perform_async(step: EffectStep, client: AsyncClient) -> Any:
@@ -171,8 +180,17 @@ async def _perform_async(step: EffectStep, client: AsyncClient) -> Any:
         case PutEntry():
             return await client.put_cell(step.row_key, step.column, step.ref_key, step.body)
         case MakeCall():
-            result = step.call()
-            return await result if inspect.isawaitable(result) else result
+            return _made(await waited_for(step.call()))
+
+
+def _made(result: Any) -> Any:
+    """Returns the result of a call. Raises DidNotHappen for work that hasn't begun: nobody would do it."""
+    if is_lazy(result):
+        raise DidNotHappen(
+            f"the call of once() returned {type(result).__name__}, which is work that hasn't begun. In a sync function"
+            " the call is sync, too"
+        )
+    return result
 
 
 def _newest(step: ReadEntry) -> Any:

@@ -20,9 +20,11 @@ from enum import Enum, StrEnum
 from typing import Any, Literal, Never, TypeVar
 
 from schemaless.cell import ColumnName, StoredCell, parse_column_name
+from schemaless.codec import decode_body, erasing
 from schemaless.errors import Misconfigured
 from schemaless.found_cell import FoundCell, found_cell
 from schemaless.location import ShardLocation
+from schemaless.names import ERASE_COLUMN
 from schemaless.triggers.context import Context
 from schemaless.triggers.retry_policy import RetryPolicy
 from schemaless.triggers.verdicts import DidNotHappen, Doubt, Park, Retry, Skip, Stop, Verdict
@@ -59,7 +61,10 @@ class Takes(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """A marked function. Without `retry` and `parallel` the settings' values count. `where` decides before the call."""
+    """A marked function. Without `retry` and `parallel` the settings' values count. `where` decides before the call.
+
+    One for erasures has ERASE_COLUMN as its column. `erased_from`: only those that erase cells of that column.
+    """
 
     name: str
     column: ColumnName
@@ -71,6 +76,15 @@ class Trigger:
     max_age_s: float | None = None
     where: Where | None = None
     parallel: int | None = None
+    erased_from: ColumnName | None = None
+
+    def wants(self, cell: StoredCell) -> bool:
+        """Whether it is called for a cell of its column. Raises SchemalessError for a body that can't be judged."""
+        if cell.is_erased:
+            return False
+        if self.erased_from is not None and self.erased_from not in erasing(cell.body).cells:
+            return False
+        return self.where is None or self.where.holds(decode_body(cell.body))
 
     def arguments(self, cell: StoredCell, context: Context) -> tuple[Any, ...]:
         if self.takes is Takes.ROW_KEY:
@@ -80,7 +94,7 @@ class Trigger:
         return (found_cell(cell), context.of_call(self.name, cell.key, ShardLocation(cell.shard, cell.location)))
 
 
-def trigger(
+def trigger(  # noqa: PLR0913  # all but the first are named
     *bare: Never,
     column: str = "",
     retry: RetryPolicy | None = None,
@@ -89,16 +103,18 @@ def trigger(
     name: str | None = None,
     where: str | Sequence[Mapping[str, Any]] | Where | None = None,
     parallel: int | None = None,
+    erased: bool = False,
 ) -> Callable[[Function], Function]:
     """Marks a function. `max_age` is in seconds. `name` replaces the function's own.
 
-    `parallel` calls of it are made at once in a shard, each of another row.
+    `parallel` calls of it are made at once in a shard, each of another row. With `erased` it is called for erasures of
+    cells of the column, or of any. Its cell is then the entry in the log, whose body names the cells that were erased.
 
     Raises Invalid for a column name or a condition, and Misconfigured for whatever else is wrong.
     """
-    if bare or column == "":
+    if bare or (column == "" and not erased):
         raise Misconfigured('@trigger needs a column, and its name: write @trigger(column="BASE") above the function')
-    column_name = parse_column_name(column, "column")
+    column_name = parse_column_name(column, "column") if column else None
     if not isinstance(retry, RetryPolicy | None):
         raise Misconfigured(f"@trigger: retry must be a RetryPolicy, not {retry!r}")
     if park not in list(ParkMode):
@@ -109,9 +125,21 @@ def trigger(
     condition = where if isinstance(where, Where | None) else parse_where(where)
 
     def mark(function: Function) -> Function:
+        if isinstance(function, type) or not callable(function) or not hasattr(function, "__dict__"):
+            raise Misconfigured(f"{function!r:.100} can't be a trigger function: mark a function that takes the cell")
+        if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+            raise Misconfigured(
+                f"trigger function {_named(function)} is a generator: a call of it would run nothing. Take `yield` out"
+            )
+        own_name: object = getattr(function, "__name__", None) if name is None else name
+        if not isinstance(own_name, str) or not _NAME.fullmatch(own_name):
+            raise Misconfigured(
+                f"@trigger: {own_name!r} can't be the name of a function: give name= of letters, digits and _"
+            )
         found = Trigger(
-            _name_of(function, name), column_name, function, _takes(function), inspect.iscoroutinefunction(function),
-            retry, mode, max_age_s, condition, parallel,
+            own_name, ColumnName(ERASE_COLUMN) if erased or column_name is None else column_name, function,
+            _takes(function), _is(inspect.iscoroutinefunction, function), retry, mode, max_age_s, condition, parallel,
+            column_name if erased else None,
         )  # fmt: skip
         vars(function).setdefault(_MARK, []).append(found)
         return function
@@ -129,11 +157,13 @@ def _seconds(max_age: object) -> float | None:
     return float(seconds)  # type: ignore[arg-type]
 
 
-def _name_of(function: Callable[..., Any], given: str | None) -> str:
-    found: object = getattr(function, "__name__", None) if given is None else given
-    if not isinstance(found, str) or not _NAME.fullmatch(found):
-        raise Misconfigured(f"@trigger: {found!r} can't be the name of a function: give name= of letters, digits and _")
-    return found
+def _is(kind: Callable[[object], bool], function: object) -> bool:
+    """Returns whether a function is of a kind, or the `__call__` of an object that is called like one."""
+    return kind(function) or kind(type(function).__call__)
+
+
+def _named(function: object) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def _takes(function: Callable[..., Any]) -> Takes:
@@ -143,15 +173,20 @@ def _takes(function: Callable[..., Any]) -> Takes:
     if len(parameters) == 2 and parameters[0] != "row_key" and parameters[1] != "cell":
         return Takes.CELL_AND_CONTEXT
     raise Misconfigured(
-        f"trigger function {function.__name__} must take row_key, or cell, or cell and context, in this order."
+        f"trigger function {_named(function)} must take row_key, or cell, or cell and context, in this order."
         f" It takes {', '.join(parameters) or 'nothing'}. A cell has its row_key"
     )
 
 
 def triggers_of(namespace: Mapping[str, Any]) -> list[Trigger]:
-    """Returns the marked functions of a module once each, in the order of their definition."""
+    """Returns the marked functions of a module once each, in the order of their definition.
+
+    Raises Misconfigured for a function that a decorator above the mark has replaced: that one would not be called.
+    """
     found: dict[int, list[Trigger]] = {}
     for value in namespace.values():
         if callable(value) and hasattr(value, _MARK):
+            if value not in [marked.function for marked in getattr(value, _MARK)]:
+                raise Misconfigured(f"another decorator stands above @trigger of {_named(value)}: put @trigger on top")
             found.setdefault(id(value), getattr(value, _MARK))
     return [marked for marks in found.values() for marked in marks]

@@ -17,8 +17,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -129,7 +128,8 @@ class Ledger:
     def once(self, key: EffectKey, call: Callable[[], Any], resolve: Callable[[], Any] | None) -> EffectFlow:
         """Returns the result of the effect. Makes the call only if no intent for it is stored but an own new one.
 
-        Raises Doubt, Retry when the store can't say, Park for a result that can't be stored, and what the call raises.
+        Raises Doubt, Retry while another process may be at it, Park for a result that can't be stored, what the store
+        refuses, and what the call raises.
         """
         newest = yield from self._newest(key)
         if newest.state is EntryState.HAPPENED:
@@ -162,8 +162,7 @@ class Ledger:
 
     def _newest(self, key: EffectKey) -> Generator[EffectStep, Any, EffectEntry]:
         row_key, last = row_key_text(key.cell.row_key), key.first + ENTRIES_MAX - 1
-        with _patience():
-            page: VersionsPage = yield ReadEntry(row_key, key.column, key.first, last)
+        page: VersionsPage = yield ReadEntry(row_key, key.column, key.first, last)
         return _entry(key, page.cells[0]) if page.cells else EffectEntry(0, EntryState.WITHDRAWN, "")
 
     def _intend(self, key: EffectKey, newest: EffectEntry) -> Generator[EffectStep, Any, EffectEntry]:
@@ -179,8 +178,7 @@ class Ledger:
 
     def _put(self, key: EffectKey, entry: EffectEntry) -> Generator[EffectStep, Any, None]:
         try:
-            with _patience():
-                answer: PutAnswer = yield _put_entry(key, entry)
+            answer: PutAnswer = yield _put_entry(key, entry)
         except Conflict as error:
             raise Retry(_AGAIN_S) from error  # another process was first: what it wrote is read again
         if answer.status is PutStatus.BUFFERED:
@@ -197,8 +195,7 @@ class Ledger:
         """Stores what happened. A buffered outcome is durable, so it is enough."""
         _remember(self._unrecorded, key.text, outcome)
         try:
-            with _patience():
-                yield _put_entry(key, outcome)
+            yield _put_entry(key, outcome)
         except Conflict:
             self._unrecorded.pop(key.text, None)
             found = yield from self._newest(key)
@@ -288,17 +285,6 @@ def _doubt_text(key: EffectKey, intent: EffectEntry) -> str:
         ' {"state": "happened", "result": …} or {"state": "withdrawn"}'
         f" as {key.column} {key.first + intent.number + 1} of the row, and retry"
     )
-
-
-@contextmanager
-def _patience() -> Iterator[None]:
-    """Makes an error that may pass a Retry: the cell waits for the store, and that is no failed call."""
-    try:
-        yield
-    except SchemalessError as error:
-        if error.retryable:
-            raise Retry(_AGAIN_S) from error
-        raise
 
 
 def _remember(entries: dict[str, EffectEntry], key: str, entry: EffectEntry) -> None:

@@ -4,36 +4,38 @@ import re
 import shutil
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 
 from schemaless.bus.kafka_accounts import KafkaAccounts, KafkaUser, account_file, let_in, new_kafka_accounts
-from schemaless.demo.flights import BILLED_CARRIER
+from schemaless.demo.loader import BILLED_CARRIER
 from schemaless.demo.programs import calls_folder
+from schemaless.errors import Misconfigured
 from schemaless.runtime.kafka_access import KafkaAccess, KafkaAccount, KafkaAddress, read_account
 from schemaless.stack.admin import new_accounts
 from schemaless.stack.container_files import settings_files
-from schemaless.stack.containers import TOKEN_FILE, let_into_kafka
+from schemaless.stack.containers import TOKEN_FILE, ServerContainer, let_into_kafka, make_mysql_accounts
 from schemaless.stack.kafka_broker import answers
 from schemaless.stack.local import running_kafka
-from schemaless.stack.mysql_server import server_roles
-from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names, port_names
-from schemaless.stack.processes import service_programs
+from schemaless.stack.mysql_server import planned_servers
+from schemaless.stack.plan import CLUSTERS, MINIONS, StackPlan, api_names, first_servers, port_names
 from schemaless.stack.programs import Flavour
-from schemaless.topology import Role
+from schemaless.stack.supervision import service_programs
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES = COMPOSE["services"]
-ROLES = {role.name: role for role in server_roles(CLUSTERS, MINIONS)}
-RUN_ONCE = {"setup", "cli"}
+PLANNED = {server.name: server for server in planned_servers(CLUSTERS, MINIONS, controlled=True)}
+SET_UP = {"accounts", "setup"}
+RUN_ONCE = {*SET_UP, "cli"}
 LONG_LIVED = sorted(SERVICES.keys() - RUN_ONCE)
 OUR_IMAGE = "schemaless:local"
 OURS = sorted(name for name in SERVICES if SERVICES[name]["image"] == OUR_IMAGE)
-STACK = sorted(name for name in OURS if name != "setup" and "profiles" not in SERVICES[name])
+STACK = sorted(name for name in OURS if name not in SET_UP and "profiles" not in SERVICES[name])
 
 
 def required_variables() -> set[str]:
@@ -47,16 +49,15 @@ def environment(name: str) -> dict[str, str]:
 def test_the_servers_are_those_of_the_embedded_stack():
     """Two clusters with two minions each, by the names and server ids that topology and set-up count on."""
     servers = {name: entry["command"] for name, entry in SERVICES.items() if entry.get("image") == "mysql:9.7"}
-    assert servers == {role.name: [f"--server-id={role.server_id}"] for role in ROLES.values()}
+    assert servers == {server.name: [f"--server-id={server.server_id}"] for server in PLANNED.values()}
 
 
-@pytest.mark.parametrize("name", sorted(ROLES))
-def test_a_server_has_its_role_s_settings_and_a_volume_of_its_own(name: str):
-    """A master runs with the durable settings, a minion with the in-order ones, and no two share data."""
-    kind = "master" if ROLES[name].role is Role.MASTER else "minion"
+@pytest.mark.parametrize("name", sorted(PLANNED))
+def test_a_server_has_the_settings_of_all_and_a_volume_of_its_own(name: str):
+    """Any of them may be the master, and no two share data."""
     assert SERVICES[name]["volumes"] == [
         f"{name}:/var/lib/mysql",
-        f"./deploy/docker/mysql/{kind}.cnf:/etc/mysql/conf.d/schemaless.cnf:ro",
+        "./deploy/docker/mysql/server.cnf:/etc/mysql/conf.d/schemaless.cnf:ro",
     ]
 
 
@@ -66,21 +67,17 @@ def test_settings_files_are_the_embedded_stack_s(path: str, content: str):
     assert (ROOT / "deploy/docker" / path).read_text() == content
 
 
-def test_masters_are_durable_and_minions_commit_in_order():
-    """What I3 and I5 ask of a server stands in its file, and no later line takes it back."""
-    options = {
-        path: dict(re.findall(r"^([\w-]+)=(.*)$", text, re.MULTILINE)) for path, text in settings_files().items()
-    }
-    master, minion = options["mysql/master.cnf"], options["mysql/minion.cnf"]
-    assert (master["sync-binlog"], master["innodb-flush-log-at-trx-commit"]) == ("1", "1")
-    assert (minion["replica-preserve-commit-order"], minion["read-only"]) == ("ON", "ON")
-    assert {master["gtid-mode"], minion["gtid-mode"]} == {"ON"}
+def test_servers_commit_in_order_and_wait_for_a_controller():
+    """What I3 asks of a server is in its file, and no later line takes it back. Masters are made durable later."""
+    options = dict(re.findall(r"^([\w-]+)=(.*)$", settings_files()["mysql/server.cnf"], re.MULTILINE))
+    assert (options["replica-preserve-commit-order"], options["gtid-mode"]) == ("ON", "ON")
+    assert (options["read-only"], options["skip-replica-start"]) == ("ON", "ON")
 
 
 def test_the_services_are_those_of_the_embedded_stack(tmp_path: Path):
     """Every program that `schemaless up` runs has its container, with the same command line."""
     ports = dict.fromkeys(port_names(), 1)
-    plan = StackPlan(tmp_path, Flavour.MYSQL, ports, new_accounts())
+    plan = StackPlan(tmp_path, Flavour.MYSQL, ports, new_accounts(), first_servers())
     embedded = sorted(list(program.argv)[1:] for program in service_programs(plan))
     composed = [SERVICES[name]["command"] for name in STACK]
     assert sorted(command[1:] for command in composed) == embedded
@@ -107,11 +104,17 @@ def test_whatever_lives_on_is_watched_and_started_again(name: str):
 
 
 def test_nothing_starts_before_what_it_needs():
-    """The set-up waits until every server is healthy; every service waits until the set-up has succeeded."""
-    awaited = SERVICES["setup"]["depends_on"]
-    assert awaited == {name: {"condition": "service_healthy"} for name in [*ROLES, "kafka"]}
-    for name in set(OURS) - RUN_ONCE:
-        assert SERVICES[name]["depends_on"] == {"setup": {"condition": "service_completed_successfully"}}
+    """Accounts wait for Kafka, and by themselves for MySQL, the controller for accounts, the first datastore for the
+    controller, and every other service until that has succeeded.
+    """
+    awaited = SERVICES["accounts"]["depends_on"]
+    servers = {name: {"condition": "service_started"} for name in PLANNED}
+    assert awaited == servers | {"kafka": {"condition": "service_healthy"}}
+    done = {"condition": "service_completed_successfully"}
+    assert SERVICES["controller"]["depends_on"] == {"accounts": done}
+    assert SERVICES["setup"]["depends_on"] == {"accounts": done, "controller": {"condition": "service_started"}}
+    for name in set(OURS) - RUN_ONCE - {"controller"}:
+        assert SERVICES[name]["depends_on"] == {"setup": done}
 
 
 def test_ports_are_published_on_loopback_only():
@@ -125,7 +128,7 @@ def test_there_are_no_default_secrets():
     """Whatever is called a password comes from a variable without a default, and goes only to who needs it."""
     holders = {(name, key): value for name in SERVICES for key, value in environment(name).items() if "PASSWORD" in key}
     assert all(re.fullmatch(r"\$\{\w+:\?[^}]+\}", value) for value in holders.values())
-    assert {name for name, _ in holders} == {*ROLES, "kafka", "setup"}
+    assert {name for name, _ in holders} == {*PLANNED, "kafka", "accounts"}
     assert "PASSWORD" not in (ROOT / "Dockerfile").read_text()
     assert set(re.findall(r'password="([^"]*)"', settings_files()["kafka/server.properties"])) == {
         "${env:SCHEMALESS_KAFKA_PASSWORD}"
@@ -138,8 +141,9 @@ def test_our_containers_have_no_rights_to_spare(name: str):
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["read_only"] is True
-    assert service["volumes"][0] == "topology:/var/lib/schemaless" + ("" if name == "setup" else ":ro")
-    admin = {"setup": {"admin:/var/lib/admin"}, "cli": {"admin:/var/lib/admin:ro"}}.get(name, set())
+    assert service["volumes"][0] == "topology:/var/lib/schemaless" + ("" if name in SET_UP else ":ro")
+    reads = {key: {"admin:/var/lib/admin:ro"} for key in ("setup", "controller", "cli")}
+    admin = ({"accounts": {"admin:/var/lib/admin"}} | reads).get(name, set())
     assert set(service["volumes"][1:]) - {"programs:/var/lib/programs"} == admin
     users = re.findall(r"^USER (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert users[-1:] == ["schemaless"]
@@ -161,10 +165,12 @@ def test_images_have_fixed_versions():
 
 def test_one_service_builds_the_image_of_all():
     """Each `build` would build and export it again. Nothing may fetch an image of that name from a registry."""
-    assert [name for name in SERVICES if "build" in SERVICES[name]] == ["setup"]
+    assert [name for name in SERVICES if "build" in SERVICES[name]] == ["accounts"]
     assert {SERVICES[name]["pull_policy"] for name in OURS} == {"never"}
     waiting = [name for name in OURS if name not in RUN_ONCE]
-    assert all("setup" in SERVICES[name]["depends_on"] for name in waiting), "`up NAME --build` builds it, too"
+    assert all({"setup", "accounts"} & SERVICES[name]["depends_on"].keys() for name in waiting), (
+        "`up NAME --build` builds it, too"
+    )
 
 
 def test_an_image_holds_only_what_is_named():
@@ -241,11 +247,21 @@ def test_kafka_s_clients_have_accounts_with_which_only_the_tailer_writes():
     assert settings["listeners"] == "CLIENT://:9092,CONTROLLER://localhost:9093"
     assert settings["listener.security.protocol.map"] == "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT"
     assert settings["allow.everyone.if.no.acl.found"] == "false"
-    users = {"tailer": KafkaUser.TAILER, "cli": KafkaUser.ADMIN}
-    for name in set(OURS) - {"setup"}:
+    users = {"tailer": KafkaUser.TAILER, "controller": KafkaUser.TAILER, "cli": KafkaUser.ADMIN}
+    for name in set(OURS) - SET_UP:
         user = users.get(name, KafkaUser.SERVICE)
         folder = Path("/var/lib/admin" if user is KafkaUser.ADMIN else "/var/lib/schemaless")
         assert environment(name)["SCHEMALESS_KAFKA_ACCOUNT"] == str(account_file(folder, user)), name
+
+
+def test_set_up_leaves_a_server_as_it_is_that_is_away():
+    """Else nothing would start the API, which is needed to promote another one. One that lets nobody in is an error."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        pool.submit(lambda: [listener.accept()[0].close() for _ in range(3)])
+        server = ServerContainer(PLANNED["a1"], "127.0.0.1", listener.getsockname()[1])
+        with pytest.raises(Misconfigured, match="a1 lets neither"):
+            make_mysql_accounts([server], "of root", new_accounts(), patience_s=0.1)
+    assert make_mysql_accounts([server], "of root", new_accounts(), patience_s=0.1) == ["a1"]
 
 
 @pytest.mark.storage

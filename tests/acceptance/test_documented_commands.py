@@ -28,8 +28,7 @@ import pytest
 from schemaless import AsyncClient, Client
 from schemaless.cli.targets import stack_token
 from schemaless.config import StackSettings
-from schemaless.demo.flights import Flight
-from schemaless.demo.loader import LoadCount, Loader
+from schemaless.demo.loader import Flight, LoadCount, Loader
 from schemaless.stack import embedded, supervision
 from tests.acceptance.pages import PAGES, ROOT, Step, steps_of
 
@@ -43,7 +42,7 @@ NOT_RUN = {
 CONNECTED = ""
 FOLLOWS = {
     r"schemaless triggers run examples/ride.py": "billed 12.5",
-    r"schemaless triggers run": "Ctrl-C ends that",
+    r"schemaless triggers run": "Ctrl-C ends it",
     r"schemaless log .*--follow": CONNECTED,
     r"schemaless tail (?!.*--no-follow)": CONNECTED,
     r"python -m consumers\.probe": "acknowledged_ms",
@@ -67,7 +66,7 @@ OUTSIDE = {"testing-triggers.md": "tests of pytest: tests/unit/examples/test_bil
 PROGRAM_TIMEOUT_S = 60.0
 AT_ONCE = 3
 
-pytestmark = [pytest.mark.storage, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.timeout(480)
 
 
 def has_socket(pid: int) -> bool:

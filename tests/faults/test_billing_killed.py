@@ -12,14 +12,14 @@ import pytest
 
 from schemaless import Client
 from schemaless.bus.topics import ensure_topics
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.consumer_harness import running_consumer, write_program
 from tests.faults.trigger_checker import TriggerChecker
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import running_tailers
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(7200 if LONG else 360)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if LONG else 360)]
 
 KILLS = 1_000 if LONG else 10
 TRIPS_A_KILL, VERSIONS = 5, 2

@@ -14,16 +14,16 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from schemaless.audit.run import audit
-from schemaless.bus.hanging_transactions import HangingTransactionsWatch, hanging_transactions
-from schemaless.bus.topic_settings import CELLS, PROGRESS
+from schemaless.bus.partition_log import HangingTransactionsWatch, hanging_transactions
+from schemaless.bus.topics import CELLS, PROGRESS
 from schemaless.errors import BusUnavailable
 from schemaless.stack import kafka_broker
 from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.local import LocalServer, running_kafka
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 FAILURES = 3  # of the partition whose broker hangs: a publish, and openings of its log
 WAIT_S = 90.0

@@ -14,7 +14,7 @@ from schemaless.index.definition import parse_definition
 from tests.consumer_harness import heads, running_consumer, wait_until_finished
 from tests.log_harness import running_tailers, write_for
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 LOAD_S = 60.0 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 8.0
 DEFINITION = parse_definition(

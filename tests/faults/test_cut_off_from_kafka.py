@@ -13,7 +13,7 @@ from schemaless.stack.local import running_kafka
 from tests.consumer_harness import running_consumer, wait_until_finished, write_program
 from tests.log_harness import new_cell, put, running_tailers
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 SESSION_TIMEOUT_S = 3.0
 PROGRAM = """
@@ -28,9 +28,9 @@ def note(cell):
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def broker(tmp_path_factory):
-    """A broker of these tests' own, because it is stopped for a while."""
+    """A broker for each test, because it is stopped for a while, and its controller forgets it then."""
     with running_kafka(tmp_path_factory.mktemp("kafka")) as found:
         yield found
 
@@ -42,7 +42,7 @@ def test_nothing_is_called_while_the_group_may_have_given_the_shards_away(
     """Cells are read from MySQL meanwhile, because the heads moved. They wait for the group."""
     kafka, server = broker
     datastore = make_datastore(shards=4, partitions=2)
-    ensure_topics(kafka, datastore, timeout_s=60)  # the test before stopped the broker: it may look for a controller
+    ensure_topics(kafka, datastore)
     program = ["consumers", write_program(tmp_path, "notes", PROGRAM), "--datastore", datastore.name]
     settings = {"topology": running.path, "kafka": kafka, "transport": transport.value}
     settings["session_timeout_s"] = SESSION_TIMEOUT_S

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from api.write.outcome import PutOutcome
-from api.write.put import CellWriter
+from api.write.put import CellWriter, PutOutcome
 from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.config import ApiSettings, CleanerSettings
+from schemaless.config import ApiSettings
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
 from schemaless.storage.asyncmy_driver import AsyncStorage
@@ -30,7 +29,6 @@ from tests.faults.test_masters_killed_under_load import logs, quiet
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(240)]
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
-CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
 DISK_MIB = 700
 LEFT_BYTES = 8 << 20
 BODY_BYTES = 96 << 10
@@ -43,7 +41,7 @@ def disk(tmp_path):
     """A small file system where the master of cluster a is going to keep its data."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small file system")
-    folder = tmp_path / "mysql" / "a-master"
+    folder = tmp_path / "mysql" / "a1"
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", folder], check=True)
     yield folder
@@ -81,10 +79,10 @@ async def test_a_full_disk_loses_nothing_that_was_acknowledged(disk, tmp_path):
                 os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - LEFT_BYTES)
             during = await put_many(writer, datastore, 250)
             ballast.unlink()
-            running.servers["a-master"].kill()  # left alone it looks for room once a minute
-            running.servers["a-master"].start()
+            running.servers["a1"].kill()  # left alone it looks for room once a minute
+            running.servers["a1"].start()
             stop = asyncio.Event()
-            cleaning = asyncio.create_task(Cleaner(storage, CLEANER).run(stop))
+            cleaning = asyncio.create_task(Cleaner(storage).run(stop))
             await quiet(storage, datastore)
             after = await put_many(writer, datastore, 20)
             await quiet(storage, datastore)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.api.api_harness import api_process
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 TURNS, PAIRS = (8, 150) if LONG else (1, 40)

@@ -22,7 +22,7 @@ from tests.integration.indexer.test_indexer import Rows, definition, wait_active
 from tests.integration.indexer.test_life_cycle import fill, left_of, wait_gone
 from tests.log_harness import running_tailers
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 ROUNDS = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 3
 CHANGES = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 1
@@ -112,6 +112,7 @@ def test_kills_while_an_index_is_changed(running, kafka, make_datastore, storage
             assert left_of(storage, datastore, "killed", gone) == []
 
 
+@pytest.mark.storage
 def test_masters_and_indexers_killed_during_a_build_and_a_switch(
     running, kafka, make_datastore, storage, chance, monkeypatch
 ):
@@ -131,7 +132,7 @@ def test_masters_and_indexers_killed_during_a_build_and_a_switch(
 
         def strike():
             time.sleep(chance.uniform(0.0, 1.0))
-            master = running.servers[chance.choice(["a-master", "b-master"])]
+            master = running.servers[chance.choice(["a1", "b1"])]
             master.kill()
             try:
                 if chance.random() < 0.7:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from api.write.outcome import PutOutcome
-from api.write.put import CellWriter
+from api.write.put import CellWriter, PutOutcome
 from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.config import ApiSettings, CleanerSettings
+from schemaless.config import ApiSettings
 from schemaless.errors import StorageUnavailable
 from schemaless.sharding import shard_of
 from schemaless.storage import entity_table
@@ -27,17 +26,16 @@ LARGE_CELLS, WAIT_S = (1600, 400.0) if os.environ.get("SCHEMALESS_FAULTS_LONG") 
 SMALL_CELLS = 100
 LARGE_BYTES = 780_000
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
-CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
 
 
 @pytest.fixture
 def home(running):
     """The master of cluster a, which runs again afterwards."""
-    yield running.servers["a-master"]
-    running.servers["a-master"].cont()
+    yield running.servers["a1"]
+    running.servers["a1"].cont()
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ async def test_a_backlog_of_large_cells_goes_home_and_small_ones_dont_wait(home,
     assert (len(large), len(small)) == (LARGE_CELLS, SMALL_CELLS)
     _, backlog_bytes = await buffered(async_storage, datastore)
     stop = asyncio.Event()
-    cleaning = asyncio.create_task(Cleaner(async_storage, CLEANER).run(stop))
+    cleaning = asyncio.create_task(Cleaner(async_storage).run(stop))
     home.cont()
     back = time.monotonic()
     small_s = await seconds_until_none(lambda: missing_at_home(async_storage, datastore, small), back, WAIT_S)

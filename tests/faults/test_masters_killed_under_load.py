@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from api.write.outcome import PutOutcome
-from api.write.put import CellWriter
+from api.write.put import CellWriter, PutOutcome
 from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.config import ApiSettings, CleanerSettings
+from schemaless.config import ApiSettings
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.operation import query
@@ -23,7 +22,6 @@ from schemaless.storage.sql import sql
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
-CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
 CALLERS = 16
 ROUNDS = 50 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 1
 
@@ -53,12 +51,12 @@ async def put_until(stop: asyncio.Event, writer: CellWriter, datastore, seed: in
 
 async def strike(servers) -> None:
     """Every kind of harm to each kind of server, one after the other."""
-    for name in ("a-master", "b-minion-1", "b-master"):
+    for name in ("a1", "b2", "b1"):
         await asyncio.sleep(0.7)
         servers[name].kill()
         await asyncio.sleep(0.5)
         servers[name].start()
-    for name in ("a-master", "b-master"):
+    for name in ("a1", "b1"):
         await asyncio.sleep(0.7)
         servers[name].stop()
         await asyncio.sleep(1.0)
@@ -102,7 +100,7 @@ async def test_nothing_acknowledged_is_lost_while_servers_die_and_hang(servers, 
     writer = CellWriter(async_storage, SETTINGS)
     told: list = []
     stop = asyncio.Event()
-    cleaning = asyncio.create_task(Cleaner(async_storage, CLEANER).run(stop))
+    cleaning = asyncio.create_task(Cleaner(async_storage).run(stop))
     puts = [asyncio.create_task(put_until(stop, writer, datastore, n, told)) for n in range(CALLERS)]
     for _ in range(ROUNDS):
         await strike(servers)
@@ -110,7 +108,7 @@ async def test_nothing_acknowledged_is_lost_while_servers_die_and_hang(servers, 
     await asyncio.gather(*puts, cleaning)
     await writer.close()
     stop.clear()
-    cleaning = asyncio.create_task(Cleaner(async_storage, CLEANER).run(stop))
+    cleaning = asyncio.create_task(Cleaner(async_storage).run(stop))
     await quiet(async_storage, datastore)
     stop.set()
     await cleaning

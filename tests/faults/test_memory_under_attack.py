@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.api.api_harness import api_process
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 RSS_MAX = 512 << 20
 GIVEN_BACK_S = 30.0

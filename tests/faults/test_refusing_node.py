@@ -27,9 +27,9 @@ LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 REFUSES_S = 60.0 if LONG else 0.5
 SESSION_WORKS = (b"SET SESSION", b"ROLLBACK")
 """Then the errors reach the operations. Without them no connection can be made or kept."""
-KINDS = [("b-master", SESSION_WORKS)]
+KINDS = [("b1", SESSION_WORKS)]
 if LONG:
-    KINDS += [("b-master", ()), ("b-minion-1", SESSION_WORKS), ("b-minion-1", ())]
+    KINDS += [("b1", ()), ("b2", SESSION_WORKS), ("b2", ())]
 CELLS = 5
 CONSUMERS = ("index:by_n", "trigger:census_of_base")
 
@@ -71,7 +71,7 @@ async def test_a_node_that_refuses_everything_ends_no_process(
     ensure_topics(kafka, datastore)
     await create_index(async_storage, datastore, DEFINITION)
     here, others = ([shard for shard in range(4) if datastore.home(shard) == home] for home in "ba")
-    status_here = 202 if node == "b-master" else 201
+    status_here = 202 if node == "b1" else 201
     called = tmp_path / "calls"
     port = next(each.node.port for name, each in storage.nodes.items() if name == node)
     with RefusingNode(port, spared) as relay:

@@ -22,7 +22,7 @@ from tests.faults.test_consumers_killed import DEFINITION, write_census
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records, write_for
 from tests.seed import seeded
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 # Sessions, transactions and deliveries time out after 2 s here. A lone broker that hangs beyond its own session, 9 s,
@@ -30,7 +30,7 @@ LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 HANG_S = 7.0 if LONG else 4.0
 DOWN_S = 60.0 if LONG else 0.0  # beside the 9 s that a broker which was killed is not let in again
 MASTER_DOWN_S = 20.0 if LONG else 2.0
-BATCHES = {"transaction_bytes_max": 1 << 20, "transactions_max": 2}
+BATCHES = {"tailer.partition_tail.TRANSACTION_BYTES_MAX": 1 << 20, "tailer.service.TRANSACTIONS_MAX": 2}
 BODY_BYTES = 200_000
 BACKLOG_BODIES = 200
 GROWTH_BYTES_MAX = 20 << 20
@@ -139,7 +139,7 @@ async def test_a_broker_and_a_master_that_go_away_cost_nothing_but_time(
         ensure_topics(kafka, followed)
         await create_index(async_storage, followed, DEFINITION)
         with (
-            running_tailers(1, running.path, kafka, large, **BATCHES) as (tailer,),
+            running_tailers(1, running.path, kafka, large, constants=BATCHES) as (tailer,),
             consuming(running, kafka, storage, followed, tmp_path) as consumed,
         ):
             await asyncio.to_thread(consumed.put, 200)
@@ -148,6 +148,6 @@ async def test_a_broker_and_a_master_that_go_away_cost_nothing_but_time(
             writing = asyncio.create_task(write_for(async_storage, large, HANG_S + DOWN_S + 4, writers=2))
             await harm_broker(broker, backlog, consumed)
             await asyncio.to_thread(backlog.assert_all_published, await writing)
-            await harm_master(running.servers["a-master"], consumed)
+            await harm_master(running.servers["a1"], consumed)
             await asyncio.to_thread(consumed.await_finished)
             await asyncio.to_thread(consumed.assert_all_reached)

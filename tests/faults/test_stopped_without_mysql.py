@@ -42,7 +42,7 @@ def test_what_will_be_called_again_is_said(running, kafka, storage, make_datasto
     program = write_program(tmp_path, "notes", PROGRAM)
     settings = {"topology": running.path, "kafka": kafka, "transport": "plain"}
     arguments = ["consumers", program, "--datastore", datastore.name]
-    server = running.servers["a-master"]
+    server = running.servers["a1"]
 
     def called():
         return (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []

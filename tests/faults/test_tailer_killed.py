@@ -9,7 +9,7 @@ import pytest
 from schemaless.audit.run import audit
 from tests.log_harness import running_tailers, write_for
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 LOAD_S = 60.0 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 6.0
 

@@ -14,7 +14,7 @@ from schemaless.audit.run import audit
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 PARTITIONS = 6
 SESSION_S = 6.0  # the default: how long the group takes to notice that a tailer is dead

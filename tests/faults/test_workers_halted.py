@@ -30,7 +30,7 @@ from tests.log_harness import running_tailers
 from tests.seed import seeded
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
 AT_ONCE = 4 if LONG else 3

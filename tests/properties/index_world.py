@@ -11,22 +11,19 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 
-from indexer.build_load import BuildLoad
-from indexer.builder import build_step
 from indexer.index_cleaner import IndexCleaner
 from indexer.maintainer import Maintainer
-from indexer.removal import note_gone, remove_from, remove_strays
-from indexer.walker import WalkedCheckpoints, Walker
+from indexer.service import build_step, note_gone, remove_from, remove_strays
+from indexer.walker import BuildLoad, WalkedCheckpoints, Walker
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.mysql_log import HomeLog, ShardHeads
+from schemaless.consume.host import HomeLog, ShardHeads
 from schemaless.errors import SchemalessError
 from schemaless.index.catalogue import Change, IndexWatch, bring_up, create_index, drop_index
 from schemaless.index.definition import parse_definition
-from schemaless.index.entry import entries_for, entry_shard, with_column
-from schemaless.index.problems import misfits_of
+from schemaless.index.entry import entries_for, entry_shard, misfits_of, with_column
 from schemaless.index.switch import retire_when_due, switch_to
 from schemaless.names import index_table_name
 from schemaless.shard_cursor import CursorState
@@ -108,7 +105,7 @@ class GatedStorage:
         self.nodes = {name: GatedNode(node, gate) for name, node in storage.nodes.items()}
 
     def master(self, cluster):
-        return self.nodes[self.topology.cluster(cluster).master.name]
+        return self.nodes[self.topology.cluster(cluster).nodes[0].name]
 
     @property
     def masters(self):
@@ -116,6 +113,9 @@ class GatedStorage:
 
     def minions(self, cluster):
         return []
+
+    def live(self, datastore):
+        return datastore
 
 
 class Hosted:

@@ -18,7 +18,7 @@ from schemaless.index import inspection, switch
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tests.properties.index_world import COLUMNS, DEFINITIONS, OWNERS, ROWS, SHARDS, Process, World
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 EXAMPLES = 1500 if LONG else 8
@@ -142,11 +142,12 @@ class Histories(RuleBasedStateMachine):
     async def _end(self):
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
-            if task is not self.world.async_storage._ticking:
+            if task not in self.world.async_storage._tasks:
                 task.cancel()
         await asyncio.sleep(0)
 
 
+@pytest.mark.storage
 @pytest.mark.timeout(7200 if LONG else 240)
 def test_histories_of_everything_together_converge(world, runner):
     run_state_machine_as_test(

@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from api.http.content import JSON, MSGPACK, NDJSON, count_msgpack, decode, parse_msgpack
-from api.http.parameters import parse_columns, parse_flag, parse_limit, parse_pairs, parse_role, parse_wait
-from api.index.query import parse_query
-from api.routes import batch, parked, triggers
+from api.index.search import parse_query
+from api.routes import cells, triggers
 from schemaless.access import parse_grant, parse_lifetime
 from schemaless.cell import parse_column_name, parse_ref_key, parse_row_key, parse_time
 from schemaless.codec import decode_cell, parse_json, parse_json_body
 from schemaless.consume.start_at import parse_start
+from schemaless.contract.parameters import parse_columns, parse_flag, parse_limit, parse_pairs, parse_role, parse_wait
 from schemaless.errors import SchemalessError
 from schemaless.index.definition import load_definition, parse_definition
 from schemaless.location import parse_location, parse_shard_location
@@ -71,7 +71,7 @@ FIELD_TEXTS = {
     parse_role: ["minion"],
     parse_wait: ["1.5"],
     parse_columns: ["BASE,STATUS"],
-    parked._parse_cursor: [base64.urlsafe_b64encode(b"[1,2,3]").decode()],
+    triggers._parse_cursor: [base64.urlsafe_b64encode(b"[1,2,3]").decode()],
 }
 CELL = {
     "row_key": "0e5f3a9c-1b7d-4c52-9a3e-0123456789ab",
@@ -80,16 +80,20 @@ CELL = {
     "body": {"a": [1, None]},
 }
 ORDERS: dict[type, Any] = {
-    parked.ParkedRequest: {"filter": {"cause": "error", "since": "2013-01-01T10:00:00Z"}, "rate": 10, "dry_run": True},
+    triggers.ParkedRequest: {
+        "filter": {"cause": "error", "since": "2013-01-01T10:00:00Z"},
+        "rate": 10,
+        "dry_run": True,
+    },
     triggers.SeekRequest: {"to": ["7:1:1000"], "shards": [7], "dry_run": True},
 }
 TOPOLOGY = {
-    "version": 1,
+    "version": 2,
     "clusters": {
-        "a": {
-            "master": {"name": "a-1", "host": "127.0.0.1", "port": 3306, "user": "u", "password": "p"},
-            "minions": [{"name": "a-2", "host": "h", "port": 3307, "user": "u", "password": "p", "socket": "s"}],
-        }
+        "a": [
+            {"name": "a1", "host": "127.0.0.1", "port": 3306, "user": "u", "password": "p"},
+            {"name": "a2", "host": "h", "port": 3307, "user": "u", "password": "p", "socket": "s"},
+        ]
     },
 }
 INDEX = Path("examples/flights_by_tailnum.yaml").read_text()
@@ -176,11 +180,11 @@ def test_a_parameter_is_parsed_or_refused(parse: Callable[[str, str], object], c
 
 
 @pytest.mark.parametrize("form", [JSON, NDJSON, MSGPACK], ids=lambda form: form.media_type)
-@pytest.mark.parametrize("parse", [batch.parse_puts, batch.parse_gets], ids=lambda parse: parse.__name__)
+@pytest.mark.parametrize("parse", [cells.parse_puts, cells.parse_gets], ids=lambda parse: parse.__name__)
 async def test_a_batch_is_parsed_or_refused(parse: Callable[..., Any], form: Any, chance: random.Random):
     """A bad item may be an item's error. A payload that can't be parsed is the error of the whole."""
-    member = "cells" if parse is batch.parse_puts else "keys"
-    item = CELL if parse is batch.parse_puts else {name: CELL[name] for name in ("row_key", "column_name", "ref_key")}
+    member = "cells" if parse is cells.parse_puts else "keys"
+    item = CELL if parse is cells.parse_puts else {name: CELL[name] for name in ("row_key", "column_name", "ref_key")}
     sample = form.encode([item, item]) if form is NDJSON else form.encode({member: [item, item]})
     refused = 0
     for given in payloads([sample], chance):

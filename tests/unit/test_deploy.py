@@ -93,7 +93,7 @@ def test_a_name_that_no_service_serves_is_found():
 
 
 def test_prometheus_scrapes_every_service_of_compose():
-    """Under the port that its settings name, and with the token."""
+    """Under the port that its settings name, and with the token. The controller runs before there is a token."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     scraped = yaml.safe_load((PROMETHEUS / "compose.yml").read_text())["scrape_configs"]
     targets = [target for job in scraped for entry in job.get("static_configs", []) for target in entry["targets"]]

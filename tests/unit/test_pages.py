@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from api.http.route import Route, Router
+from api.http.asgi import Route, Router
 from api.routes import PREFIX, ROUTES
 
 ROOT = Path(__file__).parents[2]
@@ -11,7 +11,9 @@ PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").g
 NAMED_CALL = re.compile(r"\b(GET|PUT|POST|DELETE) (/[^\s`?'\"]*)")
 OF_FASTAPI = ("/docs", "/openapi.json")
 METRIC = re.compile(r"\bschemaless_[a-z]+_[a-z_]+\b(?=[`{])")
-CODE_METRIC = re.compile(r'"(schemaless_(?:api|build|cleaner|consumer|probe|service|tailer)_[a-z_]+)"')
+CODE_METRIC = re.compile(
+    r'"(schemaless_(?:api|build|cleaner|consumer|probe|service|tailer)_[a-z_]+)(?:\{[a-z_, ]+\})?"'
+)
 SERVICES = ("schemaless", "api", "cleaner", "tailer", "consumers", "indexer")
 TABLE = re.compile(r"`schemaless\.([a-z]+(?:_[a-z]+)*)`")
 NO_TABLES = {"decode_record", "probe", "testing", "pytest_plugin"}  # a function of the package, and a column
@@ -77,3 +79,17 @@ def test_every_table_that_a_page_names_is_in_the_schema() -> None:
     named = {table for page in PAGES for table in TABLE.findall(page.read_text())}
     assert named & tables
     assert named - tables - NO_TABLES == set()
+
+
+def test_the_way_of_a_cell_names_functions_of_the_files() -> None:
+    """Each function of a stop is defined in the stop's file, and stops follow one another."""
+    rows = re.findall(r"^\| (\d+) \| [^|]+ \| `([^|`]+)` \| ([^|]+) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    assert sorted({int(number) for number, *_ in rows}) == list(range(1, 11))
+    defined = {path: re.findall(r"(?:class|def) (\w+)", (ROOT / path).read_text()) for _, path, _ in rows}
+    named = [
+        (path, name)
+        for _, path, names in rows
+        for called in re.findall(r"`(.+?)`", names)
+        for name in called.split(".")
+    ]
+    assert [(path, name) for path, name in named if name not in defined[path]] == []

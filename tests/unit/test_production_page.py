@@ -4,11 +4,12 @@ import json
 import re
 from pathlib import Path
 
-from schemaless.bus.published_progress import PROGRESS_FORMAT
-from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
+from schemaless.bus.partition_log import PROGRESS_FORMAT
+from schemaless.bus.topics import MESSAGE_BYTES_MAX
+from schemaless.names import RECORD_VERSION
 from schemaless.stack import plan
 from schemaless.storage import schema
-from schemaless.topology import load_topology
+from schemaless.topology import TOPOLOGY_VERSION, load_topology
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "production.md").read_text()
@@ -20,7 +21,11 @@ def block(language):
 
 
 def test_the_versions_of_formats_are_those_of_the_code():
-    shown = dict(re.findall(r"^\| ([\w ]+) \| (\d+) \|", PAGE, re.MULTILINE))
+    row = re.compile(r"^\| ([\w ]+) \| (\d+) \|", re.MULTILINE)
+    shown, changelog = dict(row.findall(PAGE)), dict(row.findall((ROOT / "CHANGELOG.md").read_text()))
+    assert shown.items() <= changelog.items()
+    assert changelog["topology file"] == str(TOPOLOGY_VERSION)
+    assert changelog["records of the cells topic"] == RECORD_VERSION.decode()
     assert shown == {
         "databases": str(schema.FORMAT_VERSION),
         "progress records": str(PROGRESS_FORMAT),

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,18 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from api.http.route import Router
-from api.openapi.cell_views import ProblemView
-from api.openapi.document import problem_statuses
+from api.http.asgi import Router
+from api.http.openapi import problem_statuses
 from api.routes import ROUTES
 from schemaless.config import ApiSettings
+from schemaless.contract.cells import ProblemView
 from schemaless.sharding import shard_of
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from schemaless.storage import shard_head
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.environment import environment_of
+from tests.patched import patched
 from tests.seed import seeded
 
 ROOT = Path(__file__).parents[3]
@@ -64,14 +65,24 @@ class Caller:
 
 
 @contextmanager
-def api_process(topology: Path, **settings: object) -> Iterator[ApiProcess]:
+def api_process(
+    topology: Path, constants: Mapping[str, object] | None = None, **settings: object
+) -> Iterator[ApiProcess]:
+    """A process with these settings, in which `constants` of its modules have other values."""
     (port,) = free_ports(1)
-    named = {"topology": topology, "kafka": "127.0.0.1:9", "port": port, "log_level": "warning", **settings}
+    named = {
+        "topology": topology,
+        "kafka": "127.0.0.1:9",
+        "port": port,
+        "log_level": "warning",
+        "drain_s": 0,
+        **settings,
+    }
     env = os.environ | environment_of(ApiSettings, named)
-    process = subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env)
+    process = subprocess.Popen([sys.executable, *patched(["api"], constants or {})], cwd=ROOT, env=env)
     try:
         with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, event_hooks={"response": [conforms]}
+            base_url=f"http://127.0.0.1:{port}", timeout=60, event_hooks={"response": [conforms]}
         ) as client:
             wait_ready(client, process)
             yield ApiProcess(client, process, port)

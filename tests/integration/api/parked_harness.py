@@ -2,10 +2,10 @@
 
 from schemaless.names import trigger_consumer
 from schemaless.position import Position
-from schemaless.storage import checkpoint_table, parked_table, trigger_program_table
+from schemaless.storage import checkpoint_table, parked_table, trigger_order_table
 from schemaless.storage.checkpoint_table import CellCounts, Move
 from schemaless.storage.parked_table import Cause, ParkedCell
-from schemaless.storage.trigger_program_table import ProgramFunctions
+from schemaless.storage.trigger_order_table import ProgramFunctions
 from tests.integration.api.api_harness import row_in
 from tests.log_harness import run_sql
 
@@ -52,7 +52,7 @@ class Stage:
 
     def announce(self):
         for cluster in self.datastore.clusters:
-            self.storage.master(cluster).run(trigger_program_table.claim, self.datastore.name, CONSUMER, FUNCTIONS)
+            self.storage.master(cluster).run(trigger_order_table.claim, self.datastore.name, CONSUMER, FUNCTIONS)
 
     def records(self, shard):
         return self.master(shard).run(parked_table.of_shards, self.datastore.name, CONSUMER, [shard])

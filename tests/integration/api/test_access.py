@@ -11,12 +11,9 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
-import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
@@ -25,8 +22,7 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem
-
-pytestmark = pytest.mark.storage
+from tests.integration.api.login import AUDIENCE, running_issuer
 
 SOON_S = 6.0
 """Processes read tokens every second. A cluster that doesn't answer costs them up to 1.5 s."""
@@ -152,6 +148,29 @@ def test_tokens_over_http(own, command, admin):
     assert sorted(outcomes) == ["201", "409"]
 
 
+def test_a_name_has_one_token_however_many_ask_at_once(own, command, admin):
+    """Of ten that are issued together one is. A name that is rotated by several at once has one new token."""
+    new = {"name": "raced", "scope": "read", "expires": "1h"}
+
+    def rotates(_):
+        try:
+            return bool(command("token", "rotate", "raced"))
+        except AssertionError:
+            return False  # another one came first
+
+    with api_process(own.path) as one, api_process(own.path) as two:
+        with ThreadPoolExecutor(10) as pool:
+            asked_at_once = [
+                pool.submit(asked, api, admin, "POST", "/v1/trips/tokens", json=new) for api in (one, two) * 5
+            ]
+            made = [each.result().status_code for each in asked_at_once]
+        assert sorted(made) == [201, *[409] * 9]
+        with ThreadPoolExecutor(4) as pool:
+            assert any(pool.map(rotates, range(4)))
+        listed = asked(one, admin, "GET", "/v1/trips/tokens").json()["tokens"]
+    assert [token["state"] for token in listed if token["name"] == "raced"].count("active") == 1
+
+
 def test_a_stream_and_a_long_poll_end_with_their_token(own, command, admin):
     """Who holds an open stream at its revocation gets no more of it."""
     reader = command("token", "create", "reader", "--datastore", "trips", "--scope", "read")["token"]
@@ -193,10 +212,19 @@ def test_a_stream_and_a_long_poll_end_with_their_token(own, command, admin):
         assert max(ended["revoked"], ended["polled"]) - revoked_at < SOON_S
 
 
+def test_an_order_to_a_controller_needs_every_datastore(own, command, admin):
+    """A master serves all of them. An administrator of all gets further: here nobody appointed a master."""
+    of_one = command("token", "create", "one", "--datastore", "trips", "--scope", "admin")["token"]
+    payload = {"order": "switch", "cluster": "a"}
+    with api_process(own.path) as api:
+        for secret, status in ((of_one, 403), (admin, 503)):
+            assert_problem(asked(api, secret, "POST", "/v1/trips/topology/orders", json=payload), status)
+
+
 def test_a_revocation_reaches_a_cluster_that_was_away(own, command, admin):
     """Its row still says valid when it comes back, and that brings nothing back."""
     secret = command("token", "create", "late", "--datastore", "trips", "--scope", "read")["token"]
-    away = own.servers["b-master"]
+    away = own.servers["b1"]
     with api_process(own.path) as api:
         assert asked(api, secret).status_code == 200
         away.terminate()
@@ -211,31 +239,31 @@ def test_a_revocation_reaches_a_cluster_that_was_away(own, command, admin):
             away.start()
         deadline = time.monotonic() + SOON_S
         with SyncStorage(own.topology) as storage:
-            while len(written := set(storage.master("b").run(token_table.all_rows))) < 3 or not any(
+            while len(written := set(storage.master("b").run(token_table.all_rows).values())) < 3 or not any(
                 token.name == "late" and token.revoked_at for token in written
             ):
                 assert time.monotonic() < deadline, written
                 time.sleep(0.1)
-            assert written == set(storage.master("a").run(token_table.all_rows))
+            assert written == set(storage.master("a").run(token_table.all_rows).values())
         assert asked(api, secret).status_code == 401
-        own.servers["a-master"].terminate()
+        own.servers["a1"].terminate()
         try:  # a process that can only ask the cluster that was away
             with api_process(own.path) as fresh:
                 assert asked(fresh, secret, path="/v1/trips/topology").status_code == 401
                 assert asked(fresh, made["token"], path="/v1/trips/topology").status_code == 200
         finally:
-            own.servers["a-master"].start()
+            own.servers["a1"].start()
 
 
 def test_the_first_token_needs_every_cluster(own, command, no_tokens):
     """So each of them knows that access is on, whichever can be asked later."""
-    own.servers["b-master"].terminate()
+    own.servers["b1"].terminate()
     try:
         said = command("token", "create", "first", "--datastore", "*", "--scope", "admin", fails=True)
         assert "the first token needs every cluster" in said
         assert "b" in said
     finally:
-        own.servers["b-master"].start()
+        own.servers["b1"].start()
     assert command("token", "list")["tokens"] == []
 
 
@@ -351,45 +379,15 @@ def test_an_honest_token_keeps_its_share_while_another_floods(own, command, admi
     assert set(statuses) == {200, 429}
 
 
-@pytest.fixture
-def login():
-    """An OIDC issuer on loopback, whose pages are `pages`."""
-    pages = {}
-
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = json.dumps(pages[self.path]).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", pages
-        server.shutdown()
-
-
-def test_jwts_of_an_issuer_are_tokens(own, admin, login):
+def test_jwts_of_an_issuer_are_tokens(own, admin):
     """Beside ours. A process that has its keys keeps serving while the issuer is away."""
-    issuer, pages = login
-    key = ec.generate_private_key(ec.SECP256R1())
-    public = jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
-    pages["/keys"] = {"keys": [public | {"kid": "one", "use": "sig"}]}
-    pages["/.well-known/openid-configuration"] = {"issuer": issuer, "jwks_uri": f"{issuer}/keys"}
-
-    def signed(scope):
-        now = int(time.time())
-        claims = {"iss": issuer, "aud": "schemaless", "sub": "ada", "iat": now, "exp": now + 60, "scope": scope}
-        return jwt.encode(claims, key, "ES256", {"kid": "one"})
-
-    with api_process(own.path, oidc_issuer=issuer, oidc_audience="schemaless") as api:
-        reader, writer = signed("openid schemaless:trips:read"), signed("schemaless:trips:write")
+    with (
+        running_issuer() as issuer,
+        api_process(own.path, oidc_issuer=issuer.url, oidc_audience=AUDIENCE) as api,
+    ):
+        reader, writer = map(issuer.signed, ("openid schemaless:trips:read", "schemaless:trips:write"))
         assert asked(api, reader).status_code == asked(api, admin).status_code == 200
-        pages.clear()
+        issuer.pages.clear()
         put = {"method": "PUT", "path": f"/v1/trips/cells/{uuid.uuid4()}/BASE/1", "json": {"v": 1}}
         assert asked(api, writer, **put).status_code == 201
         assert_problem(asked(api, reader, **put), 403)

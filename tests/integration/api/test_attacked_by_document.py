@@ -11,7 +11,7 @@ import uuid
 import msgspec
 import pytest
 
-from api.openapi.index_views import Definition
+from schemaless.contract.indexes import Definition
 from schemaless.ops.datastores import create_shards
 from schemaless.stack.local import running_topology
 from schemaless.storage.pymysql_driver import SyncStorage
@@ -30,7 +30,7 @@ CONFIGURATION = """
 "query.wait" = 0
 """
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(TIME_S + 120)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(TIME_S + 120)]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_api_answers_what_it_documents(own, tmp_path):
             f"--config-file {tmp_path}/schemathesis.toml run {url}/openapi.json --url {url} --no-color --seed {SEED}"
             f" --checks {CHECKS} --phases {PHASES} --max-time {TIME_S} --max-examples {EXAMPLES} --no-shrink"
             " --request-timeout 40 --continue-on-failure --generation-database none"
-            " --exclude-path /ui --exclude-operation-id delete_token"  # a 501, and what would end its own token
+            " --exclude-path-regex ^/ui --exclude-operation-id delete_token"  # streams, and its own token
         )
         attack = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", *options.split(), "--header", f"Authorization: {secret}"],

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 
 from api.write.put import CellWriter
-from cleaner.service import Cleaner
+from cleaner import pair, service
+from cleaner.service import RESCUE_GRACE_S, Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.config import ApiSettings, CleanerSettings
+from schemaless.config import ApiSettings
 from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.sharding import by_rendezvous, shard_of
 from schemaless.storage import buffer_table, entity_table, shard_head
@@ -26,12 +27,12 @@ from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
 from schemaless.topology import StorageCluster, Topology
+from tests.log_harness import run_sql
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
 BASE = ColumnName("BASE")
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
-CLEANER = CleanerSettings(topology=Path("unused"), kafka="unused")
 ANSWER_MAX_S = 3.0
 REWRITE_MAX_S = 5.0
 FAST_S = 0.9  # less than the shortest time-out: nothing was waited for
@@ -65,7 +66,7 @@ async def writer(async_storage):
 async def cleaning(async_storage):
     """A cleaner with its real settings, working until the test ends."""
     stop = asyncio.Event()
-    task = asyncio.create_task(Cleaner(async_storage, CLEANER).run(stop))
+    task = asyncio.create_task(Cleaner(async_storage).run(stop))
     yield
     stop.set()
     await task
@@ -111,25 +112,51 @@ async def test_a_hung_home_means_buffered_within_3_s_and_written_within_5(
     servers, writer, cleaning, async_storage, datastore
 ):
     """I5, I6: SIGSTOP the home: the first put waits its share, the next ones don't; SIGCONT: the cleaner catches up."""
-    servers["a-master"].stop()
+    servers["a1"].stop()
     (first,), first_s = await timed(writer.put(datastore, [cell(n=1)]))
     (second,), second_s = await timed(writer.put(datastore, [cell(n=2)]))
     assert (first.status, first.placed, first.copies) == (PutStatus.BUFFERED, None, 1)
     assert second.status is PutStatus.BUFFERED
     assert first_s < ANSWER_MAX_S
     assert second_s < FAST_S
-    await asyncio.sleep(CLEANER.rescue_grace_s)
+    await asyncio.sleep(RESCUE_GRACE_S)
     assert await buffered(async_storage, datastore) == {first.key.row_key, second.key.row_key}
-    servers["a-master"].cont()
+    servers["a1"].cont()
     await reaches(lambda: at_home(async_storage.master("a"), datastore), 2, REWRITE_MAX_S)
     await reaches(lambda: buffered(async_storage, datastore), set(), 15)
     (again,) = await writer.put(datastore, [cell(first.key.row_key, n=1)])
     assert again.status is PutStatus.ALREADY_STORED
 
 
+@pytest.fixture
+async def patient(async_storage):
+    """Its masters have twenty seconds for a put."""
+    opened = CellWriter(async_storage, SETTINGS.model_copy(update={"write_timeout_s": 20.0}))
+    yield opened
+    await opened.close()
+
+
+async def test_a_silent_home_is_given_up_and_a_slow_one_is_not(servers, patient, async_storage, datastore, admin):
+    """A quarter of a second each, so no put waits for a time-out. What only a lock holds up has all the time."""
+    await patient.put(datastore, [cell(n=0)])  # so it has a connection
+    servers["a1"].stop()
+    (hung,), hung_s = await timed(patient.put(datastore, [cell(n=1)]))
+    servers["a1"].cont()
+    assert hung.status is PutStatus.BUFFERED
+    assert hung_s < 10
+    await asyncio.sleep(1.1)  # the breaker lets the next one try
+    slow = cell(n=2)
+    shard = shard_of(slow.key.row_key, datastore.shards)
+    database = datastore.database(shard)
+    slowly = f"BEFORE INSERT ON {database}.entity FOR EACH ROW SET @slow = SLEEP(1)"
+    run_sql(admin.master("a"), f"CREATE TRIGGER {database}.slow {slowly}")
+    (outcome,) = await patient.put(datastore, [slow])
+    assert (outcome.status, outcome.copies) == (PutStatus.STORED, 2)
+
+
 async def test_every_one_of_many_puts_is_answered_within_3_s(servers, writer, datastore):
     """I5: also those that arrive while others wait for the hung home."""
-    servers["a-master"].stop()
+    servers["a1"].stop()
 
     async def later(n: int):
         await asyncio.sleep(n * 0.01)
@@ -145,18 +172,18 @@ async def test_a_killed_home_means_buffered_and_written_when_it_is_back(
 ):
     """I5, I6: a home that was killed and started again gets what was buffered for it."""
     (before,) = await writer.put(datastore, [cell(n=0)])
-    servers["a-master"].kill()
+    servers["a1"].kill()
     (outcome,), seconds = await timed(writer.put(datastore, [cell(n=1)]))
     assert (before.status, outcome.status) == (PutStatus.STORED, PutStatus.BUFFERED)
     assert seconds < FAST_S
-    servers["a-master"].start()
+    servers["a1"].start()
     await reaches(lambda: at_home(async_storage.master("a"), datastore), 2, REWRITE_MAX_S)
     await reaches(lambda: buffered(async_storage, datastore), set(), 15)
 
 
 async def test_without_a_secondary_the_home_takes_the_cell_alone(servers, writer, async_storage, datastore):
     """I5: stored, copies 1, counted; and min_copies=2 turns that into an error with nothing written."""
-    servers["b-master"].stop()
+    servers["b1"].stop()
     (alone,), alone_s = await timed(writer.put(datastore, [cell(n=1)]))
     (next_one,), next_s = await timed(writer.put(datastore, [cell(n=2)]))
     assert [(o.status, o.copies) for o in (alone, next_one)] == [(PutStatus.STORED, 1)] * 2
@@ -173,8 +200,8 @@ async def test_without_a_secondary_the_home_takes_the_cell_alone(servers, writer
 
 async def test_home_and_secondary_away_is_an_error(servers, writer, datastore):
     """I5: nothing durable anywhere is never called buffered."""
-    servers["a-master"].stop()
-    servers["b-master"].stop()
+    servers["a1"].stop()
+    servers["b1"].stop()
     (refused,), seconds = await timed(writer.put(datastore, [cell(n=1)]))
     assert isinstance(refused, StorageUnavailable)
     assert refused.retryable
@@ -183,7 +210,7 @@ async def test_home_and_secondary_away_is_an_error(servers, writer, datastore):
 
 async def test_a_next_version_is_never_buffered(servers, writer, async_storage, datastore):
     """POST needs the home for its ref_key: away means an error, and no trace."""
-    servers["a-master"].stop()
+    servers["a1"].stop()
     for limit_s in (ANSWER_MAX_S, 0.5):
         started = time.monotonic()
         with pytest.raises(StorageUnavailable):
@@ -194,11 +221,11 @@ async def test_a_next_version_is_never_buffered(servers, writer, async_storage, 
 
 async def test_a_post_takes_no_ref_key_that_waits_in_a_buffer(servers, writer, async_storage, datastore):
     """I1, I5: the home is back, and nothing was rescued yet. The acknowledged cell keeps its key. All are stored."""
-    servers["a-master"].stop()
+    servers["a1"].kill()  # one that only hangs would read the put from its socket later
     waiting = cell(n=1)
     (outcome,) = await writer.put(datastore, [waiting])
     assert outcome.status is PutStatus.BUFFERED
-    servers["a-master"].cont()
+    servers["a1"].start()
     another = CellWriter(async_storage, SETTINGS)  # another process, which met no failure
     row_key, column_name = waiting.key.row_key, waiting.key.column_name
     posted = [(await another.put_next(datastore, row_key, column_name, encode_body({"n": n}))).key for n in (2, 3)]
@@ -210,7 +237,7 @@ async def test_a_post_takes_no_ref_key_that_waits_in_a_buffer(servers, writer, a
 
 async def test_another_body_for_a_buffered_key_is_a_conflict_while_the_home_is_away(servers, writer, datastore):
     """I1: the body that was buffered first stands; the same body is buffered again."""
-    servers["a-master"].stop()
+    servers["a1"].stop()
     first = cell(n=1)
     outcomes = [(await writer.put(datastore, [put]))[0] for put in (first, cell(first.key.row_key, n=2), first)]
     assert [outcome.status for outcome in outcomes] == [
@@ -226,7 +253,7 @@ async def test_a_minion_knows_better_than_a_buffered_rival(servers, writer, asyn
     await async_storage.master("b").run(query, "DELETE FROM schemaless.buffer")
     rival = row_of(datastore, cell(stored.key.row_key, n=2), 7)
     await async_storage.master("b").run(buffer_table.insert, datastore, [rival])
-    servers["a-master"].stop()
+    servers["a1"].stop()
     (repeat,) = await writer.put(datastore, [stored])
     assert (repeat.status, repeat.placed.added_id) == (PutStatus.ALREADY_STORED, outcome.placed.added_id)
 
@@ -276,7 +303,7 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
         shard = shard_of(put.key.row_key, datastore.shards)
         home = datastore.home(shard)
         rows[home] = BufferRow(put.key, put.body, shard, home, 1)
-    servers["a-master"].stop()
+    servers["a1"].stop()
     await async_storage.master("b").run(buffer_table.insert, datastore, [rows["a"]])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cleaner",
@@ -284,11 +311,11 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
     )  # fmt: skip
     try:
         await asyncio.sleep(1)
-        servers["a-master"].cont()
+        servers["a1"].cont()
         await async_storage.master("a").run(buffer_table.insert, datastore, [rows["b"]])
-        servers["a-master"].stop()
-        await asyncio.sleep(CLEANER.rescue_grace_s)
-        servers["a-master"].cont()
+        servers["a1"].stop()
+        await asyncio.sleep(RESCUE_GRACE_S)
+        servers["a1"].cont()
         for home in ("a", "b"):
             await reaches(partial(at_home, async_storage.master(home), datastore), 1, REWRITE_MAX_S)
         process.send_signal(signal.SIGTERM)
@@ -299,23 +326,23 @@ async def test_the_cleaner_process_outlives_hanging_masters(servers, running, as
             await process.wait()
 
 
-async def test_a_hanging_home_holds_up_no_other_ones_rows(servers, topology, datastore, make_datastore):
+async def test_a_hanging_home_holds_up_no_other_ones_rows(servers, topology, datastore, make_datastore, monkeypatch):
     """I6: many pages of rows for a home that hangs; a row for another home is written in time all the same."""
-    settings = CLEANER.model_copy(
-        update={"grace_s": 0.0, "rescue_grace_s": 0.0, "node_timeout_s": 0.5, "batch_rows_max": 10}
-    )
+    monkeypatch.setattr(pair, "NODE_TIMEOUT_S", 0.5)
+    for name, value in (("GRACE_S", 0.0), ("RESCUE_GRACE_S", 0.0), ("BATCH_ROWS_MAX", 10)):
+        monkeypatch.setattr(service, name, value)
     clusters = {**topology.clusters, "c": topology.cluster("b")}  # b's servers once more, as the home of other rows
     others = make_datastore(placement=("b",))
     async with AsyncStorage(Topology(clusters)) as opened:
         master = opened.master("b")
         await master.run(buffer_table.insert, datastore, [row_of(datastore, cell(n=n), claim=n) for n in range(300)])
-        servers["a-master"].stop()
+        servers["a1"].stop()
         stop = asyncio.Event()
-        cleaning = asyncio.create_task(Cleaner(opened, settings).run(stop))
+        cleaning = asyncio.create_task(Cleaner(opened).run(stop))
         await asyncio.sleep(1)
         await master.run(buffer_table.insert, others, [msgspec.structs.replace(row_of(others, cell(), 1), home="c")])
         await reaches(lambda: at_home(master, others), 1, REWRITE_MAX_S)
-        servers["a-master"].cont()
+        servers["a1"].cont()
         await reaches(lambda: buffered(opened, datastore), set(), 15)
         stop.set()
         await cleaning
@@ -324,8 +351,8 @@ async def test_a_hanging_home_holds_up_no_other_ones_rows(servers, topology, dat
 @pytest.fixture
 async def wider(topology):
     """The same servers and a third cluster, whose master was never started."""
-    nobody = replace(topology.cluster("b").master, name="c-master", cluster="c", port=1, socket=None)
-    clusters = {**topology.clusters, "c": StorageCluster("c", nobody)}
+    nobody = replace(topology.cluster("b").nodes[0], name="c1", cluster="c", port=1, socket=None)
+    clusters = {**topology.clusters, "c": StorageCluster("c", (nobody,))}
     async with AsyncStorage(Topology(clusters)) as opened:
         yield opened
 
@@ -338,4 +365,16 @@ async def test_another_secondary_is_tried_when_one_fails(wider, datastore):
     preferred = {by_rendezvous(outcome.key.row_key, ["b", "c"])[0] for outcome in outcomes}
     assert preferred == {"b", "c"}
     assert await buffered(wider, datastore) == {outcome.key.row_key for outcome in outcomes}
+    await writer.close()
+
+
+async def test_two_secondaries_take_what_a_dead_home_cant(wider, datastore):
+    """I6: with three clusters the loss of a secondary, too, loses no acknowledged cell. Each row is there twice."""
+    writer = CellWriter(wider, SETTINGS)
+    away = replace(datastore, placement=("c",))
+    outcomes = await writer.put(away, [cell(n=n) for n in range(20)])
+    assert {(outcome.status, outcome.copies) for outcome in outcomes} == {(PutStatus.BUFFERED, 2)}
+    for cluster in ("a", "b"):
+        waiting = await wider.master(cluster).run(buffer_table.waiting)
+        assert waiting[datastore.name, "c"].rows == 20, cluster
     await writer.close()

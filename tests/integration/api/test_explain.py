@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from schemaless.cell import CellKey
-from schemaless.cli.explain import explanation_lines
+from schemaless.cli.cells import explanation_lines
 from schemaless.client.client import Client
 from schemaless.codec import encode_body
 from schemaless.consume.parked_store import MySQLParkedStore
@@ -18,11 +18,11 @@ from schemaless.position import Position
 from schemaless.storage import buffer_table, checkpoint_table, index_definition_table, index_table, worker_table
 from schemaless.storage.buffer_table import BufferRow
 from schemaless.storage.index_definition_table import IndexOrder, IndexStage, RunState, defined
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.parked_table import Order
+from schemaless.storage.parked_table import Ending, Order
 from schemaless.storage.worker_table import WorkerReport
 from tests.integration.api.api_harness import assert_problem, row_in
 from tests.integration.api.parked_harness import CONSUMER, PROGRAM, Stage
+from tests.log_harness import erased_at_home
 
 pytestmark = pytest.mark.storage
 
@@ -253,6 +253,25 @@ def test_an_index_is_told_with_its_entries_or_why_there_are_none(stage):
     shard = index.write(2, 2)
     assert index.shown["entries"] == [{"shard": shard, "element": 0, "fields": {"n": 2}}]
     assert index.shown["why"] is None
+
+
+def test_a_row_that_is_erased_has_no_entry_and_says_by_what(stage):
+    """Its cells name the erasure, and so does the entry in the log. Nobody is called for them (I19)."""
+    stage.put(0, 2)
+    stage.announce()
+    stage.checkpoint(0, 0)
+    index = IndexOfARow(stage)
+    index.make()
+    index.at(IndexStage.ACTIVE)
+    row_key = stage.rows[0].bytes
+    erasure = erased_at_home(stage.storage, stage.datastore, row_key)
+    index.reach(2)
+    assert (index.shown["entries"], index.shown["why"]) == ([], "the row has no cell in BASE")
+    found = explained(stage)
+    cell, entry = (event for event in found["events"] if event["kind"] in ("cell", "erasure"))
+    assert (cell["erased"]["erasure"], entry["erasure"], entry["location"]) == (erasure.id, erasure.id, "0:1:2")
+    assert program_of(found)["unfinished"] == []
+    assert any(f"0:1:2  {erasure.id} erased 1 cell" in line for line in explanation_lines(found))
 
 
 def test_the_client_and_the_command_ask_for_the_same(stage, one_row, api):

@@ -4,13 +4,11 @@ import time
 
 import pytest
 
-from schemaless.ops.tailer_control import set_paused
+from schemaless.ops.tailers import set_paused
 from tests.integration.api.api_harness import api_process, assert_problem, row_in
 from tests.integration.api.follow_harness import EVENTS, following, wait_for_followers
 from tests.integration.api.test_log import open_generation
 from tests.log_harness import restore
-
-pytestmark = pytest.mark.storage
 
 HEARTBEAT_S = 0.5
 

@@ -8,7 +8,7 @@ from tests.integration.api.api_harness import api_process, row_in
 from tests.integration.api.follow_harness import following
 from tests.log_harness import run_sql
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 HEARTBEAT_S = 0.3
 
@@ -28,7 +28,7 @@ def servers(running, admin):
             server.cont()
         else:
             server.start()
-    run_sql(admin.nodes["a-minion-1"], "START REPLICA")
+    run_sql(admin.nodes["a2"], "START REPLICA")
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_a_stream_goes_on_from_a_minion(quick, datastore, servers, harm):
     wait_for_minion(call, 50)
     with following(call, limit=5, timeout_s=15) as stream:
         assert stream.added_ids(10) == list(range(1, 11))
-        getattr(servers["a-master"], harm)()
+        getattr(servers["a1"], harm)()
         assert stream.added_ids(40) == list(range(11, 51))
         assert stream.next("heartbeat").location == "1:50"
         with following(call, after=45, timeout_s=15) as later:
             assert later.answer.headers["schemaless-served-by"] == "minion"
             assert later.added_ids(5) == list(range(46, 51))
-            servers["a-master"].cont() if harm == "stop" else servers["a-master"].start()
+            servers["a1"].cont() if harm == "stop" else servers["a1"].start()
             put(call, datastore, 3)
             assert stream.added_ids(3) == later.added_ids(3) == [51, 52, 53]
 
@@ -79,18 +79,18 @@ def test_a_stream_waits_for_a_minion_that_lags(quick, datastore, servers, admin)
     call = quick.at(datastore)
     put(call, datastore, 5)
     wait_for_minion(call, 5)
-    minion = admin.nodes["a-minion-1"]
+    minion = admin.nodes["a2"]
     run_sql(minion, "STOP REPLICA SQL_THREAD")
     put(call, datastore, 5)
     with following(call, timeout_s=15) as stream:
         assert stream.added_ids(10) == list(range(1, 11))
-        servers["a-master"].kill()
+        servers["a1"].kill()
         beats = [stream.next() for _ in range(4)]
         assert {(beat.kind, beat.location, beat.data["head"]) for beat in beats} == {("heartbeat", "1:10", 10)}
         run_sql(minion, "START REPLICA SQL_THREAD")
         wait_for_minion(call, 10)
         assert stream.next().location == "1:10"
-        servers["a-master"].start()
+        servers["a1"].start()
         put(call, datastore, 2)
         assert stream.added_ids(2) == [11, 12]
 
@@ -101,12 +101,12 @@ def test_a_long_poll_waits_through_an_outage(quick, datastore, servers):
     put(call, datastore, 2)
     wait_for_minion(call, 2)  # else it may be asked first afterwards, and call the location past its head
     locations = {"locations": {"0": "1:2"}, "wait": 0.3}
-    servers["a-master"].stop()
-    servers["a-minion-1"].stop()
+    servers["a1"].stop()
+    servers["a2"].stop()
     shown = call.post("/shards/cells", json=locations).json()["shards"]["0"]
     assert (shown["problem"]["status"], shown["problem"]["retryable"]) == (503, True)
-    servers["a-master"].cont()
-    servers["a-minion-1"].cont()
+    servers["a1"].cont()
+    servers["a2"].cont()
     behind = {"locations": {"0": "1:1"}, "wait": 10}
     shown = call.post("/shards/cells", json=behind).json()["shards"]["0"]
     assert [cell["added_id"] for cell in shown["cells"]] == [2]

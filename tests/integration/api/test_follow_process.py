@@ -15,8 +15,6 @@ import pytest
 from tests.integration.api.api_harness import api_process, row_in
 from tests.integration.api.follow_harness import Stream, following, wait_for_followers
 
-pytestmark = pytest.mark.storage
-
 BEFORE_THE_POLL_ENDS_S = 25.0
 CUT_OFF = "graceful shutdown exceeded"  # what uvicorn logs when requests have not ended within ten seconds
 IDLE_QUESTIONS_PER_S_MAX = 100
@@ -40,7 +38,7 @@ def questions(storage):
     return sum(storage.nodes[name].run(read) for name in NODES)
 
 
-NODES = ("a-master", "a-minion-1", "b-master", "b-minion-1")
+NODES = ("a1", "a2", "b1", "b2")
 
 
 def questions_per_s(storage, below, seconds=0.5):

@@ -21,7 +21,7 @@ def bounded(running, shared_datastore):
     """A process with short deadlines."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    with api_process(running.path, head_timeout_s=1.0) as api:
+    with api_process(running.path, {"api.http.connection.Connection.head_timeout_s": 1.0}) as api:
         yield api
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -102,13 +102,13 @@ def test_pipelined_requests_are_answered_in_order(bounded, shared_datastore):
     ("line", "host", "status"),
     [
         (b"GET http://localhost/healthz HTTP/1.1", b"localhost", 200),
-        (b"GET http://localhost/healthz HTTP/1.1", b"evil.example", 421),
+        (b"GET http://evil.example/healthz HTTP/1.1", b"localhost", 421),
         (b"OPTIONS * HTTP/1.1", b"localhost", 404),
         (b"CONNECT evil.example:443 HTTP/1.1", b"localhost", 400),
     ],
 )
 def test_other_forms_of_a_target(bounded, line, host, status):
-    """An absolute one is its path, and `Host` is checked as always. This is no proxy, and no server as a whole."""
+    """An absolute one is its path, and its authority is the host. This is no proxy, and no server as a whole."""
     answered, body = answer_to(bounded, line + b"\r\nhost: " + host + b"\r\nconnection: close\r\n\r\n")
     assert answered.startswith(f"http/1.1 {status} ")
     assert status == 200 or json.loads(body)["status"] == status

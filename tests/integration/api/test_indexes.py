@@ -7,30 +7,35 @@ import asyncio
 import threading
 import time
 import uuid
+from contextlib import suppress
 from functools import partial
 
 import msgspec
+import pymysql
 import pytest
+from prometheus_client import generate_latest
 
-from api.index.passes import PassSamples
-from api.index.problems import ProblemSamples
 from api.index.search import DAMAGED_MAX
 from api.metrics import Metrics
-from indexer.builder import build_step
 from indexer.maintainer import Maintainer
-from indexer.removal import note_gone, remove_from
+from indexer.service import build_step, note_gone, remove_from
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
+from schemaless.errors import SchemalessError
+from schemaless.facts.indexes import PassSamples, sample_problems
 from schemaless.index.catalogue import build_progress, drop_index, fail_index, find_index, read_versions
 from schemaless.index.comparison import FaultCounts
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
 from schemaless.names import INDEXER, index_consumer, index_table_name
+from schemaless.ops.tokens import list_actions
 from schemaless.position import position_of
+from schemaless.runtime.pace import Sampled
 from schemaless.storage import entity_table, index_pass_table, index_table, worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.index_definition_table import IndexStage
 from schemaless.storage.index_problem_table import IndexVersion
+from schemaless.storage.node_core import connect_options
 from schemaless.storage.worker_table import WaitingShard, WorkerReport
 from tests.integration.api.api_harness import assert_problem, row_in
 from tests.log_harness import run_sql, until
@@ -193,6 +198,27 @@ async def test_included_cells_are_the_newest(call, by_hand):
     assert entry["row_key"] == str(row)
     assert entry["cells"]["BASE"]["ref_key"] == 2
     assert entry["cells"]["STATUS"] is None
+
+
+async def test_an_erased_cell_is_included_without_its_body(call, by_hand):
+    """It costs no entry. Those that it made are dropped by `verify` at once, and are gone when the indexer went by."""
+    first, second = uuid.uuid4(), uuid.uuid4()
+    for day, row in enumerate((first, second), start=1):
+        trip(call, DRIVERS[0], day, row=row)
+        assert call.put(row, 1, {"done": True}, column="STATUS").status_code == 201
+    make(call)
+    for row, column in ((first, "STATUS"), (second, "BASE")):
+        await by_hand.index_all()
+        order = {"row_key": str(row), "column_name": column, "reason": "asked to"}
+        assert call.post("/erase", json=order).status_code == 202
+    shown = {entry["row_key"]: entry["cells"] for entry in ask(call, include="BASE,STATUS").json()["entries"]}
+    bodies = {row: {column: "body" in cell for column, cell in cells.items()} for row, cells in shown.items()}
+    assert bodies == {str(first): {"BASE": True, "STATUS": False}, str(second): {"BASE": False, "STATUS": True}}
+    verified = ask(call, verify="true", include="STATUS").json()
+    assert ([entry["row_key"] for entry in verified["entries"]], verified["dropped"]) == ([str(first)], 1)
+    assert "unreadable" not in verified
+    await by_hand.index_all()
+    assert days(ask(call)) == [1]
 
 
 async def test_several_drivers_are_one_list(call, by_hand):
@@ -571,6 +597,45 @@ async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_ha
     assert_problem(answer, 404)
 
 
+ORDERS = {
+    ("POST", "/pause"): ({}, {"becomes": "paused"}),
+    ("POST", "/resume"): ({}, {"becomes": "active"}),
+    ("POST", "/throttle"): ({"cells_per_s": 500}, {"becomes": "active", "limits": {"cells_per_s": 500}}),
+    ("POST", "/switch"): ({"version": 1}, {"becomes": "answers"}),
+    ("DELETE", ""): ({}, {"becomes": "deleted"}),
+}
+
+
+async def test_a_dry_run_says_what_an_order_would_touch_and_orders_nothing(call, by_hand, async_storage, datastore):
+    """What the order would refuse, it refuses too. The log of admin actions has none of it."""
+    trip(call, DRIVERS[0], 1)
+    make(call)
+    await by_hand.index_all()
+    before = call.get(f"/indexes/{NAME}").json()
+    for (method, path), (payload, expected) in ORDERS.items():
+        options = {"json": payload} if payload else {}
+        answer = call(method, f"/indexes/{NAME}{path}?dry_run=true", **options)
+        assert answer.status_code == 200, answer.text
+        would = answer.json().pop("would")
+        assert would.items() >= {**expected, "versions": [1], "shards": datastore.shards, "workers": 0}.items()
+        assert ("entries" in would) == (method == "DELETE")
+    for check in ("verify", "repair"):
+        answer = call("POST", f"/indexes/{NAME}/{check}?dry_run=true")
+        assert (answer.status_code, answer.json()["matched"]) == (200, datastore.shards)
+        assert (answer.json()["job"], "no indexer runs" in answer.json()["waits_for"]) == (None, True)
+    assert call.get(f"/indexes/{NAME}").json() == before
+    assert not any(
+        "/verify" in action.what and datastore.name in action.what for action in await list_actions(async_storage, 50)
+    )
+    assert (
+        "no version 7" in assert_problem(call("POST", f"/indexes/{NAME}/pause?dry_run=true&version=7"), 404)["detail"]
+    )
+    answer = call("DELETE", f"/indexes/{NAME}?dry_run=true&version=1")
+    assert "answers queries" in assert_problem(answer, 409)["detail"]
+    await fail_index(async_storage, datastore, await find_index(async_storage, datastore, NAME), "a full disk")
+    assert_problem(call("POST", f"/indexes/{NAME}/pause?dry_run=true"), 409)
+
+
 async def test_a_drop_while_an_index_is_being_deleted_changes_nothing(call, by_hand, datastore):
     """It may be asked for again until nothing is left. Then it is a 404 that says so, and the name is free."""
     trip(call, DRIVERS[0], 1)
@@ -608,6 +673,36 @@ def test_an_index_that_nobody_builds_or_deletes_says_so(call, storage, datastore
     for cluster in datastore.clusters:
         storage.master(cluster).run(worker_table.put, datastore.name, INDEXER, 1, WorkerReport())
     assert hints() == {None}
+
+
+async def test_an_index_whose_removal_waits_for_a_lock_says_who_holds_it(call, by_hand, storage, datastore):
+    """A reader that forgot its transaction stops DROP TABLE, which is tried again and again."""
+    make(call)
+    await by_hand.index_all()
+    for cluster in datastore.clusters:
+        storage.master(cluster).run(worker_table.put, datastore.name, INDEXER, 1, WorkerReport())
+    cluster = datastore.home(0)
+    async with AsyncStorage(by_hand.topology) as opened:
+        index = await find_index(opened, datastore, NAME)
+        reader = pymysql.connect(**connect_options(storage.master(cluster).node))
+        with reader.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute(f"SELECT COUNT(*) FROM {index_table.table(datastore, 0, index.definition)}")
+        assert call("DELETE", f"/indexes/{NAME}").status_code == 202
+
+        def shown():
+            return call.get(f"/indexes/{NAME}").json()["what_to_do"] or ""
+
+        async def remove():
+            with suppress(SchemalessError):
+                await remove_from(opened, datastore, index, cluster)
+
+        removing = asyncio.create_task(remove())
+        hints = []
+        while not removing.done():
+            hints.append(await asyncio.to_thread(shown))
+        reader.close()
+    assert any(f"on {cluster}, " in hint and "Connection" in hint for hint in hints), hints
 
 
 async def test_an_index_names_the_shards_in_which_it_waits(call, by_hand, topology, datastore):
@@ -791,11 +886,11 @@ async def test_problems_are_counted_exactly_and_listed_in_pages(call, by_hand, d
     assert {found["count"] for found in (first, second, third, odd)} == {2400}
     assert call.get(f"/indexes/{NAME}").json()["problems"] == 2400
     async with AsyncStorage(by_hand.topology) as storage:
-        samples, metrics = ProblemSamples(storage, timeout_s=5), Metrics()
+        samples, metrics = Sampled(lambda: sample_problems(storage), 5, {}), Metrics()
         metrics.watch_problems(samples)
         await samples.step()
         line = f'schemaless_api_index_problems{{datastore="{datastore.name}",index="{NAME}",number="1"}} 2400.0'
-        assert line in metrics.exposition().decode()
+        assert line in generate_latest(metrics.registry).decode()
     trip(call, DRIVERS[0], 1, row=rows[0], ref_key=2)
     await by_hand.index_all()
     assert page().json()["count"] == 2398
@@ -840,11 +935,11 @@ async def test_an_index_shows_what_its_cleaner_found(call, by_hand, storage, dat
         minion, other, *_ = [each.node.name for cluster in datastore.clusters for each in opened.minions(cluster)]
         note(1, minion, rows=3, entries=2, stale=1)
         note(1, "no-more", ghost=1)
-        samples, metrics = PassSamples(opened, timeout_s=5), Metrics()
+        samples, metrics = PassSamples(opened), Metrics()
         metrics.watch_passes(samples)
         await samples.step()
     named = f'datastore="{datastore.name}",index="{NAME}",'
-    exposed = metrics.exposition().decode()
+    exposed = generate_latest(metrics.registry).decode()
     assert f'schemaless_api_index_faults_total{{{named}kind="missing",number="1"}} 2.0' in exposed
     assert f'schemaless_api_index_faults_total{{{named}kind="stale",number="1"}} 0.0' in exposed
     assert f'schemaless_api_index_minion_faults{{{named}kind="stale",node="{minion}",number="1"}} 1.0' in exposed

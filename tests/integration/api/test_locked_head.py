@@ -1,4 +1,4 @@
-"""HTTP while another transaction holds the head of one shard: what it costs, and whom (I5)."""
+"""HTTP while another session holds the head or the tables of one shard: what it costs, and whom (I5)."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ import pytest
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings
-from schemaless.errors import HeadsLocked
+from schemaless.errors import ShardsLocked
 from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.node_core import connect_options
-from tests.integration.api.api_harness import assert_problem, row_in
+from tests.integration.api.api_harness import api_process, assert_problem, row_in
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -33,6 +33,18 @@ def held_head(node, datastore, shard):
             select = "SELECT head FROM schemaless.shard_head WHERE datastore = %s AND shard = %s FOR UPDATE"
             assert cursor.execute(select, (datastore.name, shard)) == 1
         yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def locked_tables(node, kind, *tables):
+    """A dump or a backup tool that locks tables, by an administrator's account."""
+    connection = pymysql.connect(**connect_options(node.node))
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("LOCK TABLES " + ", ".join(f"{table} {kind}" for table in tables))
+        yield
     finally:
         connection.close()
 
@@ -68,6 +80,60 @@ def test_a_locked_head_costs_its_own_shard_only(api, make_datastore, storage, ev
     eventually(lambda: call.put(row_in(datastore, 0), 1, {"v": 1}), 201)
 
 
+@pytest.mark.parametrize("kind", ["READ", "WRITE"])
+def test_a_locked_table_costs_its_own_shard_only(api, make_datastore, admin, eventually, kind):
+    """B8: a dump locks one shard's table. Puts to other shards keep both copies, and POSTs and reads go on."""
+    datastore = make_datastore(placement=("a",))
+    call = api.at(datastore)
+    eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
+    row = row_in(datastore, 1)
+    assert call.put(row, 1, {"v": 1}).status_code == 201
+    with locked_tables(admin.master("a"), kind, f"{datastore.database(0)}.entity"), ThreadPoolExecutor(8) as pool:
+        first = pool.submit(put_in, call, datastore, 0)
+        others = list(pool.map(lambda n: put_in(call, datastore, 1 + n % 3), range(60)))
+        status, copies, seconds = first.result()
+        assert (status, copies, seconds < 3) == (202, 1, True)
+        assert {(status, copies) for status, copies, _ in others} == {(201, 2)}
+        assert sum(seconds > 0.5 for _, _, seconds in others) <= 8, "they waited more than once"
+        posts = [pool.submit(call.post, f"/cells/{row_in(datastore, n)}/BASE", json={}) for n in range(4)]
+        assert [post.result().status_code for post in posts] == [503, 201, 201, 201]
+        reads = pool.map(lambda n: call.get(f"/cells/{row if n % 2 else row_in(datastore, 0)}/BASE/1"), range(60))
+        seen = [(answer.status_code, answer.headers.get("schemaless-served-by")) for answer in reads]
+        assert set(seen[1::2]) == {(200, "master")}
+        assert set(seen[::2]) == {(404, "master" if kind == "READ" else "minion")}
+    eventually(lambda: call.put(row_in(datastore, 0), 1, {"v": 1}), 201)
+
+
+def test_a_locked_buffer_table_costs_copies_only(running, make_datastore, admin, eventually):
+    """Cells of the master's own shards are stored, and other clusters' cells have one copy meanwhile."""
+    datastore = make_datastore(placement=("a", "b"))
+    with api_process(running.path) as api:
+        call = api.at(datastore)
+        eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
+        with locked_tables(admin.master("a"), "READ", "schemaless.buffer"), ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda n: put_in(call, datastore, n % 2), range(40)))
+        assert {status for status, _, _ in answers} == {201}
+        assert {copies for n, (_, copies, _) in enumerate(answers) if n % 2 == 0} == {2}
+        assert all(seconds < 3 for _, _, seconds in answers)
+        eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
+
+
+def test_a_read_locked_master_is_a_master_that_is_away(running, make_datastore, admin, eventually):
+    """FLUSH TABLES WITH READ LOCK: every put is buffered within its time, and stored when the lock goes."""
+    datastore = make_datastore(placement=("a", "b"))
+    with api_process(running.path) as api:
+        call = api.at(datastore)
+        eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
+        connection = pymysql.connect(**connect_options(admin.master("a").node))
+        with connection.cursor() as cursor, ThreadPoolExecutor(8) as pool:
+            cursor.execute("FLUSH TABLES WITH READ LOCK")
+            answers = list(pool.map(lambda n: put_in(call, datastore, n % 4), range(80)))
+        connection.close()
+        assert {(n % 2, status) for n, (status, _, _) in enumerate(answers)} == {(0, 202), (1, 201)}
+        assert all(seconds < 3 for _, _, seconds in answers)
+        eventually(lambda: call.put(row_in(datastore, 0), 1, {"v": 1}), 201)
+
+
 async def test_a_locked_head_is_given_up_before_the_write_is(async_storage, make_datastore):
     """MySQL looks for lock waits that are over once a second only. A write that is cut off opens the breaker."""
     datastore = make_datastore(placement=("a",))
@@ -79,7 +145,7 @@ async def test_a_locked_head_is_given_up_before_the_write_is(async_storage, make
         row = row_in(datastore, 0)
         cell = ShardCell(CellKey(RowKey(row.bytes), ColumnName("BASE"), RefKey(1)), encode_body({}), 0)
         began = time.monotonic()
-        with pytest.raises(HeadsLocked):
+        with pytest.raises(ShardsLocked):
             await master.run(entity_table.put_cells, datastore, [cell], timeout_s=timeout_s, traffic=Traffic.WRITE)
         return time.monotonic() - began
 

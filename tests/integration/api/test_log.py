@@ -103,7 +103,7 @@ def test_columns_are_searched_up_to_the_limit_of_cells(call):
 
 def test_a_search_for_columns_is_bounded_and_says_how_far_it_came(running, api, datastore, log):
     """Of a rare column a page may be empty or short while `next` moves; `pending` is always head - `next`."""
-    with api_process(running.path, log_examined_max=4) as bounded:
+    with api_process(running.path, {"api.follow.log_pages.LOG_EXAMINED_MAX": 4}) as bounded:
         call = bounded.at(datastore)
         seen, after, pages = [], "1:0", 0
         while True:

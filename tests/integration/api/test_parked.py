@@ -1,13 +1,15 @@
 """Parked cells and control over HTTP, with records as a worker writes them. No worker runs here (I12)."""
 
 import pytest
+from prometheus_client import generate_latest
 from typer.testing import CliRunner
 
 from api.metrics import Metrics
-from api.triggers.samples import TriggerSamples
 from schemaless.__main__ import app
-from schemaless.consume.orders import Orders
+from schemaless.consume.trigger_worker import Orders
+from schemaless.facts.consumers import sample_programs
 from schemaless.ops.datastores import Catalogue
+from schemaless.runtime.pace import Sampled
 from schemaless.storage import parked_table, trigger_order_table, worker_table
 from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause, Order
@@ -115,6 +117,27 @@ def test_a_name_that_no_program_can_have_is_unknown(stage, name):
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/parked")):
         assert "can be called" in assert_problem(stage.call(method, f"/triggers/{name}{path}"), 404)["detail"]
     assert_problem(stage.call.post(f"/triggers/{name}/seek", json={"to": "end"}), 404)
+
+
+def test_a_dry_run_of_a_pause_or_a_resume_says_what_it_would_touch(stage, one_row):
+    """Shards that are paused or have stopped are counted, and nothing is ordered."""
+    path = f"/triggers/{PROGRAM}"
+    would = stage.call.post(f"{path}/pause", json={"shards": [0], "dry_run": True}).json()["would"]
+    assert would == {"becomes": "paused", "shards": 1, "workers": 0}
+    assert stage.call.get(path).json()["paused_shards"] == []
+    assert stage.call.post(f"{path}/pause", json={"shards": [0]}).status_code == 200
+    stage.sql(
+        1, f"UPDATE schemaless.checkpoint SET state = 'stopped' WHERE consumer = 'trigger:{PROGRAM}' AND shard = 1"
+    )
+    for shards, found in (([], (1, 1)), ([0], (0, 1))):
+        resumed = stage.call.post(f"{path}/resume", json={"shards": shards, "dry_run": True}).json()
+        assert (resumed["stopped"], resumed["paused"], resumed["was_paused"]) == (*found, False)
+        assert resumed["would"]["shards"] == (1 if shards else stage.datastore.shards)
+    shown = stage.call.get(path).json()
+    assert ([one["shard"] for one in shown["paused_shards"]], [one["shard"] for one in shown["stopped"]]) == ([0], [1])
+    assert_problem(stage.call.post(f"{path}/pause", json={"shards": [999], "dry_run": True}), 422)
+    assert stage.call.post(f"{path}/pause", json={}).status_code == 200
+    assert_problem(stage.call.post(f"{path}/resume", json={"shards": [0], "dry_run": True}), 422)
 
 
 def test_a_retry_is_ordered_by_filter_and_spread_by_its_rate(stage, one_row):
@@ -307,10 +330,11 @@ async def test_metrics_have_the_sums_of_the_status(stage, one_row, async_storage
         report = WorkerReport(host="h", pid=1, tripped="bill fails", failing_count=3, erred_count=2)
         stage.storage.master(cluster).run(worker_table.put, stage.datastore.name, CONSUMER, 7, report)
     stage.call.post(f"/triggers/{PROGRAM}/pause", json={})
-    samples, metrics = TriggerSamples(async_storage, Catalogue(async_storage), timeout_s=5.0), Metrics()
-    metrics.watch_triggers(samples)
+    samples = Sampled(lambda: sample_programs(async_storage, Catalogue(async_storage)), 10, {})
+    metrics = Metrics()
+    metrics.watch_programs(samples)
     await samples.step()
-    found = metrics.exposition().decode().splitlines()
+    found = generate_latest(metrics.registry).decode().splitlines()
     status = stage.call.get(f"/triggers/{PROGRAM}").json()
     counts = status["counts"]
     assert (counts["called"], counts["parked"], status["tripped_workers"]) == (3, 1, 1)

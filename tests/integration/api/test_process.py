@@ -1,5 +1,6 @@
 """The process, and what stands outside the contract's paths: health, metrics, documentation, the router's errors."""
 
+import functools
 import os
 import signal
 import socket
@@ -10,18 +11,21 @@ import time
 import uuid
 
 import httpx
+import msgspec
 import pytest
 
+from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
+from schemaless.codec import encode_body
 from schemaless.position import Position
-from schemaless.storage import checkpoint_table, refusal_table, worker_table
+from schemaless.sharding import shard_of
+from schemaless.storage import buffer_table, checkpoint_table, entity_table, refusal_table, worker_table
+from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
 from schemaless.storage.worker_table import FailingCell, OldestCall, WaitingShard, WorkerReport
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in, row_in
 from tests.log_harness import run_sql
-
-pytestmark = pytest.mark.storage
 
 
 def test_health_and_readiness(api, shared_datastore):
@@ -44,7 +48,7 @@ def test_metrics_count_requests_and_cells(api, call):
         'schemaless_api_cells_put_total{copies="2",status="stored"}',
         'schemaless_api_cells_put_total{copies="2",status="already_stored"}',
         'schemaless_api_request_seconds_bucket{le="0.001",route="put_cell"}',
-        'schemaless_api_node_up{cluster="a",node="a-master",role="master"} 1.0',
+        'schemaless_api_node_up{cluster="a",node="a1",role="master"} 1.0',
     ):
         assert line in text
 
@@ -92,19 +96,28 @@ def test_another_method_is_a_405(call, method, path):
     assert answer.headers["allow"]
 
 
-def test_what_isnt_built_says_so(api):
-    """In the contract, not built yet: 501 with its problem document."""
-    assert not assert_problem(api.client.get("/ui"), 501)["retryable"]
-
-
 def test_topology_shows_servers_but_no_accounts(call, topology):
     """Who is where, and nothing that opens a door."""
     answer = call.get("/topology")
     shown = answer.json()
-    assert shown["clusters"]["a"]["master"]["port"] == topology.cluster("a").master.port
-    assert [minion["name"] for minion in shown["clusters"]["b"]["minions"]] == ["b-minion-1"]
-    assert topology.cluster("a").master.password not in answer.text
-    assert topology.cluster("a").master.user not in answer.text
+    assert (shown["version"], shown["operation"]) == (0, None)
+    a, b = shown["clusters"]["a"], shown["clusters"]["b"]
+    assert (a["epoch"], a["state"], a["master"]["port"]) == (0, "healthy", topology.cluster("a").nodes[0].port)
+    assert [voter["name"] for voter in b["voters"]] == ["b2"]
+    assert [(node["name"], node["role"], node["lag_s"] >= 0) for node in b["nodes"]] == [
+        ("b1", "master", True),
+        ("b2", "minion", True),
+    ]
+    assert topology.cluster("a").nodes[0].password not in answer.text
+    assert topology.cluster("a").nodes[0].user not in answer.text
+
+
+def test_an_order_without_a_controller_is_a_503(call):
+    """Nobody would carry it out. What can be seen to be wrong is said first."""
+    problem = assert_problem(call.post("/topology/orders", json={"order": "switch", "cluster": "a"}), 503)
+    assert "no controller has appointed a master of a" in problem["detail"]
+    assert problem["hint"].startswith("start a controller")
+    assert_problem(call.post("/topology/orders", json={"order": "switch", "cluster": "z"}), 404)
 
 
 def test_status_adds_up_heads_and_buffers(api, make_datastore):
@@ -118,7 +131,7 @@ def test_status_adds_up_heads_and_buffers(api, make_datastore):
     assert (status["heads_sum"], status["buffered"], status["conflicts"]) == (5, 5, 0)
     assert sum(cluster["heads_sum"] for cluster in status["clusters"].values()) == 5
     roles = {node["name"]: node["role"] for cluster in status["clusters"].values() for node in cluster["nodes"]}
-    assert roles == {"a-master": "master", "a-minion-1": "minion", "b-master": "master", "b-minion-1": "minion"}
+    assert roles == {"a1": "master", "a2": "minion", "b1": "master", "b2": "minion"}
     assert all(node["reachable"] for cluster in status["clusters"].values() for node in cluster["nodes"])
 
 
@@ -132,14 +145,16 @@ def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, mak
     assert (backlog["rows"], backlog["stalled"], backlog["refused"]) == (3, False, None)
     here, mine = storage.master("b"), sql("WHERE datastore = %s", datastore.name.encode())
     here.run(query, f"UPDATE schemaless.buffer SET buffered_at = buffered_at - INTERVAL 90 SECOND {mine}")
-    ((first,),) = here.run(query, f"SELECT MIN(buffer_id) FROM schemaless.buffer {mine}")
-    here.run(refusal_table.note, {first: "a-master: no table"})
+    ((number,),) = here.run(query, f"SELECT MIN(buffer_id) FROM schemaless.buffer {mine}")
+    page = functools.partial(buffer_table.page, "a", number - 1, number, Sizes(), rows_max=1, bytes_max=1)
+    (first,) = here.run(page)
+    here.run(refusal_table.note, {"a1: no table": [first]})
     here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 70 SECOND")
     status = caller.get("/status").json()
     backlog = status["clusters"]["b"]["backlogs"]["a"]
     assert (backlog["rows"], backlog["stalled"], status["refused"]) == (3, True, 1)
     assert 90 <= backlog["oldest_s"] < 600
-    assert (backlog["refused"]["cells"], backlog["refused"]["reason"]) == (1, "a-master: no table")
+    assert (backlog["refused"]["cells"], backlog["refused"]["reason"]) == (1, "a1: no table")
 
     def told():
         answer = api.client.get("/readyz")
@@ -158,8 +173,34 @@ def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, mak
     oldest = f'schemaless_api_buffer_oldest_seconds{{{labels}home="a",secondary="b"}} '
     (oldest_s,) = [float(line.removeprefix(oldest)) for line in metrics.splitlines() if line.startswith(oldest)]
     assert 90 <= oldest_s < 600
-    assert f'schemaless_api_buffer_refused_cells{{{labels}error="a-master: no table",' in metrics
-    here.run(refusal_table.clear, [first])
+    assert f'schemaless_api_buffer_refused_cells{{{labels}error="a1: no table",' in metrics
+    here.run(refusal_table.clear, [first.buffer_id])
+
+
+def test_what_is_buffered_can_be_waited_for(api, make_datastore, storage):
+    """Readable at home counts, and not whether a cleaner has confirmed it. What isn't there in time is a 503."""
+    datastore = make_datastore(placement=("a",))
+    caller = api.at(datastore)
+    caller.put(uuid.uuid4(), 1, {"v": 1})
+    assert caller("POST", "/buffer/sync").json()["waited_s"] < 30
+    row = RowKey(uuid.uuid4().bytes)
+    cell = CellKey(row, ColumnName("BASE"), RefKey(1))
+    late = BufferRow(cell, encode_body({"v": 2}), shard_of(row, datastore.shards), "a", 7)
+    storage.master("b").run(buffer_table.insert, datastore, [late])
+    homes = caller.get("/buffer").json()["homes"]
+    assert (list(homes), homes["a"]["rows"]) == (["a"], 2)
+    assert homes["a"]["bytes"] > 0
+    answer = caller("POST", "/buffer/sync", json={"wait": 0.3})
+    assert_problem(answer, 503)
+    assert "what b buffers isn't all readable on a yet" in answer.json()["detail"]
+    storage.master("a").run(entity_table.put_cells, datastore, [late])
+    assert caller("POST", "/buffer/sync", json={"wait": 30}).status_code == 200
+    disputed = msgspec.structs.replace(late, key=CellKey(row, ColumnName("BASE"), RefKey(2)))
+    other = msgspec.structs.replace(disputed, body=encode_body({"v": 3}))
+    storage.master("a").run(entity_table.put_cells, datastore, [other])
+    storage.master("b").run(buffer_table.insert, datastore, [disputed])
+    assert_problem(caller("POST", "/buffer/sync", json={"wait": 0.3}), 503)  # a cleaner makes it a conflict first
+    assert_problem(caller("POST", "/buffer/sync", json={"wait": 301}), 422, "wait")
 
 
 def test_consumers_show_lag_and_what_stopped_them(api, make_datastore, storage: SyncStorage):
@@ -305,7 +346,7 @@ def test_large_payloads_are_bounded_together(running, make_datastore, eventually
     path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/"
     body = b'{"x":"' + b"a" * 600_000 + b'"}'
     with (
-        api_process(running.path, payload_bytes_max=1_000_000) as api,
+        api_process(running.path, {"api.http.budget.PAYLOAD_BYTES_MAX": 1_000_000}) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as slow,
     ):
         slow.sendall(
@@ -324,7 +365,7 @@ def test_a_payload_that_never_comes_is_given_up(running, make_datastore):
     """A connection that announces a body and sends none holds its call for a bounded time."""
     datastore = make_datastore()
     with (
-        api_process(running.path, payload_timeout_s=0.2) as api,
+        api_process(running.path, {"api.http.request.PAYLOAD_TIMEOUT_S": 0.2}) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as silent,
     ):
         path = f"/v1/{datastore.name}/cells/{uuid.uuid4()}/BASE/1"
@@ -341,3 +382,30 @@ def test_a_topology_that_is_missing_is_said_in_a_line(tmp_path):
     assert ended.returncode == 1
     assert str(missing) in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
+
+
+def test_a_stop_drains_first(running, make_datastore):
+    """From SIGTERM on /readyz is 503 and all else is served. No request fails while a balancer learns it."""
+    datastore = make_datastore()
+    cells = f"/v1/{datastore.name}/cells"
+    outcomes: list[tuple[str, int]] = []
+
+    def put(kind, client):
+        answer = client.put(f"{cells}/{uuid.uuid4()}/BASE/1", json={"v": 1})
+        outcomes.append((kind, answer.status_code))
+        return answer.headers.get("connection")
+
+    with api_process(running.path, drain_s=2.0) as api, httpx.Client(base_url=api.client.base_url) as kept:
+        put("kept", kept)
+        api.process.send_signal(signal.SIGTERM)
+        while api.client.get("/readyz").status_code == 200:
+            put("kept", kept)
+        ends_at = time.monotonic() + 1.0  # half of the drain
+        while time.monotonic() < ends_at:
+            with httpx.Client(base_url=api.client.base_url) as new:
+                assert put("new", new) == "close"
+            assert put("kept", kept) == "close"
+            assert api.client.get("/readyz").status_code == 503
+        assert api.process.wait(60) in (0, -signal.SIGTERM)
+    assert {status for _, status in outcomes} == {201}
+    assert {kind for kind, _ in outcomes} == {"new", "kept"}

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from api.write.put import CellWriter
+from cleaner import service
+from cleaner.service import Cleaner
 from schemaless.cell import REF_KEY_MAX, Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings
 from schemaless.errors import Invalid
-from schemaless.storage import buffer_table, entity_table, idempotency_table, shard_head
+from schemaless.storage import buffer_table, entity_table, post_version, shard_head
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
 
@@ -180,6 +182,34 @@ async def test_an_idempotency_key_gives_the_first_answer_again(writer, datastore
     assert not other.replayed
 
 
+async def lose(async_storage, datastore, shard: int, row: RowKey) -> None:
+    """The home forgets the cell and the Idempotency-Key, as a minion does that is promoted and never received them."""
+    home = async_storage.master(datastore.home(shard))
+    for table in (f"{datastore.database(shard)}.entity", "schemaless.idempotency"):
+        await home.run(query, sql(f"DELETE FROM {table} WHERE row_key = %s", row))
+
+
+@pytest.mark.parametrize("rescued", [False, True])
+async def test_an_idempotency_key_outlives_the_home(monkeypatch, writer, async_storage, datastore, rescued):
+    """The second copy of a POST has its key: a repeat finds it there, and the cleaner brings both home together."""
+    monkeypatch.setattr(service, "RESCUE_GRACE_S", 0.0)
+    row, body = row_key(), encode_body({"n": 1})
+    first = await writer.put_next(datastore, row, BASE, body, "key", "billing@0:1:7")
+    await lose(async_storage, datastore, first.shard, row)
+    if rescued:
+        await Cleaner(async_storage).step()
+    with pytest.raises(Invalid, match="another body"):
+        await writer.put_next(datastore, row, BASE, encode_body({"n": 2}), "key")
+    again = await writer.put_next(datastore, row, BASE, encode_body({"n": 1}), "key")
+    assert (again.status, again.key, again.copies, again.replayed) == (PutStatus.STORED, first.key, 2, True)
+    home = async_storage.master(datastore.home(first.shard))
+    find = partial(post_version.find_answer, datastore.name, [(row, BASE, "key")])
+    assert await home.run(find) == [first.key.ref_key]
+    (stored,) = await home.run(entity_table.get, datastore, [(first.shard, first.key)])
+    assert stored.cause == "billing@0:1:7"  # the first one's, whatever a repeat says
+    assert (await writer.put_next(datastore, row, BASE, body, "another")).key.ref_key == first.key.ref_key + 1
+
+
 async def test_a_full_column_takes_no_next_version(writer, datastore):
     """The highest ref_key has no successor, and the shard's lock is given back."""
     row = row_key()
@@ -194,11 +224,11 @@ async def test_old_idempotency_keys_are_deleted(writer, async_storage, datastore
     row = row_key()
     outcome = await writer.put_next(datastore, row, BASE, encode_body({}), "key")
     home = async_storage.master(datastore.home(outcome.shard))
-    await home.run(idempotency_table.delete_old, 100)
-    find = partial(idempotency_table.find, datastore.name, [(row, BASE, "key")])
+    await home.run(post_version.delete_old_answers, 100)
+    find = partial(post_version.find_answer, datastore.name, [(row, BASE, "key")])
     assert await home.run(find) == [1]
     await home.run(query, "UPDATE schemaless.idempotency SET created_at = created_at - INTERVAL 26 HOUR")
-    assert await home.run(idempotency_table.delete_old, 100) >= 1
+    assert await home.run(post_version.delete_old_answers, 100) >= 1
     assert await home.run(find) == [None]
 
 

@@ -13,7 +13,7 @@ from schemaless import AsyncClient, Client
 from schemaless.client.transport import settings_of
 from schemaless.config import ApiSettings
 from schemaless.errors import Misconfigured, Unavailable
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.certificates import make_certificates
 from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT

@@ -1,8 +1,10 @@
 """The audit on real servers: every kind of damage is made, and must be named."""
 
+import itertools
 import json
 import os
 import re
+import time
 import uuid
 from contextlib import contextmanager
 
@@ -13,9 +15,9 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from schemaless.__main__ import app
-from schemaless.audit.index_audit import IndexAudit
-from schemaless.audit.report import FindingKind, Findings, Patience
-from schemaless.audit.run import audit
+from schemaless.audit.consumer_audit import RESTART_S
+from schemaless.audit.report import POLL_S, FindingKind, Findings, Patience
+from schemaless.audit.run import IndexAudit, audit
 from schemaless.bus.partition_log import PartitionLog
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey, row_key_text
@@ -38,7 +40,6 @@ from schemaless.storage import (
     shard_log,
     tailer_order_table,
     trigger_order_table,
-    trigger_program_table,
     worker_table,
 )
 from schemaless.storage.buffer_table import BufferRow, Sizes
@@ -49,10 +50,9 @@ from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause
 from schemaless.storage.shard_log import LogRange
 from schemaless.storage.tailer_order_table import TailerCommand
-from schemaless.storage.trigger_order_table import ProgramPause
-from schemaless.storage.trigger_program_table import ProgramFunctions
+from schemaless.storage.trigger_order_table import ProgramFunctions, ProgramPause
 from schemaless.storage.worker_table import WorkerReport
-from tests.log_harness import new_cell, put, restore, run_sql
+from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, erased_at_home, new_cell, put, restore, run_sql
 from tests.topic_harness import announce, delete_before
 
 pytestmark = pytest.mark.storage
@@ -119,7 +119,32 @@ def test_a_whole_datastore_is_clean(audited, publish):
     report = audited()
     assert (found(report), report.warnings, report.clean) == ([], [], True)
     counts = {"head": 12, "mysql": 12, "topic": 12, "matched": 12, "not_held": 0, "waiting": 0, "superseded": 0}
-    assert report.cells() == counts
+    assert report.cells() == counts | {"erased": 0}
+
+
+def test_erased_cells_are_no_finding(audited, publish, storage, datastore, stored):
+    """The topic has the body of one that was published before, and the other one as it was published after that."""
+    published = stored(0)[1]
+    for cell in (published, stored(0)[3]):
+        erased_at_home(storage, datastore, cell.row_key)
+    publish(lambda cells: [published if cell.added_id == published.added_id else cell for cell in cells])
+    report = audited()
+    assert (found(report), report.warnings) == ([], [])
+    cells = report.cells()
+    assert (cells["matched"], cells["erased"]) == (14, 2)
+
+
+def test_a_minion_that_lacks_a_cell_is_named(audited, publish, admin, datastore, stored):
+    """What replication skipped once is in no setting, and the heads are right."""
+    publish()
+    minion, last = admin.minions(datastore.home(0))[0], stored(0)[-1]
+    deadline = time.monotonic() + 60
+    while minion.run(shard_log.digests, datastore, {0: last.added_id})[0] is None:
+        assert time.monotonic() < deadline, "it isn't replicated"
+    table = f"{datastore.database(0)}.entity"
+    run_sql(minion, f"{LOCAL_WRITE}; DELETE FROM {table} WHERE added_id = 3; {REPLICATED_WRITE}")
+    why = f"{minion.node.name}: {table} lacks added_id 3, although the head is beyond it"
+    assert found(audited()) == [(FindingKind.MINION_LACKS, 0, why)]
 
 
 def test_records_that_break_the_contract_are_named(audited, publish, stored, kafka, datastore):
@@ -180,8 +205,9 @@ def test_why_a_program_is_behind_in_all_shards_is_said_once(audited, publish, st
     for shard in (0, 1):
         node = storage.master(datastore.home(shard))
         node.run(checkpoint_table.make, datastore.name, BILLING, [Position(shard, 1, 0)])
-    assert found(audited()) == [(BEHIND, -1, f"{BILLING} is behind in 2 shards: {nobody_runs_it(datastore)}")]
-    assert audited().findings.total == 2
+    behind = [(BEHIND, -1, f"{BILLING} is behind in 2 shards: {nobody_runs_it(datastore)}")]
+    report, looks = audited_with(audited, lambda look: None)
+    assert (found(report), report.findings.total, looks) == (behind, 2, RESTART_S / POLL_S)
     for master in masters:
         master.run(worker_table.put, datastore.name, BILLING, 7, WorkerReport())
     assert [(shard, detail) for _, shard, detail in found(audited())] == [
@@ -195,6 +221,39 @@ def test_why_a_program_is_behind_in_all_shards_is_said_once(audited, publish, st
         report = audited()
     assert (report.clean, report.consumers[0].finished) == (True, 0)
     assert report.warnings == [f"{BILLING} is paused. As expected, that leaves 12 cells to work on, until {until}"]
+
+
+def test_a_program_that_is_started_again_is_waited_for(audited, publish, storage, datastore):
+    """A supervisor takes its time. Who reads that nobody runs a program may remove it."""
+    publish()
+    masters = [storage.master(cluster) for cluster in datastore.clusters]
+    for shard in (0, 1):
+        node = storage.master(datastore.home(shard))
+        node.run(checkpoint_table.make, datastore.name, BILLING, [Position(shard, 1, 0)])
+
+    def start(look):
+        if look == 40:
+            masters[0].run(worker_table.put, datastore.name, BILLING, 7, WorkerReport())
+        if look == 70:
+            for shard in (0, 1):
+                move = Move(BILLING, 0, Position(shard, 1, 6), finished=6, counts=CellCounts(called=6))
+                storage.master(datastore.home(shard)).run(checkpoint_table.move, datastore.name, [move])
+
+    report, looks = audited_with(audited, start)
+    assert (found(report), looks) == ([], 70)
+
+
+def audited_with(audited, at_look):
+    """Returns the report of an audit, and how often it looked again. `at_look` is called before each look."""
+    looks = itertools.count(1)
+
+    def wait(patience):
+        at_look(look := next(looks))
+        return look < 300
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Patience, "wait", wait)
+        return audited(), next(looks) - 1
 
 
 def test_a_shard_of_a_paused_program_that_stopped_is_a_finding(audited, publish, storage, datastore):
@@ -305,19 +364,17 @@ def test_a_cell_that_its_home_refuses_is_a_warning_with_the_error(audited, publi
     here = storage.master("b")
     here.run(buffer_table.insert, datastore, [row])
     (seen,) = [one for one in here.run(all_rows) if one.key == row.key]
-    here.run(refusal_table.note, {seen.buffer_id: "a-master: the table is gone"})
+    here.run(refusal_table.note, {"a1: the table is gone": [seen]})
     assert len(audited().warnings) == 1
     here.run(query, "UPDATE schemaless.refusal SET refused_since = refused_since - INTERVAL 90 SECOND")
     report = audited()
     assert report.clean
-    assert re.fullmatch(
-        "the home a refuses 1 buffered cell, for [0-9]+ s: a-master: the table is gone", report.warnings[1]
-    )
+    assert re.fullmatch("the home a refuses 1 buffered cell, for [0-9]+ s: a1: the table is gone", report.warnings[1])
     here.run(refusal_table.clear, [seen.buffer_id])
 
 
 def all_rows():
-    return buffer_table.page("a", 0, 2**63, Sizes(), rows_max=1000, bytes_max=1 << 30)
+    return buffer_table.page("a", 0, 2**63, Sizes(), rows_max=1_000_000, bytes_max=1 << 40)
 
 
 INDEX = parse_definition(
@@ -494,7 +551,8 @@ def insert_a_row_twice(site):
 def insert_a_row_by_hand(site):
     site.publish()
     site.sql(
-        f"INSERT INTO {site.entity} SELECT 7, generation, row_key, column_name, 2, body, created_at, cause"
+        f"INSERT INTO {site.entity} SELECT 7, generation, row_key, column_name, 2, body, created_at, cause,"
+        " erased, erased_at"
         f" FROM {site.entity} WHERE added_id = 3"
     )
     return [(WRONG, "there are cells up to 7, beyond the head 6")]
@@ -580,7 +638,7 @@ def park_two_rows(site):
     site.make_checkpoints(BILLING)
     for cluster in site.datastore.clusters:
         functions = ProgramFunctions({"BASE": ["bill"]}, "v1")
-        site.storage.master(cluster).run(trigger_program_table.claim, site.datastore.name, BILLING, functions)
+        site.storage.master(cluster).run(trigger_order_table.claim, site.datastore.name, BILLING, functions)
     causes = {1: Cause.ERROR, 2: Cause.KILLED, 3: Cause.WAITING}
     for cell in site.stored(0)[:3]:
         record = head_of(cell, "bill", causes[cell.added_id], "ValueError", 1_700_000_000_000_000, "v1")

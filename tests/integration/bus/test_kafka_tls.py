@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemaless.bus.client import client_settings
-from schemaless.bus.faust_app import faust_app
+from schemaless.bus.faust_transport import faust_app
 from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
 from schemaless.bus.reader import PartitionReader
 from schemaless.bus.topics import ensure_topics
@@ -21,7 +21,7 @@ from schemaless.stack.local import running_kafka
 from schemaless.topology import Datastore
 from tests.certificates import make_certificates
 
-pytestmark = [pytest.mark.storage, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 ACCOUNTS = new_kafka_accounts()
 

@@ -8,21 +8,18 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemaless.bus import hanging_transactions, partition_log
-from schemaless.bus.partition_log import LogState, PartitionLog
-from schemaless.bus.published_progress import beginning
-from schemaless.bus.topics import ensure_topics
+from schemaless.bus import partition_log
+from schemaless.bus.partition_log import LogState, PartitionLog, beginning, progress_key, progress_value
+from schemaless.bus.topics import ensure_topics, topic_id
 from schemaless.cell import ColumnName, RefKey, RowKey, StoredCell, row_key_text
-from schemaless.codec import decode_cell, encode_body, encode_record
+from schemaless.codec import decode_cell, encode_body
 from schemaless.errors import BusUnavailable, Fenced, Misconfigured
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position, cell_digest
 from schemaless.record import decoded
 from schemaless.runtime.events import Event, observing
 from schemaless.topology import Datastore
-from tests.log_harness import wait_for_cells, wait_for_records
-
-pytestmark = pytest.mark.storage
+from tests.log_harness import wait_for_records
 
 SHARD, NEIGHBOUR = 1, 3  # both in partition 1
 BODY = encode_body({"n": 1})
@@ -38,7 +35,7 @@ def datastore(kafka):
 @pytest.fixture
 def opened(kafka, datastore, monkeypatch):
     """Opens logs of partition 1, and closes them at the end. A transaction hangs soon."""
-    monkeypatch.setattr(hanging_transactions, "MARKERS_S", 0.5)
+    monkeypatch.setattr(partition_log, "MARKERS_S", 0.5)
     logs = []
 
     def open_log():
@@ -74,6 +71,14 @@ def position_of(cell):
 def added_ids(kafka, datastore, count):
     """Of all cells in the topic, once there are so many: a commit is seen a moment after it was taken."""
     return [decode_cell(record.value).added_id for record in wait_for_records(kafka, datastore, count)]
+
+
+def write_progress(kafka, datastore, position):
+    """A record of progress without its cells."""
+    producer = Producer({"bootstrap.servers": kafka})
+    value = progress_value(position, topic_id(kafka, datastore.topic, timeout_s=10))
+    producer.produce(datastore.progress_topic, value, progress_key(position.shard), 1)
+    assert producer.flush(10) == 0
 
 
 def delete_topic(kafka, topic):
@@ -200,38 +205,53 @@ def test_a_transaction_of_others_without_an_end_waits_for_a_person(kafka, datast
     assert added_ids(kafka, datastore, 2) == [1, 2]
 
 
-def test_hidden_cells_that_progress_counts_wait_for_a_person(kafka, datastore, opened):
-    """Half of a transaction was seen: whatever its end would be, cells would be missing or come twice."""
+def test_a_topic_that_lost_its_end_gets_it_again(kafka, datastore, opened):
+    """A power cut took the last cells, and left the progress that counts them: it goes back to what the topic holds."""
     log, _ = opened()
-    log.publish(cells(1, 1))
-    (published,) = wait_for_cells(kafka, datastore, 1)
-    foreign = Producer({"bootstrap.servers": kafka, "transactional.id": datastore.name, "log_level": 0})
-    foreign.init_transactions(10)
-    foreign.begin_transaction()
-    foreign.produce(datastore.topic, encode_record(published), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
-    foreign.flush(10)
-    with pytest.raises(Misconfigured, match="progress counts cells behind it as published"):
-        opened()
-    foreign.abort_transaction(10)
-    assert opened()[1].positions[SHARD].location == Location(1, 1)
+    kept, neighbours, lost = cells(1, 2), cells(1, 1, NEIGHBOUR), cells(3, 4)
+    log.publish([*kept, *neighbours])
+    write_progress(kafka, datastore, position_of(lost[-1]))
+    fresh, progress = opened()
+    assert progress.positions == {SHARD: position_of(kept[-1]), NEIGHBOUR: position_of(neighbours[-1])}
+    assert list(progress.unrecorded) == [SHARD, NEIGHBOUR]  # the newest record names the topic's last one
+    fresh.publish(lost)
+    assert sorted(added_ids(kafka, datastore, 5)) == [1, 1, 2, 3, 4]
+    assert opened()[1].unrecorded == {}
 
 
-def test_after_a_forgotten_end_progress_follows_the_cells_that_are_seen(kafka, datastore, opened, monkeypatch):
+def test_a_cell_of_another_history_is_not_the_one_that_progress_names(kafka, datastore, opened):
+    """The number is there, and its digest is another one (I16)."""
+    log, _ = opened()
+    published = cells(1, 2)
+    log.publish(published)
+    write_progress(kafka, datastore, position_of(cells(2, 2)[0]))
+    assert opened()[1].positions[SHARD] == position_of(published[-1])
+
+
+def test_progress_that_lost_its_end_follows_the_cells(kafka, datastore, opened, monkeypatch):
     """The cells of a commit are seen, its progress is not: they aren't published again."""
     log, _ = opened()
     log.publish(cells(1, 1))
-    producer = Producer({"bootstrap.servers": kafka})
-    (second,) = cells(2, 2)
-    producer.produce(datastore.topic, encode_record(second), b"", 1, headers=[("v", b"1"), ("kind", b"cell")])
-    producer.flush(10)
-    answers = iter([{(datastore.progress_topic, 1): 1}, {}])
-    monkeypatch.setattr(partition_log, "hanging_transactions", lambda *arguments, **settings: next(answers))
-    assert opened()[1].positions[SHARD].location == Location(1, 2)
-    monkeypatch.undo()
+    second, neighbour = cells(2, 2), cells(1, 1, NEIGHBOUR)
+    monkeypatch.setattr(log, "_produce_progress", lambda positions: None)
+    log.publish([*second, *neighbour])
     fresh, progress = opened()
-    assert progress.positions[SHARD] == position_of(second)
+    expected = {SHARD: position_of(second[0]), NEIGHBOUR: position_of(neighbour[0])}
+    assert progress.positions == progress.unrecorded == expected
     fresh.publish(cells(3, 3))
-    assert added_ids(kafka, datastore, 3) == [1, 2, 3]
+    assert sorted(added_ids(kafka, datastore, 4)) == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("topic", ["topic", "progress_topic"])
+def test_a_running_log_notices_that_a_topic_lost_its_end(datastore, opened, topic):
+    """Offsets come a second time: the transaction is aborted, and the log is opened anew."""
+    log, _ = opened()
+    log.publish(cells(1, 1))
+    log._ends[getattr(datastore, topic)] += 2  # as if one more transaction had been there
+    with pytest.raises(BusUnavailable, match="lost its end"):
+        log.publish(cells(2, 2))
+    assert log.state is LogState.ABORTED
+    assert opened()[1].positions[SHARD].added_id == 1
 
 
 def test_a_generation_is_announced_once(kafka, datastore, opened):
@@ -285,13 +305,14 @@ def test_what_nothing_tells_is_not_guessed(kafka, datastore, opened):
 def test_a_cells_topic_made_anew_is_refused(kafka, datastore, opened):
     """Cells would be missing for good, so somebody has to decide, for every shard that had cells.
 
-    Also when the former owner didn't notice: what it publishes to the new topic doesn't make that one the right one.
+    The former owner publishes nothing to it, because offsets come a second time.
     """
     log, _ = opened()
     log.publish([*cells(1, 5), *cells(1, 1, NEIGHBOUR)])
     delete_topic(kafka, datastore.topic)
     ensure_topics(kafka, datastore)
-    log.publish(cells(6, 6))
+    with pytest.raises(BusUnavailable, match="lost its end"):
+        log.publish(cells(6, 6))
     for shards in ("2 shards of this partition, 1", "1 shards of this partition, 3"):
         with pytest.raises(Misconfigured, match=f"created again, and {shards} is the first.*seek"):
             opened()

@@ -10,8 +10,6 @@ from schemaless.bus.topics import ensure_topics
 from schemaless.errors import Misconfigured
 from schemaless.topology import Datastore
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture
 def admin(kafka):
@@ -55,7 +53,6 @@ def test_topics_are_made_as_the_contract_says(admin, kafka, datastore):
 @pytest.mark.parametrize(
     ("which", "settings", "told"),
     [
-        ("topic", {"max.message.bytes": "1048588"}, "max.message.bytes=1048588: a large cell would stop"),
         ("topic", {"cleanup.policy": "compact", "max.message.bytes": "4194304"}, "cleanup.policy=compact"),
         ("progress_topic", {"cleanup.policy": "delete"}, "cleanup.policy=delete: progress would expire"),
     ],

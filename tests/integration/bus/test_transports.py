@@ -19,7 +19,7 @@ from tests.topic_harness import new_topic, publish, stored_cell
 from tests.unit.schemaless.consume.test_host import SETTINGS as HOST_SETTINGS
 from tests.unit.schemaless.consume.test_host import MemoryConsumer, MemoryMasters
 
-pytestmark = [pytest.mark.storage, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 PARTITIONS = 3
 READ_PAUSE_S = 0.03
@@ -387,3 +387,13 @@ async def until(holds, timeout_s=30.0):
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
+
+
+async def test_a_topic_that_was_made_anew_is_read_within_a_session(kafka, datastore, kind):
+    """The clients look for new topics and partitions every few seconds, and not every five minutes."""
+    async with running(kafka, datastore, kind) as collector:
+        admin = AdminClient({"bootstrap.servers": kafka})
+        await asyncio.to_thread(admin.delete_topics([datastore.topic])[datastore.topic].result)
+        await until(lambda: not collector.owned, 20)
+        await asyncio.to_thread(ensure_topics, kafka, datastore)
+        await until(lambda: sorted(collector.owned) == list(range(PARTITIONS)), 20)

@@ -9,8 +9,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from schemaless.bus import warm_up
 from schemaless.errors import BusUnavailable
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture
 def admin(kafka):

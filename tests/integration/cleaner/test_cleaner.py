@@ -3,15 +3,14 @@
 import asyncio
 import hashlib
 import uuid
-from pathlib import Path
 
 import msgspec
 import pytest
 
+from cleaner import service
 from cleaner.service import Cleaner
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import decode_body, encode_body
-from schemaless.config import CleanerSettings
 from schemaless.sharding import shard_of
 from schemaless.storage import buffer_table, conflict_table, entity_table, refusal_table, shard_head
 from schemaless.storage.buffer_table import BufferRow, Sizes
@@ -21,7 +20,13 @@ from schemaless.storage.sql import sql
 pytestmark = pytest.mark.storage
 
 BASE = ColumnName("BASE")
-SETTINGS = CleanerSettings(topology=Path("unused"), kafka="unused", grace_s=0.0, rescue_grace_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch):
+    """Rows are old enough at once."""
+    monkeypatch.setattr(service, "GRACE_S", 0.0)
+    monkeypatch.setattr(service, "RESCUE_GRACE_S", 0.0)
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def datastore(make_datastore):
 
 @pytest.fixture
 def cleaner(async_storage):
-    return Cleaner(async_storage, SETTINGS)
+    return Cleaner(async_storage)
 
 
 def row_of(datastore, ref_key: int = 1, row: bytes | None = None, **body: object) -> BufferRow:
@@ -175,7 +180,7 @@ async def test_several_cleaners_at_once_are_harmless(async_storage, datastore):
     refused = [row_of(datastore, row=row.key.row_key, n=-1) for row in stored[:5]]
     await put_home(async_storage, datastore, stored)
     await buffer(async_storage, datastore, [*stored[5:], *missing, *refused])
-    cleaners = [Cleaner(async_storage, SETTINGS) for _ in range(4)]
+    cleaners = [Cleaner(async_storage) for _ in range(4)]
     for _ in range(4):
         await asyncio.gather(*(cleaner.step() for cleaner in cleaners))
         await minion_shows(async_storage, datastore, 40)
@@ -191,11 +196,30 @@ async def test_a_taken_over_row_is_not_deleted_behind_its_put(async_storage, dat
     (seen,) = await async_storage.master("b").run(rows_of, datastore.name)
     again = BufferRow(row.key, row.body, row.shard, row.home, row.claim + 1)
     await buffer(async_storage, datastore, [again])
-    assert await async_storage.master("b").run(buffer_table.delete_confirmed, [seen]) == 0
+    assert await async_storage.master("b").run(buffer_table.delete_confirmed, [seen], "a", 0) == 0
+
+
+async def test_a_row_that_has_the_number_of_one_that_was_read_is_another(async_storage, datastore):
+    """A minion that is promoted gives numbers again which the lost master had given, also to cells of the same put."""
+    read = row_of(datastore, n=1)
+    other = msgspec.structs.replace(row_of(datastore, n=2), claim=read.claim)
+    here = async_storage.master("b")
+    await buffer(async_storage, datastore, [read])
+    (seen,) = await here.run(rows_of, datastore.name)
+    await here.run(query, f"DELETE FROM schemaless.buffer WHERE buffer_id = {seen.buffer_id}")
+    await buffer(async_storage, datastore, [other])
+    number = sql("WHERE datastore = %s", datastore.name.encode())
+    await here.run(query, f"UPDATE schemaless.buffer SET buffer_id = {seen.buffer_id} {number}")
+    assert await here.run(buffer_table.cells, [seen]) == [None]
+    await here.run(refusal_table.note, {"no table": [seen]})
+    assert [row.was_refused for row in await here.run(rows_of, datastore.name)] == [False]
+    assert not await here.run(buffer_table.record_conflict, seen, encode_body({"n": 3}), "a", 0)
+    assert await here.run(buffer_table.delete_confirmed, [seen], "a", 0) == 0
+    assert await buffered(async_storage, datastore) == {other.key.row_key}
 
 
 def rows_of(name):
-    rows = yield from buffer_table.page("a", 0, 2**63, Sizes(), rows_max=1000, bytes_max=1 << 30)
+    rows = yield from buffer_table.page("a", 0, 2**63, Sizes(), rows_max=1_000_000, bytes_max=1 << 40)
     return [row for row in rows if row.datastore == name]
 
 
@@ -248,7 +272,7 @@ async def test_a_cell_that_its_home_refuses_is_noted_until_it_is_taken(monkeypat
     with monkeypatch.context() as bounded:  # I14: as many as that, or more
         bounded.setattr(refusal_table, "COUNTED_CELLS_MAX", 1)
         assert (await here.run(refusal_table.refused))[mine].cells == 1
-    await Cleaner(async_storage, SETTINGS).step()
+    await Cleaner(async_storage).step()
     assert mine not in await here.run(refusal_table.refused)
     noted = "SELECT * FROM schemaless.refusal JOIN schemaless.buffer USING (buffer_id)"
     assert await here.run(query, noted + sql(" WHERE datastore = %s", datastore.name.encode())) == ()

@@ -17,13 +17,11 @@ from schemaless.__main__ import app
 from schemaless.bus.topics import ensure_topics
 from schemaless.config import IndexerSettings
 from schemaless.demo.programs import count_effects, read_calls
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.consumer_harness import running_consumer
 from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT
 from tests.log_harness import running_tailers
-
-pytestmark = pytest.mark.storage
 
 MAIN = "from schemaless.__main__ import main; main()"
 CARRIERS = ("HA", "UA")
@@ -142,6 +140,7 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     assert len(shown["entries"]) == 4
     assert shown["freshness"]["complete_until"]
     assert "index_by_tail" in shown["explain"][0]["sql"]
+    assert "version 1, 4 shards would be paused" in index("pause", "--dry-run")
     assert "by_tail paused" in index("pause")
     assert "index resume by_tail" in index("status")
     assert "at most 500 cells" in index("throttle", "--cells-per-s", "500")
@@ -153,6 +152,8 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     assert "is paused" in command("index", "wait", "by_tail", status=3)
     assert "by_tail active" in index("resume")
     assert "has 1\n" in index("problems", "--version", "7", fails=True).args[0] + "\n"
+    assert "version 1, 4 shards would be deleted" in index("drop", "--dry-run")
+    assert "by_tail active" in index("status")
     assert index("drop") == "by_tail deleted\n"
     assert "NotFound" in repr(index("drop", fails=True))
     assert "by_tail of" in (dropped := command("index", "wait", "by_tail", status=3))
@@ -188,10 +189,17 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
             assert "billing" in command("triggers", "list")
             wait_for(lambda: "billing: running, 0 cells (" in command("triggers", "status", "billing"))
             assert "resumed: 0 stopped shards, 0 paused shards" in command("triggers", "resume", "billing")
+            assert "shards would be paused. 2 workers would obey" in command(
+                "triggers", "pause", "billing", "--dry-run"
+            )
+            command("triggers", "pause", "billing")
+            assert "would be resumed: the whole program\n" in command("triggers", "resume", "billing", "--dry-run")
+            assert "resumed: the whole program\n" in command("triggers", "resume", "billing")
             calls = read_calls(tmp_path)
+            ways = "program billing: running, 2 workers"  # one that ended is counted for half a minute
+            wait_for(lambda: ways in command("explain", str(rows["HA"][0])))
             told = command("explain", str(rows["HA"][0]))
             assert "caused by billing/bill_rider@" in told
-            assert "program billing: running, 2 workers" in told
             assert "finished by the checkpoint" in told
             assert "it waits for nothing" in told
             entries = sum(2 + 2 * failures_of(trip) for trip in calls.charges)

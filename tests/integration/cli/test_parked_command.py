@@ -16,8 +16,6 @@ from tests.consumer_harness import running_consumer, write_program
 from tests.environment import environment_of
 from tests.log_harness import running_tailers
 
-pytestmark = pytest.mark.storage
-
 PROGRAM = """
 import pathlib
 from schemaless import RetryPolicy, trigger

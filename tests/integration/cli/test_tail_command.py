@@ -15,8 +15,6 @@ from schemaless.errors import Invalid, NotFound
 from schemaless.location import GenerationStart
 from tests.topic_harness import announce, delete_before, new_topic, produce_foreign, publish, stored_cell
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture
 def tail(kafka):

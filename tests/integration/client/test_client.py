@@ -13,10 +13,8 @@ from schemaless.cell import PutStatus
 from schemaless.client.answers import LogPage, PutFailure
 from schemaless.errors import Conflict, Invalid, LocationGone, NotFound
 from schemaless.sharding import shard_of
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.integration.api.api_harness import row_in
-
-pytestmark = pytest.mark.storage
 
 
 @pytest.fixture(scope="module")

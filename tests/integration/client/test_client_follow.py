@@ -14,8 +14,6 @@ from schemaless.errors import LocationGone
 from tests.integration.api.api_harness import ROOT, api_process, row_in
 from tests.log_harness import restore
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture
 def datastore(make_datastore):

@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless.consume.identity import claim_name
 from schemaless.consume.trigger_program import load_program
+from schemaless.consume.trigger_worker import claim_name
 from schemaless.errors import InUse, NameTaken, StorageUnavailable
 from schemaless.ops.trigger_removal import plan_removal, remove_program
 from schemaless.position import Position
-from schemaless.storage import checkpoint_table, trigger_program_table, worker_table
+from schemaless.storage import checkpoint_table, trigger_order_table, worker_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.worker_table import WorkerReport
-from schemaless.topology import Topology
+from schemaless.topology import StorageCluster, Topology
 from tests.consumer_harness import running_consumer
-
-pytestmark = pytest.mark.storage
 
 MARKED = "from schemaless import trigger\n@trigger(column='BASE')\ndef {}(row_key): ...\n"
 
@@ -43,7 +41,7 @@ def program(tmp_path):
 def owners(storage, datastore, program):
     """By cluster, the origin that is stored."""
     return {
-        cluster: storage.master(cluster).run(trigger_program_table.get, datastore.name, program.consumer).origin
+        cluster: storage.master(cluster).run(trigger_order_table.functions_of, datastore.name, program.consumer).origin
         for cluster in datastore.clusters
     }
 
@@ -84,8 +82,9 @@ async def test_a_program_without_a_known_function_is_another_one(async_storage, 
 async def test_a_new_name_is_claimed_while_all_clusters_answer(topology, async_storage, datastore, program):
     """Another program may own it on a cluster that doesn't. A name that is known to be its own doesn't wait."""
     ours, other = program("a", "bill"), program("b", "bill")
-    away = replace(topology.cluster("b").master, port=1, socket=None)
-    clusters = {**topology.clusters, "b": replace(topology.cluster("b"), master=away)}
+    master, *minions = topology.cluster("b").nodes
+    away = replace(master, port=1, socket=None)
+    clusters = {**topology.clusters, "b": StorageCluster("b", (away, *minions))}
     async with AsyncStorage(Topology(clusters)) as half:
         with pytest.raises(StorageUnavailable, match="main is free"):
             await claim_name(half, datastore, other, take_over=False)
@@ -97,7 +96,7 @@ async def test_a_name_with_two_owners_is_not_taken_from_workers_that_run(storage
     """Each was claimed on one cluster while the other was away. Without workers the later one counts."""
     ours, other = program("a", "bill"), program("b", "notify")
     for cluster, owner in (("a", ours), ("b", other)):
-        storage.master(cluster).run(trigger_program_table.claim, datastore.name, owner.consumer, owner.functions)
+        storage.master(cluster).run(trigger_order_table.claim, datastore.name, owner.consumer, owner.functions)
     report = WorkerReport(origin=ours.origin, host="h", pid=4711)
     storage.master("a").run(worker_table.put, datastore.name, ours.consumer, 7, report)
     with pytest.raises(InUse, match="h pid 4711"):
@@ -136,7 +135,7 @@ async def test_a_removed_program_leaves_its_name_free(storage, async_storage, da
 def test_the_process_of_another_program_ends_and_says_why(capfd, running, kafka, storage, datastore, program, tmp_path):
     """Bug 1 of the first trial: two main.py shared their cells, and each was called for a part."""
     ours = program("a", "bill")
-    storage.master("a").run(trigger_program_table.claim, datastore.name, ours.consumer, ours.functions)
+    storage.master("a").run(trigger_order_table.claim, datastore.name, ours.consumer, ours.functions)
     other = program("b", "bill")
     settings = {"topology": running.path, "kafka": kafka}
     command = ["consumers", str(tmp_path / "b" / "main.py"), "--datastore", datastore.name]

@@ -6,14 +6,10 @@ import sys
 import time
 from contextlib import ExitStack
 
-import pytest
-
 from schemaless.config import ConsumerSettings, IndexerSettings, TailerSettings
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.consumer_harness import write_program
 from tests.environment import environment_of
-
-pytestmark = pytest.mark.storage
 
 TIMEOUT_S = 60.0
 LINES_MAX = 30  # of a process in ten minutes. The limiter of repeats has a unit test of those

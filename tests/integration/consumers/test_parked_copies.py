@@ -6,14 +6,12 @@ from schemaless.bus.parked_topic import ParkedTopic
 from schemaless.bus.reader import PartitionReader
 from schemaless.cell import row_key_text
 from schemaless.codec import decode_cell
-from schemaless.consume.parked_copies import ParkedCopies
+from schemaless.consume.parked_store import ParkedCopies
 from schemaless.errors import BusUnavailable
 from schemaless.record import decoded
 from schemaless.storage import entity_table, parked_table
 from schemaless.storage.parked_table import Cause, ParkedCell
 from tests.log_harness import new_cell, put, run_sql
-
-pytestmark = pytest.mark.storage
 
 CONSUMER = "trigger:billing"
 

@@ -3,15 +3,12 @@
 import re
 
 import httpx
-import pytest
 
 from schemaless.index.definition import load_definition
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from tests.consumer_harness import running_consumer
 from tests.integration.api.api_harness import ROOT
 from tests.log_harness import until
-
-pytestmark = pytest.mark.storage
 
 _LINE = re.compile(r'schemaless_probe_seconds\{datastore="(\w+)",stage="(\w+)"\} (\S+)')
 STAGES = ["acknowledged", "logged", "published", "indexed", "triggered"]

@@ -12,13 +12,11 @@ from examples.card_processor import failures_of
 from schemaless import Client
 from schemaless.bus.topics import ensure_topics
 from schemaless.ops.datastores import create_shards
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from schemaless.topology import Datastore
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import running_tailers
-
-pytestmark = pytest.mark.storage
 
 SOURCE_TEXT_SHA256 = "65f6cbd3425186b54b9d3bdb3ab71cf179daf0eda833b48143e6fc934c2c3517"
 

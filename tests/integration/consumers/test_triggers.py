@@ -2,6 +2,7 @@
 
 import json
 import time
+import uuid
 
 import pytest
 
@@ -15,13 +16,12 @@ from schemaless.storage import checkpoint_table, parked_table, shard_log, trigge
 from schemaless.storage.checkpoint_table import State
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.operation import query
-from schemaless.storage.parked_table import Cause
+from schemaless.storage.parked_table import Cause, Ending
 from schemaless.storage.shard_log import LogRange
 from schemaless.storage.trigger_order_table import ProgramPause
+from schemaless.storage.worker_table import FailingCell, WorkerReport
 from tests.consumer_harness import heads, reached, running_consumer, wait_until_finished, write_program
-from tests.log_harness import new_cell, put, running_tailers
-
-pytestmark = pytest.mark.storage
+from tests.log_harness import erased_at_home, new_cell, put, running_tailers
 
 SHARDS = 4
 PROGRAM = """
@@ -114,6 +114,55 @@ def test_every_cell_is_called_in_order_but_those_of_rows_that_fail(tmp_path, sto
     attempts = {call[3]: call[5] for call in made if call[0] == "check"}
     assert {n for n, attempt in attempts.items() if attempt == 3} == {7, 47, 87}
     assert len([call for call in made if call[0] == "second" and call[3] is not None]) >= 120
+
+
+ERASING = (
+    PROGRAM
+    + """
+@trigger(erased=True, column="BASE")
+def erased(cell, context):
+    note("erased", cell, context)
+    assert cell.column_name == "$erase" and cell.cells == {"BASE": [1]}, cell
+"""
+)
+
+
+def test_a_parked_cell_ends_when_it_is_erased(tmp_path, storage, datastore, settings):
+    """Its error goes with its body, and its row goes on: what waits behind it, and then the function for erasures."""
+    program = write_program(tmp_path, "erasing", ERASING % "def")
+    first = new_cell(datastore, {"n": 1, "poison": True}, shard=1)
+    row_key, consumer, master = first.key.row_key, "trigger:erasing", storage.master(datastore.home(1))
+    behind = ShardCell(CellKey(row_key, "BASE", 2), encode_body({"n": 2}), 1)
+    put(storage, datastore, [first, behind])
+
+    def records():
+        return master.run(parked_table.of_row, datastore.name, [consumer], row_key, 9, 9_000)[consumer]
+
+    with run(program, datastore, settings) as process:
+        wait_for(lambda: [record for record in records() if record.cause is Cause.ERROR])
+        assert "ValueError: poison" in records()[0].error
+        # A process that died had reported its call. So had one of another program, which hasn't met the entry.
+        failed = FailingCell("check", str(first.key), "1:1:1", 1, 3, 0, "ValueError: poison")
+        for cluster, name in (
+            (cluster, name) for cluster in datastore.clusters for name in (consumer, "trigger:other")
+        ):
+            report = WorkerReport(host="h", failing=(failed,))
+            storage.master(cluster).run(worker_table.put, datastore.name, name, 7, report)
+        erased_at_home(storage, datastore, row_key, "BASE", 1)
+        wait_for(lambda: not records() and "erased" in [call[0] for call in calls(tmp_path)])
+        wait_until_finished(storage, datastore, consumer)
+        assert process.stop() == 0
+    for cluster in datastore.clusters:
+        found = storage.master(cluster).run(worker_table.of_datastore, datastore.name)
+        reports = {row.consumer: row.report for row in found if row.worker == 7}
+        assert reports[consumer] == WorkerReport(host="h")
+        assert reports["trigger:other"].failing == (failed,)
+        for name in reports:
+            storage.master(cluster).run(worker_table.remove, datastore.name, name, [7])
+    (ended,) = master.run(parked_table.ended_of_row, datastore.name, [consumer], row_key, 9)[consumer]
+    assert (ended.ending, ended.record.error) == (Ending.ERASED, "")
+    made = [(call[0], call[2]) for call in calls(tmp_path) if call[1] == str(uuid.UUID(bytes=row_key))]
+    assert [call for call in made if call != ("check", 1)] == [("check", 2), ("second", 2), ("erased", 1)]
 
 
 def test_a_shard_stops_with_its_reason_and_others_go_on(tmp_path, storage, datastore, settings):

@@ -43,7 +43,7 @@ async def seen(what, timeout_s=30):
 async def test_a_drop_waits_for_a_cluster_that_is_away(running, kafka, datastore, storage, async_storage, api):
     """It is ordered, and says what it waits for. Then nothing is left, and the name makes a second version."""
     settings = {"topology": running.path, "kafka": kafka, "datastores": datastore.name}
-    rows, b = Rows(storage, datastore), running.servers["b-master"]
+    rows, b = Rows(storage, datastore), running.servers["b1"]
     call = api.at(datastore)
     with running_tailers(1, running.path, kafka, datastore), running_consumer(["indexer"], settings):
         fill(rows, 40)
@@ -96,13 +96,13 @@ async def test_a_switch_waits_for_a_cluster_that_is_away(running, kafka, datasto
         ordered = {"change": "true", "hold": "true"}
         assert call("PUT", "/indexes/away", json=changed("away", "twice"), params=ordered).status_code == 201
         wait_until(lambda: versions(call, "away")[2]["state"] == "active", timeout_s=60)
-        for master in ("b-master", "a-master"):
+        for master in ("b1", "a1"):
             running.servers[master].kill()
             try:
                 refused = call("POST", "/indexes/away/switch", json={})
                 assert refused.status_code == 503, refused.text
                 assert refused.json()["retryable"]
-                if master == "b-master":
+                if master == "b1":
                     answered = call.get("/indexes/away/entries", params={"owner": owners_on_a[0]})
                     assert (answered.status_code, answered.json()["version"]) == (200, 1)
             finally:
@@ -121,7 +121,7 @@ async def test_a_switch_waits_for_a_cluster_that_is_away(running, kafka, datasto
 async def test_a_drop_needs_one_master(running, datastore, async_storage):
     """With all of them away nobody has taken the order, and the caller is told so."""
     await create_index(async_storage, datastore, definition())
-    masters = [running.servers[name] for name in ("a-master", "b-master")]
+    masters = [running.servers[name] for name in ("a1", "b1")]
     for master in masters:
         master.kill()
     try:

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from indexer.removal import remove_from, remove_strays
+from indexer.service import remove_from, remove_strays
 from schemaless.codec import encode_body
 from schemaless.consume.ports import Run
 from schemaless.index.catalogue import create_index
-from schemaless.index.problems import Misfit
+from schemaless.index.entry import Misfit
 from schemaless.index.transition import ProblemWrite
 from schemaless.location import Location
 from schemaless.storage import entity_table, index_problem_table
@@ -122,7 +122,7 @@ def test_of_a_row_some_fields_are_listed_and_all_are_counted(rows):
     """An index has up to 62 fields, and each row may fit none of them."""
     misfits = tuple(Misfit(f"f{n}", "is no int", '"x"', values=2) for n in range(LISTED_MAX + 4))
     unfit = ProblemWrite(0, bytes(16), Location(1, 1), misfits)
-    rows.master(0).run(index_problem_table.write, index_problem_table.upserts(version(rows), [unfit]))
+    rows.master(0).run(query, index_problem_table.upserts(version(rows), [unfit]))
     assert counted(rows) == 2 * len(misfits)
     assert listed(rows) == {bytes(16): {misfit.field for misfit in misfits[:LISTED_MAX]}}
 
@@ -154,7 +154,7 @@ async def test_problems_go_with_their_version(rows, async_storage):
     assert counted(rows) == 0
     stray = IndexVersion(rows.datastore.name, "never_made", 7)
     rows.master(0).run(
-        index_problem_table.write,
+        query,
         "INSERT INTO schemaless.index_problem VALUES"
         f" ('{stray.datastore}', '{stray.name}', {stray.number}, 0, x'{bytes(16).hex()}', 1, 1, 2, '[]')",
     )

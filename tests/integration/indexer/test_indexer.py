@@ -8,8 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-from api.index.query import parse_query
-from api.index.search import find_entries
+from api.index.search import find_entries, parse_query
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import decode_body, encode_body
 from schemaless.errors import Conflict, NotFound
@@ -81,7 +80,7 @@ class Rows:
             master = self.storage.master(self.datastore.home(shard))
             for cell in master.run(entity_table.read_after, self.datastore, shard, 0, 100_000):
                 known = newest[cell.row_key].get(cell.column_name)
-                if known is None or cell.ref_key > known.ref_key:
+                if not cell.is_erased and (known is None or cell.ref_key > known.ref_key):
                     newest[cell.row_key][cell.column_name] = cell
         entries = {}
         for row, columns in newest.items():

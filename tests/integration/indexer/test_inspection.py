@@ -1,5 +1,6 @@
 """Damage of every kind in the tables of an index is found, named and repaired, on real servers (I11)."""
 
+import asyncio
 import functools
 import json
 import random
@@ -11,23 +12,30 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from indexer.index_cleaner import IndexCleaner
+from indexer.index_cleaner import IndexCleaner, MinionCleaner
 from indexer.maintainer import Maintainer
-from indexer.minion_cleaner import MinionCleaner
 from schemaless.__main__ import app
 from schemaless.cell import RowKey, row_key_text
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.ports import Advance, Run
 from schemaless.errors import Invalid, NotReady, StorageUnavailable
-from schemaless.index import expected, inspection, repair
-from schemaless.index.check import check_index
+from schemaless.index import inspection
+from schemaless.index.check import REPLICATED_AFTER_S, check_index
 from schemaless.index.comparison import EntryFaultKind, EntryPlace, FaultCounts, row_after, row_before
-from schemaless.index.inspection import IndexInspector
-from schemaless.index.sweep import SweepSelection, bounds_of, one_row, range_of, ranges_of, sweep, sweep_span
+from schemaless.index.inspection import (
+    IndexInspector,
+    SweepSelection,
+    bounds_of,
+    one_row,
+    range_of,
+    ranges_of,
+    sweep,
+    sweep_span,
+)
 from schemaless.position import Position
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, index_definition_table, index_inspection, index_table, index_write_table
-from schemaless.storage.asyncmy_driver import AsyncNode
+from schemaless.storage import entity_table, index_definition_table, index_table, index_write_table
+from schemaless.storage.asyncmy_driver import AsyncServer
 from schemaless.storage.index_definition_table import IndexStage, defined
 from schemaless.storage.index_pass_table import MASTERS, IndexPass, merged, note, note_found, of_all
 from schemaless.storage.index_problem_table import IndexVersion
@@ -155,7 +163,7 @@ async def test_a_span_keeps_its_bounds(indexed, monkeypatch, bound):
     if bound == "entries":
         monkeypatch.setattr(inspection, "_SPAN_ENTRY_BYTES_MAX", 1)
     elif bound == "bytes":
-        monkeypatch.setattr(inspection.entity_walk.span, "__defaults__", (100,))
+        monkeypatch.setattr(inspection.entity_table.span, "__defaults__", (100,))
     else:
         rows.inspector.page_rows = 1
     assert await rows.inspect_ranges() == []
@@ -259,7 +267,7 @@ async def test_rows_that_have_more_entries_when_they_are_looked_at_again_are_not
     for shard in range(SHARDS):
         rows.sql(shard, "UPDATE {table} SET weight = 77")
     monkeypatch.setattr(inspection, "_PAGE_ENTRIES", 3)
-    monkeypatch.setattr(expected, "_ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(inspection, "_ROWS_AT_ONCE", 1)
     unsettled, looks = rows.inspector._unsettled, []
 
     async def grown(suspects, reached):
@@ -365,7 +373,7 @@ async def test_a_repair_waits_for_a_minion_that_is_behind(indexed, admin, monkey
         for each in minions:
             await replicated(rows, each)
 
-    monkeypatch.setattr(repair, "asyncio", SimpleNamespace(sleep=caught_up))
+    monkeypatch.setattr(inspection, "asyncio", SimpleNamespace(sleep=caught_up))
     with replication_stopped(minion):
         beside = next(key for _, key, _ in others if key != row and shard_of(key, SHARDS) == source)
         rows.put(rows.cell(beside, "STATUS", 9, {"state": "later"}))
@@ -512,6 +520,30 @@ async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(
     assert noted() == {minion.node.name: 1}  # nor other shards
     assert command(rows, "verify", "by_owner", *(span if of_range else ()))[0] == 0
     assert noted() == {}
+
+
+async def test_a_repair_is_looked_for_on_minions_when_they_may_have_followed(indexed, command, admin, monkeypatch):
+    """A minion applies nothing until the repair waits for it. It isn't said to differ, and no query leaves it out."""
+    rows, _ = await filled(indexed, definition())
+    define(rows)
+    shard, row, _ = min(rows.wanted(rows.index))
+    minion, *_ = minions = admin.minions(rows.datastore.home(shard))
+    for each in minions:
+        await replicated(rows, each)
+    wait = asyncio.sleep
+
+    async def sleep(seconds, result=None):
+        if seconds == REPLICATED_AFTER_S:
+            run_sql(minion, "START REPLICA SQL_THREAD")
+        return await wait(seconds, result)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    rows.sql(shard, f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{row.hex()}'")
+    stale = f"SELECT 1 FROM {index_table.table(rows.datastore, shard, rows.index)} WHERE number = 77"
+    await until(lambda: all(each.run(query, stale) for each in minions))
+    with replication_stopped(minion):
+        status, told = command(rows, "repair", "by_owner", "--row", row_key_text(row), "--json")
+    assert (status, told["repaired"], told["minions"]["stale"]) == (0, 1, 0)
 
 
 async def test_a_range_of_which_only_a_check_noted_something_counts_as_not_compared(indexed):
@@ -700,19 +732,19 @@ async def test_what_only_a_minion_has_is_named_and_counted_by_the_cleaner(indexe
     rows.sql(shard, local.format(change=f"DELETE FROM {{table}} WHERE row_key = x'{ghost.hex()}'"), minion)
 
 
-@pytest.mark.parametrize("fails", [None, index_inspection.live_in_span], ids=["away", "without its tables"])
+@pytest.mark.parametrize("fails", [None, index_table.live_in_span], ids=["away", "without its tables"])
 async def test_a_minion_that_cant_be_compared_holds_up_no_other(indexed, async_storage, monkeypatch, fails):
     """It is named in the log. Where none can be compared, the range is compared later."""
     rows, _ = await filled(indexed, definition())
     minion = async_storage.minions(rows.datastore.clusters[0])[0]
-    away, asked = {minion.node.name}, AsyncNode.run
+    away, asked = {minion.node.name}, AsyncServer.run
 
     async def run(node, operation, *arguments, **options):
         if node.node.name in away and fails in (None, operation):
             raise StorageUnavailable(f"{node.node.name} is away")
         return await asked(node, operation, *arguments, **options)
 
-    monkeypatch.setattr(AsyncNode, "run", run)
+    monkeypatch.setattr(AsyncServer, "run", run)
     cleaner = MinionCleaner(async_storage, rows.datastore, lambda: range(SHARDS), 1e6)
     cleaner.watch([rows.index])
     with capture_logs() as logs:

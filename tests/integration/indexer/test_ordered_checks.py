@@ -7,8 +7,8 @@ import uuid
 import pytest
 from typer.testing import CliRunner
 
-from indexer.ordered_checks import OrderedChecks
-from indexer.removal import remove_from
+from indexer.index_cleaner import OrderedChecks
+from indexer.service import remove_from
 from schemaless import AsyncClient, Client, Invalid, NotFound, NotReady
 from schemaless.__main__ import app
 from schemaless.cell import row_key_text

@@ -7,22 +7,21 @@ import random
 import pytest
 
 from indexer import walker as walker_module
-from indexer.build_load import BuildLoad
-from indexer.builder import build_step
-from indexer.refused_writes import RefusedWrites
-from indexer.walker import WalkedCheckpoints, Walker
+from indexer.service import build_step
+from indexer.walker import BuildLoad, RefusedWrites, WalkedCheckpoints, Walker
 from schemaless.cell import row_key_text
 from schemaless.codec import encode_body
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
 from schemaless.consume.delivery import Delivery
-from schemaless.consume.mysql_log import HomeLog
+from schemaless.consume.host import HomeLog
 from schemaless.index.catalogue import build_progress, create_index, find_index
 from schemaless.location import Location
-from schemaless.storage import checkpoint_table, entity_table, entity_walk, index_definition_table, index_table
+from schemaless.storage import checkpoint_table, entity_table, index_definition_table, index_table
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
 from tests.integration.indexer.test_indexer import SHARDS, definition, owners
 from tests.integration.indexer.test_superseding import IndexedRows, moves, row_keys_of
+from tests.log_harness import erased_at_home
 
 pytestmark = pytest.mark.storage
 
@@ -91,8 +90,38 @@ class WalkedRows(IndexedRows):
 
 @pytest.fixture
 def rows(storage, async_storage, make_datastore, monkeypatch):
-    monkeypatch.setattr(entity_walk, "COLUMNS_AT_ONCE", PAGE)
+    monkeypatch.setattr(entity_table, "COLUMNS_AT_ONCE", PAGE)
     return WalkedRows(storage, make_datastore(shards=SHARDS, partitions=2), async_storage)
+
+
+async def test_what_is_erased_before_a_walk_and_during_it_leaves_nothing(rows):
+    """Rows that were walked before, others after it, and the walk still proves that it met every cell (I19)."""
+    row_keys, by_shard = row_keys_of(0, 20), list(owners().values())
+    texts = {row_key: row_key_text(row_key)[-12:] for row_key in row_keys}
+    for n, row_key in enumerate(row_keys):
+        body = {"owner": by_shard[n % SHARDS], "number": texts[row_key]}
+        rows.put(rows.cell(row_key, "BASE", 1, body), rows.cell(row_key, "STATUS", 1, {"state": texts[row_key]}))
+    erased = row_keys[::3]
+    first, *others = erased
+    erased_at_home(rows.storage, rows.datastore, first)
+    await rows.begin()
+    walker = rows.walker()
+    for _ in range(4):
+        assert await walker.step(0)
+    for row_key in others:
+        erased_at_home(rows.storage, rows.datastore, row_key)
+    await rows.walk(walker=walker)
+    assert walker.reason is None
+    ((head,),) = rows.select(0, f"SELECT MAX(added_id) FROM `{rows.datastore.database(0)}`.entity")
+    await rows.deliver(0, Location(1, head))
+    found = rows.found(definition())
+    assert {row_key for _, row_key, _ in found} == set(row_keys) - set(erased)
+    assert found == rows.wanted(definition())
+    tables = [f"`{rows.datastore.database(shard)}`.`{definition().table}`" for shard in range(SHARDS)]
+    dump = "".join(repr(rows.select(shard, f"SELECT * FROM {table}")) for shard, table in enumerate(tables))
+    of = f"WHERE datastore = '{rows.datastore.name}'"
+    dump += "".join(repr(rows.select(n, f"SELECT details FROM schemaless.index_problem {of}")) for n in range(SHARDS))
+    assert [row_key for row_key in row_keys if texts[row_key] in dump] == [key for key in row_keys if key not in erased]
 
 
 def shuffled(cells, seed):
@@ -400,7 +429,7 @@ def test_pages_of_a_walk_end_after_whole_rows(rows):
         found, after, more = [], b"", True
         while more:
             page = rows.master(0).run(
-                entity_walk.walk, rows.datastore, 0, {"BASE", "C3"}, 32, after, columns_max, bytes_max
+                entity_table.walk, rows.datastore, 0, {"BASE", "C3"}, 32, after, columns_max, bytes_max
             )
             assert page.rows or not page.more
             found += page.rows

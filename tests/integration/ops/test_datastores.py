@@ -8,7 +8,7 @@ import pytest
 
 from schemaless.errors import Invalid, Misconfigured, NotFound
 from schemaless.ops.datastores import Catalogue, create_shards, list_datastores, parse_name
-from schemaless.storage import datastore_table, schema, shard_head
+from schemaless.storage import schema, shard_head
 from schemaless.storage.operation import query
 from schemaless.topology import Datastore
 
@@ -47,7 +47,7 @@ def test_what_a_crash_left_is_finished(storage, admin, topology, create):
     wanted = fresh(4)
     for cluster in ("a", "b"):
         storage.master(cluster).run(schema.create_server_tables)
-    storage.master("a").run(datastore_table.insert, wanted)
+    storage.master("a").run(schema.insert_datastore, wanted)
     admin.master("a").run(schema.create_shard, wanted, 0)
     assert wanted.name not in list_datastores(topology)
     seen = []

@@ -31,11 +31,11 @@ def test_the_accounts_of_the_page_may_create_a_datastore_by_the_topology_of_the_
             admin.master(cluster).run(query, statement)
     document = json.loads(block("json"))
     for cluster, nodes in document["clusters"].items():
-        master = topology.cluster(cluster).master
+        master = topology.cluster(cluster).nodes[0]
         place = {"host": "127.0.0.1", "port": master.port, "socket": master.socket, "user": name}
-        nodes["master"] |= place
-        nodes["master"].pop("tls", None)  # of a server that has certificates
-        nodes["minions"] = []
+        nodes[0] |= place
+        nodes[0].pop("tls", None)  # of a server that has certificates
+        del nodes[1:]
     file = tmp_path / "topology.json"
     file.write_text(json.dumps(document))
     file.chmod(0o600)

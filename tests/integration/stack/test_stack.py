@@ -28,26 +28,25 @@ from schemaless.stack.admin import Accounts, session
 from schemaless.stack.endpoints import _kafka_account, refresh_endpoints
 from schemaless.stack.local import LocalServer, running_topology
 from schemaless.stack.mysql_server import MySQLServer
-from schemaless.stack.plan import StackPlan, UnknownFormat, load_or_make_plan, require_plan
-from schemaless.stack.ports import PortInUse
-from schemaless.stack.processes import ProcessRole, SupervisedProgram, service_programs
+from schemaless.stack.plan import PortInUse, StackPlan, UnknownFormat, load_or_make_plan, require_plan
 from schemaless.stack.programs import Flavour
-from schemaless.stack.replication import replication_status
-from schemaless.stack.supervision import ProcessState
+from schemaless.stack.supervision import ProcessRole, ProcessState, SupervisedProgram, service_programs
 from schemaless.topology import load_topology
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
 
 def sleeping_services(plan: StackPlan) -> list[SupervisedProgram]:
+    """A controller, without which no server takes a write, and a tailer that does nothing."""
     return [
+        *(program for program in service_programs(plan) if program.role is ProcessRole.CONTROLLER),
         SupervisedProgram(
             "tailer-0",
             ProcessRole.TAILER,
             [sys.executable, "-c", "import time; time.sleep(9999)"],
             "/",
             {"SCHEMALESS_TAILER_METRICS_PORT": str(plan.ports["tailer-0-metrics"])},
-        )
+        ),
     ]
 
 
@@ -66,8 +65,8 @@ UP = (
 @pytest.fixture(scope="module")
 def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StackSettings, list[str]]]:
     """A stack that two processes started at once, over what a killed first start had made by half; what they said."""
-    home = tmp_path_factory.mktemp("stack") / "home"
-    for half_made in ("mysql/.template.new", "mysql/a-master/data.new", "kafka/data.new"):
+    home = tmp_path_factory.mktemp("stack") / "my home"
+    for half_made in ("mysql/.template.new", "mysql/a1/data.new", "kafka/data.new"):
         (home / half_made).mkdir(parents=True)
     starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
     made = StackSettings(home=home, warm_up_s=0)
@@ -130,11 +129,13 @@ def test_endpoints_tell_where_everything_is(settings: StackSettings) -> None:
     assert stat.S_IMODE((settings.home / "endpoints.json").stat().st_mode) == 0o600
     assert [len(cluster["minions"]) for cluster in found["clusters"].values()] == [2, 2]
     assert found["datastores"]["mezzanine"] == {"shards": 64, "topic": "schemaless.mezzanine.cells", "partitions": 8}
-    assert {entry["role"] for entry in found["processes"]} == {"mysql", "kafka", "tailer"}
+    assert {entry["role"] for entry in found["processes"]} == {"mysql", "kafka", "tailer", "controller"}
     targets = json.loads((settings.home / "scrape-targets.json").read_bytes())
     measured = {entry["name"]: entry["metrics"] for entry in found["processes"] if entry["metrics"]}
-    assert [target["labels"] for target in targets] == [{"job": "schemaless-tailer", "process": "tailer-0"}]
-    assert measured == {"tailer-0": f"http://{targets[0]['targets'][0]}/metrics"}
+    assert [target["labels"] for target in targets] == [
+        {"job": f"schemaless-{name}", "process": f"{name}-0"} for name in ("controller", "tailer")
+    ]
+    assert measured == {target["labels"]["process"]: f"http://{target['targets'][0]}/metrics" for target in targets}
     for entry in found["processes"]:
         os.kill(entry["pid"], 0)
         assert Path(entry["log"]).exists()
@@ -150,13 +151,13 @@ def test_reader_may_read_everything_and_write_nothing(settings: StackSettings) -
 def test_a_folder_of_before_there_were_administrators_is_refused(tmp_path: Path) -> None:
     """Its servers have one account that may do everything, and no other one can be made with what it knows."""
     (tmp_path / "stack.json").write_text('{"format": 1}')
-    with pytest.raises(UnknownFormat, match="this program knows version 3"):
+    with pytest.raises(UnknownFormat, match="this program knows version 4"):
         start(StackSettings(home=tmp_path))
 
 
 def test_killed_process_comes_back_under_a_new_pid(settings: StackSettings) -> None:
     """A service and a server: supervised alike."""
-    for name in ("tailer-0", "a-minion-1"):
+    for name in ("tailer-0", "a2"):
         old = pid_of(settings, name)
         assert old is not None
         os.kill(old, signal.SIGKILL)
@@ -165,7 +166,7 @@ def test_killed_process_comes_back_under_a_new_pid(settings: StackSettings) -> N
 
 def test_minion_replicates_again_after_a_kill(settings: StackSettings) -> None:
     plan = require_plan(settings.home)
-    minion = next(server for server in plan.servers() if server.name == "b-minion-2")
+    minion = next(server for server in plan.servers() if server.name == "b3")
     old = pid_of(settings, minion.name)
     assert old is not None
     os.kill(old, signal.SIGKILL)
@@ -173,7 +174,8 @@ def test_minion_replicates_again_after_a_kill(settings: StackSettings) -> None:
 
     def healthy() -> bool:
         try:
-            status = replication_status(minion, plan.accounts)
+            with session(minion.administrator(plan.accounts)) as connected:
+                status = connected.replication()
         except Exception:
             return False
         return status is not None and status.healthy
@@ -185,24 +187,24 @@ def test_minion_killed_between_a_ddl_and_its_position_goes_on(tmp_path: Path) ->
     """MariaDB commits them one after the other; the gap is made by hand. MySQL has no gap, and must go on as well."""
     flavour = Flavour(StackSettings().mysql_flavour or Flavour.MARIADB)
     with running_topology(tmp_path, clusters=("a",), flavour=flavour) as running:
-        master, minion = (running.descriptions[name] for name in ("a-master", "a-minion-1"))
-        with session(master.address(running.accounts)) as connected:
+        master, minion = (running.descriptions[name] for name in ("a1", "a2"))
+        with session(master.administrator(running.accounts)) as connected:
             for number in range(3):
                 connected.query(f"CREATE DATABASE made_{number}")
         assert eventually(lambda: "made_2" in databases(minion, running.accounts))
         if flavour is Flavour.MARIADB:
-            with session(minion.address(running.accounts)) as connected:
+            with session(minion.administrator(running.accounts)) as connected:
                 connected.query("STOP SLAVE")
                 connected.query("SET GLOBAL gtid_slave_pos = '1-100-1'")
         running.servers[minion.name].kill()
         running.servers[minion.name].start()
-        with session(master.address(running.accounts)) as connected:
+        with session(master.administrator(running.accounts)) as connected:
             connected.query("CREATE DATABASE made_later")
         assert eventually(lambda: "made_later" in databases(minion, running.accounts))
 
 
 def databases(server: MySQLServer, accounts: Accounts) -> set[str]:
-    with session(server.address(accounts)) as connected:
+    with session(server.administrator(accounts)) as connected:
         return {row["Database"] for row in connected.query("SHOW DATABASES")}
 
 
@@ -303,7 +305,7 @@ def test_data_survive_down_and_up(settings: StackSettings) -> None:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", before["clusters"]["a"]["master"]["port"]))
         other.listen()
-        with pytest.raises(PortInUse, match=r"port \d+ \(a-master\) is in use"):
+        with pytest.raises(PortInUse, match=r"port \d+ \(a1\) is in use"):
             start(settings)
     after = start(settings)
     assert after["datastores"] == before["datastores"]

@@ -19,7 +19,7 @@ from schemaless.storage import entity_table, shard_head
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import Operation
 from schemaless.storage.pymysql_driver import SyncNode
-from schemaless.storage.sql import Name, sql
+from schemaless.storage.sql import Name, commas, sql, time_literal
 from schemaless.topology import Datastore, Node
 
 SHARED_KEYS = 300
@@ -58,15 +58,16 @@ def put_with_the_lock_let_go(datastore: Datastore, cells: Sequence[ShardCell]) -
     """Broken on purpose: the head is moved, and its lock given back, before the cells are committed."""
     heads, now = yield from shard_head.lock(datastore.name, [cell.shard for cell in cells])
     counts = {shard: sum(cell.shard == shard for cell in cells) for shard in heads}
-    moved = {
-        shard: shard_head.Head(shard, head.generation, head.added_id + counts[shard], now)
+    name = sql("%s", datastore.name.encode())
+    moved = [
+        f"({name},{shard},{head.generation},{head.added_id + counts[shard]},{time_literal(now)})"
         for shard, head in heads.items()
-    }
-    yield f"{shard_head.move(datastore.name, moved.values())};COMMIT"
+    ]
+    yield f"{shard_head.MOVE.format(commas(moved))};COMMIT"
     yield "BEGIN"
     inserts = [
         sql(
-            "INSERT INTO %s.entity VALUES (%s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6), NULL)",
+            "INSERT INTO %s.entity VALUES (%s, %s, %s, %s, %s, %s, UTC_TIMESTAMP(6), NULL, NULL, NULL)",
             Name(datastore.database(cell.shard)),
             heads[cell.shard].added_id + 1 + [other for other in cells if other.shard == cell.shard].index(cell),
             heads[cell.shard].generation,

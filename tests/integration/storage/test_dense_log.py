@@ -53,7 +53,7 @@ def gang_of(processes, datastore, topology, tmp_path):
     gangs = []
 
     def start(put) -> WriterGang:
-        master = topology.cluster("a").master
+        master = topology.cluster("a").nodes[0]
         gangs.append(WriterGang(processes, WRITERS, lambda seed, told: (master, datastore, put, seed, told), tmp_path))
         return gangs[-1]
 

@@ -14,10 +14,11 @@ import uvloop
 from schemaless.errors import Busy, DuplicateKey, Invalid, NodeRefuses, Overloaded, StorageUnavailable, TableMissing
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage import entity_table, shard_head
-from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, Traffic, _execute
+from schemaless.storage.asyncmy_driver import AsyncServer, AsyncStorage, Traffic, _execute
+from schemaless.storage.node_core import stamp
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
-from schemaless.topology import Node, Role
+from schemaless.topology import Node
 from tests.log_harness import new_cell, until
 from tests.refusing_node import RefusingNode
 
@@ -43,8 +44,8 @@ async def open_node(request, topology):
     opened = []
 
     def open_one(node=None, **options):
-        kind = Sync if request.param == "pymysql" else AsyncNode
-        opened.append(kind(node or topology.cluster("b").master, **options))
+        kind = Sync if request.param == "pymysql" else AsyncServer
+        opened.append(kind(node or topology.cluster("b").nodes[0], **options))
         return opened[-1]
 
     yield open_one
@@ -55,7 +56,7 @@ async def open_node(request, topology):
 @pytest.fixture
 def server(running):
     """Cluster b's master; it runs again afterwards."""
-    handle = running.servers["b-master"]
+    handle = running.servers["b1"]
     yield handle
     if handle.alive():
         handle.cont()
@@ -76,7 +77,7 @@ async def test_a_connection_is_used_again(open_node):
 
 async def test_a_connection_that_can_t_be_set_up_is_closed(open_node, topology):
     """A server that refuses every statement for a minute has no connection left otherwise."""
-    master = topology.cluster("b").master
+    master = topology.cluster("b").nodes[0]
     with RefusingNode(master.port) as relay:
         node = open_node(replace(master, host="127.0.0.1", port=relay.port, socket=None), timeout_s=0.5)
         relay.refuses.set()
@@ -118,7 +119,7 @@ async def test_every_session_is_set(open_node):
 async def test_a_writer_that_stands_still_loses_its_locks(topology, make_datastore):
     """A process stopped between lock and commit holds up its shard for seconds; MySQL's minute is shortened here."""
     datastore = make_datastore(shards=1, partitions=1, placement=("b",))
-    node = AsyncNode(topology.cluster("b").master, timeout_s=3.0)
+    node = AsyncServer(topology.cluster("b").nodes[0], timeout_s=3.0)
     standing = await node._connect()
     await _execute(standing, "SET wait_timeout = 5 /*M! * 12 */")
     await _execute(standing, next(shard_head.lock(datastore.name, [0])))
@@ -139,6 +140,15 @@ async def test_a_killed_connection_is_opened_again(open_node):
     node, other = open_node(), open_node()
     victim = await node.run(connection_id)
     await other.run(query, f"KILL {victim}")
+    assert await node.run(connection_id) != victim
+
+
+async def test_a_killed_connection_is_opened_again_also_after_a_promotion(open_node):
+    """Its first statement tells the session what the process believes now. A loss then is a loss like any other."""
+    node, other = open_node(), open_node()
+    victim = await node.run(connection_id)
+    await other.run(query, f"KILL {victim}")
+    getattr(node, "driver", node).stamp = stamp(1, 1)
     assert await node.run(connection_id) != victim
 
 
@@ -176,7 +186,7 @@ async def test_errors_are_ours(open_node, make_datastore):
         ("SELECT nothing", NodeRefuses),
         ("INSERT INTO schemaless.format SELECT version FROM schemaless.format", DuplicateKey),
     ):
-        with pytest.raises(kind, match="b-master") as caught:
+        with pytest.raises(kind, match="b1") as caught:
             await node.run(query, statement)
         assert caught.value.__cause__ is not None
     assert await node.run(connection_id)
@@ -241,7 +251,7 @@ async def test_what_is_not_idempotent_is_not_run_again_after_a_loss(open_node):
 
 def test_threads_share_a_bounded_pool(topology):
     """I14: never more connections than allowed, and everybody is served."""
-    node = SyncNode(topology.cluster("b").master, connections_max=2)
+    node = SyncNode(topology.cluster("b").nodes[0], connections_max=2)
     seen = set()
 
     def work():
@@ -263,7 +273,7 @@ def test_a_server_that_dies_while_it_is_connected_to_is_away():
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=reset_all, args=(listener,), daemon=True).start()
-        dying = AsyncNode(Node("n", "a", Role.MASTER, "127.0.0.1", listener.getsockname()[1], "u", "p"))
+        dying = AsyncServer(Node("n", "a", "127.0.0.1", listener.getsockname()[1], "u", "p"))
         assert uvloop.run(errors_of(dying, 150)) == {StorageUnavailable}
 
 
@@ -282,7 +292,7 @@ async def errors_of(node, tries):
 
 async def test_each_kind_of_traffic_has_connections_of_its_own(topology):
     """S9: time in our own queue is nobody's failure, and a probe doesn't wait behind slow reads."""
-    node = AsyncNode(topology.cluster("b").master, shares=dict.fromkeys(Traffic, 1))
+    node = AsyncServer(topology.cluster("b").nodes[0], shares=dict.fromkeys(Traffic, 1))
     slow = asyncio.create_task(node.run(query, "SELECT SLEEP(0.6)"))
     await asyncio.sleep(0.1)
     with pytest.raises(Overloaded, match="for read was free"):
@@ -296,10 +306,10 @@ async def test_each_kind_of_traffic_has_connections_of_its_own(topology):
 async def test_a_loop_that_stands_still_while_it_connects_blames_no_server():
     """S8: the server's greeting lies in the socket. No breaker may open for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        node = Node("n", "a", Role.MASTER, "127.0.0.1", listener.getsockname()[1], "u", "p")
+        node = Node("n", "a", "127.0.0.1", listener.getsockname()[1], "u", "p")
         lag = LoopLag()
         ticking = asyncio.create_task(lag.run())
-        silent = AsyncNode(node, connect_timeout_s=0.2, loop_lag=lag)
+        silent = AsyncServer(node, connect_timeout_s=0.2, loop_lag=lag)
         asked = asyncio.create_task(silent.run(shard_head.position, again_on=()))
         await asyncio.sleep(0.05)
         time.sleep(0.8)  # noqa: ASYNC251

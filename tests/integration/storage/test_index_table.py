@@ -6,14 +6,13 @@ import uuid
 
 import pytest
 
-from api.index.query import parse_query
-from api.index.search import find_entries, merged, places_by_cluster
+from api.index.search import find_entries, merged, parse_query, places_by_cluster
 from schemaless.errors import Invalid
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entries_for, entry_fields, entry_shard
 from schemaless.index.transition import IndexWrite
 from schemaless.location import Location
-from schemaless.storage import index_table, index_tombstones
+from schemaless.storage import index_table
 
 pytestmark = pytest.mark.storage
 
@@ -75,7 +74,7 @@ class Index:
     def ask(self, parameters):
         query = parse_query(DEFINITION, self.datastore.shards, parameters)
         pages = []
-        for cluster, places in places_by_cluster(self.datastore, query).items():
+        for cluster, places in places_by_cluster(self.datastore, DEFINITION, query).items():
             found = self.storage.master(cluster).run(find_entries, self.datastore, DEFINITION, query, places)
             pages.append(found.page)
         return merged(DEFINITION, query, pages)
@@ -133,15 +132,15 @@ def test_a_page_of_tombstones_looks_at_few_rows(index):
         index.put(row_key, (1, n + 1), None if n % 10 == 9 else index.entry(number=n))
     met, after, pages = [], index_table.BEFORE_ALL, 0
     while after is not None:
-        page = index.node.run(index_tombstones.page, index.datastore, DEFINITION, index.shard, after, 7)
-        met += [tombstone.row_key for tombstone in page.tombstones]
-        assert len(page.tombstones) <= 7
+        page = index.node.run(index_table.tombstones, index.datastore, DEFINITION, index.shard, after, 7)
+        met += [row_key for (row_key, _), _ in page.rows]
+        assert len(page.rows) <= 7
         after, pages = page.last, pages + 1
     assert [row_key for row_key in met if row_key in row_keys] == row_keys[9::10]
     assert len(met) == len(set(met))
     assert pages >= len(row_keys) // 7
     assert (
-        index.node.run(index_tombstones.page, index.datastore, DEFINITION, index.shard, (b"\xff" * 16, 0), 7).last
+        index.node.run(index_table.tombstones, index.datastore, DEFINITION, index.shard, (b"\xff" * 16, 0), 7).last
         is None
     )
 

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from schemaless.consume.parked_rows import head_of
-from schemaless.storage import parked_history_table, parked_table
+from schemaless.storage import parked_table
 from schemaless.storage.operation import query
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.parked_table import Cause
+from schemaless.storage.parked_table import Cause, Ending
 from tests.log_harness import run_sql
 from tests.topic_harness import stored_cell
 
@@ -64,17 +63,17 @@ def test_the_history_is_bounded(node, datastore):
     records = [msgspec.structs.replace(record(0, n), row_key=ROW) for n in range(1, 8)]
     put(node, datastore, *records)
     for one in records:
-        run_sql(node, parked_history_table.keep(datastore, CONSUMER, 0, one.added_id, Ending.FINISHED))
+        run_sql(node, parked_table.keep(datastore, CONSUMER, 0, one.added_id, Ending.FINISHED))
     old = f"UPDATE schemaless.parked_history SET ended_at = ended_at - INTERVAL 31 DAY WHERE datastore = '{datastore}'"
     run_sql(node, f"{old} AND added_id = 7")
 
     def kept():
-        found = node.run(parked_history_table.of_row, datastore, [CONSUMER], ROW, 100)
+        found = node.run(parked_table.ended_of_row, datastore, [CONSUMER], ROW, 100)
         return sorted(one.record.added_id for one in found[CONSUMER])
 
-    node.run(parked_history_table.forget_old)
+    node.run(parked_table.forget_old_history)
     assert kept() == [1, 2, 3, 4, 5, 6]
-    node.run(parked_history_table.forget_old, parked_history_table.KEPT_DAYS, 2)
+    node.run(parked_table.forget_old_history, parked_table.KEPT_DAYS, 2)
     assert kept() == [5, 6]
 
 
@@ -84,7 +83,7 @@ def test_a_history_within_its_bounds_is_not_read(node, datastore):
     records = [msgspec.structs.replace(record(0, n), row_key=ROW) for n in range(1, 301)]
     put(node, datastore, *records)
     for one in records:
-        run_sql(node, parked_history_table.keep(datastore, CONSUMER, 0, one.added_id, Ending.FINISHED))
+        run_sql(node, parked_table.keep(datastore, CONSUMER, 0, one.added_id, Ending.FINISHED))
 
     def reads():
         counters = yield from query("SHOW SESSION STATUS LIKE 'Handler_read%'")
@@ -92,10 +91,10 @@ def test_a_history_within_its_bounds_is_not_read(node, datastore):
 
     def rows_read(*bounds):
         first, second = (yield from reads()), (yield from reads())
-        yield from parked_history_table.forget_old(*bounds)
+        yield from parked_table.forget_old_history(*bounds)
         return (yield from reads()) - second - (second - first)
 
-    days = parked_history_table.KEPT_DAYS
+    days = parked_table.KEPT_DAYS
     assert node.run(rows_read, days, 300) <= 10
     assert node.run(rows_read, days, 295) <= 20
     (kept,) = node.run(query, "SELECT COUNT(*) FROM schemaless.parked_history")

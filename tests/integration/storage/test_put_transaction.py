@@ -9,7 +9,7 @@ from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RefKey, RowK
 from schemaless.codec import encode_body
 from schemaless.errors import ClockAhead
 from schemaless.sharding import shard_of
-from schemaless.storage import entity_table, put_transaction, shard_head
+from schemaless.storage import buffer_table, entity_table, shard_head
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
@@ -50,7 +50,7 @@ def put(master, datastore, written, scripts=None):
 
 def noted(scripts, datastore, written):
     """The operation, with what it says to the server."""
-    operation = put_transaction.put_copies(datastore, "a", written)
+    operation = buffer_table.put_copies(datastore, "a", written)
     script = next(operation)
     while True:
         scripts.append(script)
@@ -183,13 +183,13 @@ def test_a_clock_that_is_not_believed_writes_nothing(master, datastore):
     home, others = rows(datastore, 3, "a"), rows(datastore, 3, "b")
     now = master.run(shard_head.clock)
     with pytest.raises(ClockAhead):
-        master.run(put_transaction.put_copies, datastore, "a", mixed(home, others), now - 60_000_000)
+        master.run(buffer_table.put_copies, datastore, "a", mixed(home, others), now - 60_000_000)
     assert at_home(master, datastore, home) == [None] * 3
     believed = now + 60_000_000
-    outcomes = master.run(put_transaction.put_copies, datastore, "a", mixed(home, others), believed)
+    outcomes = master.run(buffer_table.put_copies, datastore, "a", mixed(home, others), believed)
     assert told(outcomes) == [PutStatus.STORED, BufferOutcome.INSERTED] * 3
     with pytest.raises(ClockAhead):
-        master.run(put_transaction.put_copies, datastore, "a", home, now - 60_000_000)
+        master.run(buffer_table.put_copies, datastore, "a", home, now - 60_000_000)
 
 
 def test_a_shard_that_met_a_clock_ahead_goes_on_at_its_last_time(master, datastore):
@@ -198,7 +198,7 @@ def test_a_shard_that_met_a_clock_ahead_goes_on_at_its_last_time(master, datasto
     ahead = "UPDATE schemaless.shard_head SET last_created_at = '2099-01-01' WHERE datastore = %s AND shard = %s"
     master.run(query, sql(ahead, datastore.name, row.shard))
     now = master.run(shard_head.clock)
-    (placed,) = master.run(put_transaction.put_copies, datastore, "a", [row], now + 60_000_000)
+    (placed,) = master.run(buffer_table.put_copies, datastore, "a", [row], now + 60_000_000)
     heads = master.run(shard_head.heads, datastore.name)
     assert [head.shard for head in shard_head.ahead(heads, now / 1e6)] == [row.shard]
     assert placed.created_at == next(head.last_created_at for head in heads if head.shard == row.shard)

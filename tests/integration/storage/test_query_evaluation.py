@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.index.evaluation import page_of
+from api.index.entry_reader import page_of
 from schemaless.index.definition import parse_definition
 from schemaless.index.entry import IndexEntry, entry_shard
 from schemaless.index.transition import IndexWrite

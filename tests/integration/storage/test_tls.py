@@ -14,7 +14,7 @@ from schemaless.runtime.tls import Tls
 from schemaless.stack.admin import session
 from schemaless.stack.local import running_topology
 from schemaless.stack.plan import nodes_document
-from schemaless.storage.asyncmy_driver import AsyncNode
+from schemaless.storage.asyncmy_driver import AsyncServer
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import parse_topology
@@ -45,17 +45,17 @@ def running_tls(tmp_path_factory, certificates):
 @pytest.fixture
 def encrypted(running_tls, certificates):
     """The master as a service reaches it over TCP."""
-    return replace(running_tls.topology.cluster("a").master, socket=None, tls=certificates.tls)
+    return replace(running_tls.topology.cluster("a").nodes[0], socket=None, tls=certificates.tls)
 
 
 @pytest.fixture
 def issue(running_tls, certificates):
     """Gives the server another certificate, and its good one back at the end."""
-    server = running_tls.descriptions["a-master"]
+    server = running_tls.descriptions["a1"]
 
     def reload(*arguments, **options):
         certificates.issue(*arguments, **options)
-        with session(server.address(running_tls.accounts)) as connected:
+        with session(server.administrator(running_tls.accounts)) as connected:
             connected.query(RELOAD[FLAVOUR])
 
     yield reload
@@ -71,7 +71,7 @@ def by_pymysql(node):
 
 
 async def _ask(node):
-    opened = AsyncNode(node)
+    opened = AsyncServer(node)
     try:
         return (await opened.run(query, CIPHER))[0][1]
     finally:
@@ -94,23 +94,23 @@ def test_a_connection_is_encrypted(cipher_of, encrypted):
     """The server names the cipher. The topology file brings the paths."""
     document = nodes_document([encrypted])
     (cluster,) = parse_topology(document).clusters.values()
-    assert cluster.master == encrypted
-    assert cipher_of(cluster.master)
+    assert cluster.nodes == (encrypted,)
+    assert cipher_of(cluster.nodes[0])
 
 
 def test_who_does_not_encrypt_is_refused(cipher_of, encrypted):
     """By the server. Nothing falls back to it by itself."""
-    with pytest.raises(StorageUnavailable, match="a-master"):
+    with pytest.raises(StorageUnavailable, match="a1"):
         cipher_of(replace(encrypted, tls=None))
 
 
 def test_a_wrong_ca_is_refused(cipher_of, encrypted, certificates):
-    with pytest.raises(StorageUnavailable, match=r"a-master: its certificate is refused: .*self-signed certificate"):
+    with pytest.raises(StorageUnavailable, match=r"a1: its certificate is refused: .*self-signed certificate"):
         cipher_of(replace(encrypted, tls=certificates.other_tls))
 
 
 def test_a_wrong_host_name_is_refused(cipher_of, encrypted):
-    with pytest.raises(StorageUnavailable, match=r"a-master: its certificate is refused: .* not valid for 'localhost'"):
+    with pytest.raises(StorageUnavailable, match=r"a1: its certificate is refused: .* not valid for 'localhost'"):
         cipher_of(replace(encrypted, host="localhost"))
 
 
@@ -118,14 +118,14 @@ def test_an_expired_certificate_is_refused(cipher_of, encrypted, issue):
     issue(for_s=3)  # MySQL takes none that has expired already
     assert cipher_of(encrypted)
     time.sleep(3)
-    with pytest.raises(StorageUnavailable, match="a-master: its certificate is refused: certificate has expired"):
+    with pytest.raises(StorageUnavailable, match="a1: its certificate is refused: certificate has expired"):
         cipher_of(encrypted)
 
 
 def test_a_server_without_a_certificate_of_that_ca_is_refused(cipher_of, topology, certificates):
     """MariaDB has none and MySQL makes one itself: in both cases nobody gets the password."""
-    node = replace(topology.cluster("b").master, socket=None, tls=certificates.tls)
-    with pytest.raises(StorageUnavailable, match="b-master"):
+    node = replace(topology.cluster("b").nodes[0], socket=None, tls=certificates.tls)
+    with pytest.raises(StorageUnavailable, match="b1"):
         cipher_of(node)
 
 
@@ -136,9 +136,9 @@ def test_files_that_can_not_be_read_cost_their_node_only(cipher_of, encrypted, t
     for content in (None, "", "no PEM file"):
         if content is not None:
             file.write_text(content)
-        refused = pytest.raises(StorageUnavailable, match=rf"a-master: no TLS material can be read from {file}")
+        refused = pytest.raises(StorageUnavailable, match=rf"a1: no TLS material can be read from {file}")
         with capture_logs() as logged, refused:
             cipher_of(node)
-        assert any("TLS files" in line["event"] and line["node"] == "a-master" for line in logged)
+        assert any("TLS files" in line["event"] and line["node"] == "a1" for line in logged)
     file.write_text(Path(encrypted.tls.ca).read_text())
     assert cipher_of(node)

@@ -10,6 +10,7 @@ from itertools import islice
 
 import pytest
 from confluent_kafka import OFFSET_END
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from schemaless import Client, Subscriber
 from schemaless.bus.topics import ensure_topics
@@ -19,8 +20,6 @@ from tests.consumer_harness import heads
 from tests.integration.tailer.test_tailer import open_generation
 from tests.log_harness import new_cell, put, restore, run_sql, running_tailers, wait_for_records, write_for
 from tests.topic_harness import delete_before, produce_foreign
-
-pytestmark = pytest.mark.storage
 
 TIMEOUT_S = 30
 
@@ -121,6 +120,17 @@ async def test_history_goes_over_to_the_topic_while_cells_are_written(
     kept.assert_dense()
     assert sum(map(len, kept.locations.values())) == writing.result() + 4 == subscriber.counts.given
     assert (subscriber.counts.from_log > 0) == (history == "log")
+
+
+def test_raised_partitions_change_nothing(storage, kafka, datastore, follow):
+    """I8: a subscriber that begins afterwards knows where the shards are, and misses none. In a group, too."""
+    put_and_wait(storage, kafka, datastore, 8)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_partitions([NewPartitions(datastore.topic, 3)])[datastore.topic].result()
+    for options in ({}, {"group": datastore.name, "positions": lambda shards: {}}):
+        kept = Kept().follow(subscriber := follow(**options), filled(storage, datastore))
+        kept.assert_dense()
+        assert (subscriber.counts.given, subscriber.counts.foreign) == (8, 0)
 
 
 def test_what_was_cut_off_from_the_topic_is_read_from_the_log(storage, kafka, datastore, follow):

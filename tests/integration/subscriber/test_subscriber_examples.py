@@ -15,7 +15,7 @@ from schemaless.bus.topics import ensure_topics
 from tests.consumer_harness import heads
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 TIMEOUT_S = 40
 

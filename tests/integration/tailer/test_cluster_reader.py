@@ -17,9 +17,9 @@ from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.operation import query
 from schemaless.topology import Role
+from tailer import service
 from tailer.cluster_reader import ClusterReader
-from tailer.partition_tail import PartitionTail, TailerContext
-from tailer.slots import TailerSlots
+from tailer.partition_tail import PartitionTail, TailerContext, TailerSlots
 from tests.log_harness import (
     new_cell,
     put,
@@ -58,16 +58,17 @@ def has_shard_0(node, datastore):
 
 
 async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(
-    running, kafka, new_datastore, storage, admin, tailing
+    running, kafka, new_datastore, storage, admin, tailing, monkeypatch
 ):
     """Replication stops on the minion: what it lacks is only late, and read from the master once the minion is known
     to lag; replication goes on, and the log too, without a repeat.
     """
+    monkeypatch.setattr(service, "LAG_MAX_S", LAG_MAX_S)
     datastore = new_datastore(shards=2, partitions=1)
     put(storage, datastore, cells_of_shard_0(datastore, 3))
     await until(shows(storage.minions("a")[0], datastore, 3))
     with capture_logs() as told, replication_stopped(admin.minions("a")[0]):
-        tailing(datastore, read_from=Role.MINION, lag_max_s=LAG_MAX_S)
+        tailing(datastore, read_from=Role.MINION)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
         put_at = time.monotonic()
         put(storage, datastore, cells_of_shard_0(datastore, 4))
@@ -88,7 +89,7 @@ async def test_a_node_that_hangs_is_left(running, kafka, new_datastore, async_st
         tailing(datastore, read_from=tail_from)
         writing = asyncio.create_task(write_for(async_storage, datastore, seconds=3))
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
-        hung = running.servers["b-master" if tail_from is Role.MASTER else "b-minion-1"]
+        hung = running.servers["b1" if tail_from is Role.MASTER else "b2"]
         hung.stop()
         await until(lambda: any("next node" in entry["event"] for entry in told))
         await asyncio.sleep(0.5)
@@ -102,7 +103,7 @@ async def test_a_node_that_hangs_is_left(running, kafka, new_datastore, async_st
 async def test_a_master_dies_while_its_minion_lags(running, kafka, new_datastore, storage, admin, tailing):
     """The minion shows less than was published: it is not a hole, and nothing is said or published twice."""
     datastore = new_datastore(shards=2, partitions=1)
-    master = running.servers["a-master"]
+    master = running.servers["a1"]
     with capture_logs() as told:
         with replication_stopped(admin.minions("a")[0]):
             tailing(datastore)

@@ -4,8 +4,6 @@ import signal
 import time
 import uuid
 
-import pytest
-
 from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from schemaless.cell import CellKey
@@ -13,8 +11,6 @@ from schemaless.codec import decode_cell, encode_body
 from schemaless.sharding import shard_of
 from schemaless.storage.entity_table import ShardCell
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
-
-pytestmark = pytest.mark.storage
 
 SHARDS = 64
 HUGE = 0
@@ -56,8 +52,9 @@ def test_small_shards_do_not_wait_for_a_huge_one(running, kafka, storage, make_d
     put(storage, datastore, [new_cell(datastore, shard=shard) for shard in small])
     (armed := tmp_path / "armed").touch()
     module = ("tests.faults.halting_tailer", "commit answered", "SIGSTOP", str(armed))
-    settings = {"transactions_max": 1, "transaction_cells_max": BATCH_CELLS, "module": module}
-    with running_tailers(1, running.path, kafka, datastore, **settings) as (tailer,):
+    constants = {"tailer.partition_tail.TRANSACTION_CELLS_MAX": BATCH_CELLS, "tailer.service.TRANSACTIONS_MAX": 1}
+    arguments = (running.path, kafka, datastore)
+    with running_tailers(1, *arguments, module=module, constants=constants) as (tailer,):
         deadline = time.monotonic() + 30
         while not tailer.halted():
             assert time.monotonic() < deadline

@@ -12,6 +12,7 @@ from schemaless.__main__ import app
 from schemaless.audit.report import FindingKind
 from schemaless.audit.run import audit
 from schemaless.codec import decode_cell
+from schemaless.errors import Misconfigured
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
 
@@ -58,6 +59,8 @@ class Case:
     def seek(self, *arguments):
         environment = {"SCHEMALESS_TOPOLOGY": str(self.running.path), "SCHEMALESS_KAFKA": self.kafka}
         result = CliRunner().invoke(app, ["tailer", "seek", self.datastore.name, *arguments], env=environment)
+        if isinstance(result.exception, Misconfigured):
+            raise result.exception
         assert result.exit_code == 0, result.output
 
     def audit(self, stall_s=5):
@@ -127,6 +130,8 @@ def test_topics_deleted_under_a_tailer_are_made_anew_and_wait_for_a_seek(case):
         assert records(case.kafka, case.datastore) == []
         case.seek("0")
         case.await_published(8)
+        with pytest.raises(Misconfigured, match="nothing is moved"):
+            case.seek("0")
         report = case.audit()
     assert (report.findings.named, report.cells()["matched"]) == ([], 7)
 

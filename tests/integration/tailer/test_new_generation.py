@@ -18,6 +18,7 @@ from schemaless.errors import BusUnavailable, Invalid, Misconfigured, StorageUna
 from schemaless.location import GenerationStart, Location
 from schemaless.position import cell_digest
 from schemaless.storage import shard_head, shard_log
+from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.shard_log import LogRange
 from tests.log_harness import new_cell, put, restore, run_sql, until, wait_for_cells, wait_for_records
 from tests.topic_harness import delete_before, publish
@@ -87,6 +88,32 @@ def test_a_new_generation_begins_behind_the_last_cell_that_both_have(tailer, sto
     assert "has a new generation already, 2" in str(again)
 
 
+SHOWN = {
+    "a ballot that a server of another cluster promised": (
+        "b1", "REPLACE INTO schemaless.promise VALUES (@@server_id, 40, 'x', UTC_TIMESTAMP(6))",
+        "DELETE FROM schemaless.promise",
+    ),
+    "a generation of the shard on a former master": (
+        "a2", "UPDATE schemaless.shard_head SET generation = 40 WHERE datastore = '{}'",
+        "UPDATE schemaless.shard_head SET generation = 1 WHERE datastore = '{}'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_its_number_is_above_all_that_any_server_shows(name, tailer, running, restored):
+    """A controller gives the same numbers to its changes, and no two histories may share one."""
+    server, shows, forgets = SHOWN[name]
+    nodes = (node for cluster in running.administrators.clusters.values() for node in cluster.nodes)
+    with AdminSession(next(node for node in nodes if node.name == server)) as session:
+        session.query(f"SET sql_log_bin = 0; {shows.format(restored.name)}")
+        try:
+            planned = tailer("new-generation", restored.name, "--shard", "0", "--dry-run")
+        finally:
+            session.query(forgets.format(restored.name))
+    assert "shard 0: generation 41 begins at 7" in planned.output
+
+
 def test_a_plan_that_is_outdated_changes_nothing(storage, restored):
     """Of two commands at once the second one is refused, unless it is the same again after a lost answer."""
     master = storage.master("a")
@@ -130,7 +157,7 @@ def test_a_seek_is_no_way_out(tailer, restored):
     assert isinstance(refused, Misconfigured)
     assert f"run `schemaless tailer new-generation {restored.name} --shard 0`" in str(refused)
     assert tailer("new-generation", restored.name, "--shard", "0").exit_code == 0
-    preview = tailer("seek", restored.name, "2", "--shard", "0", "--dry-run").output
+    preview = tailer("seek", restored.name, "2", "--shard", "0", "--repeat", "--dry-run").output
     assert preview == "shard 0: 1:10 → 1:2: 4 cells to come again, 0 never to come\n"  # 1:7 to 1:10 are over
     preview = tailer("seek", restored.name, "8", "--shard", "0", "--dry-run").output
     assert preview == "shard 0: 1:10 → 2:8: 0 cells to come again, 2 never to come\n"
@@ -144,11 +171,11 @@ def test_a_seek_tells_which_generations_are_announced_again(tailer, kafka, stora
     """The preview follows the rule of the tail."""
     assert tailer("new-generation", restored.name, "--shard", "0").exit_code == 0
     announce_and_publish(kafka, storage, restored)
-    preview = tailer("seek", restored.name, "2", "--shard", "0", "--dry-run").output
+    preview = tailer("seek", restored.name, "2", "--shard", "0", "--repeat", "--dry-run").output
     assert preview == (
         "shard 0: 2:13 → 1:2: 11 cells to come again, 0 never to come, 1 generation to be announced again\n"
     )
-    preview = tailer("seek", restored.name, "2:6", "--shard", "0", "--dry-run").output
+    preview = tailer("seek", restored.name, "2:6", "--shard", "0", "--repeat", "--dry-run").output
     assert preview == "shard 0: 2:13 → 2:6: 7 cells to come again, 0 never to come\n"
 
 
@@ -253,15 +280,15 @@ def forget_generations(master, datastore):
 def test_with_a_server_away_it_is_refused_with_the_reason(tailer, running, storage, restored, monkeypatch):
     """Neither Kafka nor the shard's master may be missing, for a dry run neither. Nothing is changed."""
     command = ("new-generation", restored.name, "--shard", "0")
-    running.servers["a-master"].kill()
+    running.servers["a1"].kill()
     try:
         for arguments in (command, (*command, "--dry-run")):
             away = refusal(tailer(*arguments))
             assert isinstance(away, StorageUnavailable)
-            assert "a-master" in str(away)
+            assert "a1" in str(away)
         assert isinstance(refusal(tailer("seek", restored.name, "6", "--shard", "0")), StorageUnavailable)
     finally:
-        running.servers["a-master"].start()
+        running.servers["a1"].start()
     monkeypatch.setenv("SCHEMALESS_KAFKA", "127.0.0.1:1")
     for arguments in (command, (*command, "--dry-run")):
         away = refusal(tailer(*arguments))

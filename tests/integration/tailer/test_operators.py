@@ -11,8 +11,6 @@ from schemaless.__main__ import app
 from schemaless.audit.run import audit
 from tests.log_harness import new_cell, put, records, run_sql, running_tailers, until, wait_for_cells
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture
 def tailer(running, kafka, monkeypatch):
@@ -42,7 +40,7 @@ async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafk
     with running_tailers(1, running.path, kafka, datastore, **settings) as (process,):
         put_in_both(storage, datastore, 2)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 4)
-        assert f"{name} is paused" in await asyncio.to_thread(tailer, "pause", name)
+        assert f"{name}: ordered to pause" in await asyncio.to_thread(tailer, "pause", name)
         await until(lambda: "datastore is paused" in output.read_text())
         put_at = [time.monotonic()]
         put_in_both(storage, datastore, 3)
@@ -74,11 +72,11 @@ async def test_an_order_counts_where_one_cluster_was_away(tailer, running, new_d
     """Paused and resumed while a master is dead: what was said last counts when it is back with what it knew."""
     datastore = new_datastore(shards=2, partitions=1)
     tailer("pause", datastore.name)
-    running.servers["b-master"].kill()
+    running.servers["b1"].kill()
     try:
         assert "cluster b is unreachable" in tailer("resume", datastore.name)
     finally:
-        running.servers["b-master"].start()
+        running.servers["b1"].start()
     (told,) = tailer("status", datastore.name, "--json")
     assert told["paused"] is False
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import os
+import re
 import uuid
 from dataclasses import replace
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from structlog.testing import capture_logs
 
 from schemaless.audit.run import audit
-from schemaless.bus.topic_settings import MESSAGE_BYTES_MAX
-from schemaless.bus.topics import ensure_topics
+from schemaless.bus.topics import MESSAGE_BYTES_MAX, ensure_topics
+from schemaless.names import Stall
 from schemaless.ops.datastores import create_shards
 from schemaless.storage import shard_head
 from schemaless.topology import Datastore
+from tailer import partition_tail
 from tests.log_harness import new_cell, put, records, run_sql, until, wait_for_cells, wait_for_records, write_for
 
 pytestmark = pytest.mark.storage
@@ -38,10 +41,13 @@ def open_generation(master, datastore, starts_at):
     )
 
 
-async def test_every_cell_is_published_once_and_in_order(running, kafka, new_datastore, async_storage, tailing):
+async def test_every_cell_is_published_once_and_in_order(
+    running, kafka, new_datastore, async_storage, tailing, monkeypatch
+):
     """Several writers at once, batches over several transactions, both clusters: the audit finds nothing."""
     datastore = new_datastore(shards=8, partitions=4)
-    tailing(datastore, transaction_cells_max=7)
+    monkeypatch.setattr(partition_tail, "TRANSACTION_CELLS_MAX", 7)
+    tailing(datastore)
     cells = await write_for(async_storage, datastore, seconds=2)
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, cells)
 
@@ -58,13 +64,15 @@ async def test_a_new_datastore_is_tailed_without_a_restart(running, kafka, stora
     await asyncio.to_thread(wait_for_cells, kafka, datastore, 1)
 
 
-async def test_bodies_of_any_size_come_in_bounded_batches(running, kafka, new_datastore, storage, tailing):
+async def test_bodies_of_any_size_come_in_bounded_batches(running, kafka, new_datastore, storage, tailing, monkeypatch):
     """Bodies larger than a whole batch may be, beside small ones: all are published, in order."""
     datastore = new_datastore(shards=2, partitions=1)
     sizes = [10, 30_000, *[10] * 30, 700, 700, 700, 30_000, 30_000, *[300] * 20]
     cells = [new_cell(datastore, {"noise": os.urandom(size).hex()}, shard) for size in sizes for shard in (0, 1)]
     put(storage, datastore, cells)
-    tailing(datastore, transaction_bytes_max=4000, transaction_cells_max=20)
+    monkeypatch.setattr(partition_tail, "TRANSACTION_BYTES_MAX", 4000)
+    monkeypatch.setattr(partition_tail, "TRANSACTION_CELLS_MAX", 20)
+    tailing(datastore)
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, len(cells))
 
 
@@ -81,6 +89,37 @@ async def test_a_cell_that_fits_no_record_stops_its_shard_and_no_other(kafka, ne
         put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
         cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
     assert sorted((cell.shard, cell.added_id) for cell in cells) == [(0, 1), (1, 1), (1, 2)]
+
+
+async def test_a_bound_that_was_lowered_stops_one_shard_until_it_is_raised(
+    kafka, new_datastore, storage, tailing, monkeypatch
+):
+    """The shard's reason names cell, size and bound. Others of its partition go on, large batches too."""
+    monkeypatch.setattr("tailer.partition_tail.CORRUPT_RETRY_S", 0.5)
+    datastore = new_datastore(shards=2, partitions=1)
+    service = tailing(datastore)
+    put(storage, datastore, [new_cell(datastore, shard=0)])
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 1)
+    set_bound(kafka, datastore, 20_000)
+    put(storage, datastore, [new_cell(datastore, {"noise": os.urandom(20_000).hex()}, shard=0)])
+    put(storage, datastore, [new_cell(datastore, {"noise": os.urandom(200).hex()}, shard=1) for _ in range(300)])
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 301)
+    (tailer,) = service.datastores
+    await until(lambda: Stall.BOUND in tailer.stalls)
+    (held,) = tailer.report().failing_shards
+    assert held.shard == 0
+    assert re.search(r"bound: cell 1:2, .* stored bytes and fits no record of Kafka: at most 20000 do", held.reason)
+    set_bound(kafka, datastore, MESSAGE_BYTES_MAX)
+    await asyncio.to_thread(wait_for_cells, kafka, datastore, 302)
+    await until(lambda: not tailer.stalls)
+
+
+def set_bound(kafka, datastore, size):
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    changed = ConfigResource("topic", datastore.topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": kafka})  # kept: a request dies with its client
+    (done,) = admin.incremental_alter_configs([changed]).values()
+    done.result()
 
 
 async def test_a_hole_stops_its_shard_and_no_other(kafka, new_datastore, storage, tailing, monkeypatch):
@@ -132,25 +171,25 @@ async def test_a_minion_is_read_while_its_master_is_away(running, kafka, new_dat
     put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
     minion = storage.minions("a")[0]
     await until(lambda: minion.run(shard_head.movement, datastore.name).heads_sum == 5)
-    running.servers["a-master"].kill()
+    running.servers["a1"].kill()
     try:
         tailing(datastore)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
     finally:
-        running.servers["a-master"].start()
+        running.servers["a1"].start()
     put(storage, datastore, [new_cell(datastore, shard=0)])
     await asyncio.to_thread(assert_clean, running.topology, kafka, datastore, 6)
 
 
-async def test_a_topic_with_another_partition_count_is_refused(kafka, make_datastore, storage, tailing):
+async def test_a_topic_with_too_few_partitions_is_refused(kafka, make_datastore, storage, tailing):
     """Nothing is published, and both numbers are told."""
     datastore = make_datastore(shards=4, partitions=2)
-    wrong = replace(datastore, partitions=4)
+    wrong = replace(datastore, partitions=1)
     ensure_topics(kafka, wrong)
     put(storage, datastore, [new_cell(datastore)])
     with capture_logs() as told:
         tailing(datastore)
         await until(lambda: any(entry["log_level"] == "error" for entry in told))
-    assert "has 4 partitions" in str(told)
+    assert "has 1 partitions" in str(told)
     assert "needs 2" in str(told)
     assert records(kafka, wrong) == []

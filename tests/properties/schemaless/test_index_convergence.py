@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body
 from schemaless.index.definition import parse_definition
-from schemaless.index.entry import entries_for, entry_shard, with_column
-from schemaless.index.problems import misfits_of
+from schemaless.index.entry import entries_for, entry_shard, misfits_of, with_column
 from schemaless.index.transition import index_writes, superseding_problems, superseding_writes, walked_writes
 from schemaless.location import Location, generation_at, visible_starts
 from schemaless.storage.entity_table import ShardCell
-from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.testing.memory_program import MemoryEntityTable
 from schemaless.topology import Datastore
 
 SHARDS = 4

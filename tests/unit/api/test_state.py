@@ -7,14 +7,14 @@ from api.state import opened_state
 from schemaless.cell import Cell, CellKey, ColumnName, RefKey, RowKey
 from schemaless.config import ApiSettings
 from schemaless.errors import StorageUnavailable
-from schemaless.storage import asyncmy_driver, put_transaction
-from schemaless.storage.asyncmy_driver import AsyncNode, Traffic
+from schemaless.storage import asyncmy_driver, buffer_table
+from schemaless.storage.asyncmy_driver import AsyncServer, Traffic
 from schemaless.storage.operation import query
 from schemaless.storage.shard_head import CLOCK_AHEAD_MAX_S
-from schemaless.topology import Datastore, Node, Role, StorageCluster, Topology
+from schemaless.topology import Datastore, Node, StorageCluster, Topology
 
-MASTER = Node("a-master", "a", Role.MASTER, "127.0.0.1", 1, "user", "password")
-TOPOLOGY = Topology({"a": StorageCluster("a", MASTER)})
+MASTER = Node("a1", "a", "127.0.0.1", 1, "user", "password")
+TOPOLOGY = Topology({"a": StorageCluster("a", (MASTER,))})
 
 
 async def test_a_put_says_which_created_at_is_the_latest_to_believe(monkeypatch, tmp_path):
@@ -22,11 +22,11 @@ async def test_a_put_says_which_created_at_is_the_latest_to_believe(monkeypatch,
     told = []
 
     async def run(node, operation, *args, **options):
-        if operation is put_transaction.put_copies:
+        if operation is buffer_table.put_copies:
             told.append(args[-1])
         raise StorageUnavailable("nobody is there")
 
-    monkeypatch.setattr(AsyncNode, "run", run)
+    monkeypatch.setattr(AsyncServer, "run", run)
     cell = Cell(CellKey(RowKey(bytes(16)), ColumnName("BASE"), RefKey(1)), b"body")
     before = time.time()
     async with opened_state(ApiSettings(topology=tmp_path, kafka="127.0.0.1:9"), TOPOLOGY) as state:

@@ -72,8 +72,8 @@ def test_the_recorded_demo_was_killed_and_holds():
     assert f'src="docs/{PICTURE.name}"' in (ROOT / "README.md").read_text()
     killed = set(re.findall(r"kill -9 \d+ +# ([\w-]+)", text))
     assert {
-        "a-master",
-        "b-minion-1",
+        "a1",
+        "b2",
         "kafka",
         "tailer-0",
         "indexer-0",

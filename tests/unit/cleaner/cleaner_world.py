@@ -1,15 +1,16 @@
 """A pair of clusters in memory: the buffer of the secondary, and what the servers of the home show."""
 
 import hashlib
-from pathlib import Path
+from collections import Counter
 from types import SimpleNamespace
 
-from cleaner.pair import ClusterPair
+import msgspec
+
+from cleaner.pair import ClusterPair, proven
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.config import CleanerSettings
 from schemaless.errors import ClockAhead, Misconfigured, NotDurable, StorageUnavailable
-from schemaless.storage import buffer_table, entity_table, refusal_table, shard_head
+from schemaless.storage import buffer_table, entity_table, erasure_table, refusal_table, shard_head
 from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.buffer_table import Buffered
 from schemaless.storage.entity_table import ShardCell
@@ -18,9 +19,6 @@ from schemaless.topology import Datastore
 
 TRIPS = Datastore("trips", 4, 2, ("a",))
 PAGE_ROWS = 3
-SETTINGS = CleanerSettings(topology=Path("unused"), kafka="unused", grace_s=1.0, rescue_grace_s=2.0).model_copy(
-    update={"batch_rows_max": PAGE_ROWS}
-)
 
 
 def body(value):
@@ -47,6 +45,13 @@ class Server:
         self.server_id = 1
 
     async def run(self, operation, *args, timeout_s, traffic=Traffic.READ):
+        is_proven = operation is proven
+        operation, *args = args if is_proven else (operation, *args)
+        if operation is erasure_table.covering and self.error is None:
+            return [None] * len(args[1])
+        return await self._answer(operation, args, traffic, is_proven=is_proven)
+
+    async def _answer(self, operation, args, traffic, *, is_proven):
         if self.error is not None:
             self.asked.append(operation.__name__)
             raise self.error
@@ -61,11 +66,12 @@ class Server:
             if self.refused & {cell.key for cell in keys}:
                 raise Misconfigured("no table")
             if self.lossy and traffic is Traffic.WRITE:
-                raise NotDurable("a-master may lose what it acknowledges")
+                raise NotDurable("a1 may lose what it acknowledges")
             if len(args) < 3 or self.clock_us > args[2]:
-                raise ClockAhead("a-master's clock is ahead")
+                raise ClockAhead("a1's clock is ahead")
             self.cells |= {cell.key: cell.body for cell in keys}
             return None
+        assert is_proven, "a former master would be believed"
         found = [self.cells.get(key) for _, key in keys]
         if operation is entity_table.digests:
             self.looked_up.append([key for _, key in keys])
@@ -82,7 +88,7 @@ class Secondary:
     """
 
     def __init__(self):
-        self.node = SimpleNamespace(name="b-master")
+        self.node = SimpleNamespace(name="b1")
         self.rows = {}
         self.conflicts = []
         self.refusals = {}
@@ -102,6 +108,8 @@ class Secondary:
     async def run(self, operation, *args, timeout_s, traffic=Traffic.READ):
         if operation is shard_head.clock:
             return self.clock_us
+        if operation is erasure_table.covering:
+            return [None] * len(args[1])
         if operation is buffer_table.newest_id:
             return max(self.rows, default=0)
         if operation.__name__ == "_page":
@@ -111,14 +119,14 @@ class Secondary:
         if operation is buffer_table.delete_confirmed:
             return sum(self.rows.pop(row.buffer_id, None) is not None for row in args[0])
         if operation is refusal_table.note:
-            self.refusals |= {self.rows[number][0].key: reason for number, reason in args[0].items()}
+            self.refusals |= {row.key: reason for reason, rows in args[0].items() for row in rows}
             return None
         if operation is refusal_table.clear:
             for number in args[0]:
                 del self.refusals[self.rows[number][0].key]
             return None
         assert operation is buffer_table.record_conflict
-        row, stored = args
+        row, stored, *_ = args
         self.conflicts.append((row.key, stored))
         return self.rows.pop(row.buffer_id, None) is not None
 
@@ -134,7 +142,7 @@ class Secondary:
                 if len(page) == page_size.rows or (page and left < 0):
                     break
                 refused = row.key in self.refusals
-                page.append(Buffered(*(getattr(row, name) for name in row.__struct_fields__[:-1]), was_refused=refused))
+                page.append(msgspec.structs.replace(row, was_refused=refused))
         return page
 
 
@@ -143,20 +151,23 @@ class World:
 
     def __init__(self):
         self.now = 1000.0
-        self.secondary, self.master, self.minion = Secondary(), Server("a-master"), Server("a-minion")
+        self.arrivals = Counter()
+        self.secondary, self.master, self.minion = Secondary(), Server("a1"), Server("a2")
 
     def clock(self):
         return self.now
 
-    def pair(self, settings=SETTINGS):
+    def pair(self):
         async def datastore(name):
             return TRIPS
 
         storage = SimpleNamespace(
             master=lambda cluster: {"a": self.master, "b": self.secondary}[cluster],
             minions=lambda cluster: [self.minion],
+            epoch=lambda cluster: 1,
+            placements={},
         )
-        return ClusterPair(storage, SimpleNamespace(datastore=datastore), settings, "b", "a")
+        return ClusterPair(storage, SimpleNamespace(datastore=datastore), "b", "a", self.arrivals)
 
     async def passes(self, one, count=1):
         """Passes that are old enough for what is there now. The first one sees only what is newest."""

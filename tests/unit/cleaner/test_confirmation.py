@@ -2,11 +2,11 @@
 
 import pytest
 
-from cleaner.confirmation import Confirmation
-from cleaner.cursor import PageSize
-from cleaner.pair import Swept
+from cleaner import service
+from cleaner.pair import PageSize, Swept
+from cleaner.service import GRACE_S, Confirmation
 from schemaless.errors import Misconfigured, StorageUnavailable
-from tests.unit.cleaner.cleaner_world import PAGE_ROWS, SETTINGS, World, body
+from tests.unit.cleaner.cleaner_world import PAGE_ROWS, World, body
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def world():
 
 @pytest.fixture
 def confirmation(world):
-    return Confirmation(world.pair(), SETTINGS, world.clock)
+    return Confirmation(world.pair(), world.clock)
 
 
 async def test_a_row_goes_only_after_a_minion_showed_its_body(world, confirmation):
@@ -34,10 +34,10 @@ async def test_a_young_row_is_not_looked_up(world, confirmation):
     await world.passes(confirmation)
     world.secondary.add(1)
     await confirmation.step()
-    world.now += SETTINGS.grace_s / 2
+    world.now += GRACE_S / 2
     await confirmation.step()
     assert world.minion.asked == []
-    world.now += SETTINGS.grace_s / 2
+    world.now += GRACE_S / 2
     await confirmation.step()
     assert world.minion.asked == ["digests"]
 
@@ -45,7 +45,7 @@ async def test_a_young_row_is_not_looked_up(world, confirmation):
 async def test_another_body_is_recorded_with_what_is_stored(world, confirmation):
     """I6: nothing is dropped silently."""
     key = world.secondary.add(1)
-    world.minion.cells[key] = body(2)
+    world.minion.cells[key] = world.master.cells[key] = body(2)
     assert await world.passes(confirmation) == Swept(conflicts=1)
     assert world.secondary.conflicts == [(key, body(2))]
 
@@ -90,7 +90,7 @@ async def test_old_rows_that_no_minion_shows_hold_up_no_fresh_ones(world, confir
     fresh = {world.secondary.add(value): body(value) for value in range(2 * PAGE_ROWS)}
     world.minion.cells = fresh
     await confirmation.step()
-    world.now += SETTINGS.grace_s
+    world.now += GRACE_S
     assert (await confirmation.step()).confirmed == 2 * PAGE_ROWS
 
 
@@ -129,10 +129,11 @@ async def test_a_row_for_which_the_time_never_suffices_holds_up_no_other(world, 
     assert [row.key for row, _ in world.secondary.rows.values()] == [slow]
 
 
-async def test_a_page_ends_by_bytes_too(world):
+async def test_a_page_ends_by_bytes_too(world, monkeypatch):
     """I14: the minion hashes as many bytes as a page has, and one row at least."""
-    settings = SETTINGS.model_copy(update={"batch_rows_max": 1000, "batch_bytes_max": 10 << 20})
-    confirmation = Confirmation(world.pair(settings), settings, world.clock)
+    monkeypatch.setattr(service, "BATCH_ROWS_MAX", 1000)
+    monkeypatch.setattr(service, "BATCH_BYTES_MAX", 10 << 20)
+    confirmation = Confirmation(world.pair(), world.clock)
     for value, size_mib in enumerate((4, 4, 4, 20, 1)):
         world.minion.cells[world.secondary.add(value, size_mib << 20)] = body(value)
     await world.passes(confirmation)
@@ -180,7 +181,7 @@ async def test_what_came_while_no_minion_answered_holds_up_no_fresh_row(world, c
     fresh = world.secondary.add(1)
     world.minion.cells[fresh] = body(1)
     await confirmation.step()
-    world.now += SETTINGS.grace_s
+    world.now += GRACE_S
     assert await confirmation.step() == Swept(confirmed=1)
 
 

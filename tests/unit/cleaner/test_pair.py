@@ -5,19 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from cleaner.pair import in_parts
-from schemaless.errors import ClockAhead, HeadsLocked, NotDurable, TableMissing
+from schemaless.errors import ClockAhead, NotDurable, ShardsLocked, ShardsMoved, TableMissing
 
 ROWS = [SimpleNamespace(buffer_id=n, shard=n % 4) for n in range(100)]
 
 
-async def test_a_locked_head_costs_its_own_rows_only_and_one_wait():
-    """I6: cells of other shards are stored while another transaction holds a head."""
+@pytest.mark.parametrize("error", [ShardsLocked, ShardsMoved])
+async def test_a_locked_head_costs_its_own_rows_only_and_one_wait(error):
+    """I6: cells of other shards are stored while another transaction holds a head, or a shard moves."""
     calls, done = [], []
 
     async def put(rows):
         calls.append(len(rows))
         if any(row.shard == 2 for row in rows):
-            raise HeadsLocked("locked", {2})
+            raise error("not now", {2})
         done.extend(rows)
 
     errors = await in_parts(ROWS, put)

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from cleaner.pair import Swept
-from cleaner.rescue import SMALL_BYTES_MAX, Rescue
+from cleaner.service import RESCUE_GRACE_S, SMALL_BYTES_MAX, Rescue
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import shard_head
-from tests.unit.cleaner.cleaner_world import PAGE_ROWS, SETTINGS, World, body
+from tests.unit.cleaner.cleaner_world import PAGE_ROWS, World, body
 
 LARGE = SMALL_BYTES_MAX + 1
 
@@ -20,14 +20,14 @@ def world():
 
 @pytest.fixture
 def rescue(world):
-    return Rescue(world.pair(), SETTINGS, world.clock)
+    return Rescue(world.pair(), world.clock)
 
 
 async def test_a_missing_cell_is_put_at_home_and_its_row_stays(world, rescue):
     """I6: until a minion shows it. A younger row may be under way, and is left to its own put."""
     missing = world.secondary.add(1)
     await rescue.step()
-    world.now += SETTINGS.rescue_grace_s
+    world.now += RESCUE_GRACE_S
     young = world.secondary.add(2)
     assert await rescue.step() == Swept(rewritten=1)
     assert world.master.cells == {missing: body(1)}
@@ -52,6 +52,19 @@ async def test_what_was_seen_at_home_is_not_asked_again_for_a_minute(world, resc
     swept = [await rescue.step() for _ in range(2)]
     assert sum(swept, Swept()).rewritten == 1
     assert len(world.master.cells) == 2
+
+
+async def test_a_row_that_named_another_home_is_looked_up_at_once(world, rescue):
+    """Its id may be lower than what both walks have passed."""
+    late, later = world.secondary.add(1), world.secondary.add(2)
+    row = world.secondary.rows.pop(1)
+    world.master.cells[later] = body(2)
+    await world.passes(rescue, count=3)
+    world.secondary.rows[1] = row
+    assert await rescue.step() == Swept()
+    world.arrivals["b", "a"] += 1
+    assert await rescue.step() == Swept(rewritten=1)
+    assert world.master.cells[late] == body(1)
 
 
 @pytest.mark.parametrize("told_by", ["heads that fell", "server id"])
@@ -143,10 +156,10 @@ async def test_old_rows_hold_up_no_fresh_ones(world, rescue):
         world.master.cells[world.secondary.add(value)] = body(value)
     await rescue.step()
     fresh = world.secondary.add(1)
-    world.now += SETTINGS.rescue_grace_s
+    world.now += RESCUE_GRACE_S
     await rescue.step()  # the walk ends its pass long before the last row
     await rescue.step()
-    world.now += SETTINGS.rescue_grace_s
+    world.now += RESCUE_GRACE_S
     world.master.looked_up.clear()
     await rescue.step()
     assert [fresh] in world.master.looked_up[:2]
@@ -183,7 +196,7 @@ async def test_a_row_for_which_the_time_never_suffices_holds_up_no_other(world, 
     world.master.rows_max = PAGE_ROWS
     second = world.secondary.add(2)
     await rescue.step()
-    world.now += SETTINGS.rescue_grace_s
+    world.now += RESCUE_GRACE_S
     await rescue.step()
     assert second in world.master.cells
 

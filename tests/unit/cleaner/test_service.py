@@ -1,14 +1,13 @@
 """The cleaner's loops: what one pair of clusters meets is its own affair."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from cleaner import service
 from cleaner.pair import Swept
 from cleaner.service import Cleaner, pause_after
-from schemaless.config import CleanerSettings
 from schemaless.errors import (
     Busy,
     Corrupt,
@@ -18,8 +17,6 @@ from schemaless.errors import (
     StorageUnavailable,
     TableMissing,
 )
-
-SETTINGS = CleanerSettings(topology=Path("unused"), kafka="unused").model_copy(update={"pass_pause_s": 0.0})
 
 
 class Sweep:
@@ -54,14 +51,15 @@ class Sweep:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_pass_that_fails_ends_no_process_and_holds_up_no_other(error):
+async def test_a_pass_that_fails_ends_no_process_and_holds_up_no_other(error, monkeypatch):
     """I6: cells of other homes are still rescued and confirmed, and the failing pair tries again."""
-    refusing = SimpleNamespace(run=lambda *args: _raise(error))
+    refusing = SimpleNamespace(run=lambda *args, **timeout: _raise(error))
     storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None}), master=lambda cluster: refusing)
-    cleaner = Cleaner(storage, SETTINGS)
+    monkeypatch.setattr(service, "PASS_PAUSE_S", 0.0)
+    cleaner = Cleaner(storage)
     stop = asyncio.Event()
     failing, healthy = Sweep(stop, 1000, error), Sweep(stop, 50)
-    cleaner._passes = [(failing, healthy)]
+    monkeypatch.setattr(cleaner, "_new_passes", iter([[(failing, healthy)], *[[]] * 100]).__next__)
     async with asyncio.timeout(10):
         await cleaner.run(stop)
     assert healthy.passes == 50
@@ -83,3 +81,30 @@ def test_the_pause_after_a_pass_grows_with_its_cost_and_while_nothing_changes():
 
 async def _raise(error):
     raise error
+
+
+def test_a_cluster_that_comes_is_swept_as_a_secondary_and_as_a_home():
+    """The passes that run stay. A cluster that is only joining has no buffer yet. Where shards moved, rows may lie on
+    their own home.
+    """
+    clusters, joining, placements = {"a": None, "b": None}, set(), {"trips": {}}
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters=clusters),
+        is_joining=joining.__contains__,
+        placements=placements,
+        master=lambda cluster: SimpleNamespace(node=SimpleNamespace(cluster=cluster)),
+    )
+    cleaner = Cleaner(storage)
+
+    def new_pairs():
+        return sorted("".join(confirmation.name[:2]) for confirmation, _ in cleaner._new_passes())
+
+    assert new_pairs() == ["ab", "ba"]
+    clusters["c"] = None
+    joining.add("c")
+    assert new_pairs() == []
+    joining.clear()
+    assert new_pairs() == ["ac", "bc", "ca", "cb"]
+    assert new_pairs() == []
+    placements["trips"][1] = "where it went"
+    assert new_pairs() == ["aa", "bb", "cc"]

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from indexer.build_load import BuildLoad, BusyTurns
+from indexer.walker import BuildLoad, BusyTurns
 from schemaless.errors import StorageUnavailable
 from schemaless.storage import shard_head
 from schemaless.storage.index_definition_table import NO_LIMITS, IndexLimits
@@ -14,7 +14,7 @@ from schemaless.topology import Datastore, Node, Role
 
 class FakeNode:
     def __init__(self, role, *walked):
-        self.node = Node(name=f"a-{role}", cluster="a", role=role, host="", port=1, user="", password="")
+        self.node = Node(name=f"a-{role}", cluster="a", host="", port=1, user="", password="")
         self.walked = list(walked)
         self.heads_sum = 100
 
@@ -175,7 +175,7 @@ async def test_a_cluster_without_shards_of_the_datastore_is_not_waited_for():
 
 
 async def test_an_order_changes_each_limit_while_a_build_rests():
-    """An operator needn't wait until a long rest is over. Without an order the settings of the process count again."""
+    """An operator needn't wait until a long rest is over. Without an order the defaults count again."""
     world = World([0], lag_cells_max=1, busy_share=0.001)
 
     async def ordered_soon(seconds):

@@ -26,7 +26,7 @@ class Rate:
 
 
 class Node:
-    async def run(self, *arguments: Any) -> dict[int, Any]:
+    async def run(self, *arguments: Any, **options: Any) -> dict[int, Any]:
         """Stores nothing, and has no checkpoints."""
         return {}
 
@@ -39,6 +39,12 @@ class Storage:
 class Inspector:
     class definition:
         name, number, consumer = "by_city", 1, "index:by_city"
+
+        @staticmethod
+        def placed(datastore: Datastore) -> Datastore:
+            return datastore
+
+    placed = Datastore("trips", 4, 4, ("a",))
 
 
 @pytest.mark.parametrize(("busy", "counted"), [(False, ROWS), (True, ROWS * BUSY_FACTOR)])

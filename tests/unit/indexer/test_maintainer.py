@@ -9,7 +9,8 @@ from schemaless.consume.ports import Run
 from schemaless.index.definition import parse_definition
 from schemaless.location import Location
 from schemaless.storage.entity_table import NEWEST_BYTES_MAX, ShardCell, newest_until
-from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.storage.shard_head import read_at_home
+from schemaless.testing.memory_program import MemoryEntityTable
 from schemaless.topology import Datastore
 
 SHARDS = 4
@@ -44,8 +45,8 @@ class MemoryStorage:
     def master(self, cluster):
         return self
 
-    async def run(self, operation, datastore, *arguments):
-        assert operation is newest_until
+    async def run(self, proven, name, untils, operation, datastore, *arguments):
+        assert (proven, operation) == (read_at_home, newest_until)
         found = self.table.newest_until(*arguments)
         self.read_bytes.append(sum(len(cell.body) for cell in found.cells))
         return found

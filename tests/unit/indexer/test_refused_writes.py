@@ -2,7 +2,7 @@
 
 import pytest
 
-from indexer.refused_writes import FAILED_AFTER_S, FAILED_AFTER_TIMES, RefusedWrites
+from indexer.walker import FAILED_AFTER_S, FAILED_AFTER_TIMES, RefusedWrites
 from schemaless.consume.ports import Advance
 from schemaless.errors import NodeRefuses, RefusedForGood, StorageUnavailable, TableMissing
 from schemaless.position import Position

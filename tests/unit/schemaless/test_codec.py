@@ -1,6 +1,7 @@
 """Bodies and records: what is accepted, what is refused, what counts as the same."""
 
 import json
+import re
 import zlib
 
 import msgpack
@@ -20,7 +21,7 @@ from schemaless.codec import (
     parse_json_body,
     same_body,
 )
-from schemaless.errors import Corrupt, Invalid, Malformed, TooLarge
+from schemaless.errors import Corrupt, Invalid, Malformed
 
 
 def nested(levels: int) -> bytes:
@@ -73,11 +74,26 @@ def test_a_comparison_costs_what_the_given_body_is_worth(monkeypatch, body):
     assert decoded.count(large) == 1
 
 
-def test_a_body_has_a_size():
-    """413 above the limit, as sent."""
-    parse_json_body(b'{"a":"' + b"x" * 92 + b'"}', bytes_max=100)
-    with pytest.raises(TooLarge):
-        parse_json_body(b'{"a":"' + b"x" * 93 + b'"}', bytes_max=100)
+@pytest.mark.parametrize(
+    ("raw", "half"),
+    [
+        (rb'{"a":"\ud800"}', r"\ud800"),
+        (rb'{"a":"\uDBFFx"}', r"\uDBFF"),
+        (rb'{"a":"\udc00\ud83d"}', r"\udc00"),
+        (rb'{"\uD83D\uDE00":"\uD83D"}', r"\uD83D"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named(raw, half):
+    """The decoder says that the input was truncated."""
+    with pytest.raises(Malformed, match=re.escape(f"{half} is a surrogate without its other half")):
+        parse_json_body(raw)
+
+
+def test_text_that_only_looks_like_a_surrogate_is_not_named():
+    """A backslash may be escaped, and a whole pair is a character."""
+    assert decode_body(parse_json_body(rb'{"a":"\\ud800 \uD83D\uDE00"}'))["a"] == "\\ud800 \U0001f600"
+    with pytest.raises(Malformed, match="truncated"):
+        parse_json_body(rb'{"a":"\\ud800')
 
 
 def test_members_keep_their_order_and_the_last_duplicate_counts():

@@ -1,14 +1,14 @@
-"""Settings: each variable names its service, and an old name never vanishes in silence."""
+"""Settings: each variable names its service, and what is wrong with one is told by its name."""
 
-import re
+import os
 from pathlib import Path
 
 import pytest
 
-from schemaless import config
+from consumers.probe.service import program_settings
 from schemaless.config import (
-    RENAMED,
     ApiSettings,
+    BreakerMode,
     CleanerSettings,
     ClientSettings,
     ConsumerSettings,
@@ -20,12 +20,12 @@ from schemaless.config import (
     Settings,
     StackSettings,
     TailerSettings,
+    TransportKind,
     read_settings,
     variable_of,
 )
 from schemaless.errors import Misconfigured
 
-ROOT = Path(__file__).parents[3]
 SERVICES = {
     ApiSettings: "API",
     CleanerSettings: "CLEANER",
@@ -39,7 +39,7 @@ SERVICES = {
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """What every service needs, and nothing else of ours."""
-    for name in [name for name in config.os.environ if name.startswith("SCHEMALESS_")]:
+    for name in [name for name in os.environ if name.startswith("SCHEMALESS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SCHEMALESS_TOPOLOGY", "topology.json")
     monkeypatch.setenv("SCHEMALESS_KAFKA", "127.0.0.1:9092")
@@ -54,30 +54,6 @@ def test_a_setting_names_the_service_that_reads_it(kind: type[Settings], environ
         shared = field in ServiceSettings.model_fields or field in ("metrics_host", "metrics_token_file")
         assert variable.startswith("SCHEMALESS_" if shared else f"SCHEMALESS_{SERVICES[kind]}_")
         assert shared == (variable == variable_of(MeasuredSettings, field))
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_an_old_name_ends_the_process_with_the_new_one(old: str, environment):
-    """A bound that an operator set must not vanish. Every new name is one that a service reads."""
-    environment.setenv(old, "1")
-    with pytest.raises(Misconfigured) as refused:
-        read_settings(TailerSettings)
-    assert str(refused.value) == f"{old} has another name now: {RENAMED[old]}"
-    known = {variable_of(kind, field) for kind in SERVICES for field in kind.model_fields}
-    assert set(RENAMED[old].split(" or ")) <= known
-    assert old not in known
-    environment.delenv(old)
-    environment.setenv(old.lower(), "1")
-    with pytest.raises(Misconfigured):
-        read_settings(TailerSettings)
-
-
-def test_the_changelog_names_no_former_setting_that_is_taken_for_nothing():
-    """Its table of names that changed is what operators go by. Each name at the left is refused."""
-    rows = re.findall(r"^ *\| (`SCHEMALESS_.*?) \|", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    former = {name for row in rows for name in re.findall(r"`(SCHEMALESS_\w+)`", row)}
-    assert len(former) > 5
-    assert former <= RENAMED.keys()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +79,15 @@ def test_what_is_missing_or_malformed_is_told_by_its_variable(environment):
     environment.delenv("SCHEMALESS_KAFKA")
     with pytest.raises(Misconfigured, match=r"^SCHEMALESS_KAFKA: Field required"):
         read_settings(TailerSettings)
+
+
+def test_the_probes_program_has_the_defaults_whatever_other_programs_are_set_to(environment):
+    """It finds the same servers as the probe."""
+    environment.setenv("SCHEMALESS_CONSUMERS_BREAKER", "off")
+    environment.setenv("SCHEMALESS_PROBE_PERIOD_S", "3")
+    own = program_settings(read_settings(ProbeSettings))
+    assert (own.kafka, own.topology, own.connections_max) == ("127.0.0.1:9092", Path("topology.json"), 16)
+    assert (own.breaker, own.attempts_max, own.transport) == (BreakerMode.PROBE, 20, TransportKind.FAUST)
 
 
 def test_lists_are_separated_by_commas(environment):

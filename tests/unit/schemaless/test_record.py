@@ -1,5 +1,7 @@
 """What a record of the topic says: ours is read, whatever else lies there gets a name and a reason, nothing raises."""
 
+from datetime import timedelta
+
 import msgpack
 import msgspec
 import pytest
@@ -7,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless import ForeignRecord, FoundCell, decode_record
-from schemaless.cell import StoredCell
+from schemaless.cell import EPOCH, Erased, StoredCell
 from schemaless.codec import encode_body, encode_record
-from schemaless.found_cell import found_cell
+from schemaless.found_cell import ErasedBody, found_cell
 from schemaless.record import Announcement, Seek, decode_stored
 
 BODY = encode_body({"driver": "d-17"})
@@ -44,6 +46,18 @@ def test_a_cause_is_a_header_and_no_part_of_the_value():
         given = [*HEADERS, ("cause", b"billing/bill_rider@7:1:1000")]
         assert decode_stored(encode_record(caused), given, check_body=check_body) == caused
     assert decode_record(encode_record(CELL), [*HEADERS, ("cause", b"\xff")]).cause == "\ufffd"
+
+
+def test_a_cell_that_was_erased_before_it_was_published_has_no_body():
+    """I19: the record doesn't say by what, and the log does. A cell with an empty body is no such record."""
+    stub = msgspec.structs.replace(CELL, body=b"", erased=Erased(17, 8))
+    value, given = encode_record(stub), headers(b"erased")
+    assert decode_stored(value, given) == msgspec.structs.replace(stub, erased=None)
+    found = decode_record(value, given)
+    assert (found.body, found.erased, found.ref_key) == ({}, ErasedBody(), 2)
+    assert found_cell(stub).erased == ErasedBody("0000000000000011", EPOCH + timedelta(microseconds=8))
+    assert found_cell(CELL).erased is None
+    assert isinstance(decode_stored(value, HEADERS), ForeignRecord)
 
 
 def test_notices_are_read():

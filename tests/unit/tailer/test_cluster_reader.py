@@ -16,8 +16,8 @@ SHORT_S = 2.0
 class Node:
     """Answers with its name, or its heads' sum; `error` is raised instead. While it hangs, only short queries end."""
 
-    def __init__(self, name: str) -> None:
-        self.node = SimpleNamespace(name=name)
+    def __init__(self, role: Role) -> None:
+        self.node, self.role = SimpleNamespace(name=role.value), role
         self.error: Exception | None = None
         self.heads_sum = 0
         self.hangs = False
@@ -40,13 +40,17 @@ def ASK():
 
 @pytest.fixture
 def nodes():
-    return SimpleNamespace(master=Node("master"), minion=Node("minion"), now=0.0)
+    return SimpleNamespace(master=Node(Role.MASTER), minion=Node(Role.MINION), now=0.0)
 
 
 @pytest.fixture
 def reader(nodes):
     def make(tail_from):
-        storage = SimpleNamespace(master=lambda cluster: nodes.master, minions=lambda cluster: [nodes.minion])
+        storage = SimpleNamespace(
+            master=lambda cluster: nodes.master,
+            present_master=lambda cluster: nodes.master,
+            others=lambda cluster: [nodes.minion],
+        )
         return ClusterReader(storage, "a", tail_from=tail_from, lag_max_s=5, timeout_s=SHORT_S, clock=lambda: nodes.now)
 
     return make
@@ -109,3 +113,21 @@ async def test_a_master_that_is_away_is_not_waited_for(nodes, reader):
     with pytest.raises(StorageUnavailable):
         await asked.ask_master(ASK)
     assert nodes.master.calls == calls
+
+
+async def test_servers_that_come_are_read_and_those_that_go_are_not(nodes):
+    """A minion that is gone isn't asked, also if it was unreachable before."""
+    others = [nodes.minion]
+    storage = SimpleNamespace(
+        master=lambda cluster: nodes.master, present_master=lambda cluster: nodes.master, others=lambda cluster: others
+    )
+    reader = ClusterReader(storage, "a", tail_from=Role.MINION, timeout_s=SHORT_S, clock=lambda: nodes.now)
+    nodes.minion.error = StorageUnavailable("away")
+    assert await reader.run(ASK) == "master"
+    added = Node(Role.MINION)
+    added.node = SimpleNamespace(name="added")
+    others[:] = [added]
+    calls = nodes.minion.calls
+    assert await reader.run(ASK) == "added"
+    await reader.check()
+    assert (nodes.minion.calls, reader._unreachable) == (calls, set())

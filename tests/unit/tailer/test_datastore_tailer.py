@@ -5,12 +5,15 @@ import threading
 
 import pytest
 
+from schemaless.errors import BusUnavailable
+from schemaless.names import Stall
 from schemaless.topology import Datastore
 from tailer import datastore_tailer
 from tailer.datastore_tailer import DatastoreTailer
 from tests.unit.tailer.test_owned_partition import turns, until
 
 DATASTORE = Datastore("trips", 4, 2, ("a",))
+RAISED = {Stall.PARTITION_COUNT: "a topic has 4 partitions"}
 
 
 class FakeMember:
@@ -18,8 +21,15 @@ class FakeMember:
 
     made = None
     asked = 0
+    failure = None
+
+    @property
+    def stalls(self):
+        return RAISED
 
     def __init__(self, settings, datastore, loop, *, assigned, revoked, lost):
+        if FakeMember.failure is not None:
+            raise FakeMember.failure
         self.assigned, self.revoked, self.lost = assigned, revoked, lost
         FakeMember.made = self
         self._left = threading.Event()
@@ -35,6 +45,10 @@ class FakePartition:
     """A partition that runs until it is stopped and its gate is open."""
 
     tailed = unconfirmed = False
+    stall = None
+
+    def held(self):
+        return [] if self.stall is None else [(self.partition, *self.stall)]
 
     def __init__(self, datastore, partition, context):
         self.partition = partition
@@ -129,3 +143,55 @@ async def test_assignments_one_right_after_the_other_leave_a_partition_with_some
     await until(lambda: before.ended and after.runs)
     await turns()
     assert after.runs
+
+
+async def test_one_partition_that_is_held_up_is_no_stall_of_the_process(scene):
+    """It is named by its shards. Once none is published, the process says why, before what is wrong with the topic."""
+    scene.member.assigned([0, 1])
+    (zero,), (one,) = scene.of(0), scene.of(1)
+    zero.stall = Stall.REFUSED, "a record is not ours"
+    report = scene.tailer.report()
+    assert (report.stall, report.failing_shards_count) == (Stall.PARTITION_COUNT, 1)
+    one.stall = zero.stall
+    assert (scene.tailer.report().stall, scene.tailer.report().stall_reason) == zero.stall
+
+
+async def test_a_quota_that_delays_one_partition_delays_the_process(scene):
+    """The others have nothing to publish now."""
+    scene.member.assigned([0, 1])
+    scene.of(0)[0].stall = Stall.QUOTA, "Kafka delays the tailers"
+    assert scene.tailer.report().stall is Stall.QUOTA
+
+
+async def test_a_process_that_has_just_joined_waits_for_its_partitions_in_peace(scene, monkeypatch):
+    assert scene.tailer.report().stall is Stall.PARTITION_COUNT
+    monkeypatch.setattr(datastore_tailer, "ASSIGNING_S", -1.0)
+    assert scene.tailer.report().stall is Stall.NO_PARTITIONS
+
+
+async def test_a_failure_to_join_is_over_once_the_group_is_joined(monkeypatch):
+    monkeypatch.setattr(datastore_tailer, "GroupMember", FakeMember)
+    monkeypatch.setattr(datastore_tailer, "REJOIN_S", 0.0)
+    monkeypatch.setattr(FakeMember, "failure", BusUnavailable("no broker"))
+    FakeMember.made = None
+    tailer = DatastoreTailer(DATASTORE, context=type("Context", (), {"settings": None, "metrics": Metrics}))
+    assert tailer.report().stall is None
+    running = asyncio.create_task(tailer.run())
+    async with asyncio.timeout(10):
+        while tailer.report().stall is not Stall.NO_KAFKA:  # noqa: ASYNC110 (in a thread)
+            await asyncio.sleep(0)
+        FakeMember.failure = None
+        while FakeMember.made is None or not tailer.report().is_member:  # noqa: ASYNC110 (in a thread)
+            await asyncio.sleep(0)
+        tailer.progress_moved()
+        while tailer.report().is_member:  # noqa: ASYNC110 (it leaves, to join anew)
+            await asyncio.sleep(0)
+    assert tailer.report().stall is None
+    tailer.stop()
+    await asyncio.wait_for(running, 10)
+
+
+class Metrics:
+    @staticmethod
+    def joined_anew(datastore, reason):
+        pass

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from schemaless.topology import Datastore
-from tailer import group_member
-from tailer.group_member import GroupMember, LeaveReason
+from tailer import datastore_tailer
+from tailer.datastore_tailer import GroupMember, LeaveReason
 
 DATASTORE = Datastore("trips", 4, 2, ("a",))
 SETTINGS = SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0, session_timeout_s=6.0)
@@ -20,6 +20,7 @@ class FakeTopics:
 
     def __init__(self, *_, **__):
         self.answered = 0
+        self.counts = {}
 
     def changed(self):
         answer = FakeTopics.answers.pop(0)
@@ -29,6 +30,7 @@ class FakeTopics:
 
 class FakeMembership:
     heard: list[str]
+    was_away = False
 
     def __init__(self, *_, **__):
         pass
@@ -38,15 +40,16 @@ class FakeMembership:
 
     def kafka_answers(self):
         FakeMembership.heard.append("answer")
+        return FakeMembership.was_away
 
 
 @pytest.fixture
 def member(monkeypatch):
-    monkeypatch.setattr(group_member, "ensure_topics", lambda *_, **__: None)
-    monkeypatch.setattr(group_member, "TopicsWatch", FakeTopics)
-    monkeypatch.setattr(group_member, "Membership", FakeMembership)
+    monkeypatch.setattr(datastore_tailer, "ensure_topics", lambda *_, **__: None)
+    monkeypatch.setattr(datastore_tailer, "TopicsWatch", FakeTopics)
+    monkeypatch.setattr(datastore_tailer, "Membership", FakeMembership)
     nothing_hangs = SimpleNamespace(hanging=lambda tailed: [])
-    monkeypatch.setattr(group_member, "HangingTransactionsWatch", lambda *_, **__: nothing_hangs)
+    monkeypatch.setattr(datastore_tailer, "HangingTransactionsWatch", lambda *_, **__: nothing_hangs)
     FakeMembership.heard = []
     loop = asyncio.new_event_loop()
     yield GroupMember(SETTINGS, DATASTORE, loop, assigned=print, revoked=print, lost=print)
@@ -58,6 +61,13 @@ def test_the_group_s_client_hears_that_kafka_answers_from_the_watch_of_the_topic
     FakeTopics.answers = [None, False]
     assert [member.poll([]), member.poll([])] == [None, None]
     assert FakeMembership.heard == ["poll", "poll", "answer"]
+
+
+def test_logs_are_opened_anew_after_kafka_was_away(member, monkeypatch):
+    """A broker that comes back may have lost the end of its logs (I7)."""
+    monkeypatch.setattr(FakeMembership, "was_away", True)
+    FakeTopics.answers = [None, False]
+    assert [member.poll([]), member.poll([])] == [None, LeaveReason.KAFKA_WAS_AWAY]
 
 
 def test_topics_that_were_deleted_are_an_answer_and_a_reason_to_leave(member):

@@ -4,7 +4,7 @@ import re
 
 from schemaless.location import Location
 from schemaless.storage.shard_head import BLOCK_SHARDS
-from tailer.head_watch import ClusterHeads
+from tailer.cluster_reader import ClusterHeads
 
 
 class Node:

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemaless.bus.partition_log import LogState
-from schemaless.bus.published_progress import Progress
+from schemaless.bus.partition_log import LogState, Progress
 from schemaless.errors import BusUnavailable, Fenced
 from schemaless.topology import Datastore
-from tailer import owned_partition
-from tailer.owned_partition import OwnedPartition
-from tailer.slots import TailerSlots
+from tailer import datastore_tailer
+from tailer.datastore_tailer import OwnedPartition
+from tailer.partition_tail import TailerSlots
 
 DATASTORE = Datastore("trips", 2, 1, ("a",))
 
@@ -22,6 +21,7 @@ class FakeLog:
 
     def __init__(self, script):
         self.state = LogState.NEW
+        self.throttled_s = 0.0
         self.closed = False
         self._script = script
 
@@ -44,18 +44,16 @@ def logs(monkeypatch):
         made.append(FakeLog(script))
         return made[-1]
 
-    monkeypatch.setattr(owned_partition, "PartitionLog", make)
-    monkeypatch.setattr(owned_partition, "RETRY_S", 0.0)
-    monkeypatch.setattr(owned_partition, "FENCED_RETRY_S", 0.0)
+    monkeypatch.setattr(datastore_tailer, "PartitionLog", make)
+    monkeypatch.setattr(datastore_tailer, "RETRY_S", 0.0)
+    monkeypatch.setattr(datastore_tailer, "FENCED_RETRY_S", 0.0)
     return SimpleNamespace(made=made, script=script)
 
 
 @pytest.fixture
 def owned(logs):
     context = SimpleNamespace(
-        settings=SimpleNamespace(
-            kafka="127.0.0.1:9", transaction_timeout_s=1.0, transaction_cells_max=10, pause_max_s=0.5
-        ),
+        settings=SimpleNamespace(kafka="127.0.0.1:9", transaction_timeout_s=1.0),
         openings=TailerSlots(1),
         opening=AtOnce(),
         closing=AtOnce(),
@@ -227,7 +225,7 @@ async def test_a_log_is_closed_while_every_thread_that_opens_logs_hangs(owned, l
 
 
 async def test_a_stop_ends_the_pause_after_a_failure(owned, logs, monkeypatch):
-    monkeypatch.setattr(owned_partition, "RETRY_S", 60.0)
+    monkeypatch.setattr(datastore_tailer, "RETRY_S", 60.0)
     logs.script += [(BusUnavailable("slow"), LogState.ABORTED)]
     running = asyncio.ensure_future(owned.run())
     await until(lambda: logs.made and logs.made[0].closed)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from structlog.testing import capture_logs
 
-from schemaless.bus.published_progress import Progress, beginning
+from schemaless.bus.partition_log import Progress, beginning
 from schemaless.errors import StorageUnavailable
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position, cell_digest
@@ -18,7 +18,7 @@ from schemaless.topology import Datastore
 from tailer import partition_tail
 from tailer.metrics import TailerMetrics
 from tailer.partition_tail import PartitionTail
-from tailer.shard_progress import TailState
+from tailer.shard_queue import TailState
 from tests.shard_histories import Log, log_of, position
 from tests.unit.tailer.test_owned_partition import AtOnce
 
@@ -56,6 +56,8 @@ class Topic:
     """What was published, in order, and the progress that the last transaction recorded."""
 
     stages_s: ClassVar[dict[str, float]] = {}
+    record_bytes_max = 4 << 20
+    throttled_s = 0.0
 
     def __init__(self, published=None):
         self.records = []
@@ -88,11 +90,18 @@ class Topic:
         return tuple(cells)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_transactions():
+    """Without pauses."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(partition_tail, "TRANSACTION_CELLS_MAX", 10)
+        patched.setattr(partition_tail, "TRANSACTION_BYTES_MAX", 1000)
+        patched.setattr(partition_tail, "PAUSE_MAX_S", 0.0)
+        yield
+
+
 def tail_of(servers, topic):
-    settings = SimpleNamespace(
-        transaction_cells_max=10, transaction_bytes_max=1000, statement_timeout_s=1.0, pause_max_s=0.0
-    )
-    context = SimpleNamespace(settings=settings, readers={"a": servers}, publishing=AtOnce(), metrics=TailerMetrics())
+    context = SimpleNamespace(readers={"a": servers}, publishing=AtOnce(), metrics=TailerMetrics())
     tail = PartitionTail(DATASTORE, topic, Progress({0: topic.progress}, {}, set()), context)
     tail.heads_moved({0: (servers.shown or servers.log).head})
     return tail

@@ -1,22 +1,22 @@
 """What a tail does when one cluster is away, and how long it waits between two transactions."""
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from schemaless.bus.partition_log import LogState
-from schemaless.bus.published_progress import Progress
+from schemaless.bus.partition_log import LogState, Progress
 from schemaless.cell import StoredCell
-from schemaless.errors import Misconfigured, StorageUnavailable
+from schemaless.errors import BusUnavailable, Misconfigured, StorageUnavailable
 from schemaless.location import Location
+from schemaless.names import Stall
 from schemaless.position import Position
 from schemaless.shard_cursor import ProvenPage
 from schemaless.topology import Datastore
 from tailer import partition_tail
-from tailer.partition_tail import PartitionTail, TailerContext
-from tailer.slots import TailerSlots
+from tailer.partition_tail import PartitionTail, TailerContext, TailerSlots
 from tests.unit.tailer.test_owned_partition import AtOnce, until
 
 DATASTORE = Datastore("trips", 2, 1, ("a", "b"))  # shard 0 lies in cluster a, shard 1 in cluster b
@@ -27,13 +27,17 @@ class FakeLog:
     """Publishes at once. Each transaction takes `took_s` of the loop's clock."""
 
     state = LogState.OPEN
-    settling_s = 0.0
+    settling_s = throttled_s = 0.0
+    record_bytes_max = 4 << 20
     stages_s: ClassVar[dict[str, float]] = {}
 
     def __init__(self):
         self.published = []
+        self.takes = 1000
 
     def publish(self, cells):
+        if len(cells) > self.takes:
+            raise BusUnavailable("too many")
         self.published.append([(cell.shard, cell.added_id) for cell in cells])
         return {cell.shard: Position(cell.shard, cell.generation, cell.added_id) for cell in cells}
 
@@ -65,12 +69,16 @@ def cell(shard, added_id):
     return StoredCell(bytes(16), "BASE", added_id, shard, 1, added_id, 0, b"")
 
 
-def tail_of(clusters, published, *, pause_max_s=0.0, cells_max=10):
-    settings = SimpleNamespace(
-        transaction_cells_max=cells_max, transaction_bytes_max=1 << 20, statement_timeout_s=1.0, pause_max_s=pause_max_s
-    )
+@pytest.fixture(autouse=True)
+def small_transactions(monkeypatch):
+    """Without pauses."""
+    monkeypatch.setattr(partition_tail, "TRANSACTION_CELLS_MAX", 10)
+    monkeypatch.setattr(partition_tail, "PAUSE_MAX_S", 0.0)
+
+
+def tail_of(clusters, published, *, datastore=DATASTORE):
     context = TailerContext(
-        settings,
+        SimpleNamespace(),
         clusters,
         lambda name: {},
         lambda name: False,
@@ -82,7 +90,52 @@ def tail_of(clusters, published, *, pause_max_s=0.0, cells_max=10):
     )
     log = FakeLog()
     progress = {shard: Position(shard, 1, added_id) for shard, added_id in published.items()}
-    return PartitionTail(DATASTORE, log, Progress(progress, {}, set()), context), log
+    return PartitionTail(datastore, log, Progress(progress, {}, set()), context), log
+
+
+async def test_what_fails_is_tried_smaller_down_to_one_cell(monkeypatch):
+    """Also where more shards than that are behind. What succeeds carries more the next time."""
+    monkeypatch.setattr(partition_tail, "TRANSACTION_CELLS_MAX", 20)
+    heads, datastore = {0: 8, 1: 8, 2: 8}, Datastore("trips", 3, 1, ("a",))
+    tail, log = tail_of({"a": Cluster(heads)}, dict.fromkeys(heads, 0), datastore=datastore)
+    tail.heads_moved({shard: Location(1, 8) for shard in heads})
+    log.takes, sizes = 1, []
+    while not log.published:
+        sizes.append(tail.cells_max)
+        with suppress(BusUnavailable):
+            await tail.step()
+    assert sizes == [20, 10, 5, 2, 1]
+    log.takes = 1000
+    while len(log.published) < 5:
+        await tail.step()
+    assert [len(cells) for cells in log.published] == [1, 2, 4, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "throttled_s", "sizes"),
+    [
+        (lambda count: 1.5, 0.0, [1, 2, 4, 8]),
+        (lambda count: 1.5 * count, 0.0, [1, 2]),
+        (lambda count: 1.5, 0.5, [1]),
+    ],
+)
+async def test_a_slow_transaction_grows_where_that_makes_cells_cheaper(monkeypatch, takes_s, throttled_s, sizes):
+    """Where it takes as long whatever it carries. Not where it takes longer in proportion, or a quota is used up."""
+    monkeypatch.setattr(partition_tail, "TRANSACTION_CELLS_MAX", 8)
+    tail, log = tail_of({"a": Cluster({0: 1000})}, {0: 0})
+    tail.heads_moved({0: Location(1, 1000)})
+    tail.cells_max, log.throttled_s, now, publish = 1, throttled_s, [0.0], log.publish
+
+    def publish_slowly(cells):
+        now[0] += takes_s(len(cells))
+        return publish(cells)
+
+    monkeypatch.setattr(log, "publish", publish_slowly)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    tail._may_grow = False
+    for _ in range(20):
+        await tail.step()
+    assert sorted({len(cells) for cells in log.published}) == sizes
 
 
 @pytest.fixture
@@ -132,6 +185,41 @@ async def test_after_its_retry_a_cluster_is_read_again(monkeypatch):
         await until(lambda: log.published)
         tail.stop()
     assert log.published == [[(0, 1), (0, 2), (0, 3)]]
+
+
+class HoledMinion(Cluster):
+    """A minion that lacks the first cell. Its master has all, or lacks it, too, or is away."""
+
+    def __init__(self, heads, master):
+        super().__init__(heads)
+        self.master = master
+
+    async def run(self, operation, datastore, wanted, bytes_max, *, timeout_s):
+        pages = await super().run(operation, datastore, wanted, bytes_max, timeout_s=timeout_s)
+        for page in pages.values():
+            page.cells[:] = [found for found in page.cells if found.added_id != 1]
+        return pages
+
+    async def ask_master(self, operation, datastore, wanted, bytes_max):
+        return await self.master.run(operation, datastore, wanted, bytes_max, timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("master", "published"),
+    [
+        (Cluster({0: 3}), [[(0, 1), (0, 2), (0, 3)]]),
+        (HoledMinion({0: 3}, None), []),
+        (Cluster({0: 3}, StorageUnavailable("it does not answer")), []),
+    ],
+)
+async def test_what_a_minion_lacks_is_read_from_its_master(master, published):
+    """A cell that both lack, or nobody else can show, holds up its shard."""
+    tail, log = tail_of({"a": HoledMinion({0: 3}, master)}, {0: 0})
+    tail.heads_moved({0: Location(1, 3)})
+    for _ in range(3):
+        await tail.step()
+    assert log.published == published
+    assert [shard.stall for shard in tail.shards.held()] == ([] if published else [Stall.NOT_DENSE])
 
 
 class SlowPace:
@@ -185,7 +273,7 @@ async def test_under_load_cells_gather_for_the_next_transaction(busy_machine):
 
 async def test_a_backlog_does_not_wait(busy_machine):
     """While the cells of a whole transaction wait, there is no pause."""
-    tail, log = tail_of({"b": Cluster({1: 45})}, {1: 0}, cells_max=10)
+    tail, log = tail_of({"b": Cluster({1: 45})}, {1: 0})
     published = await published_before_a_pause(tail, log, {1: Location(1, 45)})
     assert [len(cells) for cells in published] == [10, 10, 10, 10, 5][: len(published)]
     assert len(published) >= 4

@@ -4,7 +4,7 @@ import pytest
 
 from schemaless.location import Location
 from schemaless.position import Position
-from tailer.shard_progress import PREDECESSORS, ShardProgress, TailState
+from tailer.shard_queue import PREDECESSORS, ShardProgress, TailState
 
 
 def progress(generation, added_id, head, held=False):

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from schemaless.bus.published_progress import Progress
+from schemaless.bus.partition_log import Progress
 from schemaless.location import Location
 from schemaless.position import Position
 from schemaless.topology import Datastore
-from tailer.shard_progress import TailState
-from tailer.shard_queue import ShardQueue, fair_shares
+from tailer.shard_queue import ShardQueue, TailState, fair_shares
 
 WAITING = st.dictionaries(st.integers(0, 4095), st.integers(1, 10**9), min_size=1, max_size=64)
 SHARDS = 4

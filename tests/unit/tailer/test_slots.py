@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from tailer import slots
-from tailer.slots import SLOW_PER_QUICK, TailerSlots
+from tailer import partition_tail
+from tailer.partition_tail import SLOW_PER_QUICK, TailerSlots
 from tests.unit.tailer.test_owned_partition import until
 
 
 @pytest.fixture(autouse=True)
 def soon_slow(monkeypatch):
-    monkeypatch.setattr(slots, "SLOW_AFTER_S", 0.0)
+    monkeypatch.setattr(partition_tail, "SLOW_AFTER_S", 0.0)
 
 
 async def hold(slots, taken, number, release):

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from schemaless.bus.published_progress import Progress
+from schemaless.bus.partition_log import Progress
 from schemaless.location import Location
+from schemaless.names import Stall
 from schemaless.position import Position
 from schemaless.topology import Datastore
 from tailer.metrics import TailerMetrics
-from tailer.shard_progress import HoldCause, TailState
-from tailer.shard_queue import ShardQueue
+from tailer.shard_queue import ShardQueue, TailState
 
 DATASTORE = Datastore("trips", 4, 2, ("a", "b"))  # shards 0 and 2 are partition 0, with their homes a
 NAMED = {"datastore": "trips", "partition": "0"}
@@ -27,7 +27,7 @@ def queue():
 @pytest.fixture
 def tailing(queue):
     partitions = [SimpleNamespace(partition=0, shards=queue), SimpleNamespace(partition=1, shards=None)]
-    datastore = SimpleNamespace(datastore=DATASTORE, partitions=partitions)
+    datastore = SimpleNamespace(datastore=DATASTORE, partitions=partitions, stalls={Stall.QUOTA: "too little"})
     paused = set()
     return SimpleNamespace(
         datastores=[datastore],
@@ -85,13 +85,14 @@ async def test_a_shard_that_isnt_published_shows_its_cause_until_it_is(queue, ta
     """Also between two attempts, when it only looks as if it were behind."""
     queue.heads_moved({0: Location(1, 5), 2: Location(1, 3)})
     with queue.taken(TailState.BEHIND) as behind:
-        queue.back_off(behind[0], 0.0, HoldCause.CORRUPT)
+        queue.back_off(behind[0], 0.0, Stall.NOT_DENSE)
         queue.refuse(behind[1], "another history", 60.0)
-    held = {cause: shown("held_shards", datastore="trips", cause=cause.value) for cause in HoldCause}
-    assert {cause for cause, count in held.items() if count} == {HoldCause.CORRUPT, HoldCause.OTHER_HISTORY}
+    held = {cause: shown("held_shards", datastore="trips", cause=cause.value) for cause in Stall}
+    assert {cause for cause, count in held.items() if count} == {Stall.NOT_DENSE, Stall.OTHER_HISTORY}
     assert shown("shards", datastore="trips", state="refused") == 1
     queue[0].published_up_to(Position(0, 1, 5))
     assert shown("held_shards", datastore="trips", cause="not_dense") == 0
+    assert {stall for stall in Stall if shown("stalled", datastore="trips", stall=stall)} == {Stall.QUOTA}
     assert shown("paused", datastore="trips") == 0
     tailing.paused.add("trips")
     assert shown("paused", datastore="trips") == 1

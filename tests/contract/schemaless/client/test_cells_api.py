@@ -6,12 +6,21 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from schemaless import AsyncClient, Client, Conflict, Invalid, LocationGone, NotBuilt, NotFound
+from schemaless import (
+    AsyncClient,
+    CellErased,
+    Client,
+    Conflict,
+    Invalid,
+    KeyErased,
+    LocationGone,
+    NotBuilt,
+    NotFound,
+)
 from schemaless.cell import PutStatus
 from schemaless.sharding import shard_of
-from schemaless.testing.entity_table import MemoryEntityTable
 from schemaless.testing.memory_api import MemoryApi
-from schemaless.testing.memory_program import MemoryProgram
+from schemaless.testing.memory_program import MemoryEntityTable, MemoryProgram
 from schemaless.topology import Datastore
 from tests.integration.api.api_harness import api_process
 
@@ -160,3 +169,43 @@ def test_what_memory_does_not_answer_says_so():
             client.document("/status")
         program.is_away = True
         assert MemoryApi(program).handle_request(httpx.Request("GET", "http://memory/v1/memory")).status_code == 503
+
+
+def test_an_erased_body_is_gone_and_its_key_stays_taken(client, row):
+    """Reads and puts of it raise. Lists have its place, and the newest version is the newest that is left."""
+    for ref_key in (1, 2):
+        client.put_cell(row, "BASE", ref_key, {"n": ref_key})
+    posted = client.put(row, "STATUS", {"n": 1}, idempotency_key="once")
+    assert client.erase(row, reason="asked to", dry_run=True) == {"erasure": None, "matched": 3, "job": None}
+    erasure = client.erase(row, "BASE", 2, reason="asked to")["erasure"]
+    assert client.get_cell_latest(row, "BASE").n == 1
+    with pytest.raises(CellErased) as gone:
+        client.get_cell(row, "BASE", 2)
+    assert (gone.value.erasure, gone.value.retryable) == (erasure, False)
+    (left, stub) = client.get_versions(row, "BASE")
+    assert (left.is_erased, stub.is_erased, stub.body, stub.erased.erasure) == (False, True, {}, erasure)
+    for body in ({"n": 2}, {"n": 3}):
+        with pytest.raises(KeyErased):
+            client.put_cell(row, "BASE", 2, body)
+        (failure,) = client.put_cells([(row, "BASE", 2, body)])
+        assert (failure.status, failure.error.erasure) == ("conflict", erasure)
+    assert client.put(row, "BASE", {"n": 3}).ref_key == 3
+    last = client.erase(row, "STATUS", reason="asked to")["erasure"]
+    with pytest.raises(KeyErased):
+        client.put(row, "STATUS", {"n": 1}, idempotency_key="once")
+    with pytest.raises(CellErased):
+        client.get_cell_latest(row, "STATUS")
+    assert client.get_row(row)["STATUS"].erased.erasure == last
+    assert client.get_cells([(row, "STATUS")])[0].is_erased
+    log = [cell for cell in client.get_cells_for_shard(posted.shard, limit=1000) if cell.row_key == row]
+    assert [(cell.column_name, cell.ref_key, cell.is_erased) for cell in log] == [
+        ("BASE", 1, False), ("BASE", 2, True), ("STATUS", 1, True), ("$erase", 1, False), ("BASE", 3, False),
+        ("$erase", 2, False),
+    ]  # fmt: skip
+    assert log[3].body == {"erasure": erasure, "cells": {"BASE": [2]}}
+    for wrong in ({"column": "OTHER"}, {"column": "BASE", "ref_key": 2}):
+        with pytest.raises(NotFound):
+            client.erase(row, **{"reason": "another request", **wrong})
+    for wrong in ({"reason": " "}, {"ref_key": 1}):
+        with pytest.raises(Invalid):
+            client.erase(row, **{"reason": "another request", **wrong})

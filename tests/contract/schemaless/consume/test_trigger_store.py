@@ -5,22 +5,26 @@ import uuid
 import pytest
 
 from schemaless.cell import CellKey
-from schemaless.codec import encode_body
+from schemaless.codec import Erasing, encode_body
 from schemaless.consume.checkpoints import CheckpointPlacement, Checkpoints, CommitLanes
-from schemaless.consume.mysql_log import HomeLog
+from schemaless.consume.host import HomeLog
 from schemaless.consume.parked_store import MySQLParkedStore
 from schemaless.consume.ports import Advance, Mark, Predecessor
 from schemaless.consume.worker import Worker
 from schemaless.errors import LocationGone
 from schemaless.position import BEGINNING_DIGEST, Position, position_of
-from schemaless.storage import checkpoint_table, entity_table, parked_history_table, parked_table
+from schemaless.storage import checkpoint_table, entity_table, parked_table
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import query
-from schemaless.storage.parked_history_table import Ending
-from schemaless.storage.parked_table import ATTEMPTS_KEPT, ERROR_CHARACTERS_MAX, Cause, Order, ParkedCell
-from schemaless.testing.entity_table import MemoryEntityTable
-from schemaless.testing.memory_program import MemoryCheckpoints, MemoryHomeLog, MemoryParkedStore, MemoryProgram
+from schemaless.storage.parked_table import ATTEMPTS_KEPT, ERROR_CHARACTERS_MAX, Cause, Ending, Order, ParkedCell
+from schemaless.testing.memory_program import (
+    MemoryCheckpoints,
+    MemoryEntityTable,
+    MemoryHomeLog,
+    MemoryParkedStore,
+    MemoryProgram,
+)
 from schemaless.topology import Datastore
 
 pytestmark = pytest.mark.storage
@@ -56,6 +60,9 @@ class InMemory:
     async def history(self):
         return list(self.program.history)
 
+    async def errors(self):
+        return [""]  # it keeps none
+
     async def counts(self, shard):
         row = self.program.checkpoints[shard]
         return row.counts, row.finished
@@ -87,10 +94,12 @@ class OnServers:
         return await self.storage.master("a").run(parked_table.of_keys, self.datastore.name, CONSUMER, keys)
 
     async def history(self):
-        found = await self.storage.master("a").run(
-            parked_history_table.of_row, self.datastore.name, [CONSUMER], ROW, 100
-        )
+        found = await self.storage.master("a").run(parked_table.ended_of_row, self.datastore.name, [CONSUMER], ROW, 100)
         return [(one.record.added_id, one.ending) for one in found[CONSUMER]]
+
+    async def errors(self):
+        found = await self.storage.master("a").run(parked_table.ended_of_row, self.datastore.name, [CONSUMER], ROW, 100)
+        return [one.record.error for one in found[CONSUMER]]
 
     async def counts(self, shard):
         (row,) = await self.storage.master("a").run(
@@ -240,6 +249,23 @@ async def test_a_record_is_replaced_within_its_bounds_and_keeps_a_discard(store)
     assert (len(first.error), len(first.attempted_at)) == (ERROR_CHARACTERS_MAX, ATTEMPTS_KEPT)
 
 
+async def test_when_a_record_is_due_is_told_as_the_time_that_is_left(store):
+    """The store's clock measures it. A record that is written without it is due at once, and so is one whose time is
+    over."""
+    process = await store.process()
+    await process.read([0])
+    here = Position(0, 1, 0, digest=BEGINNING_DIGEST)
+    delays_us = {1: 60_000_000, 2: 0, 3: 366 * 86_400_000_000}
+    waiting = [store.parked.put(record(n, cause=Cause.WAITING, again_in_us=us)) for n, us in delays_us.items()]
+    await move(store, process, Advance(here, effect=";".join(waiting)))
+    minute, none, year = (await store.parked.of_shards([0]))[0]
+    assert 0 < minute.again_in_us <= 60_000_000
+    assert none.again_in_us == 0
+    assert 365 * 86_400_000_000 < year.again_in_us <= 366 * 86_400_000_000
+    await move(store, process, Advance(here, effect=store.parked.put(record(1, cause=Cause.WAITING))))
+    assert (await store.parked.of_shards([0]))[0][0].again_in_us == 0
+
+
 async def test_a_row_is_read_in_order_within_its_bounds(store):
     """Only its cells, in these columns, after one added_id and up to another."""
     cells = [(ROW, "BASE"), (OTHER, "BASE"), (ROW, "STATUS"), (ROW, "OTHER"), (ROW, "BASE"), (ROW, "BASE")]
@@ -259,3 +285,28 @@ async def test_a_log_proves_where_it_is_read_on(store):
     assert (pages[0].head.added_id, pages[1].head.added_id) == (5, 1)
     for gone in (Position(0, 1, 2, digest=at.digest + 1), Position(0, 1, 9, digest=7), Position(0, 2, 2, digest=7)):
         assert isinstance((await store.log.read({0: gone}, 2))[0], LocationGone)
+
+
+async def test_what_failed_for_an_erased_cell_says_nothing_any_longer(store):
+    """Neither the record nor what ended before. The record is to be called again, and others are left alone (I19)."""
+    await store.write(*[cell(ref_key=n) for n in (1, 2, 3)])
+    process = await store.process()
+    await process.read([0])
+    scripts = [store.parked.put(record(n, ref_key=n)) for n in (1, 2)]
+    scripts.append(store.parked.put(record(3, ref_key=1, column_name="STATUS")))
+    await move(store, process, Advance(await position(store, 1), 1, counts=CellCounts(parked=1)), ";".join(scripts))
+    await store.order(2, Order.DISCARD)
+    erased = store.parked.erase(ROW, Erasing(7, {"BASE": [1, 2, 9], "OTHER": [1]}))
+    scripts = [store.parked.keep(record(1), Ending.FAILED), erased]
+    await move(store, process, Advance(await position(store, 2), 1, counts=CellCounts(called=1)), ";".join(scripts))
+    found = await store.records()
+    assert [(each.error, each.ordered) for each in found] == [
+        ("", Order.RETRY),
+        ("", Order.DISCARD),
+        ("ValueError: ü", None),
+    ]
+    assert found[0].due_at is not None
+    assert await store.errors() == [""]
+    ended = store.parked.delete(found[0], Ending.ERASED)
+    await move(store, process, Advance(await position(store, 3), 1, counts=CellCounts(called=1)), ended)
+    assert (await store.history())[-1] == (1, Ending.ERASED)

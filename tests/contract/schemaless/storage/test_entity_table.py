@@ -11,13 +11,13 @@ from schemaless.cell import REF_KEY_MAX, CellKey, ColumnName, PutStatus, RefKey,
 from schemaless.codec import decode_body, encode_body
 from schemaless.errors import Misconfigured, TableMissing, TooLarge
 from schemaless.location import GenerationStart
-from schemaless.storage import entity_table, shard_head
+from schemaless.storage import entity_table, shard_head, shard_log
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
-from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.testing.memory_program import MemoryEntityTable
 from schemaless.topology import Datastore
 
 pytestmark = pytest.mark.storage
@@ -49,7 +49,7 @@ class OnServer:
         self.run_operation = run_operation
 
     async def run(self, name: str, *args, **kwargs):
-        operation = getattr(entity_table, name, None)
+        operation = getattr(entity_table, name, None) or getattr(shard_log, name, None)
         if operation is not None:
             return await self.run_operation(partial(operation, self.datastore, *args, **kwargs))
         return await self.run_operation(partial(getattr(shard_head, name), self.datastore.name, *args, **kwargs))

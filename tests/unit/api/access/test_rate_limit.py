@@ -2,8 +2,8 @@
 
 import pytest
 
-from api.access import rate_limit
-from api.access.rate_limit import RateLimit
+from api.access import admission
+from api.access.admission import RateLimit
 from schemaless.errors import TooManyRequests
 
 
@@ -43,7 +43,7 @@ def test_a_caller_that_was_silent_saves_nothing_up(clock):
 
 def test_callers_that_are_silent_are_forgotten(monkeypatch, clock):
     """Addresses of a whole network don't fill the memory."""
-    monkeypatch.setattr(rate_limit, "CALLERS_MAX", 3)
+    monkeypatch.setattr(admission, "CALLERS_MAX", 3)
     limit = RateLimit(5, clock=clock)
     for caller in "abc":
         limit.count(caller)

@@ -7,21 +7,22 @@ import msgspec
 import pytest
 
 from api.explain import explainer
-from api.explain.explainer import Explainer
-from api.explain.program_standing import ProgramStanding
-from api.explain.row_facts import ClusterFacts, HomeFacts, read_cluster, read_home
+from api.explain.explainer import ClusterFacts, Explainer, HomeFacts, ProgramStanding, read_cluster, read_home
 from api.read.reader import Served
-from schemaless.cell import CellKey, row_key_text
+from schemaless.cell import CellKey, Erased, PutStatus, row_key_text
+from schemaless.cli.cells import _event_text
+from schemaless.codec import encode_body
 from schemaless.errors import CellMissing, StorageUnavailable, Unavailable
 from schemaless.location import GenerationStart, Location
+from schemaless.names import Stall
 from schemaless.position import Position
 from schemaless.sharding import shard_of
 from schemaless.storage.buffer_table import BufferedCopy
 from schemaless.storage.checkpoint_table import Checkpoint, State
-from schemaless.storage.parked_table import Cause, ParkedCell
+from schemaless.storage.diverged_table import DivergedKind, DivergedRow
+from schemaless.storage.parked_table import Cause, EndedCell, Ending, ParkedCell
 from schemaless.storage.shard_log import RowCell, RowPage
-from schemaless.storage.trigger_order_table import NOT_PAUSED, ProgramPause, SeekOrder, TriggerOrders
-from schemaless.storage.trigger_program_table import ProgramFunctions
+from schemaless.storage.trigger_order_table import ProgramFunctions, ProgramPause, SeekOrder, TriggerOrders
 from schemaless.storage.worker_table import OldestCall, WaitingShard, WorkerReport, WorkerRow
 from schemaless.topology import Datastore, Role
 
@@ -50,8 +51,8 @@ def home_facts(*cells, head=10, starts=STARTS):
 class Servers:
     """A reader of clusters of which some are away."""
 
-    def __init__(self, home, kept=NOTHING_KEPT, copies=(), away=()):
-        self.home, self.kept, self.copies, self.away = home, kept, copies, away
+    def __init__(self, home, kept=NOTHING_KEPT, copies=(), away=(), role=Role.MASTER):
+        self.home, self.kept, self.copies, self.away, self.role = home, kept, copies, away, role
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -60,7 +61,7 @@ class Servers:
         if cluster in self.away:
             raise StorageUnavailable(f"{cluster} is away")
         name = operation().gi_code.co_name
-        served = Served(Role.MASTER, cluster, 0.0)
+        served = Served(self.role if cluster == HOME else Role.MASTER, cluster, 0.0)
         if name == read_home.__name__:
             return self.home, served
         assert name == read_cluster.__name__
@@ -81,6 +82,17 @@ async def test_a_home_that_is_away_is_named_and_copies_are_told():
     assert (found["waits"], found["head"]) == ([], None)
 
 
+@pytest.mark.parametrize("role", Role)
+async def test_a_buffered_cell_says_that_the_master_of_its_home_is_away(role):
+    """A minion answers then. Otherwise the cell is only on its way."""
+    found = await explained(Servers(home_facts(cell(1, 1)), copies=[COPY], role=role))
+    (wait,) = found["waits"]
+    why = f"it is in the buffer of cluster {OTHER}"
+    if role is Role.MINION:
+        why = f"master_down: {why}, and its home's master is away"
+    assert (wait["for"], wait["why"]) == ("its home", why)
+
+
 async def test_a_secondary_that_is_away_is_named_and_the_rest_is_told():
     """Copies there may exist: nobody knows."""
     found = await explained(Servers(home_facts(cell(1)), away=[OTHER]))
@@ -93,6 +105,30 @@ async def test_a_row_that_nobody_shows_is_missing_only_if_all_were_asked():
         await explained(Servers(home_facts()))
     with pytest.raises(StorageUnavailable, match="is away"):
         await explained(Servers(home_facts(), away=[OTHER]))
+
+
+LOST = DivergedRow("a1", 5, DivergedKind.CELL, SHARD, "BASE", 3, 10, 1, 55, None, None, None, 9_000)
+SECOND_COPY = msgspec.structs.replace(
+    LOST,
+    kind=DivergedKind.BUFFER,
+    generation=0,
+    added_id=0,
+    outcome=PutStatus.STORED,
+    home_generation=7,
+    home_added_id=56,
+)
+
+
+async def test_what_only_a_former_master_had_is_told():
+    """Also of a row that has no other cell. A second copy had no place there."""
+    kept = msgspec.structs.replace(NOTHING_KEPT, diverged=[LOST])
+    first, second = (await explained(Servers(home_facts(), kept)))["events"]
+    assert first == second  # both clusters of this test have it
+    told = [first[name] for name in ("kind", "server", "epoch", "location", "outcome", "stored_at")]
+    assert told == ["diverged", "a1", 5, f"{SHARD}:1:55", None, None]
+    kept = msgspec.structs.replace(NOTHING_KEPT, diverged=[SECOND_COPY])
+    event, _ = (await explained(Servers(home_facts(), kept)))["events"]
+    assert (event["location"], event["outcome"], event["stored_at"]) == (None, "stored", f"{SHARD}:7:56")
 
 
 async def test_explanations_at_once_are_bounded():
@@ -122,7 +158,6 @@ def standing(*cells, **more):
         "records": (),
         "ended": (),
         "functions": ProgramFunctions({"BASE": ["bill"]}, "v1"),
-        "pause": NOT_PAUSED,
         "orders": TriggerOrders(),
         "workers": [WORKER],
         "home": home_facts(*cells),
@@ -145,7 +180,7 @@ def reporting(**report):
         ({}, "2 cells of its shard before it"),
         ({"workers": []}, "nobody runs the program"),
         ({"checkpoint": None}, "the program has not begun this shard"),
-        ({"pause": ProgramPause(True, None, 1)}, "the program is paused: no reason was given"),
+        ({"orders": TriggerOrders(ProgramPause(True, None, 1))}, "the program is paused: no reason was given"),
         ({"orders": TriggerOrders(paused={SHARD: "repair"})}, "the shard is paused: repair"),
         ({"orders": TriggerOrders(seeks={SHARD: SeekOrder(Position(SHARD, 1, 2, digest=None), 1)})}, "a seek to 1:2"),
         (
@@ -153,6 +188,7 @@ def reporting(**report):
             "the shard has stopped: no card",
         ),
         ({"workers": reporting(tripped="TimeoutError")}, "the breaker is open: TimeoutError"),
+        ({"workers": reporting(stall=Stall.NO_KAFKA, stall_reason="no broker")}, "no_kafka: no broker"),
         (
             {"workers": reporting(refused=(WaitingShard("trigger:billing", SHARD, "not dense"),))},
             "its worker doesn't go on: not dense",
@@ -180,6 +216,25 @@ def test_a_cell_between_attempts_is_told_with_each_of_them():
     ]  # fmt: skip
 
 
+def test_a_cell_that_failed_again_after_a_retry_is_told_with_its_first_park():
+    """What both records tell comes once."""
+    parked = msgspec.structs.replace(RECORD, cause=Cause.ERROR, job=1)
+    again = msgspec.structs.replace(parked, error="KeyError", attempts=1, attempted_at=[5, 6, 9], parked_at=10)
+    found = standing(cell(3), records=[again], ended=[EndedCell(parked, Ending.FAILED, 9)])
+    assert [(at, event["kind"]) for at, event in sorted(found.events(), key=lambda one: one[0])] == [
+        (5, "failed_call"), (6, "failed_call"), (7, "parked"), (9, "failed_call"), (10, "parked"),
+    ]  # fmt: skip
+
+
+def test_a_program_without_a_worker_says_so():
+    """Its state is what people ordered."""
+    assert (standing(cell(3), workers=[]).view()["state"], standing(workers=[]).view()["reason"]) == (
+        "running",
+        "no worker runs it",
+    )
+    assert standing(cell(3)).view()["reason"] is None
+
+
 def test_a_cell_parked_alone_holds_nothing_behind_it():
     """park='cell': the later cells of the row are finished."""
     alone = msgspec.structs.replace(RECORD, cause=Cause.ERROR, holds_row=False)
@@ -192,3 +247,17 @@ def test_a_checkpoint_that_is_superseded_counts_up_to_the_next_generation():
     starts = [*STARTS, GenerationStart(2, 4)]
     found = standing(home=home_facts(cell(3), cell(4, 2), starts=starts))
     assert [each["location"] for each in found.view()["unfinished"]] == [f"{SHARD}:1:4"]
+
+
+async def test_an_erasure_is_told_and_what_it_erased():
+    """The entry in the log names how many cells, and each of these names the erasure (I19)."""
+    entry = encode_body({"erasure": "0000000000000011", "cells": {"BASE": [1], "STATUS": [1, 2]}})
+    stub = RowCell("BASE", 1, Location(1, 1), 1_000, 0, None, Erased(17, 2_000))
+    home = home_facts(stub, RowCell("$erase", 1, Location(1, 2), 2_000, len(entry), None, None, entry))
+    gone, erasure = (await explained(Servers(home)))["events"]
+    assert gone["erased"] == {"erasure": "0000000000000011", "erased_at": "1970-01-01T00:00:00.002000Z"}
+    assert (erasure["kind"], erasure["erasure"], erasure["cells"]) == ("erasure", "0000000000000011", 3)
+    assert [_event_text(event).partition("  ")[2] for event in (gone, erasure)] == [
+        "BASE 1  erased by 0000000000000011",
+        "0000000000000011 erased 3 cells",
+    ]

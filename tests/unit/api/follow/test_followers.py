@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.follow.followers import PAUSE_MAX_S, PAUSE_S, Followers, RereadBackoff
-from api.follow.head_watch import FollowedHeads
+from api.follow.followers import PAUSE_MAX_S, PAUSE_S, FollowedHeads, Followers, RereadBackoff
 from api.http.budget import RequestsInFlight
 from schemaless.access import issue, now_us
 from schemaless.errors import StorageUnavailable, TooManyRequests, Unavailable

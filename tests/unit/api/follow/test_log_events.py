@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from api.follow.log_events import ShardEvents, problem_event
-from api.follow.log_pages import ShardLogPage
+from api.follow.log_pages import ShardEvents, ShardLogPage, problem_event
 from api.http.content import JSON
 from schemaless.cell import StoredCell
 from schemaless.codec import cell_view, encode_body

@@ -33,7 +33,7 @@ def secrets():
 def app(tmp_path, secrets):
     """With a token for all datastores that reads, one that writes, and one that reads another datastore."""
     topology = tmp_path / "topology.json"
-    topology.write_text('{"version": 1, "clusters": {}}')
+    topology.write_text('{"version": 2, "clusters": {}}')
     settings = ApiSettings(topology=topology, kafka="127.0.0.1:9")
     tokens = KnownTokens(None)
     for name, scope, reach in (("reader", "read", ["*"]), ("writer", "write", ["*"]), ("narrow", "read", ["other"])):
@@ -83,7 +83,8 @@ async def ask(app, method, path, secret=None):
         ("GET", "/nowhere"),
         ("GET", "//healthz"),
         ("GET", "/healthz/"),
-        ("GET", "/ui"),
+        ("GET", "/ui/session"),
+        ("POST", "/ui"),
         ("GET", "/v1/trips/%74okens"),
     ],
 )

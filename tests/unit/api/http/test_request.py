@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from api.http import request as http_request
 from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
 from api.http.request import PAYLOAD_COMPLETE, Request
 from schemaless.access import issue, now_us
@@ -20,7 +21,7 @@ def request(
     async def receive():
         return next(coming)
 
-    settings = SimpleNamespace(payload_timeout_s=30.0, payload_bytes_per_s_min=1000, requests_max=2, behind_proxy=False)
+    settings = SimpleNamespace(requests_max=2, behind_proxy=False)
     state = SimpleNamespace(
         settings=settings,
         payload_budget=budget or PayloadBudget(100),
@@ -84,10 +85,10 @@ async def test_long_payloads_share_a_budget_until_their_requests_finish():
     assert await request(part(b"abc"), part(b"de", more=False), budget=budget).payload(10) == b"abcde"
 
 
-async def test_a_payload_that_never_comes_is_given_up():
+async def test_a_payload_that_never_comes_is_given_up(monkeypatch):
     """After its time-out."""
+    monkeypatch.setattr(http_request, "PAYLOAD_TIMEOUT_S", 0.0)
     waiting = request()
-    waiting.state.settings.payload_timeout_s = 0.0
     waiting._receive = asyncio.Event().wait
     with pytest.raises(Malformed, match="not there after"):
         await waiting.payload(3)
@@ -189,6 +190,7 @@ async def test_a_payload_has_a_least_rate(monkeypatch):
     loop = asyncio.get_running_loop()
     deadlines = []
     monkeypatch.setattr(loop, "time", lambda: 100.0)
+    monkeypatch.setattr(http_request, "PAYLOAD_BYTES_PER_S_MIN", 1000)
     monkeypatch.setattr(asyncio.Timeout, "reschedule", lambda self, when: deadlines.append(when))
     parts = [part(b"x"), part(b"x" * 999), part(b"x" * 99_000), part(b"", more=False)]
     await request(*parts, budget=PayloadBudget(1 << 20)).payload(1 << 20)

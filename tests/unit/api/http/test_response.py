@@ -21,6 +21,10 @@ def made(kind):
         return Invalid("limit", "must be an integer")
     if kind is LocationGone:
         return LocationGone("past the head", head=7, resume_at=5, generation=2)
+    if kind is errors.Outvoted:
+        return errors.Outvoted("a higher ballot was promised", 7)
+    if kind in (errors.CellErased, errors.KeyErased):
+        return kind("its body was erased", "00c0ffee00c0ffee", 1_000_000)
     return kind("why")
 
 
@@ -32,7 +36,7 @@ def test_every_error_has_a_problem(kind):
     assert problem["retryable"] is kind.retryable
     assert 400 <= problem["status"] <= 599
     if problem["status"] == 503:
-        assert kind.retryable or kind in {errors.Fenced, errors.NotRepeatable}
+        assert kind.retryable or kind in {errors.Fenced, errors.Outvoted, errors.NotRepeatable}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,8 @@ def test_every_error_has_a_problem(kind):
         (errors.NotFound, 404),
         (errors.CellMissing, 404),
         (errors.Conflict, 409),
+        (errors.KeyErased, 409),
+        (errors.CellErased, 410),
         (errors.LocationGone, 409),
         (errors.NotReady, 409),
         (errors.TooLarge, 413),
@@ -83,14 +89,21 @@ def test_details_name_no_server(kind):
     """What a driver said is in the log. A caller is told only what kind of trouble it is."""
     response._logged_at.clear()
     with capture_logs() as logged:
-        shown = [problem_of(kind("a-master: (1146, 'no table')")) for _ in range(3)]
-    assert "a-master" not in json.dumps(shown)
+        shown = [problem_of(kind("a1: (1146, 'no table')")) for _ in range(3)]
+    assert "a1" not in json.dumps(shown)
     assert "message names" not in shown[0]["hint"]
-    assert [line["error"] for line in logged] == ["a-master: (1146, 'no table')"]
+    assert [line["error"] for line in logged] == ["a1: (1146, 'no table')"]
 
 
 def test_a_process_that_has_too_much_to_do_says_so():
     """It isn't a server's fault, and another process may have time. The detail may name a server, the hint doesn't."""
-    shown = problem_of(errors.Overloaded("a-master: no connection for reads was free"))
+    shown = problem_of(errors.Overloaded("a1: no connection for reads was free"))
     assert shown["detail"] == shown["title"]
     assert "to another process" in shown["hint"]
+
+
+def test_an_erased_cell_says_by_what_and_when():
+    """A read has it as members of the problem, a put as `erased`: its own place stands beside it."""
+    by = {"erasure": "00c0ffee00c0ffee", "erased_at": "1970-01-01T00:00:01.000000Z"}
+    assert problem_of(made(errors.CellErased)).items() >= by.items()
+    assert problem_of(made(errors.KeyErased))["erased"] == by

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.http.route import Route, Router
+from api.http.asgi import Route, Router
 from api.routes import ROUTES
 from schemaless.access import Scope
 

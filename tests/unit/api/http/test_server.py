@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 import ssl
 from types import SimpleNamespace
@@ -11,17 +12,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.http import server
-from api.http.server import (
+from api.http.connection import (
     STALL_TIMEOUT_S,
     STOP_STALL_TIMEOUT_S,
     TAKEN_BYTES_PER_S_MIN,
-    ApiLoop,
-    CoalescingProtocol,
     CoalescingTransport,
-    TlsHandshakes,
-    connections_within_limits,
-    protocol_within,
+    Connection,
 )
+from api.http.server import ApiLoop, ApiServer, TlsHandshakes, protocol_within
 from tests.certificates import make_certificates
 
 
@@ -74,7 +72,7 @@ async def test_everything_else_is_the_real_transports():
     assert transport.get_extra_info("peername") == "the peername"
 
 
-class Connection:
+class FakeTransport:
     """What a protocol sees of its connection and of its loop; `left` is what the reader hasn't taken."""
 
     def __init__(self):
@@ -106,8 +104,8 @@ class Connection:
 @pytest.fixture
 def paused():
     """A connection whose protocol was told to write no more for now."""
-    connection = Connection()
-    protocol = CoalescingProtocol.__new__(CoalescingProtocol)
+    connection = FakeTransport()
+    protocol = Connection.__new__(Connection)
     protocol.transport = protocol.flow = protocol.loop = connection
     protocol.cycle = SimpleNamespace(response_complete=False)
     protocol.pause_writing()
@@ -190,7 +188,7 @@ async def connect():
     async def waits(scope, receive, send):
         await asyncio.Event().wait()
 
-    config = uvicorn.Config(waits, http=protocol_within(connections_max=2, head_timeout_s=10.0), log_config=None)
+    config = uvicorn.Config(waits, http=protocol_within(connections_max=2), log_config=None)
     config.load()
     state = ServerState()
     peers = []
@@ -276,17 +274,72 @@ async def test_a_head_behind_a_request_under_way_is_read_no_further(connect):
     assert peer.did[-1] == "paused"
 
 
-@pytest.mark.parametrize(
-    ("limits", "raised", "clients"),
-    [((1024, 4096), (4096, 4096), 3932), ((4096, 4096), None, 3932), ((1 << 20, 1 << 20), None, 19_836)],
-)
-def test_clients_leave_files_for_servers_and_logs(monkeypatch, limits, raised, clients):
-    """A process that can open no file serves nobody."""
-    did = []
-    monkeypatch.setattr(server.resource, "getrlimit", lambda which: limits)
-    monkeypatch.setattr(server.resource, "setrlimit", lambda which, wanted: did.append(wanted))
-    assert connections_within_limits(64) == clients
-    assert did == ([raised] if raised else [])
+async def test_what_follows_a_refused_payload_belongs_to_no_request(connect):
+    """The request that waits before it has its whole payload already."""
+    peer = connect()
+    head = b"host: localhost\r\n"
+    peer.protocol.data_received(b"GET / HTTP/1.1\r\n" + head + b"\r\n")
+    peer.protocol.data_received(b"PUT /b HTTP/1.1\r\n" + head + b"content-length: 7\r\n\r\n{'a':1}")
+    peer.protocol.data_received(b"PUT /c HTTP/1.1\r\n" + head + b"transfer-encoding: chunked\r\n\r\n5;")
+    for _ in range(5):
+        peer.protocol.data_received(PIECE)
+    peer.protocol.data_received(b"\r\nother\r\n0\r\n\r\n")
+    assert [bytes(cycle.body) for cycle in peer.protocol._unanswered()] == [b"{'a':1}", b""]
+
+
+async def answered_early(peer, length):
+    """Sends the head of a request. Its response is there before its payload."""
+    peer.protocol.data_received(b"PUT / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % length)
+    peer.protocol.cycle.response_complete = True
+    peer.protocol.on_response_complete()
+
+
+async def test_a_payload_that_nobody_reads_has_a_bound(connect):
+    peer = connect()
+    await answered_early(peer, 1 << 40)
+    for _ in range(16):
+        peer.protocol.data_received(bytes(1 << 20))
+    assert "closed" not in peer.did
+    peer.protocol.data_received(b"x")
+    assert peer.did[-1] == "closed"
+
+
+async def test_a_connection_is_kept_after_a_payload_that_nobody_read(connect):
+    peer = connect()
+    await answered_early(peer, 10)
+    peer.protocol.data_received(b"12345")
+    peer.protocol.data_received(b"67890")
+    assert peer.protocol._head_deadline is None
+    assert peer.protocol.timeout_keep_alive_task is not None
+    peer.protocol.data_received(b"GET / HT")
+    assert peer.protocol._head_deadline is not None
+    assert peer.protocol.timeout_keep_alive_task is None
+
+
+@pytest.mark.parametrize("host", [b"[::1]:8000", b"[::1]", b"localhost:1"])
+async def test_the_authority_of_an_absolute_target_is_the_host(connect, host):
+    peer = connect()
+    peer.protocol.data_received(b"GET http://" + host + b"/x HTTP/1.1\r\nhost: other\r\n\r\n")
+    assert dict(peer.protocol.scope["headers"])[b"host"] == host
+
+
+@pytest.mark.parametrize("forces", [False, True])
+async def test_the_signal_that_ends_the_drain_cuts_off_no_request(monkeypatch, forces):
+    """Only a further one does."""
+    seen = []
+
+    async def shutdown(server, sockets):
+        seen.append(server.force_exit)
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
+    config = uvicorn.Config(None, http=protocol_within(connections_max=2), log_config=None)
+    config.load()
+    again = (lambda: stopping.handle_exit(signal.SIGINT, None)) if forces else (lambda: None)
+    stopping = ApiServer(config, drain_s=5.0, before_drain=lambda: None, before_shutdown=again)
+    stopping.handle_exit(signal.SIGTERM, None)
+    stopping.handle_exit(signal.SIGINT, None)
+    await stopping.shutdown()
+    assert seen == [forces]
 
 
 @pytest.fixture
@@ -301,7 +354,7 @@ def tls_server(tmp_path):
     async def with_server(test):
         config = uvicorn.Config(
             answers,
-            http=protocol_within(connections_max=20, head_timeout_s=600.0, tls=True),
+            http=protocol_within(connections_max=20, tls=True),
             ssl_certfile=files.certificate,
             ssl_keyfile=files.key,
             log_config=None,

@@ -7,10 +7,10 @@ import pytest
 
 from api.http import budget, content
 from api.http.budget import STEP_BYTES_MAX, Held, ReadBudget
-from api.http.cell_json import all_views, views_within
 from api.http.content import JSON, MSGPACK, NDJSON, stored_body
-from api.routes import batch
-from api.routes.batch import ITEMS_MAX, parse_gets, parse_puts
+from api.http.response import all_views, views_within
+from api.routes import cells as cell_routes
+from api.routes.cells import ITEMS_MAX, parse_gets, parse_puts
 from schemaless.cell import Cell
 from schemaless.codec import BODY_BYTES_MAX, decode_body
 from schemaless.errors import Invalid, TooLarge
@@ -43,8 +43,10 @@ def turns(monkeypatch):
 @pytest.mark.parametrize("form", [JSON, NDJSON, MSGPACK])
 async def test_a_batch_is_parsed_item_by_item(monkeypatch, turns, form):
     """At most STEP_BYTES_MAX and one body are decoded without a pause."""
-    put_item = batch._put_item
-    monkeypatch.setattr(batch, "_put_item", lambda raw, *rest: (turns.work(len(bytes(raw))), put_item(raw, *rest))[1])
+    put_item = cell_routes._put_item
+    monkeypatch.setattr(
+        cell_routes, "_put_item", lambda raw, *rest: (turns.work(len(bytes(raw))), put_item(raw, *rest))[1]
+    )
     cells = [{**KEY, "ref_key": n, "body": {"a": "x" * 50_000}} for n in range(100)]
     cells += [{**KEY, "ref_key": n, "body": {"a": "x" * 1_000_000}} for n in range(10)]
     payload = form.encode(cells if form is NDJSON else {"cells": cells})
@@ -68,7 +70,7 @@ async def test_what_is_rendered_has_room_before_it_is_held(monkeypatch):
     """A body may be a thousand times as large as it is stored. So a page that outgrows its room waits for all of it,
     and holds nothing of the piece that didn't fit meanwhile.
     """
-    monkeypatch.setattr("api.http.cell_json._BESIDE_BYTES_MAX", 0)
+    monkeypatch.setattr("api.http.response._BESIDE_BYTES_MAX", 0)
     budget = ReadBudget(100, wait_s=60.0)
     first, second, other = (Held(budget, caller) for caller in "abc")
     await first.reserve(10)
@@ -96,7 +98,7 @@ async def test_what_is_rendered_has_room_before_it_is_held(monkeypatch):
 
 async def test_cells_that_dont_fit_into_one_response_are_refused(monkeypatch):
     """As a whole, because it has no second page. A missing cell is null and takes no room."""
-    monkeypatch.setattr("api.http.cell_json.cell_view", lambda document: document)
+    monkeypatch.setattr("api.http.response.cell_view", lambda document: document)
     held = Held(ReadBudget(100, wait_s=0.0), "a")
     cells = [{"a": "x" * 22}, None, {"a": "y" * 22}]
     views = await all_views(cells, JSON, 60, held)
@@ -115,7 +117,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_items_are_counted_before_they_are_made(monkeypatch, kind):
     """A batch of millions ends at one item too many: nothing of it was parsed."""
-    monkeypatch.setattr(batch, "_put_item", lambda *item: pytest.fail("parsed an item"))
+    monkeypatch.setattr(cell_routes, "_put_item", lambda *item: pytest.fail("parsed an item"))
     form, payload = HOSTILE[kind]
     with pytest.raises(TooLarge, match="at most 1000 items"):
         await parse_puts(payload, form)
@@ -155,7 +157,7 @@ async def test_containers_of_messagepack_are_counted_in_pieces(monkeypatch, valu
         turns.append(delay)
 
     monkeypatch.setattr(content.asyncio, "sleep", sleep)
-    assert decode_body(await stored_body(body, MSGPACK))["a"] == [value] * count
+    assert decode_body(await stored_body(body, MSGPACK, BODY_BYTES_MAX))["a"] == [value] * count
     assert len(turns) >= len(body) // (64 << 10)
 
 
@@ -163,7 +165,7 @@ async def test_a_messagepack_body_with_too_many_containers_is_never_decoded(monk
     """A million empty arrays are as many objects."""
     monkeypatch.setattr(content, "_decode_msgpack", lambda raw: pytest.fail("decoded it"))
     with pytest.raises(Invalid, match="50000"):
-        await stored_body(MSGPACK.encode({"a": [[]] * 1_000_000}), MSGPACK)
+        await stored_body(MSGPACK.encode({"a": [[]] * 1_000_000}), MSGPACK, BODY_BYTES_MAX)
 
 
 def test_a_messagepack_body_has_so_many_containers():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.index.checkpoint_waiter import PAUSE_MAX_S, PAUSE_S, CheckpointsAt, CheckpointWaiter
+from api.index.entry_reader import PAUSE_MAX_S, PAUSE_S, CheckpointsAt, CheckpointWaiter
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location, ShardLocation
 

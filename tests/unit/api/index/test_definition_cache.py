@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from api.index import definition_cache
-from api.index.definition_cache import KEPT_S, BuildEta, IndexCatalogue
+from api.index import freshness
+from api.index.freshness import KEPT_S, BuildEta, IndexCatalogue
 from schemaless.errors import NotFound, StorageUnavailable
 from schemaless.index.definition import parse_definition
 from schemaless.index.versions import NamedIndex
@@ -36,8 +36,8 @@ class Looks:
         self.now, self.count, self.outcome = 100.0, 0, ACTIVE
         self.may_end = asyncio.Event()
         self.may_end.set()
-        monkeypatch.setattr(definition_cache, "find_versions", self._find)
-        monkeypatch.setattr(definition_cache, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(freshness, "find_versions", self._find)
+        monkeypatch.setattr(freshness, "PATIENCE_S", 0.0)
         self.catalogue = IndexCatalogue(None, lambda: self.now)
 
     async def _find(self, storage, datastore, name):
@@ -88,7 +88,7 @@ async def test_a_query_waits_for_no_master_that_hangs(looks):
 async def test_an_index_that_was_dropped_is_forgotten(looks, monkeypatch):
     """As soon as a look-up says so."""
     await looks.find()
-    monkeypatch.setattr(definition_cache, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(freshness, "PATIENCE_S", 60.0)
     looks.now += KEPT_S
     looks.outcome = NotFound("there is no index")
     for _ in range(2):

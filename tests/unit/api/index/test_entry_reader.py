@@ -7,12 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.index import overlay as overlay_module
-from api.index.entry_reader import EntryReader
-from api.index.evaluation import page_of
-from api.index.overlay import AT_ONCE_MAX, CELLS_MAX, Overlay, Overlays, Unevaluated, changed_rows, verify_evaluable
-from api.index.query import parse_query
-from api.index.search import Behind, ManyDamaged, MinionsDiffer, NodeAnswer, find_entries, merged
+from api.index import entry_reader as overlay_module
+from api.index.entry_reader import (
+    AT_ONCE_MAX,
+    CELLS_MAX,
+    EntryReader,
+    Overlay,
+    Overlays,
+    Unevaluated,
+    changed_rows,
+    page_of,
+    verify_evaluable,
+)
+from api.index.search import Behind, ManyDamaged, MinionsDiffer, NodeAnswer, find_entries, merged, parse_query
 from api.read.reader import Served
 from schemaless.cell import CellKey
 from schemaless.codec import decode_body, encode_body

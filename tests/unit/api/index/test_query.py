@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from api.index.query import parse_query
+from api.index.search import parse_query
 from schemaless.errors import Invalid
 from schemaless.index.definition import parse_definition
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-from api.index import repairs
-from api.index.repairs import ROWS_AT_ONCE, QueuedRepairs
+from api.index import passes
+from api.index.passes import ROWS_AT_ONCE, QueuedRepairs
 from schemaless.cell import RowKey
 from schemaless.errors import Corrupt, StorageUnavailable
 from schemaless.index.definition import parse_definition
-from schemaless.index.inspection import InspectedSpan
-from schemaless.index.repair import Repaired
+from schemaless.index.inspection import InspectedSpan, Repaired
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 1, ())
@@ -29,7 +28,8 @@ class Inspector:
     """Compares rows, and finds each of them wrong. Some can't be compared."""
 
     def __init__(self, *arguments):
-        self.datastore, self.definition = DATASTORE, DEFINITION
+        self.datastore = self.placed = DATASTORE
+        self.definition = DEFINITION
         self.poisoned, self.unreadable, self.away = set(), set(), 0
         self.compared, self.sizes = [], []
 
@@ -51,7 +51,7 @@ class Inspector:
 @pytest.fixture
 def inspector(monkeypatch):
     made = Inspector()
-    monkeypatch.setattr(repairs, "IndexInspector", lambda *arguments: made)
+    monkeypatch.setattr(passes, "IndexInspector", lambda *arguments: made)
     return made
 
 
@@ -110,7 +110,7 @@ async def test_new_rows_wait_for_none_that_failed(inspector):
 
 async def test_the_queue_is_bounded_and_counts_what_it_does_not_take(inspector, monkeypatch):
     """I14: a table that is damaged as a whole doesn't fill the memory. The index cleaner repairs the rest."""
-    monkeypatch.setattr(repairs, "ROWS_MAX", 50)
+    monkeypatch.setattr(passes, "ROWS_MAX", 50)
     queue = QueuedRepairs(storage=None)
     queue.add(DATASTORE, DEFINITION, rows(*range(60)))
     assert (len(queue), queue.counts["dropped",]) == (50, 10)

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.read.multi_get import WantedCell, read_many
-from api.read.reader import Served
+from api.read.reader import Served, WantedCell, read_many
 from schemaless.cell import RowKey
 from schemaless.errors import TooLarge
 from schemaless.sharding import shard_of
@@ -23,7 +22,10 @@ class Reader:
         self.sizes = sizes
         self.under_way = self.held = self.held_most = 0
 
-    async def read(self, cluster, operation, datastore, keys, bytes_max, *, read_from):
+    async def following(self, datastore, read):
+        return await read()
+
+    async def read(self, cluster, operation, datastore, keys, bytes_max, *, read_from, of):
         self.under_way += bytes_max
         self.held_most = max(self.held_most, self.held + self.under_way)
         await asyncio.sleep(0)

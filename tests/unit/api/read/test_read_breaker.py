@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.read.read_breaker import ReadBreaker
+from api.read.reader import ReadBreaker
 
-MASTER = SimpleNamespace(node=SimpleNamespace(name="a-master"))
+MASTER = SimpleNamespace(node=SimpleNamespace(name="a1"))
 
 
 @pytest.fixture
@@ -27,19 +27,19 @@ def test_a_server_is_asked_until_it_fails(health):
 
 def test_one_failed_read_opens_and_a_sample_closes(health, clock):
     """The sampler's last answer came before the read began: the server has gone since."""
-    health.sampled("a-master", answered=True)
+    health.sampled("a1", answered=True)
     clock.now = 101.0
     health.read_failed(MASTER, began=100.5)
     assert not health.answers(MASTER)
     assert health.answering([MASTER]) == []
-    health.sampled("a-master", answered=True)
+    health.sampled("a1", answered=True)
     assert health.answers(MASTER)
 
 
 def test_a_slow_server_is_not_left(health, clock):
     """It answered the sampler while the read waited: the next reader of its own writes goes there again."""
     clock.now = 101.0
-    health.sampled("a-master", answered=True)
+    health.sampled("a1", answered=True)
     clock.now = 102.0
     health.read_failed(MASTER, began=100.0)
     assert health.answers(MASTER)
@@ -47,7 +47,7 @@ def test_a_slow_server_is_not_left(health, clock):
 
 def test_a_failed_sample_opens(health):
     """Without any reader: the first one pays nothing."""
-    health.sampled("a-master", answered=False)
+    health.sampled("a1", answered=False)
     assert not health.answers(MASTER)
     health.read_failed(MASTER, began=100.0)
     assert not health.answers(MASTER)

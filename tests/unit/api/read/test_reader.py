@@ -5,15 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from api.http.response import problem_response
-from api.read.read_breaker import ReadBreaker
-from api.read.reader import Reader, Served, served_together
-from schemaless.errors import LocationGone, Misconfigured, NodeRefuses, StorageUnavailable, TableMissing
+from api.read.reader import ReadBreaker, Reader, Served, served_together
+from schemaless.errors import LocationGone, Misconfigured, NodeRefuses, StaleTopology, StorageUnavailable, TableMissing
 from schemaless.topology import Role
 
 
 class Node:
     def __init__(self, name, role):
-        self.node = SimpleNamespace(name=name, role=role, cluster="a")
+        self.node, self.role = SimpleNamespace(name=name, cluster="a"), role
         self.error = None
         self.asked = 0
 
@@ -27,7 +26,7 @@ class Node:
 @pytest.fixture
 def nodes():
     return SimpleNamespace(
-        master=Node("master", Role.MASTER), minions=[Node(f"minion-{n}", Role.MINION) for n in (1, 2)]
+        master=Node("master", Role.MASTER), minions=[Node(f"minion-{n}", Role.MINION) for n in (1, 2)], leased=True
     )
 
 
@@ -38,7 +37,12 @@ def breaker():
 
 @pytest.fixture
 def reader(nodes, breaker):
-    storage = SimpleNamespace(master=lambda cluster: nodes.master, minions=lambda cluster: nodes.minions)
+    async def is_leased(cluster):
+        return nodes.leased
+
+    storage = SimpleNamespace(
+        master=lambda cluster: nodes.master, minions=lambda cluster: nodes.minions, is_leased=is_leased
+    )
     return Reader(storage, breaker, SimpleNamespace(lag_s=lambda node: 0.0), timeout_s=1)
 
 
@@ -53,6 +57,14 @@ async def test_minions_take_reads_in_turns_and_the_master_by_default(reader):
     assert [await answered_by(reader) for _ in range(3)] == ["master"] * 3
     names = [await answered_by(reader, Role.MINION) for _ in range(4)]
     assert names == ["minion-1", "minion-2"] * 2
+
+
+async def test_a_master_that_nobody_confirms_answers_nobody_as_a_master(reader, nodes):
+    """Another one may be open since. A minion's answer says that it is one."""
+    nodes.leased = False
+    assert await answered_by(reader) == "minion-1"
+    with pytest.raises(StaleTopology, match="nobody confirms"):
+        await answered_by(reader, Role.MASTER)
 
 
 async def test_a_failed_master_costs_one_read_and_a_sample_brings_it_back(reader, breaker, nodes):

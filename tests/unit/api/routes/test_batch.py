@@ -5,8 +5,10 @@ import weakref
 
 import pytest
 
-from api.http.content import JSON, MSGPACK
-from api.routes.batch import parse_puts
+from api.http.content import JSON, MSGPACK, NDJSON
+from api.routes.cells import parse_puts
+from schemaless.cell import Cell
+from schemaless.errors import TooLarge
 
 CELL = {"row_key": "6c9e5b1e-7f5a-4a8f-9c58-0d7b52d1f001", "column_name": "BASE", "ref_key": 1, "body": {}}
 DEEP = {"a": 1}
@@ -39,3 +41,14 @@ async def test_the_error_of_an_item_holds_no_payload(form, wrong):
         assert kept() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("form", [JSON, MSGPACK, NDJSON], ids=["json", "msgpack", "ndjson"])
+async def test_the_bound_of_a_body_binds_items(form):
+    """SCHEMALESS_API_BODY_BYTES_MAX is one bound for a put, a POST and the items of a batch."""
+    cells = [{**CELL, "body": {"a": "x" * size}} for size in (80, 120)]
+    payload = form.encode(cells if form is NDJSON else {"cells": cells})
+    small, large = await parse_puts(payload, form, body_bytes_max=100)
+    assert isinstance(small, Cell)
+    assert isinstance(large, TooLarge)
+    assert "at most 100 bytes" in str(large)

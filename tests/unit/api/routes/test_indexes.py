@@ -42,11 +42,10 @@ async def test_the_versions_of_an_index_share_what_its_workers_report(monkeypatc
     known = merge({"a": versions, "b": versions}, {})
     state = SimpleNamespace(
         storage=None,
-        settings=SimpleNamespace(status_timeout_s=1.0),
         build_eta=SimpleNamespace(forget=lambda *names: None),
     )
     named = known.of("d", "by_owner")
-    view = await indexes._view(SimpleNamespace(state=state), DATASTORE, named, known, None, None, lags=lags)
+    view = await indexes._view(state, DATASTORE, named, known, None, None, lags=lags)
     assert [version["number"] for version in view["versions"]] == [1, 2, 3]
     assert [version.get("waiting_shards") for version in view["versions"]] == [[] if lags else None] * 3
     assert len(reads) == asked

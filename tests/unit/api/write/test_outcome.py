@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from api.http.response import problem_of
-from api.write.outcome import DECISIONS, BufferState, HomeState, PendingPut, PutOutcome, PutState, decide
+from api.write.put import DECISIONS, BufferState, HomeState, PendingPut, PutOutcome, PutState, decide
 from schemaless.cell import CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.errors import StorageUnavailable, Unavailable
 from schemaless.storage.buffer_table import BufferRow

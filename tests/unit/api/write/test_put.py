@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.write.put import CellWriter
+from api.write.put import BREAKER_OPEN_S, CellWriter, _look_up
 from api.write.queue import MasterWriteQueues
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body, same_body
@@ -19,14 +19,15 @@ from schemaless.errors import (
     NodeRefuses,
     Overloaded,
     SchemalessError,
+    StaleTopology,
     StorageUnavailable,
     TableMissing,
     Unavailable,
 )
-from schemaless.storage import buffer_table, entity_table, post_version, put_transaction
-from schemaless.storage.buffer_table import BufferOutcome
+from schemaless.storage import buffer_table, post_version
+from schemaless.storage.buffer_table import BufferedColumn, BufferOutcome
 from schemaless.storage.post_version import NextVersion
-from schemaless.topology import Datastore, Role
+from schemaless.topology import Datastore
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
 TRIPS = Datastore("trips", 4, 2, ("a",))  # home a, so the secondary is b
@@ -41,7 +42,7 @@ class Server:
     """
 
     def __init__(self, name, says, did):
-        self.node = SimpleNamespace(name=name, cluster=name[0], role=Role.MASTER)
+        self.node = SimpleNamespace(name=name, cluster=name[0])
         self.says = says
         self.shown = None
         self.reads = self.removes = None  # the errors of these operations
@@ -53,16 +54,16 @@ class Server:
         self._did.append(f"{operation.__name__} {self.node.name}")
         if isinstance(self.says, Exception):
             raise self.says
-        if operation is buffer_table.highest_ref_keys:
-            return [0 for _ in args[0]]
+        if operation is buffer_table.columns:
+            return [BufferedColumn() for _ in args[0]]
         if operation is post_version.put_next:
             return [NextVersion(CELL, _at_home(PutStatus.STORED), replayed=False) for _ in args[1]]
-        if operation is put_transaction.put_copies:
+        if operation is buffer_table.put_copies:
             self.claims.append([row.claim for row in args[2]])
             return [
                 self.says if isinstance(self.says, BufferOutcome) else Placed(self.says, 3, 1, 42, 99) for _ in args[2]
             ]
-        if operation is entity_table.look_up:
+        if operation is _look_up:
             if self.reads is not None and (self.damaged is None or self.damaged in [row.key for row in args[1]]):
                 raise self.reads
             if self.shown is None:
@@ -87,18 +88,26 @@ def world():
         did=did,
         now=0.0,
         home=Server("a", PutStatus.STORED, did),
-        minion=Server("a-minion", None, did),
+        minion=Server("a2", None, did),
         secondary=Server("b", BufferOutcome.INSERTED, did),
         third=None,
+        leased=True,
+        lost=False,
     )
 
 
 def writer_of(world, **settings):
+    async def is_leased(cluster):
+        return world.leased
+
     masters = {"a": world.home, "b": world.secondary} | ({"c": world.third} if world.third else {})
     storage = SimpleNamespace(
         topology=SimpleNamespace(clusters=dict.fromkeys(masters)),
         master=lambda cluster: masters[cluster],
         minions=lambda cluster: [world.minion],
+        is_leased=is_leased,
+        is_joining=lambda cluster: False,
+        has_lost=lambda cluster: world.lost,
     )
     return CellWriter(storage, SETTINGS.model_copy(update=settings), clock=lambda: world.now)
 
@@ -149,12 +158,12 @@ async def test_a_conflict_in_the_buffer_is_decided_by_the_cell_at_home(world, ma
 
 
 async def test_an_unreachable_home_means_buffered_and_is_not_asked_again_until_a_probe(world):
-    """I5: the breaker keeps the next puts from waiting; after `breaker_open_s` one put tries the home."""
+    """I5: the breaker keeps the next puts from waiting; after BREAKER_OPEN_S one put tries the home."""
     writer = writer_of(world)
     world.home.says = StorageUnavailable("down")
     assert [(await put(writer)).status for _ in range(2)] == [PutStatus.BUFFERED] * 2
     assert world.did.count("put_copies a") == 1
-    world.now += SETTINGS.breaker_open_s
+    world.now += BREAKER_OPEN_S
     world.home.says = PutStatus.STORED
     assert (await put(writer)).status is PutStatus.STORED
 
@@ -167,6 +176,16 @@ async def test_without_a_secondary_the_home_alone_stores_unless_two_copies_are_r
     world.did.clear()
     assert isinstance(await put(writer_of(world, min_copies=2)), Unavailable)
     assert world.did == ["put_copies b"]
+
+
+async def test_a_home_that_nobody_confirms_stores_nothing_alone(world):
+    """Another master may be open since. With a second copy the cell comes home all the same."""
+    world.leased = False
+    assert (await put(writer_of(world))).copies == 2
+    world.secondary.says = StorageUnavailable("down")
+    result = await put(writer_of(world))
+    assert isinstance(result, StaleTopology)
+    assert "nobody confirms" in str(result)
 
 
 async def test_with_nobody_reachable_the_error_says_so(world):
@@ -211,6 +230,30 @@ async def test_a_put_that_is_only_buffered_is_no_success_where_two_copies_are_re
     assert result.retryable
 
 
+async def test_a_put_whose_home_is_away_is_buffered_twice_where_there_are_three_clusters(world):
+    """I5, I6: so the loss of one more server loses no acknowledged cell. Two copies are enough for min_copies=2."""
+    world.third = Server("c", BufferOutcome.INSERTED, world.did)
+    writer = writer_of(world, min_copies=2)
+    assert (await put(writer)).status is PutStatus.STORED
+    assert len(world.did) == 2  # one second copy while the home answers
+    world.home.says = StorageUnavailable("down")
+    result = await put(writer)
+    assert (result.status, result.copies) == (PutStatus.BUFFERED, 2)
+    assert {"put_copies b", "put_copies c"} <= set(world.did[2:])
+
+
+@pytest.mark.parametrize("says", [BufferOutcome.CONFLICT, Corrupt("damaged"), StorageUnavailable("down")])
+async def test_a_second_buffer_that_doesnt_take_the_cell_costs_a_copy_and_never_the_put(world, says):
+    """The first one has it, so the answer is the same, and each is tried once."""
+    world.home.says, world.third = StorageUnavailable("down"), Server("c", BufferOutcome.INSERTED, world.did)
+    writer = writer_of(world)
+    first = writer._secondaries.choose("a", CELL.key.row_key)
+    (world.third if first == "b" else world.secondary).says = says
+    result = await put(writer)
+    assert (result.status, result.copies) == (PutStatus.BUFFERED, 1)
+    assert len(world.did) == 3
+
+
 ERRORS = [
     StorageUnavailable("down"),
     NodeRefuses("1203: too many user connections"),
@@ -252,7 +295,7 @@ async def test_the_next_secondary_takes_the_copy_that_one_refuses(world, error):
 
 
 async def test_a_refusing_secondary_is_not_asked_again_until_a_probe(world):
-    """Its refusals cost one put in `breaker_open_s`, and it stays the home of its own rows."""
+    """Its refusals cost one put in BREAKER_OPEN_S, and it stays the home of its own rows."""
     writer = writer_of(world)
     world.secondary.says = TableMissing("1146: no buffer")
     for _ in range(3):
@@ -263,7 +306,7 @@ async def test_a_refusing_secondary_is_not_asked_again_until_a_probe(world):
     assert (result.status, result.copies) == (PutStatus.STORED, 2)
     world.secondary.says, world.home.says = BufferOutcome.INSERTED, PutStatus.STORED
     assert (await put(writer)).copies == 1
-    world.now += SETTINGS.breaker_open_s
+    world.now += BREAKER_OPEN_S
     assert (await put(writer)).copies == 2
 
 
@@ -272,7 +315,7 @@ async def test_a_post_that_can_t_ask_a_buffer_for_want_of_time_takes_no_ref_key(
     world.secondary.says = Overloaded("no connection was free")
     with pytest.raises(Overloaded):
         await writer_of(world).put_next(TRIPS, CELL.key.row_key, CELL.key.column_name, CELL.body)
-    assert world.did == ["highest_ref_keys b"]
+    assert world.did == ["columns b"]
 
 
 async def post(writer):
@@ -292,7 +335,7 @@ async def test_a_post_is_stored_first_and_copied_then(world):
     writer = writer_of(world)
     outcome = await post(writer)
     assert (outcome.status, outcome.copies) == (PutStatus.STORED, 2)
-    assert world.did == ["highest_ref_keys b", "put_next a", "put_copies b"]
+    assert world.did == ["columns b", "put_next a", "put_copies b"]
     writer._queues.breakers["b"].failed()
     world.did.clear()
     assert (await post(writer)).copies == 1

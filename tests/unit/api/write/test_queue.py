@@ -5,21 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from api.write.held_shards import HeldShards
-from api.write.queue import MasterWriteQueues
-from api.write.write_breaker import BreakerState
+from api.write import queue
+from api.write.queue import BreakerState, HeldShards, MasterWriteQueues
 from schemaless.cell import Cell, CellKey, ColumnName, Placed, PutStatus, RefKey, RowKey
 from schemaless.errors import (
     Busy,
-    HeadsLocked,
     LockTimeout,
     NodeRefuses,
     Overloaded,
     SchemalessError,
+    ShardsLocked,
+    ShardsMoved,
     StorageUnavailable,
     TableMissing,
 )
-from schemaless.storage import post_version, put_transaction, shard_head
+from schemaless.storage import append, buffer_table, post_version, shard_head
+from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.storage.operation import AGAIN_ON
 from schemaless.storage.post_version import NewVersion, NextVersion
@@ -32,7 +33,7 @@ class Master:
     """Fails what meets a head of `locked`. `wrote` has the shards of each batch, `ended` the looks at transactions."""
 
     def __init__(self):
-        self.node = SimpleNamespace(name="a-master")
+        self.node = SimpleNamespace(name="a1")
         self.locked = set()
         self.wrote = []
         self.again_on = []
@@ -44,7 +45,7 @@ class Master:
 
     async def run(self, operation, *args, timeout_s, again_on=AGAIN_ON, traffic=None):
         await asyncio.sleep(0)
-        if operation is shard_head.locked:
+        if operation is append.held:
             return [shard for shard in args[1] if shard in self.locked]
         if operation is shard_head.end_idle_holders:
             self.ended += 1
@@ -56,14 +57,14 @@ class Master:
         shards = [item.shard for item in items if getattr(item, "home", "a") == "a"]
         met = self.locked & set(shards)
         if met:
-            raise HeadsLocked("locked", met)
+            raise ShardsLocked("locked", met)
         if self.refuses(items):
             raise self.refusal
         self.wrote.append(shards)
         if operation is post_version.put_next:
             self.again_on.append(again_on)
             return [next_version(version, n) for n, version in enumerate(items, start=1)]
-        assert operation is put_transaction.put_copies
+        assert operation is buffer_table.put_copies
         return [placed(row.shard) if row.home == "a" else BufferOutcome.INSERTED for row in items]
 
 
@@ -83,7 +84,11 @@ def master():
 
 @pytest.fixture
 async def queues(master):
-    storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None, "b": None}), master=lambda name: master)
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters={"a": None, "b": None}),
+        master=lambda name: master,
+        is_joining=lambda name: False,
+    )
     queues = MasterWriteQueues(storage, timeout_s=1.25, open_s=1.0)
     yield queues
     await queues.drain()
@@ -106,19 +111,52 @@ async def test_a_locked_head_costs_its_own_shard_only(queues, master):
     assert await first == [placed(1)]
     stored, locked, also = await mixed
     assert (stored, also) == (placed(2), placed(4))
-    assert isinstance(locked, HeadsLocked)
+    assert isinstance(locked, ShardsLocked)
     assert await copy == [BufferOutcome.INSERTED]
     assert queues.held_shards() == 1
     (again,) = await queues.store("a", TRIPS, [row(3)])
-    assert isinstance(again, HeadsLocked)
+    assert isinstance(again, ShardsLocked)
     assert [3 in shards for shards in master.wrote] == [False] * len(master.wrote)
     assert queues.breakers["a"].may_allow()
+
+
+async def test_shards_that_moved_are_found_one_after_the_other(queues, master):
+    """Each transaction of a large batch names its own. However many they are, the others are stored."""
+    moved = set(range(1, 7))
+
+    def refuses(items):
+        met = sorted(moved.intersection(item.shard for item in items))
+        if met:
+            raise ShardsMoved("moved", met[:1])
+        return False
+
+    master.refuses = refuses
+    outcomes = await queues.store("a", TRIPS, [row(shard) for shard in range(8)])
+    assert [outcome for outcome in outcomes if isinstance(outcome, Placed)] == [placed(0), placed(7)]
+    assert sum(isinstance(outcome, ShardsMoved) for outcome in outcomes) == len(moved)
+    assert queues.breakers["a"].may_allow()
+
+
+async def test_tables_that_are_locked_together_are_found_one_after_the_other(queues, master):
+    """A statement names one table. Shards that nobody locks are stored all the same, and no breaker opens."""
+    locked = {3, 4}
+
+    def refuses(items):
+        met = sorted(locked.intersection(item.shard for item in items))
+        if met:
+            raise ShardsLocked("locked", met[:1])
+        return False
+
+    master.refuses = refuses
+    outcomes = await queues.store("a", TRIPS, [row(n) for n in range(1, 6)])
+    assert [isinstance(outcome, ShardsLocked) for outcome in outcomes] == [False, False, True, True, False]
+    assert queues.breakers["a"].state is BreakerState.CLOSED
 
 
 async def test_a_head_that_is_free_again_is_found_without_a_put(master):
     """So a rare put to that shard isn't buffered for nothing. Until then idle transactions are looked for."""
     pauses = asyncio.Semaphore(0)
-    held = HeldShards(master, "trips", timeout_s=1.0, pause=lambda s: pauses.acquire())
+    held = HeldShards(master, TRIPS, timeout_s=1.0, pause=lambda s: pauses.acquire())
     master.locked = {3}
     held.hold({3, 4})
     await held.look()
@@ -150,7 +188,7 @@ async def test_a_post_to_a_locked_head_fails_and_others_are_stored(queues, maste
         queues.append("a", TRIPS, version(1)), queues.append("a", TRIPS, version(3))
     )
     assert ok.placed.shard == 1
-    assert isinstance(locked, HeadsLocked)
+    assert isinstance(locked, ShardsLocked)
     assert locked.retryable
     assert master.wrote.count([1]) == 1
 
@@ -274,11 +312,66 @@ async def test_cells_that_wait_for_a_master_that_is_lost_fail_with_it(queues, ma
 )
 async def test_what_a_probe_says_of_its_master(master, error, state):
     """A refusal is an answer. That this process has too much to do says nothing."""
-    storage = SimpleNamespace(topology=SimpleNamespace(clusters={"a": None}), master=lambda name: master)
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters={"a": None}), master=lambda name: master, is_joining=lambda name: False
+    )
     queues = MasterWriteQueues(storage, timeout_s=1.25, open_s=0.0)
     queues.breakers["a"].failed()
     master.error = error
     with pytest.raises(SchemalessError):
         await queues.store("a", TRIPS, [row(1)])
     assert queues.breakers["a"].state is state
+    await queues.drain()
+
+
+class Stalled(Master):
+    """A write ends once it was asked twice whether it is there. `silent`: it doesn't say so."""
+
+    def __init__(self, silent):
+        super().__init__()
+        self.silent = silent
+        self.questions = 0
+        self.asked_twice = asyncio.Event()
+
+    async def run(self, operation, *args, timeout_s, again_on=AGAIN_ON, traffic=None):
+        if traffic is Traffic.WATCH:
+            self.questions += 1
+            if self.questions == 2:
+                self.asked_twice.set()
+            if self.silent:
+                raise StorageUnavailable("no answer") from TimeoutError()
+            return 0
+        if operation is buffer_table.put_copies:
+            await self.asked_twice.wait()
+        return await super().run(operation, *args, timeout_s=timeout_s, again_on=again_on, traffic=traffic)
+
+
+@pytest.mark.parametrize(
+    ("patient", "other_takes", "silent", "given_up"),
+    [(False, True, True, True), (True, True, True, False), (False, False, True, False), (False, True, False, False)],
+)
+async def test_a_silent_master_is_given_up_only_where_its_puts_have_another_place(
+    monkeypatch, patient, other_takes, silent, given_up
+):
+    """Not where two copies are required or no other cluster takes any, nor where it answers. A POST waits for it."""
+    monkeypatch.setattr(queue, "ASKED_AFTER_S", 0.0)
+    master = Stalled(silent)
+    storage = SimpleNamespace(
+        topology=SimpleNamespace(clusters={"a": None, "b": None}),
+        master=lambda name: master,
+        is_joining=lambda name: False,
+    )
+    queues = MasterWriteQueues(storage, timeout_s=1.25, open_s=1.0, patient=patient)
+    if not other_takes:
+        queues.breakers["b"].failed()
+    put = queues.store("a", TRIPS, [row(1)])
+    post = queues.append("a", TRIPS, version(2))
+    if given_up:
+        with pytest.raises(StorageUnavailable, match="silent"):
+            await put
+        with pytest.raises(StorageUnavailable, match="breaker"):
+            queues.store("a", TRIPS, [row(1)])
+    else:
+        assert [placed.shard for placed in await put] == [1]
+    assert [found.placed.shard for found in await post] == [2]
     await queues.drain()

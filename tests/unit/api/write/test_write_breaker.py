@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.write.write_breaker import BreakerState, WriteBreaker
+from api.write.queue import BreakerState, WriteBreaker
 
 
 class Clock:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from schemaless.audit.consumer_audit import Standing, behind, finished
-from schemaless.audit.history import finished_until
+from schemaless.audit.consumer_audit import Standing, behind, finished, finished_until
 from schemaless.location import GenerationStart, Location
 from schemaless.position import Position
 

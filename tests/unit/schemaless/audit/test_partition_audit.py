@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from schemaless.audit.partition_audit import PartitionAudit
+from schemaless.audit.partition_audit import PartitionAudit, ShardComparison, fingerprint
 from schemaless.audit.report import FindingKind, Findings, ShardReport
-from schemaless.audit.shard_audit import ShardComparison, fingerprint
-from schemaless.cell import row_key_text
+from schemaless.cell import Erased, row_key_text
 from schemaless.codec import encode_record
 from schemaless.location import GenerationStart
 from schemaless.record import Record
@@ -84,3 +83,18 @@ def test_what_breaks_the_order_of_generations_is_named(records, expected):
     """The second generation begins at 5, and everything else is as it should be."""
     found, _ = read([FIRST, SECOND], OLD[:4] + SINCE_5, records)
     assert found == expected
+
+
+def test_a_cell_whose_body_is_erased_differs_in_nothing_else():
+    """I19: MySQL has lost the body and the topic may still have it, or was given a cell without one."""
+    stubs = [msgspec.structs.replace(cell, body=b"", erased=Erased(7, 1)) for cell in OLD]
+    published = [cell_record(cell) for cell in stubs]
+    for record in published:
+        record.headers["kind"] = b"erased"
+    found, report = read([FIRST], [*OLD[:2], *stubs[2:]], [*OLD_RECORDS[:4], *published[4:]])
+    assert (found, report.matched) == ([], 7)
+    moved = [msgspec.structs.replace(cell, created_at=cell.created_at + 1) for cell in stubs]
+    assert read([FIRST], moved, OLD_RECORDS)[0] == [(FindingKind.TOPIC_DIFFERS, 0)] * 7
+    assert read([FIRST], OLD, published)[0] == [(FindingKind.TOPIC_DIFFERS, 0)] * 7
+    lost = [msgspec.structs.replace(cell, body=b"") for cell in OLD]
+    assert read([FIRST], lost, OLD_RECORDS)[0] == [(FindingKind.TOPIC_DIFFERS, 0)] * 7

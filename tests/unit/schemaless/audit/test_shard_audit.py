@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemaless.audit.partition_audit import Fingerprint, Published, ShardComparison, fingerprint
 from schemaless.audit.report import FindingKind, Findings, ShardReport
-from schemaless.audit.shard_audit import Fingerprint, Published, ShardComparison, fingerprint
 from tests.topic_harness import stored_cell
 
 
@@ -17,7 +17,7 @@ def compare(stored, topic, *, head=None, published=None, first_held_at=None, fin
     comparison = ShardComparison(report, iter([printed(item) for item in stored]), findings, published)
     comparison.first_held_at = first_held_at
     for item in topic:
-        comparison.take(printed(item))
+        comparison.take(printed(item), bytes)
     complete = comparison.complete
     comparison.finish()
     return findings, report, complete

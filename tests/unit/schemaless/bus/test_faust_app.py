@@ -9,8 +9,7 @@ from faust.types import TP
 from mode import Service
 
 from schemaless.bus import faust_transport
-from schemaless.bus.faust_app import Heartbeats, _ReadCommittedThread
-from schemaless.bus.faust_transport import FaustTransport
+from schemaless.bus.faust_transport import FaustTransport, Heartbeats, _ReadCommittedThread
 
 
 class Coordinator:

@@ -1,7 +1,9 @@
 """Parts of the Faust kit that need no broker: what an agent is given, and which offset is committed."""
 
 import asyncio
+import logging
 from collections import defaultdict, deque
+from types import SimpleNamespace
 
 import faust
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemaless import cells_topic, faust_app
-from schemaless.bus.faust_app import FETCH_PAUSE_S, CorrectedConsumer, keep_fetches_apart
+from schemaless.bus.faust_transport import FETCH_PAUSE_S, CorrectedConsumer, keep_fetches_apart
 from schemaless.codec import encode_record
 from schemaless.found_cell import found_cell
 from tests.topic_harness import stored_cell
@@ -50,6 +52,37 @@ def test_an_app_makes_no_folders_where_it_keeps_nothing_in_files(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
     faust_app("kit", "127.0.0.1:9", store="rocksdb://")._create_directories()
     assert [each.name for each in tmp_path.iterdir()] == ["kit-data"]
+
+
+def test_an_outage_of_kafka_is_some_lines_in_the_log_of_a_users_app(caplog):
+    """aiokafka writes fifty a second, of several loggers. One that is counted says so later."""
+    faust_app("kit", "127.0.0.1:9")
+    faust_app("kit", "127.0.0.1:9")
+    for n in range(500):
+        logging.getLogger("aiokafka").error("Unable connect to %s: %s", n, n)
+        logging.getLogger("aiokafka.conn").error("Unable to request metadata from %s", n)
+    logging.getLogger("of_the_user").error("mine")
+    assert 1 <= sum(record.name.startswith("aiokafka") for record in caplog.records) <= 10
+    assert caplog.records[-1].name == "of_the_user"
+
+
+async def test_an_agent_that_ends_with_what_is_no_exception_crashes_the_app():
+    """Faust would forget it, and its partitions would stand in silence."""
+
+    async def fail(stream):
+        raise GeneratorExit
+
+    class Actor:
+        crashed = None
+
+        async def crash(self, error):
+            self.crashed = error
+
+    app, actor = faust_app("kit", "127.0.0.1:9"), Actor()
+    agent = app.agent(cells_topic(app, "mezzanine"))(fail)
+    agent.supervisor = SimpleNamespace(wakeup=lambda: None)
+    await agent._execute_actor(fail(None), actor)
+    assert "raised GeneratorExit" in str(actor.crashed)
 
 
 def consumer():

@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from schemaless.bus import group_reader
-from schemaless.bus.group_reader import GroupReader
+from schemaless.bus import plain_transport
+from schemaless.bus.plain_transport import GroupReader
 from schemaless.errors import BusUnavailable
 
 
@@ -53,7 +53,7 @@ class Client:
 
 @pytest.fixture
 def reader(monkeypatch):
-    monkeypatch.setattr(group_reader, "Consumer", Client)
+    monkeypatch.setattr(plain_transport, "Consumer", Client)
     return GroupReader("127.0.0.1:1", "t", "g", lambda partitions: None)
 
 
@@ -75,7 +75,7 @@ def test_an_error_alone_is_raised_at_once(reader):
 @pytest.mark.parametrize(("session_s", "heartbeat_ms"), [(1.0, 333), (2.4, 800), (10.0, 1000)])
 def test_a_session_has_time_for_three_heartbeats(monkeypatch, session_s, heartbeat_ms):
     """Or one that is late ends it. A long session hears of rebalances within a second."""
-    monkeypatch.setattr(group_reader, "Consumer", Client)
+    monkeypatch.setattr(plain_transport, "Consumer", Client)
     reader = GroupReader("127.0.0.1:1", "t", "g", lambda partitions: None, session_timeout_s=session_s)
     found = reader._consumer.settings
     assert (found["session.timeout.ms"], found["heartbeat.interval.ms"]) == (session_s * 1000, heartbeat_ms)

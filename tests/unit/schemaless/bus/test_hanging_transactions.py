@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 
-from schemaless.bus import hanging_transactions
-from schemaless.bus.hanging_transactions import HangingTransactionsWatch, OpenTransactions, open_transactions
+from schemaless.bus import partition_log
+from schemaless.bus.partition_log import HangingTransactionsWatch, OpenTransactions, open_transactions
 
 TOPIC = "cells"
 
@@ -19,7 +19,7 @@ class Scene:
         self.now = 0.0
         self.open = {}
         self.away = set()
-        monkeypatch.setattr(hanging_transactions, "open_transactions", self._open_transactions)
+        monkeypatch.setattr(partition_log, "open_transactions", self._open_transactions)
         self._watch = HangingTransactionsWatch(
             "127.0.0.1:9", TOPIC, every_s=2.0, patience_s=10.0, timeout_s=1.0, clock=lambda: self.now
         )

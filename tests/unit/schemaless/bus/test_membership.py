@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from schemaless.bus import membership
 from schemaless.bus.membership import Membership
 from schemaless.errors import BusUnavailable
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("trips", 2, 1, ("a",))

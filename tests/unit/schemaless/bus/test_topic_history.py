@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from schemaless.bus.reader import Span
-from schemaless.bus.topic_history import TopicHistory
+from schemaless.bus.reader import Span, TopicHistory
 from schemaless.codec import encode_body, encode_record
 from schemaless.names import KIND_CELL, KIND_GENERATION, KIND_HEADER, RECORD_VERSION, VERSION_HEADER
 from schemaless.position import cell_digest

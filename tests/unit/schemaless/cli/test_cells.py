@@ -192,15 +192,15 @@ def test_conflicts_are_listed(run: Run, answers: dict):
 
 def test_the_topology_is_shown_without_passwords(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Clusters, roles and addresses; a secret stays in its file."""
-    node = {"name": "a-master", "host": "127.0.0.1", "port": 3306, "user": "u", "password": "hidden-one"}
-    document = {"version": 1, "clusters": {"a": {"master": node, "minions": [node | {"name": "a-minion-1"}]}}}
+    node = {"name": "a1", "host": "127.0.0.1", "port": 3306, "user": "u", "password": "hidden-one"}
+    document = {"version": 2, "clusters": {"a": [node, node | {"name": "a2"}]}}
     (tmp_path / "topology.json").write_text(json.dumps(document))
     monkeypatch.setenv("SCHEMALESS_TOPOLOGY", str(tmp_path / "topology.json"))
     monkeypatch.setenv("SCHEMALESS_KAFKA", "127.0.0.1:9092")
     shown = run("topology", "show").output
     listed = run("topology", "show", "--json").output
-    assert "a-minion-1" in shown
-    assert json.loads(listed)["clusters"]["a"]["master"] == {"name": "a-master", "host": "127.0.0.1", "port": 3306}
+    assert "a2" in shown
+    assert json.loads(listed)["clusters"]["a"]["master"] == {"name": "a1", "host": "127.0.0.1", "port": 3306}
     assert "hidden-one" not in shown + listed
 
 

@@ -5,13 +5,14 @@ import json
 import pytest
 
 from schemaless.cli import stack
-from schemaless.stack import endpoints, supervision
+from schemaless.stack import embedded, endpoints, supervision
 
 
 @pytest.fixture(autouse=True)
 def no_supervisor(monkeypatch):
     for name in ("start", "stop", "wait_for"):
         monkeypatch.setattr(supervision, name, lambda *_, **__: None)
+    monkeypatch.setattr(embedded, "up_process", lambda home, name: None)
     monkeypatch.setattr(endpoints, "refresh_endpoints", lambda home: {"api": []})
     monkeypatch.setattr(stack, "home_folder", lambda settings: settings.home)
 

@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from schemaless.cell import StoredCell
-from schemaless.cli.tail_view import TailFormat, TailView, parse_filter
+from schemaless.cli.tail import TailFormat, TailView, parse_filter
 from schemaless.codec import encode_body, encode_record
 from schemaless.errors import Invalid
 from schemaless.record import Record
@@ -49,6 +49,15 @@ def test_a_cell_is_a_line_of_each_form():
     assert Told([found], TailFormat.MSGPACK).lines == [found.value]
 
 
+def test_a_cell_without_a_body_says_so():
+    """Its body was erased before it was published."""
+    found = record(cell(4, body=b""), kind=b"erased")
+    assert Told([found]).lines == [f"0:1:4 {ROW} BASE 1 erased\n".encode()]
+    (line,) = Told([found], TailFormat.JSON).lines
+    shown = json.loads(line)
+    assert (shown["erased"], "body" in shown) == ({}, False)
+
+
 def test_messagepack_values_follow_one_another():
     """Any unpacker that takes a stream reads them."""
     unpacker = msgpack.Unpacker()
@@ -80,14 +89,21 @@ def test_a_partition_that_is_whole_begins_with_the_first_cell():
 
 
 def test_what_is_not_ours_is_counted_and_named():
-    """Bytes, kinds, and a shard that has no place in the partition; nothing of it is a fault."""
-    foreign = [record(b"x", offset=5), record(b"", kind=b"later"), record(cell(1, shard=1))]
+    """Bytes and kinds; nothing of it is a fault."""
+    foreign = [record(b"x", offset=5), record(b"", kind=b"later")]
     told = Told([*foreign, record(cell(1))])
-    assert (told.tail.foreign, told.tail.faults, len(told.lines)) == (3, 0, 1)
+    assert (told.tail.foreign, told.tail.faults, len(told.lines)) == (2, 0, 1)
     assert told[0].startswith("not ours: t [0] offset 5: not a cell record")
     assert "kind b'later' is not known" in told[1]
-    assert "shard 1 does not belong to this partition" in told[2]
-    assert told.tail.summary() == "4 records verified: no hole, no repeat, no disorder, 3 foreign records"
+    assert told.tail.summary() == "3 records verified: no hole, no repeat, no disorder, 2 foreign records"
+
+
+def test_a_cell_in_a_wrong_partition_is_a_fault_and_verified_all_the_same():
+    """Somebody wrote it, or raised the partitions under a tailer: a second copy is a repeat, too."""
+    told = Told([record(cell(1, shard=1), partition=1), record(cell(1, shard=1))])
+    assert (told.tail.foreign, told.tail.faults, len(told.lines)) == (0, 2, 2)
+    assert told[0].startswith("WRONG PARTITION of 2: t [0] offset 0: shard 1 does not belong")
+    assert told[1].startswith("REPEAT in shard 1")
 
 
 def test_a_flood_of_foreign_records_is_counted_only():

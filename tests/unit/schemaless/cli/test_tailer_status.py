@@ -2,7 +2,7 @@
 
 from schemaless.cli.tailer import problem_lines, summary_line
 from schemaless.location import Location
-from schemaless.ops.tailer_status import ShardStatus, TailerStatus
+from schemaless.ops.tailers import ShardStatus, TailerStatus
 from schemaless.storage.tailer_order_table import NO_COMMAND
 from schemaless.topology import Datastore
 

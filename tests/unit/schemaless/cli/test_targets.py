@@ -7,7 +7,7 @@ import pytest
 from schemaless.cli.targets import servers
 from schemaless.client.transport import CHOSEN_PROFILE, settings_of
 from schemaless.config import StackSettings
-from schemaless.runtime.private_file import write_private_text
+from schemaless.runtime.tls import write_private_text
 from schemaless.stack.plan import load_or_make_plan
 
 
@@ -18,7 +18,7 @@ def plan(tmp_path, monkeypatch, request):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SCHEMALESS_HOME", str(tmp_path))
     made = load_or_make_plan(StackSettings(home=tmp_path, usual_ports=False, kafka_accounts=request.param))
-    write_private_text(made.topology_file, json.dumps({"version": 1, "clusters": {}}))
+    write_private_text(made.topology_file, json.dumps({"version": 2, "clusters": {}}))
     write_private_text(made.endpoints_file, json.dumps({"api": made.api_urls(), "kafka": made.broker().bootstrap}))
     write_private_text(made.token_file, "sl_stack\n")
     return made
@@ -45,3 +45,14 @@ def test_a_worker_has_the_profile_of_its_command(plan):
         assert servers().worker_settings()["SCHEMALESS_PROFILE"] == "prod"
     finally:
         CHOSEN_PROFILE.reset(chosen)
+
+
+def test_a_worker_has_the_stacks_token_also_where_its_hosts_are_named(plan, monkeypatch):
+    """They are the stack's. A token of the stack isn't sent to others, and one that is named goes before it."""
+    monkeypatch.setenv("SCHEMALESS_HOSTS", plan.api_urls()[0])
+    assert servers().worker_settings()["SCHEMALESS_TOKEN_FILE"] == str(plan.token_file)
+    monkeypatch.setenv("SCHEMALESS_HOSTS", f"{plan.api_urls()[0]},http://elsewhere:8000")
+    assert "SCHEMALESS_TOKEN_FILE" not in servers().worker_settings()
+    monkeypatch.delenv("SCHEMALESS_HOSTS")
+    monkeypatch.setenv("SCHEMALESS_TOKEN", "sl_mine")
+    assert "SCHEMALESS_TOKEN_FILE" not in servers().worker_settings()

@@ -30,7 +30,7 @@ PROGRAM = {
 
 
 @pytest.mark.parametrize("unknown", [{}, {"a": "no answer within 2 s"}])
-@pytest.mark.parametrize("away", [{}, {"b": "b-master: connection refused"}])
+@pytest.mark.parametrize("away", [{}, {"b": "b1: connection refused"}])
 @pytest.mark.parametrize("command", ["list", "status"])
 def test_a_cluster_that_does_not_answer_is_named_once_and_its_lag_is_not_zero(monkeypatch, unknown, away, command):
     """32 of 64 shards may be behind, and the others say 0. Where only minions answer, the cause is said once, too."""
@@ -46,8 +46,50 @@ def test_a_cluster_that_does_not_answer_is_named_once_and_its_lag_is_not_zero(mo
 
 def test_the_list_shows_parked_cells(monkeypatch):
     """After its last attempt a cell doesn't fail any more, and its program is behind by nothing."""
-    document = {"triggers": [PROGRAM | {"parked": 4711}], "unknown": {}}
+    document = {"triggers": [PROGRAM | {"parked": 4711}], "unknown": {}, "masters_away": {}}
     monkeypatch.setattr(Client, "document", lambda *_: document)
     done = CliRunner().invoke(app, ["triggers", "list", "--hosts", "http://one"])
     assert "parked cells" in done.stdout
     assert "4711" in done.stdout
+
+
+def test_cells_that_fail_alike_are_one_line(capsys):
+    """In an outage all fail alike, and their tracebacks would fill the screen."""
+    error = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: {}\nask x'
+    cells = [
+        {"trigger": "bill", "cell": f"r/BASE/{n}", "location": f"0:1:{n}", "attempt": attempt, "attempts": 5,
+         "again_at": "2026-01-01T00:00:00Z", "error": error.format(why)}
+        for n, attempt, why in ((1, 2, "no"), (2, 1, "no"), (3, 0, "later"))
+    ]  # fmt: skip
+    print_worker(WORKER | {"failing": cells, "failing_count": 13})
+    told = capsys.readouterr().out.splitlines()[2:]
+    assert told == [
+        "bill on r/BASE/1 at 0:1:1 and 1 more cell alike fails: attempt 2 of 5, ValueError: no",
+        "  it is called again at 2026-01-01T00:00:00Z",
+        "bill on r/BASE/3 at 0:1:3 waits, ValueError: later",
+        "  it is called again at 2026-01-01T00:00:00Z",
+        "and 10 more cells that fail or wait",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"was_paused": True, "stopped": 0, "paused": 0}, "resumed: the whole program\n"),
+        ({"was_paused": True, "stopped": 2, "paused": 0}, "resumed: the whole program, 2 stopped shards\n"),
+        ({"was_paused": False, "stopped": 0, "paused": 1}, "resumed: 0 stopped shards, 1 paused shard\n"),
+    ],
+)
+def test_a_resume_says_what_runs_again(monkeypatch, document, said):
+    """Also where the whole program was paused, and no shard by itself."""
+    monkeypatch.setattr(Client, "call", lambda *_, **given: {**document, "unreached": []})
+    done = CliRunner().invoke(app, ["triggers", "resume", "billing", "--hosts", "http://one"])
+    assert done.stdout == said
+
+
+def test_a_program_without_a_worker_is_said_to_have_none(monkeypatch):
+    """Its state is still what people ordered."""
+    document = {"triggers": [PROGRAM | {"worker_count": 0}], "unknown": {}, "masters_away": {}}
+    monkeypatch.setattr(Client, "document", lambda *_: document)
+    done = CliRunner().invoke(app, ["triggers", "list", "--hosts", "http://one"])
+    assert "no worker" in done.stdout

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from schemaless.cli.trigger_workers import SourceFiles, TriggerWorkers
+from schemaless.cli.triggers import SourceFiles, TriggerWorkers
 from schemaless.errors import Misconfigured
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from schemaless.client import attempts as attempts_module
 from schemaless.client.attempts import Attempts, Hosts, Limits
-from schemaless.client.exchange import ClientResponse
+from schemaless.client.exchange import ClientRequest, ClientResponse
 from schemaless.errors import Misconfigured, Unavailable
 
 A, B, C = "http://a", "http://b", "http://c"
@@ -88,9 +88,9 @@ def test_one_host_alone_is_never_too_slow():
 def test_a_broken_attempt_goes_to_another_host_at_once():
     """While an untried host is left there is no pause before it."""
     attempts = Attempts(Hosts([A, B]), LIMITS, 0.0)
-    first = attempts.begin(0.0)
+    first = attempts.begin(0.0, ClientRequest("GET", "/"))
     assert attempts.broken(first, "refused", 0.1) == 0.0
-    second = attempts.begin(0.1)
+    second = attempts.begin(0.1, ClientRequest("GET", "/"))
     assert second.url != first.url
     assert attempts.broken(second, "refused", 0.2) > 0.0
 
@@ -99,7 +99,7 @@ def test_attempts_are_bounded_in_number():
     """After the last attempt the reason of the failure is told."""
     attempts = Attempts(Hosts([A]), LIMITS, 0.0)
     for number in range(LIMITS.attempts_max):
-        attempt = attempts.begin(float(number))
+        attempt = attempts.begin(float(number), ClientRequest("GET", "/"))
         if number == LIMITS.attempts_max - 1:
             with pytest.raises(Unavailable, match="refused"):
                 attempts.broken(attempt, "refused", float(number))
@@ -111,7 +111,7 @@ def test_attempts_are_bounded_in_number():
 def test_attempts_are_bounded_in_time():
     """No attempt begins after the total time, and none is given longer than what is left of it."""
     attempts = Attempts(Hosts([A]), LIMITS, 0.0)
-    attempt = attempts.begin(8.0)
+    attempt = attempts.begin(8.0, ClientRequest("GET", "/"))
     assert attempt.timeout_s == pytest.approx(2.0)
     with pytest.raises(Unavailable):
         attempts.broken(attempt, "hangs", 10.0)
@@ -126,11 +126,11 @@ def test_a_retry_after_that_is_no_number_of_seconds_is_none(text):
 def test_retry_after_is_honoured():
     """Not before the server said; and when that is too late, its answer is the last word."""
     attempts = Attempts(Hosts([A]), LIMITS, 0.0)
-    first = attempts.begin(0.0)
+    first = attempts.begin(0.0, ClientRequest("GET", "/"))
     pause = attempts.answered(first, answer(503, retry_after="2"), 0.1)
     assert pause is not None
     assert pause >= 2.0
-    second = attempts.begin(3.0)
+    second = attempts.begin(3.0, ClientRequest("GET", "/"))
     assert attempts.answered(second, answer(503, retry_after="30"), 3.1) is None
 
 
@@ -151,5 +151,12 @@ def test_retry_after_is_honoured():
 def test_only_what_may_succeed_later_is_tried_again(given: ClientResponse, again: bool):
     """Statuses of overload and absence are tried again unless the problem says that it is of no use."""
     attempts = Attempts(Hosts([A, B]), LIMITS, 0.0)
-    pause = attempts.answered(attempts.begin(0.0), given, 0.1)
+    pause = attempts.answered(attempts.begin(0.0, ClientRequest("GET", "/")), given, 0.1)
     assert (pause is not None) is again
+
+
+def test_what_the_server_has_waited_for_is_not_asked_again():
+    """Its 503 says that the time is over. Another attempt would wait as long again."""
+    attempts = Attempts(Hosts([A, B]), LIMITS, 0.0)
+    attempt = attempts.begin(0.0, ClientRequest("POST", "/", wait_s=1.0, is_final=True))
+    assert attempts.answered(attempt, answer(503, retry_after="1"), 1.1) is None

@@ -1,7 +1,6 @@
 """Both drivers over a transport in memory: the same calls, the same answers, the same attempts."""
 
 import asyncio
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +11,9 @@ import msgspec
 import pytest
 
 import schemaless
+from deploy.write_sync_client import ASYNC_FILE, SYNC_FILE, sync_source
 from schemaless import AsyncClient, Client, Limits, SchemalessClient
-from schemaless.errors import Unavailable
+from schemaless.errors import Unauthenticated, Unavailable
 
 ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 HOSTS = ["http://one", "http://two"]
@@ -21,18 +21,18 @@ QUICK = Limits(attempts_max=4, total_timeout_s=2.0, pause_s=0.001)
 PUT = {"row_key": ROW, "column_name": "A", "ref_key": 1, "status": "stored", "shard": 0, "copies": 2}
 
 Handler = Callable[[httpx.Request], httpx.Response]
-Ask = Callable[[Handler], Any]
+Ask = Callable[..., Any]
 
 
-def put_sync(handler: Handler) -> Any:
-    with Client(HOSTS, datastore="m", token="t", limits=QUICK, transport=httpx.MockTransport(handler)) as client:
+def put_sync(handler: Handler, token: str | None = "t") -> Any:
+    with Client(HOSTS, datastore="m", token=token, limits=QUICK, transport=httpx.MockTransport(handler)) as client:
         return client.put(ROW, "A", {"n": 1})
 
 
-def put_async(handler: Handler) -> Any:
+def put_async(handler: Handler, token: str | None = "t") -> Any:
     async def put() -> Any:
         transport = httpx.MockTransport(handler)
-        async with AsyncClient(HOSTS, datastore="m", token="t", limits=QUICK, transport=transport) as client:
+        async with AsyncClient(HOSTS, datastore="m", token=token, limits=QUICK, transport=transport) as client:
             return await client.put(ROW, "A", {"n": 1})
 
     return asyncio.run(put())
@@ -97,14 +97,34 @@ async def test_a_cancelled_call_leaves_its_host_in_good_standing():
         assert client._hosts._hosts[HOSTS[0]].failures == 0
 
 
-def test_both_clients_have_the_same_calls():
-    """Names and parameters of the two drivers never drift apart."""
+def test_the_sync_client_is_what_its_script_writes():
+    """So the two drivers have the same calls, and do the same."""
+    rewrite = "run `.venv/bin/python deploy/write_sync_client.py`, which writes schemaless/client/client.py anew"
+    assert SYNC_FILE.read_text() == sync_source(ASYNC_FILE.read_text()), rewrite
 
-    def calls(kind: type) -> dict[str, list[str]]:
-        public = inspect.getmembers(kind, inspect.isfunction)
-        return {name: [*inspect.signature(call).parameters] for name, call in public if not name.startswith("_")}
 
-    assert calls(Client) == calls(AsyncClient)
+async def test_a_program_is_given_orders():
+    """Each goes to the call of its name, with the members that the call has."""
+    seen: list[tuple[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path.removeprefix("/v1/m/triggers/billing/"), msgspec.msgpack.decode(request.content)))
+        return httpx.Response(200, json={})
+
+    async with AsyncClient(HOSTS, datastore="m", transport=httpx.MockTransport(handler)) as client:
+        program = client.program("billing")
+        await program.retry(filter={}, rate=5)
+        await program.discard(ids=["0:1:1:bill"], reason="test rides")
+        await program.pause([3])
+        await program.resume()
+        await program.seek("end", dry_run=True)
+    assert seen == [
+        ("parked/retry", {"filter": {}, "rate": 5}),
+        ("parked/discard", {"ids": ["0:1:1:bill"], "reason": "test rides"}),
+        ("pause", {"shards": [3], "reason": None}),
+        ("resume", {"shards": []}),
+        ("seek", {"to": "end", "shards": [], "dry_run": True}),
+    ]
 
 
 def test_hosts_and_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
@@ -178,14 +198,41 @@ def never_asked(request: httpx.Request) -> httpx.Response:
 
 
 @NOTHING_TO_SEND
-def test_a_batch_of_which_nothing_can_be_sent_ends_with_its_results(cells: list[Any]):
-    """It is over before its first request. That came out as a StopIteration."""
-    with Client(HOSTS, datastore="m", transport=httpx.MockTransport(never_asked)) as client:
-        assert [result.status for result in client.put_cells(cells)] == ["error"] * len(cells)
-
-
-@NOTHING_TO_SEND
-async def test_an_async_batch_of_which_nothing_can_be_sent_ends_with_its_results(cells: list[Any]):
-    """There it was a RuntimeError."""
+async def test_a_batch_of_which_nothing_can_be_sent_ends_with_its_results(cells: list[Any]):
+    """It is over before its first request. That came out as a RuntimeError."""
     async with AsyncClient(HOSTS, datastore="m", transport=httpx.MockTransport(never_asked)) as client:
         assert [result.status for result in await client.put_cells(cells)] == ["error"] * len(cells)
+
+
+@both
+@pytest.mark.parametrize("kept_before", ["sl_old", None])
+def test_a_token_that_is_refused_is_read_again_where_it_was_found(ask: Ask, kept_before, tmp_path, monkeypatch):
+    """It was renewed, or it is the first one. One that is still refused is an error."""
+    file = tmp_path / "token"
+    monkeypatch.setenv("SCHEMALESS_TOKEN_FILE", str(file))
+
+    def keep(token: str) -> None:
+        file.write_text(token)
+        file.chmod(0o600)
+
+    if kept_before:
+        keep(kept_before)
+    seen: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("authorization"))
+        if len(seen) == 1:
+            keep("sl_new")
+        return httpx.Response(401, json={"status": 401}) if len(seen) == 1 else stored()
+
+    assert ask(handler, token=None).copies == 2
+    assert seen == [kept_before and f"Bearer {kept_before}", "Bearer sl_new"]
+    refused: list[str] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        refused.append(request.headers["authorization"])
+        return httpx.Response(401, json={"status": 401})
+
+    with pytest.raises(Unauthenticated):
+        ask(refuse, token=None)
+    assert refused == ["Bearer sl_new"]

@@ -1,9 +1,9 @@
-"""A client waits until an index is active, and its change answers or waits for the switch. Both clients do the same."""
+"""A client waits until an index is active, and its change answers or waits for the switch."""
 
 import httpx
 import pytest
 
-from schemaless import AsyncClient, Client
+from schemaless import AsyncClient
 from schemaless.client import answers
 from schemaless.errors import NotFound, NotReady, StateConflict
 
@@ -23,8 +23,8 @@ def document(state, *others):
     return {"name": "by_owner", **shown, "versions": [own, *others]}
 
 
-@pytest.fixture(params=["sync", "async"])
-def wait(request, monkeypatch):
+@pytest.fixture
+def wait(monkeypatch):
     """Waits while the API answers with these documents, the last one for ever. Returns how many it asked for."""
     monkeypatch.setattr(answers, "INDEX_POLL_S", 0.0)
 
@@ -36,12 +36,8 @@ def wait(request, monkeypatch):
             return httpx.Response(404, json=GONE) if asked[-1] is None else httpx.Response(200, json=asked[-1])
 
         transport = httpx.MockTransport(handler)
-        if request.param == "sync":
-            with Client(HOST, datastore="m", transport=transport) as client:
-                found = client.index("by_owner").wait(timeout_s)
-        else:
-            async with AsyncClient(HOST, datastore="m", transport=transport) as other:
-                found = await other.index("by_owner").wait(timeout_s)
+        async with AsyncClient(HOST, datastore="m", transport=transport) as client:
+            found = await client.index("by_owner").wait(timeout_s)
         assert found == asked[-1]
         return len(asked)
 

@@ -11,9 +11,7 @@ import msgspec
 import pytest
 
 from schemaless.client.exchange import ClientResponse
-from schemaless.client.json_body import encode_json_body
-from schemaless.client.put_batch import BYTES_MAX, put_cells
-from schemaless.client.requests import Requests
+from schemaless.client.requests import BYTES_MAX, Requests, encode_json_body, put_cells
 from schemaless.errors import Invalid
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5000, UTC)

@@ -11,10 +11,8 @@ import pytest
 
 from schemaless.cell import PutStatus
 from schemaless.client.answers import LogPage, MissingCell, PutAnswer, PutFailure
-from schemaless.client.entry_pages import EntryPages
-from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of_problem
-from schemaless.client.put_batch import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, NewCell, put_cells
-from schemaless.client.requests import Requests
+from schemaless.client.exchange import MSGPACK, ClientRequest, ClientResponse, Flow, error_of, error_of_problem
+from schemaless.client.requests import BYTES_MAX, ITEMS_MAX, ROUNDS_MAX, EntryPages, NewCell, Requests, put_cells
 from schemaless.errors import (
     CellMissing,
     Conflict,
@@ -24,6 +22,7 @@ from schemaless.errors import (
     NotBuilt,
     NotFound,
     NotReady,
+    SchemalessError,
     StateConflict,
     TooLarge,
     Unavailable,
@@ -448,3 +447,31 @@ def test_an_error_of_the_server_has_the_hint_of_the_one_who_raised_it():
     assert "ref_key" not in StateConflict("").hint
     gone = error_of_problem({"status": 409, "detail": "", "head": 5, "resume_at": 3, "generation": 2})
     assert gone.hint == "continue from resume_at, which is 3"
+
+
+@pytest.mark.parametrize("name", [(ROW,), (ROW, "BASE", 1, {}), (), "BASE", ROW])
+def test_a_name_of_a_cell_has_two_or_three_parts(name):
+    """Another one is an error of ours that shows it, and nothing is sent."""
+    with pytest.raises(Invalid, match="row_key, column, ref_key"):
+        drive(REQUESTS.get_cells([name], None))
+    with pytest.raises(Invalid, match="row_key, column_name, ref_key, body"):
+        drive(put_cells(REQUESTS, [(ROW, "BASE", 1)]))
+
+
+def test_a_batch_of_puts_returns_digests():
+    """As a single put does: with it the log is read after the cell, and after no other."""
+    item = {"status": "stored", "shard": 3, "copies": 2, "digest": "5f0c2a9d4be61378"}
+    _, (put,) = drive(put_cells(REQUESTS, [(ROW, "BASE", 1, {})]), ok({"results": [item]}))
+    assert put.digest == "5f0c2a9d4be61378"
+
+
+@pytest.mark.parametrize("status", [500, 405, 431, 505, 503])
+def test_a_problem_that_says_so_is_not_retried(status):
+    """An error of the API that comes again each time is the cell's failure, and no outage."""
+    assert type(error_of(problem(status, retryable=False))) is SchemalessError
+    assert type(error_of(problem(status, retryable=True))) is Unavailable
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_an_unsuccessful_response_without_a_problem_document_is_an_outage(status):
+    assert type(error_of(ClientResponse(status, {}, b"<html>"))) is Unavailable

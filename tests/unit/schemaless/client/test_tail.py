@@ -1,15 +1,13 @@
 """The client's tail over a transport in memory: every cell once, in order, whatever hosts do; no hole is passed."""
 
-import asyncio
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
-from schemaless import AsyncClient, Client, Limits, Location, Position
+from schemaless import Client, Limits, Location, Position
 from schemaless.cell import StoredCell
 from schemaless.client.answers import position_after
 from schemaless.errors import Corrupt, Invalid, LocationGone, NotFound, SchemalessError, Unavailable
@@ -70,33 +68,17 @@ class Api:
         return httpx.Response(200, json={"shards": {str(shard): shown for shard, shown in answer.items()}})
 
 
-Take = Callable[..., list[FoundCell]]
-
-
-def take_sync(api: Api, count: int, *arguments: Any, **options: Any) -> list[FoundCell]:
+def take(api: Api, count: int, *arguments: Any, **options: Any) -> list[FoundCell]:
     with Client(HOSTS, datastore="m", limits=QUICK, transport=httpx.MockTransport(api)) as client:
         tail = client.tail(*arguments, **options)
         return [next(tail) for _ in range(count)]
-
-
-def take_async(api: Api, count: int, *arguments: Any, **options: Any) -> list[FoundCell]:
-    async def take() -> list[FoundCell]:
-        async with AsyncClient(HOSTS, datastore="m", limits=QUICK, transport=httpx.MockTransport(api)) as client:
-            tail = client.tail(*arguments, **options)
-            return [await anext(tail) for _ in range(count)]
-
-    return asyncio.run(take())
-
-
-both = pytest.mark.parametrize("take", [take_sync, take_async])
 
 
 def places(cells: list[FoundCell]) -> list[tuple[int, int]]:
     return [(cell.shard, cell.added_id) for cell in cells]
 
 
-@both
-def test_each_request_goes_on_where_the_last_page_ended(take: Take):
+def test_each_request_goes_on_where_the_last_page_ended():
     """Empty pages are asked again; `next` is the next position of every shard. The first request doesn't wait."""
     api = Api(
         {0: page(0, 1, 2, digest=DIGEST), 1: page(1, to=0)},
@@ -108,8 +90,7 @@ def test_each_request_goes_on_where_the_last_page_ended(take: Take):
     assert [(asked["limit"], asked["wait"]) for asked in api.asked] == [(7, 0), (7, 2), (7, 2)]
 
 
-@both
-def test_a_dead_host_costs_no_cell_and_repeats_none(take: Take):
+def test_a_dead_host_costs_no_cell_and_repeats_none():
     """The same question goes to the next host."""
     api = Api({0: page(0, 1)}, httpx.ReadError("reset"), httpx.Response(503), {0: page(0, 2)})
     assert places(take(api, 2, 0)) == [(0, 1), (0, 2)]
@@ -118,8 +99,7 @@ def test_a_dead_host_costs_no_cell_and_repeats_none(take: Take):
     assert len(set(api.hosts[1:3])) == 2
 
 
-@both
-def test_all_shards_are_followed_when_none_is_named(take: Take):
+def test_all_shards_are_followed_when_none_is_named():
     """As the datastore lists them."""
     api = Api({0: page(0, to=0), 1: page(1, 1)})
     assert places(take(api, 1)) == [(1, 1)]
@@ -146,7 +126,7 @@ STARTS = [5, "5", "1:5", Location(1, 5)]
 def test_a_log_that_is_not_dense_is_corrupt(start: Any, shown: dict[str, Any], why: str):
     """A cell that is missing, comes again or lies elsewhere: it is told, and nothing of that page is given."""
     with pytest.raises(Corrupt, match=f"shard 0: .*{why}"):
-        take_sync(Api({0: shown}), 1, 0, start)
+        take(Api({0: shown}), 1, 0, start)
 
 
 @pytest.mark.parametrize("columns", [(), ("BASE",)])
@@ -154,14 +134,14 @@ def test_a_log_that_is_not_dense_is_corrupt(start: Any, shown: dict[str, Any], w
 def test_a_cell_of_an_earlier_generation_is_never_next(start: Any, columns: Any):
     """I9, I13: by its number it would be, from a host that shows the history before a promotion."""
     with pytest.raises(Corrupt, match="generations only grow"):
-        take_sync(Api({0: page(0, 6)}), 1, 0, start, columns=columns)
+        take(Api({0: page(0, 6)}), 1, 0, start, columns=columns)
 
 
 @pytest.mark.parametrize("start", [None, 0])
 def test_the_beginning_is_dense_too(start: Any):
     """From nothing the first cell is the first."""
     with pytest.raises(Corrupt, match="1:2 follows 0:0"):
-        take_sync(Api({0: page(0, 2)}), 1, 0, start)
+        take(Api({0: page(0, 2)}), 1, 0, start)
 
 
 @pytest.mark.parametrize("columns", [["BASE"], ("BASE", "STATUS")])

@@ -19,7 +19,7 @@ import trustme
 from schemaless import AsyncClient, Client, Limits
 from schemaless.client.exchange import ClientRequest
 from schemaless.errors import Invalid, Misconfigured, Unavailable
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 
 ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
 PUT = {"row_key": ROW, "column_name": "A", "ref_key": 1, "status": "stored", "shard": 0, "copies": 2}

@@ -9,9 +9,8 @@ from schemaless.codec import encode_body
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.parked_table import Order
-from schemaless.testing.entity_table import MemoryEntityTable
-from schemaless.testing.memory_program import MemoryProgram
-from schemaless.testing.memory_worker import MemoryWorker, memory_settings
+from schemaless.testing.memory_program import MemoryEntityTable, MemoryProgram
+from schemaless.testing.trigger_kit import MemoryWorker, memory_settings
 from schemaless.topology import Datastore
 from schemaless.triggers.decorator import triggers_of
 
@@ -72,7 +71,9 @@ class Process(MemoryWorker):
         for found in triggers_of({str(n): function for n, function in enumerate(functions)}):
             by_column.setdefault(found.column, []).append(found)
         settings = memory_settings(**{"retry_delay_s": 1.0, "retry_delay_max_s": 1.0, "attempts_max": 3} | options)
-        super().__init__(server, TriggerProgram("test", by_column, version), number, settings, now=100.0)
+        super().__init__(
+            server, TriggerProgram("test", by_column, version), number, settings, now=max(100.0, server.now)
+        )
 
 
 __all__ = ["SHARD", "Order", "Process", "Server", "row_key"]

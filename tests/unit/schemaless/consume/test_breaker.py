@@ -11,9 +11,8 @@ from schemaless.config import BreakerMode
 from schemaless.consume.breaker import PROBE_FIRST_S, PROBE_MAX_S, ROWS_KEPT, Breaker
 from schemaless.consume.trigger_program import TriggerProgram
 from schemaless.storage.entity_table import ShardCell
-from schemaless.testing.entity_table import MemoryEntityTable
-from schemaless.testing.memory_program import MemoryProgram
-from schemaless.testing.memory_worker import MemoryWorker, memory_settings
+from schemaless.testing.memory_program import MemoryEntityTable, MemoryProgram
+from schemaless.testing.trigger_kit import MemoryWorker, memory_settings
 from schemaless.topology import Datastore
 from schemaless.triggers.decorator import triggers_of
 from tests.unit.schemaless.consume.parking_world import row_key

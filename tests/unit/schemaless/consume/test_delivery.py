@@ -15,7 +15,7 @@ from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, cell_digest, position_of, verify_position
 from schemaless.shard_cursor import CursorState, ProvenPage
 from schemaless.storage.entity_table import ShardCell
-from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.testing.memory_program import MemoryEntityTable
 from schemaless.topology import Datastore
 
 SHARDS = (0, 2)

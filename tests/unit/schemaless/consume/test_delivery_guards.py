@@ -4,11 +4,9 @@ import asyncio
 
 import pytest
 
-from schemaless.consume.careful_calls import CarefulCalls
-from schemaless.consume.caution import MarkedCalls
+from schemaless.consume.delivery import CarefulCalls, Recorder
 from schemaless.consume.ports import Effect, Mark, Outcome, Predecessor, Run, ShardCheckpoint, StatelessHandler
-from schemaless.consume.recorder import Recorder
-from schemaless.consume.shard_work import Assignment, DeliveryCounts, QueuedBytes, ShardWork
+from schemaless.consume.shard_work import Assignment, DeliveryCounts, MarkedCalls, QueuedBytes, ShardWork
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location
 from schemaless.position import BEGINNING_DIGEST, Position, position_of
@@ -122,6 +120,22 @@ async def test_after_a_failure_pages_grow_only_when_several_calls_went_well():
     assert first == 32
     assert others[:16] == [16] * 16
     assert max(others) > 16
+
+
+@pytest.mark.parametrize("record_within_s", [0.0, 0.25])
+async def test_a_call_that_is_cancelled_while_nothing_closes_is_one_that_failed(record_within_s):
+    """Code in the same loop may cancel every task of it. The cells of the call come again (I10)."""
+    world = World(together=False, record_within_s=record_within_s)
+    world.log.grow(0, 20)
+    world.handler.gates[0] = asyncio.Event()
+    await world.until(lambda: world.handler.begun[0])
+    await world.settle(2)
+    for call in world.delivery.calls:
+        call.cancel()
+    await world.settle()
+    world.handler.gates[0].set()
+    await world.until(lambda: world.finished(0) == 20)
+    assert world.delivery.counts.failures == 1
 
 
 async def test_no_page_is_read_beside_a_call_of_a_shard_that_failed():

@@ -4,12 +4,12 @@ At the end everything that was held ends, and the processes that are there come 
 """
 
 import asyncio
+import gc
 import os
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from schemaless.shard_cursor import ShardCursor
@@ -199,6 +199,7 @@ class Deliveries(RuleBasedStateMachine):
                 self.nothing_is_wrong()
         finally:
             self.run(self._kill_all())
+            gc.collect()  # what is dropped unfinished ends here: later its locks would find the loop closed
             self.loop.close()
 
     async def _end(self):
@@ -242,7 +243,11 @@ class Deliveries(RuleBasedStateMachine):
 
 def histories(**options):
     common = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(Deliveries, settings=settings(**common | options))
+    gc.freeze()  # what other tests left in this process would be looked through after each history: seconds, each time
+    try:
+        run_state_machine_as_test(Deliveries, settings=settings(**common | options))
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.faults
@@ -258,5 +263,5 @@ def test_whatever_happens_every_cell_is_finished_in_order_and_counted_once():
 
 def test_the_machine_finds_a_cursor_that_takes_from_the_topic_what_is_not_next(monkeypatch):
     monkeypatch.setattr(ShardCursor, "_proven", lambda cursor, cells: cells)
-    with pytest.raises((AssertionError, ExceptionGroup, Flaky)):  # a replay may take the shards in another order
+    with pytest.raises((AssertionError, ExceptionGroup)):
         histories(max_examples=100, stateful_step_count=40, phases=[Phase.generate], derandomize=True, database=None)

@@ -23,7 +23,7 @@ from schemaless.storage.worker_table import WaitingShard
 from schemaless.topology import Datastore
 
 DATASTORE = Datastore("d", 4, 2, ("a", "b"))  # shards 0 and 2 are partition 0, with their homes a; 1 and 3 the others
-SETTINGS = types.SimpleNamespace(batch_cells_max=100, transport="plain")
+SETTINGS = types.SimpleNamespace(transport="plain")
 
 
 def record(shard, added_id, partition=None):
@@ -187,6 +187,10 @@ class Group:
         self.alive = True
         self.asked = []
 
+    @property
+    def kafka_answers(self):
+        return self.alive
+
     def is_alive(self):
         return self.alive
 
@@ -229,7 +233,7 @@ async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
     """Of one that lost its checkpoint, of one whose log contradicts what is known, and of one that fails."""
     consumer = await added(host, "trigger:p")
     await host.assigned([0, 1])
-    host._running["trigger:p", "a"].delivery.failing = lambda: [(2, "a-master doesn't answer")]
+    host._running["trigger:p", "a"].delivery.failing = lambda: [(2, "a1 doesn't answer")]
     consumer.lost = {0}
     masters.heads.update({0: 1, 1: 1})
     host.take(0, [record(0, 1)])
@@ -245,7 +249,7 @@ async def test_a_host_reports_the_shards_that_wait_and_why(host, masters):
     assert [(each.shard, each.reason) for each in report.refused] == [
         (1, "the topic has cells up to 1:2, but the log ends at 1:1")
     ]
-    assert report.failing_shards == (WaitingShard("trigger:p", 2, "a-master doesn't answer"),)
+    assert report.failing_shards == (WaitingShard("trigger:p", 2, "a1 doesn't answer"),)
     assert (report.is_member, report.partitions, report.failing_shards_count) == (True, 2, 1)
 
 
@@ -265,7 +269,7 @@ async def test_a_report_names_the_partitions_and_how_fast_cells_are_finished(hos
 
 
 async def test_a_shard_that_stopped_or_waits_for_its_checkpoint_is_not_at_work(host, masters):
-    """Orders for its records would hide those of the others (schemaless/consume/orders.py)."""
+    """Orders for its records would hide those of the others (schemaless/consume/trigger_worker.py)."""
     consumer = await added(host, "trigger:p")
 
     async def stop_shard_2(runs):

@@ -2,7 +2,7 @@
 
 import types
 
-from schemaless.consume.orders import DUE_MAX, Orders, _ClusterOrders
+from schemaless.consume.trigger_worker import DUE_MAX, Orders, _ClusterOrders
 from schemaless.storage.trigger_order_table import TriggerOrders
 from schemaless.topology import Datastore
 

@@ -5,7 +5,7 @@ import pytest
 from schemaless import Park, Retry, RetryPolicy, Skip, trigger
 from schemaless.position import position_of
 from schemaless.storage.checkpoint_table import CellCounts
-from schemaless.storage.parked_history_table import Ending
+from schemaless.storage.parked_table import Ending
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server
 
 ONCE = RetryPolicy(attempts=1)
@@ -80,6 +80,7 @@ async def test_a_retry_that_fails_again_parks_again_with_the_new_error(is_async)
     await process.pass_by(2)
     assert "KeyError" in server.parked[1].error
     assert (server.parked[1].ordered, len(server.parked[1].attempted_at)) == (None, 2)
+    assert list(server.history) == [(1, Ending.FAILED)]
     assert server.counts == CellCounts(parked=1, waiting=1)
 
 
@@ -214,12 +215,13 @@ async def test_another_process_knows_the_rows_that_are_held():
 
 
 async def test_what_waited_in_a_process_that_ended_is_called_by_the_next_one():
-    server, program = Server(), Program(1, retry=RetryPolicy(delay=3600, max_delay=3600))
+    """When its time has come."""
+    server, program = Server(), Program(1, retry=RetryPolicy(delay=60, max_delay=60))
     rows(server, 1, 1)
     await Process(server, 1, [program.function]).pass_by(2)
     server.present.clear()
     program.poison.clear()
-    await Process(server, 2, [program.function]).pass_by(2)
+    await Process(server, 2, [program.function]).pass_by(65)
     assert (program.called, server.parked, server.counts) == ([1, 1, 2], {}, CellCounts(called=2))
 
 
@@ -373,6 +375,6 @@ async def test_a_retry_of_a_cell_that_is_parked_alone_never_holds_its_row():
     rows(server, 1)
     server.present.clear()
     program.poison.clear()
-    await Process(server, 2, [program.function]).pass_by(3)
-    assert program.called == [1, 1, 2, 1, 1, 3]
+    await Process(server, 2, [program.function]).pass_by(7)
+    assert program.called == [1, 1, 2, 1, 3, 1]
     assert (server.parked, server.counts) == ({}, CellCounts(called=3))

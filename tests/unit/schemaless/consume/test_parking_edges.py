@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from schemaless import Park, Retry, RetryPolicy, Stop, trigger
-from schemaless.consume.orders import OrdersSeen
 from schemaless.consume.ports import Predecessor, Run, ShardCheckpoint
+from schemaless.consume.trigger_worker import OrdersSeen
 from schemaless.errors import StorageUnavailable
 from schemaless.location import Location
 from schemaless.position import position_of
@@ -355,7 +355,7 @@ async def test_a_replay_that_can_not_read_on_counts_nothing_twice(order):
     process = Process(server, 1, [program.function])
     await process.pass_by(2)
     program.poison.clear()
-    parked = process.handler._replays._parked
+    parked = process.handler._replays.parked
     read = parked.of_row
 
     async def read_only_heads(shard, row_key, columns, after, until):

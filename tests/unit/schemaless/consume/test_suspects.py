@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemaless.cell import StoredCell
-from schemaless.consume.caution import CAREFUL_CELLS, Care, MarkedCalls, ShardCaution
 from schemaless.consume.delivery import Delivery
 from schemaless.consume.ports import Effect, HungCall, Mark, Outcome, Predecessor, ShardCheckpoint, StatelessHandler
+from schemaless.consume.shard_work import CAREFUL_CELLS, Care, MarkedCalls, ShardCaution
 from schemaless.errors import StorageUnavailable
 from schemaless.position import BEGINNING_DIGEST, Position, position_of
 from tests.unit.schemaless.consume.test_delivery import MemoryLog
@@ -329,7 +329,7 @@ async def test_what_was_suspected_of_a_superseded_cell_is_not_suspected_of_the_o
     await world.kill()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=KILLS_MAX),
     st.integers(0, 30),

@@ -17,11 +17,10 @@ from schemaless.config import ConsumerSettings
 from schemaless.consume.ports import Outcome, Run
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
-from schemaless.errors import Invalid, Misconfigured
+from schemaless.errors import Forbidden, Invalid, Misconfigured
 from schemaless.location import BEGINNING
 from schemaless.storage.checkpoint_table import CellCounts
-from schemaless.testing.entity_table import MemoryEntityTable
-from schemaless.testing.memory_program import MemoryParkedStore, MemoryProgram
+from schemaless.testing.memory_program import MemoryEntityTable, MemoryParkedStore, MemoryProgram
 from schemaless.topology import Datastore
 from schemaless.triggers.decorator import Takes, triggers_of
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server, row_key
@@ -374,6 +373,25 @@ async def test_a_cell_whose_function_asks_to_be_called_later_waits_and_does_not_
     await process.pass_by(0.5)
     count, erred, (shown,) = process.handler.failing()
     assert (count, erred, shown.trigger) == (1, 0, "polls")
+
+
+async def test_a_cell_that_our_api_refuses_while_others_succeed_is_shown_as_failing():
+    """It uses no attempt up, and nobody asked for it to wait."""
+
+    @trigger(column="BASE")
+    def reads(cell):
+        if cell.ref_key == 1:
+            raise Forbidden("not this datastore")
+
+    server = Server()
+    for row in (2, 1, 3):
+        server.write(row)
+    process = Process(server, 1, [reads])
+    for row in range(4, 8):
+        await process.pass_by(0.5)
+        server.write(row)
+    count, erred, _ = process.handler.failing()
+    assert (count, erred) == (1, 1)
 
 
 async def test_a_cell_that_fails_is_shown_with_its_attempt_and_traceback_while_it_fails():

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from schemaless import Client
-from schemaless.demo.flights import Flight
-from schemaless.demo.incident import BLOCKED_FILE, DOWN_AT_LEAST_S, STEP_TIMEOUT_S, Incident
+from schemaless.demo.loader import Flight
+from schemaless.demo.programs import BLOCKED_FILE, DOWN_AT_LEAST_S, STEP_TIMEOUT_S, Incident
 from schemaless.errors import Unavailable
 
 JOB = "00000000000000ff"

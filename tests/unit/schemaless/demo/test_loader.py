@@ -11,8 +11,7 @@ import pytest
 
 from schemaless import AsyncClient, Limits
 from schemaless.cell import PutStatus
-from schemaless.demo.flights import FLIGHTS, FlightCount, parse_flight, row_key_of_flight
-from schemaless.demo.loader import LoadCount, Loader
+from schemaless.demo.loader import FLIGHTS, FlightCount, LoadCount, Loader, parse_flight, row_key_of_flight
 from schemaless.errors import Conflict
 
 ROW = {

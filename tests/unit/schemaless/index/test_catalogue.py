@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import replace
 from itertools import permutations
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ from schemaless.storage.index_definition_table import (
     RunState,
     defined,
 )
-from schemaless.topology import Datastore, Node, Role
+from schemaless.topology import Datastore, Node
 
 DEFINITION = parse_definition(
     {
@@ -46,7 +47,7 @@ class MemoryMaster:
     """One server's index definitions, which merge as the table's rows do. `parsed` counts how often they were read."""
 
     def __init__(self, name):
-        self.node = Node(name, name, Role.MASTER, "127.0.0.1", 1, "u", "p", "")
+        self.node = Node(name, name, "127.0.0.1", 1, "u", "p", "")
         self.rows = []
         self.parsed = 0
         self.away = False
@@ -74,6 +75,10 @@ class MemoryMaster:
 class MemoryMasters:
     def __init__(self):
         self.masters = [MemoryMaster("a"), MemoryMaster("b")]
+        self.topology = SimpleNamespace(clusters=("a", "b"))
+
+    def master(self, cluster):
+        return next(master for master in self.masters if master.node.cluster == cluster)
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from schemaless.index.definition import ELEMENTS_MAX, parse_definition
-from schemaless.index.entry import with_column
-from schemaless.index.problems import SHOWN_CHARACTERS_MAX, Misfit, misfits_of
+from schemaless.index.entry import SHOWN_CHARACTERS_MAX, Misfit, misfits_of, with_column
 
 DEFINITION = parse_definition(
     {

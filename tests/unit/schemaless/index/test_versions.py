@@ -1,6 +1,7 @@
 """Versions of an index side by side: which one answers, whatever sequence the rows of several masters merge in."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from schemaless.storage.index_definition_table import (
     IndexSwitch,
     RunState,
 )
-from schemaless.topology import Datastore, Node, Role
+from schemaless.topology import Datastore, Node
 
 DATASTORE = Datastore("d", 4, 1, ("a", "b"))
 PRESENT = (IndexStage.DEFINED, IndexStage.BUILDING, IndexStage.ACTIVE)
@@ -41,7 +42,7 @@ class MemoryMaster:
     """One server's versions. tests/integration/storage/test_index_versions.py asks the same of real ones."""
 
     def __init__(self, name):
-        self.node = Node(name, name, Role.MASTER, "127.0.0.1", 1, "u", "p", "")
+        self.node = Node(name, name, "127.0.0.1", 1, "u", "p", "")
         self.rows = {}
         self.now = 0
         self.away = False
@@ -86,6 +87,7 @@ class MemoryMaster:
 class MemoryMasters:
     def __init__(self):
         self.masters = [MemoryMaster("a"), MemoryMaster("b")]
+        self.topology = SimpleNamespace(clusters=("a", "b"))
 
     def master(self, cluster):
         return next(master for master in self.masters if master.node.cluster == cluster)

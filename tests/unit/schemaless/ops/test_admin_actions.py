@@ -22,7 +22,7 @@ async def test_no_admin_action_is_left_out_of_the_log():
     before = structlog.get_config()
     structlog.configure(processors=[LogLimit(RepeatLimiter()), keep])
     try:
-        async with AsyncStorage(parse_topology({"version": 1, "clusters": {}})) as storage:
+        async with AsyncStorage(parse_topology({"version": 2, "clusters": {}})) as storage:
             for action in ACTIONS:
                 assert not await record_action(storage, action)
     finally:

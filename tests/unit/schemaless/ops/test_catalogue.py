@@ -39,7 +39,7 @@ class Node:
 
 
 def catalogue_of(**nodes):
-    return Catalogue(SimpleNamespace(nodes=nodes))
+    return Catalogue(SimpleNamespace(nodes=nodes, live=lambda datastore: datastore))
 
 
 @pytest.mark.parametrize(

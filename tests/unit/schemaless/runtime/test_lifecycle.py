@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, sys
-from schemaless.config import FollowerSettings
+from schemaless.config import ConsumerSettings
 from schemaless.errors import Misconfigured
 from schemaless.runtime.lifecycle import cancelled_at, pause, run_service
 
@@ -21,12 +21,12 @@ async def serve(parts):
     {work}
     print("closed", flush=True)
 
-class TestSettings(FollowerSettings):
+class TestSettings(ConsumerSettings):
     hang_limit_s: float = {hang_limit_s}
 
 run_service("test", TestSettings, serve, finish_timeout_s=0.5)
 """
-NO_SERVERS = '{"version": 1, "clusters": {}}'
+NO_SERVERS = '{"version": 2, "clusters": {}}'
 
 
 def environment_of(topology: Path, log_level: str) -> dict[str, str]:
@@ -116,6 +116,18 @@ def test_a_bug_shows_its_trace(service, work):
     assert status == 1
     assert "Traceback" in output
     assert "ZeroDivisionError" in output
+
+
+def test_a_task_that_exits_ends_the_process_at_once(service):
+    """As a user's code may do. A thread that still runs holds up nothing."""
+    work = """
+import threading, time
+threading.Thread(target=time.sleep, args=[60]).start()
+await asyncio.gather(asyncio.to_thread(int), asyncio.create_task(exits()))
+"""
+    status, output = ended(service("async def exits():\n    sys.exit(0)\n" + work))
+    assert status == 1
+    assert "SystemExit: 0" in output
 
 
 def test_a_loop_that_hangs_ends_its_process(service):

@@ -112,7 +112,7 @@ def test_another_server_and_another_error_are_other_kinds(limiter):
             return False
         return True
 
-    for line in ({"cluster": "a"}, {"cluster": "b"}, {"node": "a-master"}, {"problem": "internal"}):
+    for line in ({"cluster": "a"}, {"cluster": "b"}, {"node": "a1"}, {"problem": "internal"}):
         assert [is_written(line) for _ in range(4)] == [True, True, True, False]
         assert [is_written(line, error) for error in (ValueError("x"), KeyError("y"))] == [True, True]
     assert not any(is_written({"cluster": "a", "why": why}) for why in ("late", "refused"))
@@ -243,3 +243,11 @@ def test_text_lines_of_ours_and_of_libraries_look_alike():
     assert all("service=tailer" in line for line in lines[:2])
     assert [line.split(" ", 1)[1][:9].strip("[ ") for line in lines[:2]] == ["info", "error"]
     assert "stamina" not in "".join(lines)
+
+
+def test_a_line_that_can_not_be_written_costs_a_line():
+    """A full disk or a broken pipe: whoever logs goes on, through structlog as through a library's logger."""
+    script = LINES.format(log_format="text") + "\nimport os, sys\nprint('answered', file=sys.stderr)\nos._exit(0)"
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=-1, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "answered\n")

@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from schemaless.config import CleanerSettings
 from schemaless.errors import Misconfigured
 from schemaless.runtime.service_metrics import ServiceMetrics
-from schemaless.stack.ports import free_ports
+from schemaless.stack.plan import free_ports
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.topology import parse_topology
 
-NO_SERVERS = {"version": 1, "clusters": {}}
+NO_SERVERS = {"version": 2, "clusters": {}}
 
 
 def settings_at(port, **more):

@@ -11,14 +11,33 @@ import pytest
 
 from schemaless.config import StackSettings
 from schemaless.errors import Misconfigured
-from schemaless.stack import processes
+from schemaless.stack import embedded, supervision
 from schemaless.stack.admin import account_statements, new_accounts
-from schemaless.stack.mysql_server import SOCKET_PATH_BYTES_MAX, server_roles, socket_folder
-from schemaless.stack.plan import UnknownFormat, load_or_make_plan, load_plan, topology_document, write_private_json
-from schemaless.stack.ports import USUAL_PORTS, PortInUse, free_ports, is_free, require_free
-from schemaless.stack.processes import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
+from schemaless.stack.containers import with_added
+from schemaless.stack.mysql_server import (
+    SOCKET_PATH_BYTES_MAX,
+    PlannedServer,
+    planned_servers,
+    render_options,
+    socket_folder,
+)
+from schemaless.stack.plan import (
+    USUAL_PORTS,
+    PortInUse,
+    UnknownFormat,
+    free_ports,
+    is_free,
+    keep_plan,
+    load_or_make_plan,
+    load_plan,
+    require_free,
+    require_plan,
+    topology_document,
+    verify_paths,
+    write_private_json,
+)
 from schemaless.stack.programs import Flavour, MySQLProgram
-from schemaless.stack.server_options import render_options
+from schemaless.stack.supervision import ProcessRole, SupervisedProgram, forget_program, load_programs, save_program
 from schemaless.topology import Role, parse_topology
 
 
@@ -31,24 +50,12 @@ def test_plan_is_kept(tmp_path: Path) -> None:
     made = load_or_make_plan(settings(tmp_path))
     assert load_or_make_plan(settings(tmp_path)) == made
     assert stat.S_IMODE((tmp_path / "stack.json").stat().st_mode) == 0o600
-    assert len(set(made.ports.values())) == len(made.ports) == 14
+    assert len(set(made.ports.values())) == len(made.ports) == 15
 
 
 def test_told_ports_are_taken(tmp_path: Path) -> None:
     made = load_or_make_plan(settings(tmp_path, first_port=31000))
-    assert sorted(made.ports.values()) == list(range(31000, 31014))
-
-
-def test_a_stack_from_before_a_port_was_needed_gets_one(tmp_path: Path) -> None:
-    """Its other ports stay."""
-    made = load_or_make_plan(settings(tmp_path))
-    kept = {name: port for name, port in made.ports.items() if not name.endswith("-metrics")}
-    document = json.loads((tmp_path / "stack.json").read_bytes())
-    write_private_json(tmp_path / "stack.json", {**document, "ports": kept})
-    again = load_or_make_plan(settings(tmp_path))
-    assert again.ports.keys() == made.ports.keys()
-    assert kept.items() <= again.ports.items()
-    assert load_plan(tmp_path) == again
+    assert sorted(made.ports.values()) == list(range(31000, 31015))
 
 
 def test_other_flavour_than_the_data_is_refused(tmp_path: Path) -> None:
@@ -70,17 +77,19 @@ def test_unknown_format_and_damage_are_told_apart(tmp_path: Path) -> None:
 def test_no_secret_is_in_a_repr(tmp_path: Path) -> None:
     plan = load_or_make_plan(settings(tmp_path))
     assert plan.accounts.service_password not in repr(plan)
-    assert all(plan.accounts.service_password not in repr(server.address(plan.accounts)) for server in plan.servers())
+    assert all(
+        plan.accounts.service_password not in repr(server.administrator(plan.accounts)) for server in plan.servers()
+    )
 
 
 def test_topology_names_every_server(tmp_path: Path) -> None:
     plan = load_or_make_plan(settings(tmp_path))
     topology = parse_topology(topology_document(plan.servers(), plan.accounts))
-    assert [node.name for node in topology.cluster("b").nodes] == ["b-master", "b-minion-1", "b-minion-2"]
+    assert [node.name for node in topology.cluster("b").nodes] == ["b1", "b2", "b3"]
 
 
 def test_server_ids_are_unique() -> None:
-    roles = server_roles(("a", "b", "c"), 5)
+    roles = planned_servers(("a", "b", "c"), 5)
     assert len({role.server_id for role in roles}) == len(roles) == 18
 
 
@@ -94,6 +103,18 @@ def test_only_masters_are_durable_and_only_minions_refuse_writes(tmp_path: Path,
 
 
 @pytest.mark.parametrize("flavour", Flavour)
+def test_a_server_that_a_controller_will_open_refuses_writes_and_is_not_durable_yet(
+    tmp_path: Path, flavour: Flavour
+) -> None:
+    """It may become anything. So all servers of a cluster have the same settings, and MySQL's don't start receiving."""
+    for planned in planned_servers(("a",), 1, controlled=True):
+        server = planned.server(tmp_path / planned.name, 1, tmp_path, flavour, tmp_path / "log")
+        options = render_options(server, MySQLProgram(flavour, ("mysqld",)))
+        assert "read-only=ON\ninnodb-flush-log-at-trx-commit=2\nsync-binlog=0\n" in options
+        assert ("skip-replica-start=ON" in options) is (flavour is Flavour.MYSQL)
+
+
+@pytest.mark.parametrize("flavour", Flavour)
 def test_nobody_can_log_in_without_a_password(flavour: Flavour) -> None:
     statements = account_statements(flavour, new_accounts())
     assert all("IDENTIFIED BY" in statement for statement in statements if statement.startswith("CREATE USER"))
@@ -103,7 +124,7 @@ def test_nobody_can_log_in_without_a_password(flavour: Flavour) -> None:
 def test_long_home_gets_short_sockets(tmp_path: Path) -> None:
     """The kernel allows 108 bytes; a checkout may lie deeper."""
     deep = tmp_path / ("d" * 100) / "run"
-    assert len(str(socket_folder(deep) / "a-minion-10.sock")) <= SOCKET_PATH_BYTES_MAX
+    assert len(str(socket_folder(deep) / "a20.sock")) <= SOCKET_PATH_BYTES_MAX
     assert stat.S_IMODE(socket_folder(deep).stat().st_mode) == 0o700
     assert socket_folder(Path("/short/run")) == Path("/short/run")
 
@@ -141,12 +162,12 @@ def test_a_service_has_longer_to_say_that_it_can_not_start(tmp_path: Path) -> No
 
 
 def test_stored_program_gets_the_settings_of_today(tmp_path: Path) -> None:
-    """A variable under an old name would end it at the next start of the stack. Its own variables stay."""
+    """Its own variables stay."""
     plan = load_or_make_plan(settings(tmp_path))
-    stored = SupervisedProgram("x-0", ProcessRole.CONSUMERS, ["python"], "/", {"SCHEMALESS_HOST": "::", "OWN": "1"})
-    env = processes.with_present_settings(stored, plan).env
+    stored = SupervisedProgram("x-0", ProcessRole.CONSUMERS, ["python"], "/", {"SCHEMALESS_KAFKA": "::", "OWN": "1"})
+    env = supervision.with_present_settings(stored, plan).env
     assert env.pop("SCHEMALESS_CONSUMERS_METRICS_PORT").isdigit()  # one that is free now
-    assert env == processes.service_environment(plan) | {"OWN": "1"}
+    assert env == supervision.service_environment(plan) | {"OWN": "1"}
 
 
 def test_supervisor_reads_the_words_that_were_written(tmp_path: Path) -> None:
@@ -177,9 +198,9 @@ def test_private_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_wheel_alone_says_that_it_has_no_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(processes.NoCheckout, match="not part of the installed package"):
-        processes.checkout_folder()
+    monkeypatch.setattr(supervision.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(supervision.NoCheckout, match="not part of the installed package"):
+        supervision.checkout_folder()
 
 
 def test_the_first_stack_has_the_usual_ports_and_keeps_them_while_it_exists(tmp_path: Path) -> None:
@@ -196,3 +217,50 @@ def test_the_first_stack_has_the_usual_ports_and_keeps_them_while_it_exists(tmp_
     (tmp_path / "1" / "stack.json").unlink()
     again = load_or_make_plan(settings(tmp_path / "4", cache=cache, usual_ports=True)).ports
     assert {name: again[name] for name in usual} == usual
+
+
+@pytest.mark.parametrize(
+    "name", ["issue#12", "a,b", "a[1]", "50%", "größe", "back\\slash", "it's", 'a"b', "a;b", "a\nb", "a:b"]
+)
+def test_a_home_that_other_programs_files_can_not_hold_is_refused(tmp_path, name):
+    """B3: in one sentence, and before anything is made. Some paths were cut, and folders made outside of the home."""
+    home = tmp_path / name / "home"
+    with pytest.raises(Misconfigured, match=r"has .* in its name"):
+        embedded.up(StackSettings(home=home))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_blank_in_a_path_is_no_reason(tmp_path):
+    """So are the other characters of ordinary folders."""
+    verify_paths(tmp_path, Path("/home/me/My Projects/v1.2_x+y@z~/a-b"))
+
+
+def test_a_start_in_containers_keeps_servers_that_were_added(tmp_path):
+    """The set-up writes the file at each start, and knows only the first servers."""
+
+    def document(**clusters):
+        return {
+            "version": 2,
+            "clusters": {cluster: [{"name": name} for name in names] for cluster, names in clusters.items()},
+        }
+
+    file = tmp_path / "topology.json"
+    first = document(a=["a1", "a2"], b=["b1"])
+    assert with_added(first, file) == first
+    file.write_text(json.dumps(document(a=["a1", "a4"], b=["b1"], c=["c1"])))
+    assert with_added(first, file) == document(a=["a1", "a2", "a4"], b=["b1"], c=["c1"])
+
+
+def test_a_plan_that_was_kept_has_the_servers_that_were_added(tmp_path):
+    """Their numbers stay. A plan without any has those of the first start."""
+    settings = StackSettings(home=tmp_path, usual_ports=False)
+    plan = load_or_make_plan(settings)
+    wider = plan.with_servers([*plan.planned, PlannedServer("c1", "c", None, 4711, 3)])
+    keep_plan(wider)
+    kept = require_plan(tmp_path)
+    assert [(one.name, one.server_id) for one in kept.planned][-1] == ("c1", 4711)
+    assert kept.ports["c1"] not in plan.ports.values()
+    document = json.loads((tmp_path / "stack.json").read_text())
+    del document["servers"]
+    (tmp_path / "stack.json").write_text(json.dumps(document))
+    assert [one.name for one in require_plan(tmp_path).planned] == ["a1", "a2", "a3", "b1", "b2", "b3"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from schemaless.stack import ports
+from schemaless.stack import plan
 
 TAKES_ONE = """
-from schemaless.stack import ports
-ports.PORTS = range({first}, {first} + 2)
-print(*ports.free_ports(1), flush=True)
+from schemaless.stack import plan
+plan.PORTS = range({first}, {first} + 2)
+print(*plan.free_ports(1), flush=True)
 input()
 """
 
@@ -22,14 +22,14 @@ input()
 @pytest.fixture
 def two_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[range]:
     """The only ports that this test's processes may pick. No other stack picks them. Their reservations are apart."""
-    first = next(port for port in range(19000, 20000, 2) if ports.is_free(port) and ports.is_free(port + 1))
+    first = next(port for port in range(19000, 20000, 2) if plan.is_free(port) and plan.is_free(port + 1))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(ports, "PORTS", range(first, first + 2))
-    monkeypatch.setattr(ports, "_reserved", set())
-    reservations = ports._reservations.__wrapped__()
-    monkeypatch.setattr(ports, "_reservations", lambda: reservations)
-    yield ports.PORTS
+    monkeypatch.setattr(plan, "PORTS", range(first, first + 2))
+    monkeypatch.setattr(plan, "_reserved", set())
+    reservations = plan._reservations.__wrapped__()
+    monkeypatch.setattr(plan, "_reservations", lambda: reservations)
+    yield plan.PORTS
     os.close(reservations)
 
 
@@ -38,10 +38,10 @@ def test_a_port_that_another_process_was_given_is_not_given_again(two_ports: ran
     program = [sys.executable, "-c", TAKES_ONE.format(first=two_ports.start)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         taken = int(other.stdout.readline())
-        assert ports.is_free(taken)
-        (given,) = ports.free_ports(1)
+        assert plan.is_free(taken)
+        (given,) = plan.free_ports(1)
         assert {taken, given} == set(two_ports)
-        with pytest.raises(ports.PortInUse):
-            ports.free_ports(1)
+        with pytest.raises(plan.PortInUse):
+            plan.free_ports(1)
         other.communicate("\n")
-    assert ports.free_ports(1) == [taken], "a process that has ended gives its ports back"
+    assert plan.free_ports(1) == [taken], "a process that has ended gives its ports back"

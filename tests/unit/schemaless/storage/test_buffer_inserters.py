@@ -6,7 +6,7 @@ import pytest
 
 from schemaless.cell import CellKey, ColumnName, RefKey, RowKey
 from schemaless.errors import Busy, DuplicateKey
-from schemaless.storage import buffer_table, stored_bodies
+from schemaless.storage import buffer_table, entity_table
 from schemaless.storage.buffer_table import BufferOutcome, BufferRow
 from schemaless.topology import Datastore
 
@@ -20,7 +20,7 @@ def same_bodies(monkeypatch):
         yield from ()
         return [True] * len(rows)
 
-    monkeypatch.setattr(stored_bodies, "same_as_stored", same)
+    monkeypatch.setattr(entity_table, "same_as_stored", same)
 
 
 def run(claim, owner):

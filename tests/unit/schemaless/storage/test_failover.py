@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from schemaless.errors import Misconfigured, StorageUnavailable
-from schemaless.storage.failover import answers_of_all, first_answer, run_on_all
+from schemaless.storage.failover import all_masters, answers_of_all, ask_clusters, ask_masters, first_answer, run_on_all
 
 
 class Node:
@@ -79,3 +79,51 @@ async def test_only_tolerated_errors_are_kept_as_failures():
         await answers_of_all({"a": Node("a", [], broken).ask()})
     answers = await answers_of_all({"a": Node("a", [], broken).ask()}, tolerated=Misconfigured)
     assert answers.failures == {"a": broken}
+
+
+class Server:
+    """Answers with its name, or raises its error, and notes with which time-out it was asked."""
+
+    def __init__(self, name, error, asked):
+        self.name, self.error, self.asked = name, error, asked
+
+    async def run(self, operation, *args, timeout_s):
+        self.asked.append((self.name, operation, args, timeout_s))
+        if self.error is not None:
+            raise self.error
+        return self.name
+
+
+class Servers:
+    """Clusters, each with a master and a minion called after it."""
+
+    def __init__(self, **errors):
+        self.asked = []
+        self._servers = {name: Server(name, error, self.asked) for name, error in errors.items()}
+
+    def master(self, cluster):
+        return self._servers[cluster]
+
+    def minions(self, cluster):
+        return [self._servers[f"{cluster}_1"]]
+
+
+async def test_masters_are_asked_and_those_that_are_away_are_named():
+    """With the same arguments and time-out. `all_masters` needs every one."""
+    servers = Servers(a=None, b=DOWN, c=Misconfigured("no table"))
+    answers = await ask_masters(servers, ["a", "b", "c"], "heads", "trips", timeout_s=1)
+    assert (answers.found, answers.failures.keys()) == ({"a": "a"}, {"b", "c"})
+    assert servers.asked[0] == ("a", "heads", ("trips",), 1)
+    with pytest.raises(Misconfigured):
+        await ask_masters(servers, ["a", "c"], "heads", tolerated=StorageUnavailable)
+    assert await all_masters(servers, ["a"], "heads") == {"a": "a"}
+    with pytest.raises(StorageUnavailable):
+        await all_masters(servers, ["a", "b"], "heads")
+    assert len(servers.asked) == 8
+
+
+async def test_a_minion_answers_for_its_cluster_only_while_the_master_does_not():
+    servers = Servers(a=None, a_1=None, b=DOWN, b_1=None, c=DOWN, c_1=DOWN)
+    answers = await ask_clusters(servers, ["a", "b", "c"], "heads", timeout_s=1)
+    assert (answers.found, answers.failures) == ({"a": "a", "b": "b_1"}, {"c": DOWN})
+    assert [name for name, *_ in servers.asked].count("a_1") == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from schemaless.errors import Corrupt
-from schemaless.storage import datastore_table, token_table
+from schemaless.storage import schema, token_table
 from schemaless.storage.operation import Result
 from schemaless.storage.schema import FORMAT_VERSION
 
@@ -22,7 +22,7 @@ def test_a_row_that_is_no_token(wrong):
 
 def test_a_row_that_is_no_datastore():
     """Another server may know it."""
-    operation = datastore_table.all_of()
+    operation = schema.datastores()
     next(operation)
     operation.send([Result([(FORMAT_VERSION,)])])
     with pytest.raises(Corrupt, match="datastore"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from schemaless.errors import NotDurable
+from schemaless.errors import NotDurable, NotWhole
+from schemaless.storage import shard_log
 from schemaless.storage.operation import Result
 from schemaless.storage.server_settings import ServerSettings, faults_of
 from schemaless.topology import Node, Role
@@ -14,11 +15,16 @@ GOOD = {
     "binlog_format": "ROW",
     "replica_preserve_commit_order": "ON",
     "replica_parallel_workers": "4",
+    "read_only": "ON",
+    "replicate_events_marked_for_skip": "REPLICATE",
+    "slave_exec_mode": "STRICT",
+    "replica_skip_errors": "OFF",
+    "max_allowed_packet": "16777216",
+    "replica_max_allowed_packet": "1073741824",
 }
 
 
-def node(role=Role.MASTER):
-    return Node("a-node", "a", role, "127.0.0.1", 3306, "schemaless", "secret")
+NODE = Node("a1", "a", "127.0.0.1", 3306, "schemaless", "secret")
 
 
 def answer(settings, values):
@@ -46,6 +52,10 @@ def test_what_the_stack_sets_breaks_nothing(role, lacking):
         ({"binlog_format": "MIXED"}, {Role.MASTER, Role.MINION}, False),
         ({"replica_preserve_commit_order": "OFF"}, {Role.MINION}, False),
         ({"replica_preserve_commit_order": "OFF", "replica_parallel_workers": "1"}, set(), False),
+        ({"read_only": "OFF"}, {Role.MINION}, False),
+        ({"SHOW REPLICA STATUS": "refused"}, {Role.MINION}, False),
+        ({"max_allowed_packet": "1048576"}, {Role.MASTER, Role.MINION}, False),
+        ({"replica_max_allowed_packet": "1048576"}, {Role.MASTER, Role.MINION}, False),
     ],
 )
 def test_each_setting_counts_for_its_role(role, change, fault_of, loses):
@@ -56,10 +66,47 @@ def test_each_setting_counts_for_its_role(role, change, fault_of, loses):
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicate_ignore_table": "trips_0000.entity"},
+        {"replicate_wild_do_table": "other.%"},
+        {"replica_skip_errors": "1062"},
+        {"slave_exec_mode": "IDEMPOTENT"},
+        {"replicate_events_marked_for_skip": "FILTER_ON_REPLICA"},
+    ],
+)
+def test_a_minion_that_may_lack_cells_is_not_read(change):
+    """I3: it shows its heads all the same. A master with the same settings replicates nothing."""
+    (fault,) = faults_of(Role.MINION, GOOD | change)
+    assert (fault.name, fault.hides, fault.stall) == (next(iter(change)), True, "filter")
+    assert faults_of(Role.MASTER, GOOD | change) == []
+
+
+def test_a_cell_that_a_server_lacks_counts_until_it_is_there():
+    """Whoever reads finds it. A minion isn't read meanwhile, and a master is: somebody has to be."""
+    minion, master = ServerSettings(NODE, Role.MINION), ServerSettings(NODE)
+    for settings in (minion, master):
+        settings.lacks(shard_log.hole("trips_0003", 7))
+        (fault,) = settings.faults
+        assert str(fault) == "entity is without added_id 7 of trips_0003, and must be whole"
+    master.require_whole()
+    for rows in ((), [(1,)]):
+        with pytest.raises(NotWhole, match=r"a1 may lack cells: entity is without added_id 7"):
+            minion.require_whole()
+        asking = minion.ask()
+        next(asking)
+        asking.send([Result(list(GOOD.items()))])
+        assert "added_id = 7" in asking.send([Result([])])
+        with pytest.raises(StopIteration):
+            asking.send([Result(rows)])
+    minion.require_whole()
+
+
 def test_a_server_is_asked_when_it_is_first_used_and_every_minute():
     """A question that failed is due again at once."""
     now = [100.0]
-    settings = ServerSettings(node(), clock=lambda: now[0])
+    settings = ServerSettings(NODE, clock=lambda: now[0])
     asking = settings.ask()
     next(asking)
     with pytest.raises(OSError, match="gone"):
@@ -74,12 +121,44 @@ def test_a_server_is_asked_when_it_is_first_used_and_every_minute():
     assert not settings.due()  # one asks, and the others go on
 
 
+def test_a_server_that_gets_another_role_is_asked_again():
+    """It has other promises to keep. An answer that comes after the change was judged by the former ones."""
+    settings = ServerSettings(NODE, clock=lambda: 100.0)
+    answer(settings, GOOD | {"sync_binlog": "0"})
+    assert ([fault.name for fault in settings.faults], settings.due()) == (["sync_binlog"], False)
+    settings.appoint(Role.MINION)
+    assert (settings.faults, settings.due()) == ([], True)
+    settings.appoint(Role.MASTER)
+    asking = settings.ask()
+    next(asking)
+    settings.appoint(Role.MINION)
+    with pytest.raises(StopIteration):
+        asking.send([Result(list(GOOD.items()))])
+    assert settings.due()
+
+
+def test_a_server_with_a_fault_is_asked_again_once_a_master_was_appointed():
+    """A controller corrects the settings of a master just before it says so. Until then the fault counts."""
+    settings = ServerSettings(NODE, clock=lambda: 100.0)
+    settings.appoint(Role.MASTER)
+    answer(settings, GOOD | {"sync_binlog": "0"})
+    assert settings.faults
+    assert not settings.due()
+    settings.appoint(Role.MASTER)
+    assert settings.due()
+    assert settings.faults
+    answer(settings, GOOD)
+    assert not settings.faults
+    settings.appoint(Role.MASTER)
+    assert not settings.due()
+
+
 def test_a_lossy_master_is_refused_by_name_unless_that_is_allowed():
     """The error names server, setting and value, and its hint the way out. A setting that was corrected is forgiven."""
-    refusing, allowing = ServerSettings(node()), ServerSettings(node(), lossy_allowed=True)
+    refusing, allowing = ServerSettings(NODE), ServerSettings(NODE, lossy_allowed=True)
     for settings in (refusing, allowing):
         answer(settings, GOOD | {"sync_binlog": "0"})
-    with pytest.raises(NotDurable, match=r"a-node may lose .*: sync_binlog is 0, and must be 1") as refused:
+    with pytest.raises(NotDurable, match=r"a1 may lose .*: sync_binlog is 0, and must be 1") as refused:
         refusing.require_durable()
     assert "SCHEMALESS_MYSQL_LOSSY_MASTERS" in refused.value.hint
     allowing.require_durable()

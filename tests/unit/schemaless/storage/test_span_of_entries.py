@@ -3,7 +3,7 @@
 from schemaless.cell import RowKey
 from schemaless.index.comparison import LAST_ROW
 from schemaless.index.definition import parse_definition
-from schemaless.storage.index_inspection import SHARDS_AT_ONCE, live_in_span
+from schemaless.storage.index_table import SHARDS_AT_ONCE, live_in_span
 from schemaless.storage.operation import Result
 from schemaless.topology import Datastore
 

@@ -7,7 +7,7 @@ import pytest
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.errors import DuplicateKey
-from schemaless.storage import append, entity_table, stored_bodies
+from schemaless.storage import append, entity_table
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.operation import PAUSE, Result
 from schemaless.storage.shard_head import Head
@@ -21,7 +21,7 @@ def cell(body, ref_key=1):
 
 
 def compare(cells):
-    return stored_bodies.same_as_stored(cells, {}, lambda cell, what: f"SELECT {what} FROM somewhere")
+    return entity_table.same_as_stored(cells, {}, lambda cell, what: f"SELECT {what} FROM somewhere")
 
 
 class Server:
@@ -52,7 +52,7 @@ class Server:
         if statement.startswith("SELECT body"):
             self.read += 1
             return (self.body,)
-        return 1, 42, 99
+        return 1, 42, 99, None
 
 
 def test_a_thousand_repeats_ask_once():

@@ -16,7 +16,7 @@ from schemaless.record import Announcement, Record
 from schemaless.shard_cursor import ProvenPage
 from schemaless.storage.entity_table import ShardCell
 from schemaless.subscriber.engine import FollowedShards, GenerationChange, ReadLog
-from schemaless.testing.entity_table import MemoryEntityTable
+from schemaless.testing.memory_program import MemoryEntityTable
 from schemaless.topology import Datastore
 
 BODY = encode_body({"n": 1})
@@ -35,7 +35,7 @@ def position_of(found):
 
 def record(found, offset=0, partition=0):
     if isinstance(found, StoredCell):
-        value, kind = encode_record(found), b"cell"
+        value, kind = encode_record(found), b"erased" if found.is_erased else b"cell"
     elif isinstance(found, Announcement):
         members = {"shard": found.shard, "generation": found.generation, "starts_at": found.starts_at}
         value, kind = msgpack.packb(members), b"generation"
@@ -156,6 +156,15 @@ def test_a_hole_is_filled_from_the_log_before_going_on():
     assert log.asked == [("1:2", 4)], "up to the last record that was brought"
     counts = reader.followed.counts
     assert (counts.given, counts.from_log, counts.holes, counts.duplicates) == (6, 4, 1, 1)
+
+
+def test_a_cell_without_a_body_holds_its_place():
+    """Its body was erased before it was published (I19): it is given out, and says so."""
+    log = Log().grow(5)
+    cells = [structs.replace(found, body=b"") if found.added_id == 3 else found for found in log.cells()]
+    reader = Reader(log).take(*cells)
+    assert (reader.added_ids(), log.asked) == (dense(1, 2, 3, 4, 5), [])
+    assert [found.added_id for found in reader.kept[0] if found.erased] == [3]
 
 
 def test_what_the_topic_never_brought_is_found_by_the_heads():

@@ -268,3 +268,25 @@ def test_nothing_of_the_kit_is_loaded_where_it_isnt_used():
     code += "import schemaless.pytest_plugin\n"
     code += "assert 'schemaless.testing' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_row_is_erased(trigger_kit):
+    """What had failed for its cells ends, and a function for erasures is told which cells they were."""
+    erasures = []
+
+    @trigger(column="BASE", retry=RetryPolicy(attempts=1))
+    def fails(cell):
+        raise ValueError(cell.secret)
+
+    @trigger(erased=True, column="BASE")
+    def erased(cell):
+        erasures.append(cell.cells)
+
+    kit = trigger_kit([fails, erased])
+    kit.put(ROWS[0], "BASE", {"secret": "s"})
+    kit.put(ROWS[0], "NOTE", {"secret": "s"})
+    kit.deliver()
+    assert [parked.error.count("ValueError: s") for parked in kit.parked()] == [1]
+    kit.erase(ROWS[0])
+    kit.advance(2)
+    assert (kit.parked(), erasures) == ([], [{"BASE": [1], "NOTE": [1]}])

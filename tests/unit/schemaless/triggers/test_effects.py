@@ -1,6 +1,7 @@
 """Effects once: an outside effect happens at most once for a cell, whatever fails where, and every doubt is told."""
 
 import asyncio
+import concurrent.futures
 import itertools
 import uuid
 from datetime import UTC, datetime
@@ -284,7 +285,7 @@ def test_a_resolve_that_raises_is_a_failed_call_and_leaves_the_doubt(process, ce
 def test_an_intent_counts_only_when_it_is_stored(process, cells, provider, fault, lands):
     """After 202 and 503 nothing is called. The same process goes on with it later, for its call never began."""
     cells.faults, cells.lands = [fault], lands
-    with pytest.raises(Retry):
+    with pytest.raises((Retry, Unavailable)):
         process.run()
     assert provider.charges == 0
     cells.lands = False
@@ -295,7 +296,7 @@ def test_an_intent_counts_only_when_it_is_stored(process, cells, provider, fault
 def test_an_intent_of_a_process_that_died_before_the_call_is_a_doubt(process, cells, provider):
     """Nobody else can know that the call never began."""
     cells.faults, cells.lands = [Unavailable("503")], True
-    with pytest.raises(Retry):
+    with pytest.raises((Retry, Unavailable)):
         process.run()
     cells.now += SETTLE_S
     with pytest.raises(Doubt):
@@ -308,7 +309,7 @@ def test_of_two_owners_one_makes_the_call(process, cells, provider):
     second = another(process, cells)
 
     def first_owner_is_slow():
-        with pytest.raises(Retry):
+        with pytest.raises((Retry, Unavailable)):
             second.run()  # the intent is young: its call may still be under way
         return provider.charge()
 
@@ -324,9 +325,9 @@ def test_an_intent_that_meets_another_is_not_ours(process, cells, provider, monk
     second = another(process, cells)
     monkeypatch.setattr(cells, "get_versions", lambda *_, **__: VersionsPage([]))
     cells.faults = [None, Unavailable("the first owner is killed")]
-    with pytest.raises(Retry):
+    with pytest.raises((Retry, Unavailable)):
         process.run()
-    with pytest.raises(Retry):
+    with pytest.raises((Retry, Unavailable)):
         second.run()
     assert provider.charges == 1
 
@@ -335,7 +336,7 @@ def test_an_intent_that_meets_another_is_not_ours(process, cells, provider, monk
 def test_a_result_that_could_not_be_stored_is_kept_by_its_process(process, cells, provider, lands):
     """Until it is. Another process has a doubt meanwhile, or finds the result where it did get through."""
     cells.faults, cells.lands = [None, Unavailable("503")], lands
-    with pytest.raises(Retry):
+    with pytest.raises((Retry, Unavailable)):
         process.run()
     cells.now += SETTLE_S
     if not lands:
@@ -375,7 +376,7 @@ def test_a_result_that_people_settled_otherwise_is_a_doubt(process, cells, provi
 def test_a_store_that_cannot_be_read_is_waited_for(process, cells, provider):
     """Nothing is called. An error that won't pass is a failed call."""
     cells.read_fault = Unavailable("503")
-    with pytest.raises(Retry):
+    with pytest.raises((Retry, Unavailable)):
         process.run()
     cells.read_fault = Forbidden("the token may only read")
     with pytest.raises(Forbidden):
@@ -426,15 +427,36 @@ def test_an_effect_needs_a_name(process, effect):
         Context("billing", "mezzanine", 1).idempotency_key("charge")
 
 
-def test_an_async_call_in_a_sync_function_is_refused(process):
-    """Nobody would await it."""
+def test_an_effect_that_returns_work_which_has_not_begun_did_not_happen(process, cells):
+    """Nobody would do it. So the intent is withdrawn, and a corrected function makes the effect."""
+    with pytest.raises(DidNotHappen, match="returned generator, which is work that hasn't begun"):
+        process.run(call=lambda: (number for number in [1]))
+    assert cells.states == ["intent", "withdrawn"]
+    if not process.is_async:
+        made = asyncio.sleep(0)
+        with pytest.raises(DidNotHappen, match="In a sync function the call is sync, too"):
+            process.context().once("charge", lambda: made)
+        made.close()
+    assert process.run() == {"number": 1}
 
-    async def charge(): ...
 
-    made = charge()
-    with pytest.raises(Misconfigured, match="sync call"):
-        process.context().once("charge", lambda: made)
-    made.close()
+def test_the_future_of_an_executor_is_the_call(process, cells):
+    """Its result is that of the effect."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert process.run(call=lambda: pool.submit(lambda: 7)) == 7
+    assert cells.states == ["intent", "happened"]
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, SystemExit])
+def test_whatever_the_call_raises_leaves_a_doubt(process, cells, kind):
+    """Also what ends generators: the function doesn't go on as if the effect had been made."""
+
+    def fail():
+        raise kind
+
+    with pytest.raises((kind, RuntimeError)):  # a coroutine can't raise StopIteration
+        process.run(call=fail)
+    assert cells.states == ["intent"]
 
 
 def test_a_foreign_cell_among_the_entries_is_never_taken_for_one(process, cells):
@@ -462,7 +484,7 @@ def test_whatever_dies_where_nothing_is_charged_twice(cells, provider):
             try:
                 assert process.run() == {"number": 1}
                 break
-            except (Doubt, Retry, TimeoutError, DidNotHappen):
+            except (Doubt, Retry, Unavailable, TimeoutError, DidNotHappen):
                 continue
             except Crash:
                 process = Process(store, bank)

@@ -1,0 +1,1 @@
+"""The page /ui: what open pages are sent, and the files that a browser loads."""

@@ -1,0 +1,98 @@
+"""How far every shard was published, by the progress topics, which a thread follows from the start of its process.
+
+It keeps one location a shard (I14). So an answer takes no longer where the topics are long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+
+import structlog
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from schemaless.bus.client import client_settings, translate, translated
+from schemaless.bus.partition_log import Place, ends_of, recorded_position
+from schemaless.bus.reader import follow_topics
+from schemaless.errors import BusUnavailable, SchemalessError
+from schemaless.location import Location
+from schemaless.names import is_progress_topic
+from schemaless.topology import Datastore
+
+log = structlog.get_logger()
+
+_AGAIN_S = 2.0
+_END_S = 1.0
+
+
+class PublishedLocations:
+    """Follows the progress topics of all datastores. It may be asked from one thread."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._admin = AdminClient(client_settings(bootstrap))
+        self._found: dict[Place, Location] = {}  # by progress topic and shard
+        self._reached: dict[Place, int] = {}  # by topic and partition the offset that is read next
+        self._is_another = False  # a topic was made anew
+        self._moved = threading.Condition()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="published", daemon=True)
+        self._thread.start()
+
+    def of(self, datastores: Iterable[Datastore], timeout_s: float) -> dict[tuple[str, int], Location]:
+        """Returns how far each shard was published, by datastore and shard, whatever topic it was published to.
+
+        Raises BusUnavailable where Kafka doesn't say in time where the topics end, or they aren't read so far.
+        """
+        deadline = time.monotonic() + timeout_s
+        names = {datastore.progress_topic: datastore.name for datastore in datastores}
+        before = self._reached
+        ends = self._ends(names, timeout_s)
+        with self._moved:
+            if any(before.get(place, 0) > end for place, end in ends.items()):
+                self._is_another = True
+                raise BusUnavailable("a progress topic was made anew, and is read again")
+            if not self._moved.wait_for(lambda: self._is_at(ends), max(0.0, deadline - time.monotonic())):
+                raise BusUnavailable(f"the progress topics aren't read to their ends within {timeout_s} s")
+            return {(names[topic], shard): at for (topic, shard), at in self._found.items() if topic in names}
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(_END_S)
+
+    def _ends(self, topics: Mapping[str, str], timeout_s: float) -> dict[Place, int]:
+        with translated("asking Kafka for its topics"):
+            there = self._admin.list_topics(timeout=timeout_s).topics
+        places = [(topic, partition) for topic in topics if topic in there for partition in there[topic].partitions]
+        ends, errors = ends_of(self._admin, places, IsolationLevel.READ_COMMITTED, timeout_s)
+        for (topic, partition), error in errors.items():
+            raise translate(error, f"asking where {topic} [{partition}] ends")
+        return ends
+
+    def _is_at(self, ends: Mapping[Place, int]) -> bool:
+        return all(self._reached.get(place, -1) >= end for place, end in ends.items())
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._follow()
+            except (SchemalessError, KafkaException) as error:
+                log.info("how far shards are published can't be read now", why=str(error))
+                self._over.wait(_AGAIN_S)
+
+    def _follow(self) -> None:
+        """Begins anew: a topic may have been made anew, too."""
+        with self._moved:
+            self._found, self._reached, self._is_another = {}, {}, False
+        with closing(follow_topics(self._bootstrap, is_progress_topic)) as following:
+            for records, reached in following:
+                positions = [(record.topic, recorded_position(record)) for record in records]
+                with self._moved:
+                    self._found |= {(topic, at.shard): at.location for topic, at in positions}
+                    self._reached = self._reached | reached
+                    self._moved.notify_all()
+                if self._is_another or self._over.is_set():
+                    return

@@ -1,0 +1,64 @@
+"""Why a server stands still: replication that stopped or waits, and who holds what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from schemaless.errors import NodeRefuses
+from schemaless.names import Stall
+from schemaless.storage.operation import Operation, Row, query
+from schemaless.storage.sql import Script
+from schemaless.topology import Role
+
+
+class Standstill(msgspec.Struct, frozen=True):
+    """Why a server doesn't continue, in one word and in a sentence."""
+
+    stall: Stall
+    why: str
+
+
+SHOW_REPLICATION = "SHOW REPLICA STATUS"
+_IO_STATE, _IO_RUNS, _APPLIER_RUNS, _LAST_ERROR, _LAST_IO_ERROR = 0, 10, 11, 19, 35
+"""Columns of SHOW REPLICA STATUS, on both kinds of server."""
+
+
+def of_server(role: Role) -> Operation[Standstill | None]:
+    """Returns why a server doesn't continue, None if nothing is known to hold it."""
+    for row in (yield from _if_allowed(SHOW_REPLICATION)) if role is Role.MINION else ():
+        if row[_APPLIER_RUNS] != "Yes":
+            return Standstill(Stall.BLOCKED, f"replication stands: {row[_LAST_ERROR] or 'its applier was stopped'}")
+        if row[_IO_RUNS] != "Yes":
+            why = row[_LAST_IO_ERROR] or row[_IO_STATE] or "its receiver was stopped"
+            return Standstill(Stall.MASTER_DOWN, f"replication receives nothing: {why}")
+    waiting = yield from _if_allowed(
+        "SELECT user, state, time FROM information_schema.processlist"
+        " WHERE state LIKE 'Waiting for %lock' ORDER BY time DESC LIMIT 1"
+    )
+    for user, state, seconds in waiting:
+        who = "replication" if user == "system user" else f"an account ({user})"
+        holder = yield from lock_holder()
+        return Standstill(Stall.BLOCKED, f"{who} is {state[0].lower()}{state[1:]} for {int(seconds)} s. {holder}")
+    return None
+
+
+def lock_holder() -> Operation[str]:
+    """Returns a sentence about the connection that probably holds a lock: the one whose transaction is idle longest."""
+    rows = yield from _if_allowed(
+        "SELECT process.id, process.user, process.host, process.time FROM information_schema.innodb_trx AS trx"
+        " JOIN information_schema.processlist AS process ON process.id = trx.trx_mysql_thread_id"
+        " WHERE process.user <> 'system user' AND process.command = 'Sleep' ORDER BY process.time DESC LIMIT 1"
+    )
+    for connection, user, host, seconds in rows:
+        return f"Connection {connection} of {user} at {host} has an open transaction and is idle for {int(seconds)} s"
+    return "No transaction is idle: SHOW FULL PROCESSLIST has the session that locks tables"
+
+
+def _if_allowed(script: Script) -> Operation[Sequence[Row]]:
+    """Returns the rows, none without the right: server_settings.py tells which one is missing."""
+    try:
+        return (yield from query(script))
+    except NodeRefuses:
+        return ()

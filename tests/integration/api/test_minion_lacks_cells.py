@@ -1,0 +1,150 @@
+"""A minion whose replication leaves cells out shows its heads all the same. It is left out and named (I3)."""
+
+import time
+from contextlib import contextmanager
+
+import pymysql
+import pytest
+
+from schemaless.ops.datastores import create_shards
+from schemaless.stack.local import running_topology
+from schemaless.storage.node_core import connect_options
+from schemaless.storage.operation import query
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import Datastore
+from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
+from tests.integration.api.api_harness import api_process, row_in
+from tests.integration.storage.test_server_settings import nodes_of
+from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql
+
+pytestmark = pytest.mark.storage
+
+CELLS = 30
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """One cluster with two minions, of its own: whoever reads the first one would remember what it lacked."""
+    folder = tmp_path_factory.mktemp("lacking")
+    with running_topology(folder, ("a",), 2, FLAVOUR, options=SMALL_REDO_LOGS) as running:
+        yield running
+
+
+@pytest.fixture
+def lacking(servers, request):
+    """A datastore, calls of it, its cells' rows, and the servers by an administrator's account."""
+    with SyncStorage(servers.topology) as storage, SyncStorage(servers.administrators) as admin:
+        datastore = create_shards(
+            storage,
+            Datastore(f"lacks_{request.node.originalname[-8:]}", 4, 2, ("a",)),
+            administrators=servers.administrators,
+        )
+        with api_process(servers.path) as api:
+            yield datastore, api.at(datastore), admin
+
+
+@contextmanager
+def filtered(minion, table):
+    """A replication filter that a migration left behind."""
+    ((version,),) = minion.run(query, "SELECT @@version")
+    change = (
+        "SET GLOBAL replicate_ignore_table = '{}'"
+        if "MariaDB" in version
+        else "CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ({})"
+    )
+    with replication_stopped(minion):
+        run_sql(minion, change.format(table))
+    yield
+    with replication_stopped(minion):
+        run_sql(minion, change.format(""))
+
+
+def put_cells(call, datastore, first):
+    rows = [row_in(datastore, 0) for _ in range(CELLS)]
+    for n, row in enumerate(rows):
+        assert call.put(row, 1, {"n": first + n}, "BASE" if n % 2 else "OTHER").status_code == 201
+    return rows
+
+
+def pages_of(call, until, **options):
+    """Reads the log of shard 0 from minions until each of them has shown its head."""
+    for _ in range(8):
+        answer = call.get("/shards/0/cells", params={"read_from": "minion", "limit": 1000, **options})
+        if answer.status_code == 200:
+            page = answer.json()
+            yield page, [cell["added_id"] for cell in page["cells"]]
+
+
+def test_a_minion_that_lost_one_cell_is_left_out_by_the_page_that_misses_it(lacking, eventually):
+    """What a skipped event leaves is no filter, and the cell at the head is there."""
+    datastore, call, admin = lacking
+    minion = admin.minions("a")[0]
+    rows = put_cells(call, datastore, 0)
+    eventually(lambda: call.get(f"/cells/{rows[-1]}/BASE/1", params={"read_from": "minion"}), 200)
+    run_sql(minion, f"{LOCAL_WRITE}; DELETE FROM {datastore.database(0)}.entity WHERE added_id = 7; {REPLICATED_WRITE}")
+    seen = [shown for page, shown in pages_of(call, CELLS) if page["head"] == CELLS]
+    assert seen == [list(range(1, CELLS + 1))] * 8
+    assert [shown for _, shown in pages_of(call, CELLS, columns="OTHER")] == [list(range(1, CELLS + 1, 2))] * 8
+    deadline = time.monotonic() + 60
+    while not (nodes := {node["name"]: node["setting_faults"] for node in nodes_of(call.get("/status").json())})["a2"]:
+        assert time.monotonic() < deadline, "it isn't named"
+    assert nodes["a2"] == [f"entity is without added_id 7 of {datastore.database(0)}, and must be whole"]
+    answers = [call.get(f"/cells/{rows[6]}", params={"read_from": "minion"}).status_code for _ in range(8)]
+    assert answers == [200] * 8
+
+
+def test_a_filtered_minion_is_left_out_and_named(lacking, eventually):
+    """B10: reads from minions find every cell, and no page of the log hides a hole, whatever columns are asked for."""
+    datastore, call, admin = lacking
+    minion = admin.minions("a")[0]
+    with filtered(minion, f"{datastore.database(0)}.entity"):
+        rows = put_cells(call, datastore, 0)
+        eventually(lambda: call.get(f"/cells/{rows[-1]}/BASE/1", params={"read_from": "minion"}), 200)
+        for page, shown in pages_of(call, CELLS):
+            assert shown == list(range(1, page["next"]["added_id"] + 1))
+        for page, shown in pages_of(call, CELLS, columns="BASE"):
+            assert shown == list(range(2, page["next"]["added_id"] + 1, 2))
+
+        def misses():
+            reads = [call.get(f"/cells/{row}", params={"read_from": "minion"}) for row in rows * 2]
+            return next((read for read in reads if read.status_code != 200), reads[0])
+
+        eventually(misses, 200)
+        nodes = {node["name"]: node for node in nodes_of(call.get("/status").json())}
+        assert nodes["a2"]["stall"] == "filter"
+        assert any(datastore.database(0) in fault for fault in nodes["a2"]["setting_faults"])
+        assert nodes["a3"]["setting_faults"] == nodes["a1"]["setting_faults"] == []
+
+
+def test_a_minion_that_stands_says_why(lacking, eventually):
+    """B20 and R4: behind an open transaction, and behind an event that it can't apply. Puts and lag go on as usual."""
+    datastore, call, admin = lacking
+    minion = admin.minions("a")[0]
+    table = f"{datastore.database(0)}.entity"
+
+    def state():
+        nodes = {node["name"]: node for node in nodes_of(call.get("/status").json())}
+        return nodes["a2"]["stall"], nodes["a2"]["why"] or ""
+
+    def await_why(text):
+        deadline = time.monotonic() + 60
+        while text not in (found := state())[1] or (found[1] and found[0] != "blocked"):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
+        return found[1]
+
+    connection = pymysql.connect(**connect_options(minion.node))
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT COUNT(*) FROM {table}")
+        run_sql(admin.master("a"), f"ALTER TABLE {table} COMMENT = 'altered'")
+        why = await_why("replication is waiting for table metadata lock")
+    assert f"Connection {connection.thread_id()} of admin" in why
+    assert call.put(row_in(datastore, 0), 1, {}).status_code == 201
+    connection.close()
+    while state()[1]:
+        time.sleep(0.2)
+    run_sql(minion, f"{LOCAL_WRITE}; DELETE FROM {table} WHERE added_id = 1; {REPLICATED_WRITE}")
+    run_sql(admin.master("a"), f"DELETE FROM {table} WHERE added_id = 1")
+    why = await_why("replication stands: ")
+    assert "entity" in why or "worker" in why  # the event that it can't apply, or the table that has it

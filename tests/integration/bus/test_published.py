@@ -1,0 +1,125 @@
+"""How far shards were published is known at once, however long the topics are, and by nothing that is over (I16)."""
+
+import time
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from schemaless.bus.client import client_settings
+from schemaless.bus.partition_log import progress_key, progress_value
+from schemaless.bus.published import PublishedLocations
+from schemaless.bus.topics import ensure_topic
+from schemaless.errors import BusUnavailable
+from schemaless.location import Location
+from schemaless.position import Position
+from schemaless.stack.local import running_kafka
+from schemaless.topology import Datastore
+
+pytestmark = pytest.mark.timeout(120)
+
+ASKED_S = 0.3
+RECORDS = 200_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with running_kafka(tmp_path_factory.mktemp("published")) as started:
+        yield started
+
+
+@pytest.fixture
+def datastore(broker, request):
+    made = Datastore(f"p{abs(hash(request.node.name)) % 10**9}", 4, 2, ("a",))
+    ensure_topic(broker[0], made.progress_topic, 2, timeout_s=10)
+    return made
+
+
+def publish(bootstrap, datastore, *locations):
+    """Writes how far shards are, each a shard and its location, in one transaction."""
+    queued_max = 2 * RECORDS  # a broker that has just started takes less than this process makes
+    settings = {"transactional.id": datastore.name, "linger.ms": 5, "queue.buffering.max.messages": queued_max}
+    producer = Producer(client_settings(bootstrap) | settings)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    for shard, generation, added_id in locations:
+        value = progress_value(Position(shard, generation, added_id), "")
+        producer.produce(datastore.progress_topic, value, progress_key(shard), datastore.partition(shard))
+        producer.poll(0)
+    producer.commit_transaction(30)
+
+
+def known(published, datastore, timeout_s=60.0):
+    """What it knows once it has read everything that there is."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return published.of([datastore], ASKED_S)
+        except BusUnavailable:
+            assert time.monotonic() < deadline
+
+
+def knows(published, datastore, wanted):
+    """Waits for the marker that ends a transaction, which comes after the producer's answer. Until then all is known
+    that was so before.
+    """
+    before = None
+    while (found := known(published, datastore)) != wanted:
+        assert before in (None, found), f"{before} and then {found}"
+        before = found
+        time.sleep(0.01)
+
+
+def test_a_long_topic_takes_no_longer(broker, datastore):
+    """It was read before. What is written meanwhile is there, and no question is too short."""
+    publish(broker[0], datastore, *((0, 1, n) for n in range(1, RECORDS + 1)), (3, 1, 7))
+    with closing(PublishedLocations(broker[0])) as published:
+        wanted = {(datastore.name, 0): Location(1, RECORDS), (datastore.name, 3): Location(1, 7)}
+        assert known(published, datastore) == wanted
+        for added_id in range(8, 28):
+            publish(broker[0], datastore, (3, 1, added_id))
+            while published.of([datastore], ASKED_S)[datastore.name, 3] != Location(1, added_id):
+                time.sleep(0.01)  # the marker that ends the transaction comes after the producer's answer
+
+
+def test_what_was_not_read_yet_is_not_believed(broker, datastore):
+    """The topic was read to no end, or is new."""
+    publish(broker[0], datastore, *((0, 1, n) for n in range(1, RECORDS + 1)))
+    with closing(PublishedLocations(broker[0])) as published:
+        with pytest.raises(BusUnavailable, match="aren't read to their ends"):
+            published.of([datastore], ASKED_S)
+        late = Datastore(f"{datastore.name}late", 4, 2, ("a",))
+        assert known(published, late) == {}
+        ensure_topic(broker[0], late.progress_topic, 2, timeout_s=10)
+        publish(broker[0], late, (1, 2, 3))
+        knows(published, late, {(late.name, 1): Location(2, 3)})
+
+
+def test_a_topic_that_was_made_anew_has_what_it_says_now(broker, datastore):
+    publish(broker[0], datastore, *((shard, 1, n) for n in range(1, 50) for shard in range(4)))
+    with closing(PublishedLocations(broker[0])) as published:
+        assert len(known(published, datastore)) == 4
+        admin = AdminClient(client_settings(broker[0]))
+        admin.delete_topics([datastore.progress_topic])[datastore.progress_topic].result()
+        time.sleep(1)  # the broker deletes it after its answer
+        ensure_topic(broker[0], datastore.progress_topic, 2, timeout_s=10)
+        assert known(published, datastore) == {}
+        publish(broker[0], datastore, (2, 1, 5))
+        knows(published, datastore, {(datastore.name, 2): Location(1, 5)})
+
+
+def test_while_kafka_is_away_nothing_is_known(broker, datastore):
+    """The question ends soon, and what was read before is no answer. Afterwards it goes on."""
+    bootstrap, server = broker
+    publish(bootstrap, datastore, (0, 1, 1))
+    with closing(PublishedLocations(bootstrap)) as published:
+        known(published, datastore)
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(BusUnavailable):
+            published.of([datastore], ASKED_S)
+        assert time.monotonic() - began < 1
+        server.start()
+        publish(bootstrap, datastore, (0, 1, 2))
+        knows(published, datastore, {(datastore.name, 0): Location(1, 2)})

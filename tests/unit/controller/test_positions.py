@@ -1,0 +1,39 @@
+"""Positions of MariaDB name the last transaction of every server that wrote to a history."""
+
+import pytest
+
+from controller.server import lacks_mariadb
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted", "missing"),
+    [
+        ("1-100-47", "", ""),
+        ("", "1-100-47", "1-100-47"),
+        ("1-100-47,1-101-60", "1-100-47", ""),
+        ("1-100-47", "1-100-47,1-101-60", "1-101-60"),
+        ("1-100-47,1-101-60", "1-100-50", "1-100-50"),
+        ("1-100-47,1-101-50", "1-100-50", "1-100-50"),
+        ("1-101-60,1-100-70", "1-100-47,1-101-60", ""),
+        ("1-100-47,1-100-50", "1-100-50", ""),
+        ("1-101-60", "1-100-47", "1-100-47"),
+        ("1-100-47,2-200-9", "1-100-46,2-200-10", "2-200-10"),
+        ("1-100-100", "1-100-99", ""),
+    ],
+    ids=[
+        "nothing is in everything",
+        "and everything is missing in nothing",
+        "a master before, without a tail",
+        "a minion that lags",
+        "a master before, whose tail was passed",
+        "a tail as long as what the successor wrote",
+        "masters that took turns",
+        "what the log doesn't have yet, and replication has",
+        "a copy doesn't know the writers before",
+        "each domain by itself",
+        "numbers are no text",
+    ],
+)
+def test_what_a_position_lacks(have, wanted, missing):
+    """A higher sequence number doesn't mean that a history contains another."""
+    assert lacks_mariadb(have, wanted) == missing
