@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SCHEMALESS_USUAL_PORTS"] = "false"  # they are for people: two stacks of tests would both want them
     # Brokers of tests live for minutes. Java's second compiler would take more than a third of their processor time.
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that ends by a signal's fault says where
     if config.getoption("--hypothesis-seed", None) is None:
         hypothesis.core.global_force_seed = SEED  # what --hypothesis-seed sets
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

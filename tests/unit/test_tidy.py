@@ -403,3 +403,17 @@ def test_locks_name_no_registry():
     """A lock names packages, versions and hashes, never an address."""
     for path in tracked("*.lock"):
         assert not re.search(r"https?://", path.read_text()), name(path)
+
+
+def test_unsteady_tests_have_a_row_each():
+    """A row of tests/UNSTEADY.md has a date, a test that exists, what was seen, and what is known of the cause."""
+    table = [line for line in (ROOT / "tests" / "UNSTEADY.md").read_text().splitlines() if line.startswith("|")]
+    assert table[:2] == ["| when | test | what was seen | what is known of the cause |", "|---|---|---|---|"]
+    refuse(f"not the form of a row: {row}" for row in table[2:] if not _is_unsteady_row(row))
+
+
+def _is_unsteady_row(row: str) -> bool:
+    form = re.fullmatch(r"\| \d{4}-\d\d-\d\d \| `([^`:]+\.py)(?:::(\w+)[^`]*)?` \| \S[^|]* \| \S[^|]* \|", row)
+    if form is None or not (ROOT / form[1]).is_file():
+        return False
+    return form[2] is None or f"def {form[2]}(" in (ROOT / form[1]).read_text()
