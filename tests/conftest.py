@@ -101,20 +101,20 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def storage(topology: Topology) -> Iterator[SyncStorage]:
-    with SyncStorage(topology) as opened:
+    with SyncStorage(topology, timeout_s=60.0) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def admin(running: RunningTopology) -> Iterator[SyncStorage]:
     """The servers with the administrators' account, for what no service may do to them."""
-    with SyncStorage(running.administrators) as opened:
+    with SyncStorage(running.administrators, timeout_s=60.0) as opened:
         yield opened
 
 
 @pytest.fixture
 async def async_storage(topology: Topology):
-    async with AsyncStorage(topology) as opened:
+    async with AsyncStorage(topology, connect_timeout_s=30.0, timeout_s=60.0) as opened:
         yield opened
 
 

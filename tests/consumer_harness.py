@@ -82,7 +82,7 @@ def reached(storage: SyncStorage, datastore: Datastore, consumer: str) -> dict[i
     return found
 
 
-def wait_until_finished(storage: SyncStorage, datastore: Datastore, consumer: str, timeout_s: float = 40.0) -> None:
+def wait_until_finished(storage: SyncStorage, datastore: Datastore, consumer: str, timeout_s: float = 120.0) -> None:
     """Until the consumer's checkpoints stand at the heads."""
     deadline = time.monotonic() + timeout_s
     while (found := reached(storage, datastore, consumer)) != (wanted := heads(storage, datastore)):

@@ -18,7 +18,7 @@ from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, RowKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
 from schemaless.config import TailerSettings
-from schemaless.errors import BusUnavailable
+from schemaless.errors import BusUnavailable, Busy, Unavailable
 from schemaless.sharding import shard_of
 from schemaless.stack.local import halt, halted
 from schemaless.storage import entity_table, erasure_table
@@ -177,7 +177,12 @@ async def _write(storage: AsyncStorage, datastore: Datastore, end: float, chance
         shard = chance.randrange(datastore.shards)
         cells = [new_cell(datastore, shard=shard) for _ in range(chance.choice((1, 1, 2, 20)))]
         again = cells + cells[: chance.choice((0, 0, 1))]
-        await storage.master(datastore.home(shard)).run(entity_table.put_cells, datastore, again)
+        while True:
+            try:
+                await storage.master(datastore.home(shard)).run(entity_table.put_cells, datastore, again)
+                break
+            except (Unavailable, Busy):  # a head that is locked for longer than a second, too; a put may be repeated
+                await asyncio.sleep(0.1)
         written += len(cells)
         await asyncio.sleep(chance.random() * 0.02)
     return written
@@ -200,7 +205,7 @@ def records(kafka: str, datastore: Datastore, at_least: int = 0) -> list:
         ]
 
 
-def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 60.0) -> list:
+def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 120.0) -> list:
     """Returns once the topic, which may have to be made first, shows so many records."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -214,13 +219,13 @@ def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: fl
         time.sleep(0.05)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await asyncio.to_thread(condition):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 60.0) -> list[StoredCell]:
+def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 120.0) -> list[StoredCell]:
     """All cells, in the topic's order, once there are so many."""
     found = wait_for_records(kafka, datastore, count, timeout_s)
     return [decode_cell(record.value) for record in found if record.kind == b"cell"]

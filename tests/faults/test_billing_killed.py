@@ -84,7 +84,7 @@ def test_no_kill_charges_twice_or_loses_a_doubt(
         ):
             checker = TriggerChecker(storage, datastore, "billing_killed", "BASE", client, calls)
 
-            def until(holds, timeout_s=60.0):
+            def until(holds, timeout_s=120.0):
                 deadline = time.monotonic() + timeout_s
                 while not holds():
                     assert time.monotonic() < deadline, client.program("billing_killed").status()

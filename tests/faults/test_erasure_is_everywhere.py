@@ -113,7 +113,7 @@ class Secret:
 EVERY_TABLE = {"schemaless.buffer", "schemaless.conflict", "schemaless.diverged"}
 
 
-async def until(condition, timeout_s=60.0):
+async def until(condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (met := await condition()):
         assert time.monotonic() < deadline
@@ -144,7 +144,7 @@ async def test_no_server_has_what_was_erased(servers, kafka, tmp_path):
         ):
             async with AsyncStorage(servers.topology) as async_storage:
                 await create_index(async_storage, datastore, definition())
-                await wait_active(async_storage, datastore, "by_owner", timeout_s=60)
+                await wait_active(async_storage, datastore, "by_owner", timeout_s=120.0)
 
                 async def is_parked():
                     return storage.master("a").run(query, "SELECT 1 FROM schemaless.parked")

@@ -43,7 +43,7 @@ async def test_kills_while_indexes_come_and_go(running, kafka, make_datastore, s
             await asyncio.sleep(chance.uniform(0.0, 1.0))
             indexer.kill_and_restart()
         await create_index(async_storage, datastore, definition())
-        await wait_active(async_storage, datastore, "by_owner", timeout_s=60)
+        await wait_active(async_storage, datastore, "by_owner", timeout_s=120.0)
         last = await find_index(async_storage, datastore, "by_owner")
         assert (last.state, last.number) == (IndexState.ACTIVE, ROUNDS + 1)
         for number in range(1, last.number):
@@ -76,7 +76,7 @@ async def test_kills_while_an_index_is_built_by_row(running, kafka, make_datasto
             done.append((await build_progress(async_storage, datastore, index)).done)
         assert done == sorted(done), "what was walked stays walked"
         await throttle_index(async_storage, datastore, "by_owner", {"cells_per_s": None})
-        await wait_active(async_storage, datastore, "by_owner", timeout_s=60)
+        await wait_active(async_storage, datastore, "by_owner", timeout_s=120.0)
         index = (await find_index(async_storage, datastore, "by_owner")).definition
         wait_until_finished(storage, datastore, index.consumer)
         assert rows.found(index) == rows.wanted(index)
@@ -153,14 +153,14 @@ def test_masters_and_indexers_killed_during_a_build_and_a_switch(
                 call("PUT", "/indexes/killed", json=document, params={"change": "true", "keep": "0s"})
                 return number in (answered() or ())
 
-            wait_until(is_made, timeout_s=60)
+            wait_until(is_made, timeout_s=120.0)
             strike()
 
             def is_alone(number=number):
                 found = answered() or {}
                 return found.keys() == {number} and found[number]["state"] == "active"
 
-            wait_until(is_alone, timeout_s=60)
+            wait_until(is_alone, timeout_s=120.0)
             fill(rows, 20)
         last = parse_definition(document, number)
         wait_until_finished(storage, datastore, last.consumer)

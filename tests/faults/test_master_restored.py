@@ -15,7 +15,7 @@ from schemaless.__main__ import app
 from schemaless.audit.run import audit
 from schemaless.bus.topics import ensure_topics
 from tests.consumer_harness import running_consumer, wait_until_finished, write_program
-from tests.integration.api.api_harness import api_process
+from tests.integration.api.api_harness import production_api
 from tests.integration.subscriber.test_subscriber import Kept
 from tests.integration.tailer.test_new_generation import forget_generations
 from tests.log_harness import new_cell, put, records, restore, running_tailers, wait_for_records
@@ -39,7 +39,7 @@ def write(storage, datastore, shard, count):
     put(storage, datastore, [new_cell(datastore, shard=shard) for _ in range(count)])
 
 
-def await_logged(output, text, timeout_s=60.0):
+def await_logged(output, text, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while text not in output.read_text():
         assert time.monotonic() < deadline, f"not logged: {text}"
@@ -71,7 +71,7 @@ def test_a_restored_master_that_has_grown_again(running, kafka, storage, make_da
     write(storage, datastore, LOST, 10)
     write(storage, datastore, OTHER, 2)
     with (
-        api_process(running.path) as api,
+        production_api(running.path) as api,
         Client([f"http://127.0.0.1:{api.port}"], datastore=datastore.name) as client,
         Subscriber(kafka, datastore.name, client=client, look_pause_s=0.5) as subscriber,
         running_consumer(program, settings) as worker,

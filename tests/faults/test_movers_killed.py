@@ -26,7 +26,7 @@ from tests.failover_harness import (
     until,
     until_ready,
 )
-from tests.integration.api.api_harness import api_process, row_in
+from tests.integration.api.api_harness import production_api, row_in
 from tests.mover_harness import fill, home_of, verify
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ def installation(tmp_path_factory):
         controller = start_controller_process(running, "127.0.0.1:9", ControllerMode.AUTOMATIC, log_level="info")
         try:
             asyncio.run(ready(running))
-            with api_process(running.path) as api:
+            with production_api(running.path) as api:
                 yield running, api, controller
         finally:
             controller.kill()

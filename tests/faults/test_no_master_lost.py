@@ -11,7 +11,7 @@ from schemaless.config import ControllerMode
 from schemaless.storage import appointment_table
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from tests.failover_harness import controlled_servers, make_datastore, start_controller_process, until_ready
-from tests.integration.api.api_harness import api_process
+from tests.integration.api.api_harness import production_api
 
 pytestmark = pytest.mark.faults
 
@@ -29,7 +29,7 @@ async def test_under_full_load_nobody_is_promoted_or_opened_again(tmp_path):
                 await until_ready(storage)
                 datastore, trips, puts = await asyncio.to_thread(make_datastore, running), TripMaker(seed=1), 0
                 before = await steps_of(storage)
-                with api_process(running.path) as api:
+                with production_api(running.path) as api:
                     for _ in range(LOADS):
                         made = trips.make(round(LOAD_S * PUTS_PER_S_MAX))
                         requests = [put_request(trip, f"/v1/{datastore.name}") for trip in made]

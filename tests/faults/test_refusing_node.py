@@ -17,7 +17,7 @@ from schemaless.index.catalogue import create_index
 from tests.consumer_harness import heads, running_consumer, wait_until_finished
 from tests.environment import environment_of
 from tests.faults.test_consumers_killed import DEFINITION, write_census
-from tests.integration.api.api_harness import ROOT, api_process, row_in
+from tests.integration.api.api_harness import ROOT, production_api, row_in
 from tests.log_harness import running_tailers, until, wait_for_records
 from tests.refusing_node import RefusingNode, topology_through
 
@@ -79,7 +79,7 @@ async def test_a_node_that_refuses_everything_ends_no_process(
         settings = {"topology": topology, "kafka": kafka, "datastores": datastore.name}
         census = ["consumers", write_census(tmp_path), "--datastore", datastore.name]
         with (
-            api_process(topology) as api,
+            production_api(topology) as api,
             running_cleaner(topology) as cleaner,
             running_tailers(1, topology, kafka, datastore) as (tailer,),
             running_consumer(["indexer"], settings) as indexer,

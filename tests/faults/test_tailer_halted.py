@@ -87,7 +87,7 @@ class Play:
 
     def await_published(self, scenes: Iterable[Scene]) -> None:
         for scene in scenes:
-            wait_for_records(self._kafka, scene.datastore, scene.cells, timeout_s=40)
+            wait_for_records(self._kafka, scene.datastore, scene.cells, timeout_s=120.0)
 
     def await_halted(self, scenes: Iterable[Scene]) -> None:
         deadline = time.monotonic() + 30

@@ -36,7 +36,7 @@ def call(api, shared_datastore):
 def eventually():
     """Asks again until the answer has a status, for what replication brings a moment later."""
 
-    def ask(question, status, timeout_s=60.0):
+    def ask(question, status, timeout_s=120.0):
         deadline = time.monotonic() + timeout_s
         while (answer := question()).status_code != status:
             assert time.monotonic() < deadline, answer.text

@@ -29,6 +29,9 @@ from tests.seed import seeded
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 60
+PATIENT = {"write_timeout_s": 30.0, "read_timeout_s": 30.0}
+PATIENT_CONSTANTS = {"api.write.queue.PATIENCE_S": 30.0, "schemaless.facts.servers.STATUS_TIMEOUT_S": 30.0}
+"""Time-outs that a bad machine doesn't reach, for tests that are about something else."""
 PROBLEM_MEMBERS = {"type", "title", "status", "detail", "retryable"}
 
 _row_keys = seeded("row keys")
@@ -68,7 +71,16 @@ class Caller:
 def api_process(
     topology: Path, constants: Mapping[str, object] | None = None, **settings: object
 ) -> Iterator[ApiProcess]:
-    """A process with these settings, in which `constants` of its modules have other values."""
+    """A patient process with these settings, in which `constants` of its modules have other values."""
+    with production_api(topology, PATIENT_CONSTANTS | dict(constants or {}), **(PATIENT | settings)) as started:
+        yield started
+
+
+@contextmanager
+def production_api(
+    topology: Path, constants: Mapping[str, object] | None = None, **settings: object
+) -> Iterator[ApiProcess]:
+    """A process with the time-outs of production, for tests that are about them."""
     (port,) = free_ports(1)
     named = {
         "topology": topology,

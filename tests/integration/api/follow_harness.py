@@ -54,7 +54,7 @@ class Stream:
 
 @contextmanager
 def following(
-    caller: Caller, shard: int = 0, headers: dict[str, str] | None = None, timeout_s: float = 8.0, **query: object
+    caller: Caller, shard: int = 0, headers: dict[str, str] | None = None, timeout_s: float = 120.0, **query: object
 ) -> Iterator[Stream]:
     path = f"{caller.prefix}/shards/{shard}/cells"
     params = {"follow": "true", **query}
@@ -71,7 +71,7 @@ def metric(api: ApiProcess, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def wait_for_followers(api: ApiProcess, count: int, timeout_s: float = 10.0) -> None:
+def wait_for_followers(api: ApiProcess, count: int, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while (now := metric(api, "schemaless_api_followers")) != count:
         assert time.monotonic() < deadline, f"{now} followers, not {count}"

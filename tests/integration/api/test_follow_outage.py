@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.integration.api.api_harness import api_process, row_in
+from tests.integration.api.api_harness import production_api, row_in
 from tests.integration.api.follow_harness import following
 from tests.log_harness import run_sql
 
@@ -15,7 +15,7 @@ HEARTBEAT_S = 0.3
 
 @pytest.fixture(scope="module")
 def quick(running, api):
-    with api_process(running.path, heartbeat_s=HEARTBEAT_S, read_timeout_s=1) as started:
+    with production_api(running.path, heartbeat_s=HEARTBEAT_S, read_timeout_s=1) as started:
         yield started
 
 

@@ -18,7 +18,7 @@ from tests.integration.api.follow_harness import Stream, following, wait_for_fol
 BEFORE_THE_POLL_ENDS_S = 25.0
 CUT_OFF = "graceful shutdown exceeded"  # what uvicorn logs when requests have not ended within ten seconds
 IDLE_QUESTIONS_PER_S_MAX = 100
-BURST_MAX_S = 30.0
+BURST_MAX_S = 120.0
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def questions_per_s(storage, below, seconds=0.5):
 @contextmanager
 def idle_follower(port, datastore, shard):
     """A plain socket that has seen the beginning of its stream."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as opened:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as opened:
         path = f"/v1/{datastore.name}/shards/{shard}/cells?follow=true"
         opened.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n".encode())
         assert opened.recv(1 << 16).startswith(b"HTTP/1.1 200 ")

@@ -53,7 +53,7 @@ def noted(folder):
     return dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
 
 
-def await_noted(folder, wanted, timeout_s=30.0):
+def await_noted(folder, wanted, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while (found := noted(folder)) != wanted:
         assert time.monotonic() < deadline, f"{len(found)} of {len(wanted)} calls"

@@ -18,9 +18,16 @@ from schemaless.storage import entity_table
 from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.node_core import connect_options
-from tests.integration.api.api_harness import api_process, assert_problem, row_in
+from tests.integration.api.api_harness import assert_problem, production_api, row_in
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
+
+
+@pytest.fixture(scope="module")
+def api(running, make_datastore):
+    make_datastore()  # with the first one come the tables
+    with production_api(running.path) as started:
+        yield started
 
 
 @contextmanager
@@ -107,7 +114,7 @@ def test_a_locked_table_costs_its_own_shard_only(api, make_datastore, admin, eve
 def test_a_locked_buffer_table_costs_copies_only(running, make_datastore, admin, eventually):
     """Cells of the master's own shards are stored, and other clusters' cells have one copy meanwhile."""
     datastore = make_datastore(placement=("a", "b"))
-    with api_process(running.path) as api:
+    with production_api(running.path) as api:
         call = api.at(datastore)
         eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
         with locked_tables(admin.master("a"), "READ", "schemaless.buffer"), ThreadPoolExecutor(8) as pool:
@@ -121,7 +128,7 @@ def test_a_locked_buffer_table_costs_copies_only(running, make_datastore, admin,
 def test_a_read_locked_master_is_a_master_that_is_away(running, make_datastore, admin, eventually):
     """FLUSH TABLES WITH READ LOCK: every put is buffered within its time, and stored when the lock goes."""
     datastore = make_datastore(placement=("a", "b"))
-    with api_process(running.path) as api:
+    with production_api(running.path) as api:
         call = api.at(datastore)
         eventually(lambda: call.put(uuid.uuid4(), 1, {"v": 0}), 201)
         connection = pymysql.connect(**connect_options(admin.master("a").node))

@@ -24,7 +24,7 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.sql import sql
 from tests.failover_harness import cleaning, drill
 from tests.failover_harness import make_datastore as make_drilled_datastore
-from tests.integration.api.api_harness import api_process, assert_problem, row_in
+from tests.integration.api.api_harness import assert_problem, production_api, row_in
 from tests.move_harness import ShardMove
 
 pytestmark = pytest.mark.faults
@@ -39,7 +39,7 @@ SWITCHES = 5
 @pytest.fixture(scope="module")
 def api(running, make_datastore):
     make_datastore()
-    with api_process(running.path) as started:
+    with production_api(running.path) as started:
         yield started
 
 
@@ -92,7 +92,7 @@ def timed(call, *args, **options):
 
 def test_a_moved_shard_of_a_batch_costs_that_shard_only(running, datastore, move, eventually):
     """S27: 63 of 64 are stored at once with two copies, and no breaker opens. The closed one is buffered in time."""
-    with api_process(running.path, {"api.write.queue.MOVED_S": PATIENCE_S}) as api, ThreadPoolExecutor(2) as pool:
+    with production_api(running.path, {"api.write.queue.MOVED_S": PATIENCE_S}) as api, ThreadPoolExecutor(2) as pool:
         call = api.at(datastore)
         eventually(lambda: call.put(row_in(datastore, SHARD), 1, {"v": 0}), 201)
         move.announce()
@@ -294,7 +294,7 @@ def test_a_process_that_stood_still_across_the_switch_answers_no_old_data(tmp_pa
     with drill(tmp_path, minions=1) as drilled, SyncStorage(drilled.running.topology) as storage:
         datastore = make_drilled_datastore(drilled.running)
         row = row_in(datastore, SHARD)
-        with api_process(drilled.running.path) as api, ThreadPoolExecutor(4 * len(READS)) as pool:
+        with production_api(drilled.running.path) as api, ThreadPoolExecutor(4 * len(READS)) as pool:
             call = api.at(datastore)
             until(lambda: call.put(row, 1, {}).status_code == 201)
             put_at(storage, "a", datastore, row_in(datastore, SHARD), 1)

@@ -48,7 +48,7 @@ class Agent:
         self.app.conf.stream_wait_empty = False
         await self.app.stop()
 
-    async def wait_for(self, condition, timeout_s=30.0):
+    async def wait_for(self, condition, timeout_s=120.0):
         async with asyncio.timeout(timeout_s):
             while not condition(self):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

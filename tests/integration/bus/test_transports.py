@@ -56,7 +56,7 @@ class Collector:
             else:
                 self.values[partition].append(record.value)
 
-    async def wait_for(self, count, timeout_s=60.0):
+    async def wait_for(self, count, timeout_s=120.0):
         deadline = time.monotonic() + timeout_s
         while sum(map(len, self.values.values())) < count:
             assert time.monotonic() < deadline, {n: len(found) for n, found in self.values.items()}
@@ -382,7 +382,7 @@ async def test_a_slow_shard_and_a_cluster_that_is_away_hold_up_no_other(kafka, k
         await asyncio.wait(tasks)
 
 
-async def until(holds, timeout_s=30.0):
+async def until(holds, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline

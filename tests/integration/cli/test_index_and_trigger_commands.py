@@ -89,7 +89,7 @@ def flights(client, count):
     return rows
 
 
-def wait_for(what, timeout_s=40.0):
+def wait_for(what, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
         assert time.monotonic() < deadline

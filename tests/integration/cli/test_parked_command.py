@@ -50,7 +50,7 @@ def command(running, kafka, api, datastore):
     return run
 
 
-def wait_for(what, timeout_s=40.0):
+def wait_for(what, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
         assert time.monotonic() < deadline

@@ -68,13 +68,13 @@ async def test_every_service_shows_the_cells_that_passed_it(running, kafka, api,
             assert api.at(datastore)("PUT", path, json={"n": n}).is_success
         name = datastore.name
         await until(
-            lambda: value_of(samples(ports["tailer"]), "tailer_cells_total", datastore=name) == 20, timeout_s=40
+            lambda: value_of(samples(ports["tailer"]), "tailer_cells_total", datastore=name) == 20, timeout_s=120.0
         )
         for service in ("indexer", "trigger"):
-            await until(lambda service=service: lags_of(samples(ports[service])) == [0, 0], timeout_s=40)
-        await until(lambda: rows_of(samples(ports["cleaner"])) >= 20, timeout_s=40)
+            await until(lambda service=service: lags_of(samples(ports[service])) == [0, 0], timeout_s=120.0)
+        await until(lambda: rows_of(samples(ports["cleaner"])) >= 20, timeout_s=120.0)
         lag = {"datastore": name, "partition": "0"}  # absent while the heads of a cluster can't be read
-        await until(lambda: value_of(samples(ports["tailer"]), "tailer_lag_cells", **lag) == 0, timeout_s=40)
+        await until(lambda: value_of(samples(ports["tailer"]), "tailer_lag_cells", **lag) == 0, timeout_s=120.0)
         tailer, trigger, cleaner = (samples(ports[service]) for service in ("tailer", "trigger", "cleaner"))
     assert value_of(tailer, "tailer_stage_seconds_count", datastore=name, stage="commit") > 0
     of_program = {"datastore": name, "consumer": "trigger:seeing"}

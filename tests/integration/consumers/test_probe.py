@@ -38,7 +38,7 @@ async def test_every_stage_of_a_cell_is_measured(running, kafka, api, new_datast
         running_consumer(["indexer"], settings),
         running_consumer(arguments, settings | own),
     ):
-        await until(lambda: len(measured(port)) == len(STAGES), timeout_s=40)  # all have joined their groups
+        await until(lambda: len(measured(port)) == len(STAGES), timeout_s=120.0)  # all have joined their groups
         found = measured(port)
     assert sorted(found) == sorted(STAGES)
     assert 0 < found["acknowledged"] <= min(found.values())

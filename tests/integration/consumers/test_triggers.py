@@ -80,7 +80,7 @@ def calls(folder):
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def wait_for(what, timeout_s=30.0):
+def wait_for(what, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (found := what()):
         assert time.monotonic() < deadline

@@ -8,12 +8,13 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from controller.service import Controller
 from schemaless.config import ConsumerSettings, ControllerMode
+from schemaless.errors import StaleTopology
 from schemaless.ops.datastores import create_shards
 from schemaless.ops.growth import GrowthOrder
 from schemaless.stack.local import running_topology
@@ -24,7 +25,7 @@ from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.environment import environment_of
 from tests.failover_harness import start_controller_process
-from tests.integration.api.api_harness import ROOT, api_process, assert_problem
+from tests.integration.api.api_harness import ROOT, assert_problem, production_api
 
 pytestmark = pytest.mark.storage
 
@@ -104,7 +105,7 @@ class Installation:
         return next(node for node in self.running.administrators.cluster(name[0]).nodes if node.name == name)
 
 
-def until(condition, timeout_s=60.0):
+def until(condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -123,7 +124,8 @@ def made(running):
     def make():
         with SyncStorage(running.topology) as storage:
             if len(storage.masters) == len(storage.appointments):
-                return create_shards(storage, DATASTORE, administrators=running.administrators)
+                with suppress(StaleTopology):  # appointed, and not open yet
+                    return create_shards(storage, DATASTORE, administrators=running.administrators)
         return None
 
     until(make)
@@ -138,7 +140,7 @@ def installation(tmp_path_factory):
         found.start_controller()
         try:
             made(running)
-            with api_process(running.path) as found.api:
+            with production_api(running.path) as found.api:
                 yield found
         finally:
             found.end_controller()
@@ -260,7 +262,7 @@ def test_an_order_that_nobody_settles_may_be_replaced(installation):
     """After a minute, here after none. Who waits for the first one learns which order counts."""
     master, (voter,) = installation.master("b"), installation.voters("b")
     constants = {"api.routes.topology.REPLACED_AFTER_S": 0.0}
-    with api_process(installation.running.path, constants) as api, ThreadPoolExecutor(1) as pool:
+    with production_api(installation.running.path, constants) as api, ThreadPoolExecutor(1) as pool:
         with installation.without_controller():
             first = pool.submit(installation.order, "switch", "b", wait=20)
             until(lambda: installation.call.get("/topology").json()["operation"])

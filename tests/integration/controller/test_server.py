@@ -75,7 +75,7 @@ class StorageServers:
         until(lambda: not self.lacks(self.look(name).executed, wanted))
 
 
-def until(condition, timeout_s=30.0):
+def until(condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

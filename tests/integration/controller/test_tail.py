@@ -42,7 +42,7 @@ class KilledError(Exception):
     """Stands for the end of the process."""
 
 
-def until(condition, timeout_s=40.0):
+def until(condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ class World:
     def new_controller(self):
         return Controller(self.running.administrators, ControllerMode.AUTOMATIC, services=self.running.topology)
 
-    def step_until(self, condition, timeout_s=60.0):
+    def step_until(self, condition, timeout_s=120.0):
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, self.controller.states

@@ -19,7 +19,7 @@ from tests.failover_harness import start_controller_process
 pytestmark = pytest.mark.timeout(120)
 
 
-def until(condition, timeout_s=60.0):
+def until(condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -66,7 +66,7 @@ def versions(call, name):
     return {version["number"]: version for version in call.get(f"/indexes/{name}").json()["versions"]}
 
 
-def wait_until(holds, timeout_s=30):
+def wait_until(holds, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline

@@ -27,7 +27,7 @@ def datastore(make_datastore, kafka):
     return made
 
 
-async def seen(what, timeout_s=30):
+async def seen(what, timeout_s=120.0):
     """What answers at last with something, also after errors of a server that is away or coming back."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -95,7 +95,7 @@ async def test_a_switch_waits_for_a_cluster_that_is_away(running, kafka, datasto
         make_active(call, "away")  # of a datastore without a cell
         ordered = {"change": "true", "hold": "true"}
         assert call("PUT", "/indexes/away", json=changed("away", "twice"), params=ordered).status_code == 201
-        wait_until(lambda: versions(call, "away")[2]["state"] == "active", timeout_s=60)
+        wait_until(lambda: versions(call, "away")[2]["state"] == "active", timeout_s=120.0)
         for master in ("b1", "a1"):
             running.servers[master].kill()
             try:

@@ -110,7 +110,7 @@ def owners():
     return by_shard
 
 
-async def wait_active(storage, datastore, name, timeout_s=30):
+async def wait_active(storage, datastore, name, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while (index := await find_index(storage, datastore, name)).state is not IndexState.ACTIVE:
         assert time.monotonic() < deadline, await build_progress(storage, datastore, index)

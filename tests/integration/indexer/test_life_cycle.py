@@ -102,7 +102,7 @@ def left_of(storage, datastore, name, number):
     return found
 
 
-async def wait_for(what, timeout_s=30):
+async def wait_for(what, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (found := await what()):
         assert time.monotonic() < deadline

@@ -83,14 +83,14 @@ def found(call):
     return Counter({owner: count for owner, count in counted.items() if count})
 
 
-def until_found(call, owners, timeout_s=60.0):
+def until_found(call, owners, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while (shown := found(call)) != owners.wanted():
         assert time.monotonic() < deadline, (shown, owners.wanted())
         time.sleep(0.1)
 
 
-def until_state(call, number, state="active", timeout_s=60.0):
+def until_state(call, number, state="active", timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while (shown := call.get("/indexes/by_owner").json()).get("number") != number or shown["state"] != state:
         assert time.monotonic() < deadline, shown

@@ -93,7 +93,7 @@ def pid_of(settings: StackSettings, name: str) -> int | None:
     return next(entry["pid"] for entry in endpoints(settings)["processes"] if entry["name"] == name)
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def eventually(holds: Callable[[], bool], timeout_s: float = 120.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > deadline:

@@ -36,9 +36,9 @@ class Case:
         put(self.storage, self.datastore, [new_cell(self.datastore, shard=shard) for _ in range(count)])
 
     def await_published(self, count):
-        return wait_for_records(self.kafka, self.datastore, count, timeout_s=30)
+        return wait_for_records(self.kafka, self.datastore, count, timeout_s=120.0)
 
-    def await_logged(self, text, times=1, timeout_s=60.0):
+    def await_logged(self, text, times=1, timeout_s=120.0):
         deadline = time.monotonic() + timeout_s
         while self.output.read_text().count(text) < times:
             assert time.monotonic() < deadline, f"not logged {times} times: {text}"
@@ -148,8 +148,8 @@ def test_a_hanging_transaction_is_noticed_without_any_cell_to_publish(case):
         foreign.begin_transaction()
         foreign.produce(case.datastore.topic, b"", partition=0)
         foreign.flush(10)
-        case.await_logged("partitions have a hanging transaction", timeout_s=60)
-        case.await_logged("that isn't this log's", timeout_s=60)
+        case.await_logged("partitions have a hanging transaction", timeout_s=120.0)
+        case.await_logged("that isn't this log's", timeout_s=120.0)
         case.write(ONE, 1)
         foreign.abort_transaction(10)
         case.await_published(2)

@@ -84,7 +84,7 @@ def tailing_cells(running, kafka):
     return publish
 
 
-def said_by(tailer, text, timeout_s=30.0):
+def said_by(tailer, text, timeout_s=120.0):
     import time
 
     deadline = time.monotonic() + timeout_s
