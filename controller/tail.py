@@ -6,7 +6,6 @@ repeated. What comes of a cell is written after its put, so a cell may be put tw
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -189,13 +188,13 @@ class Tail:
         return self._old.run(entity_table.read_page_after, datastore, shard, *bounds).cells
 
     def _buffered(self) -> Iterator[list[_FoundCell]]:
-        """Yields the rows of the buffer that the master lacks by cell. Numbers of two histories say nothing."""
+        """Yields the rows of the buffer that the master lacks by cell. No put removes those that it has any more."""
         page = partial(buffer_table.page, rows_max=ROWS_MAX, bytes_max=BYTES_MAX)
         for home in self._old.run(buffer_table.homes):
             after, until = 0, self._old.run(buffer_table.newest_id, home)
             while rows := self._old.run(page, home, after, until, Sizes()):
                 after = rows[-1].buffer_id
-                lacking = self._master.run(buffer_table.lacking, rows)
+                lacking = self._master.run(buffer_table.take_over, rows)
                 found = zip(lacking, self._old.run(buffer_table.cells, lacking) if lacking else (), strict=True)
                 by_datastore: dict[str, list[_FoundCell]] = {}
                 for row, cell in found:
@@ -256,10 +255,10 @@ class Tail:
         """Buffers second copies of cells that live on another cluster: a cleaner keeps them until a minion there has
         the cell (I5). Returns the cells that have one. The others wait until the other body has left the buffer.
         """
-        claim = secrets.randbits(63)
+        nobody = buffer_table.NOBODYS_CLAIM
         rows = [
             BufferRow(
-                cell.key, cell.body, cell.shard, home, claim, cause=cell.cause, idempotency_key=cell.idempotency_key
+                cell.key, cell.body, cell.shard, home, nobody, cause=cell.cause, idempotency_key=cell.idempotency_key
             )
             for cell in (cells[number].cell for number in placed)
         ]

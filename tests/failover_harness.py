@@ -23,7 +23,7 @@ from controller.service import Controller
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings, ControllerMode, ControllerSettings
-from schemaless.errors import SchemalessError
+from schemaless.errors import Overloaded, SchemalessError
 from schemaless.ops.datastores import create_shards
 from schemaless.runtime.events import Event, observing
 from schemaless.stack.admin import session
@@ -317,6 +317,8 @@ class Puts:
         body = encode_body({"n": self._chance.randrange(2)})
         cell = Cell(CellKey(RowKey(row.bytes), ColumnName("BASE"), RefKey(1)), body)
         (outcome,) = await self._writer.put(self.datastore, [cell])
+        while isinstance(outcome, Overloaded):  # this process was too late to see an answer, so the client tries again
+            (outcome,) = await self._writer.put(self.datastore, [cell])
         self.told.append((cell, outcome))
         if isinstance(outcome, PutOutcome):
             self.acknowledged_at.append(time.monotonic())

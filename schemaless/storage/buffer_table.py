@@ -190,15 +190,20 @@ def cells(buffered: Sequence[Buffered]) -> Operation[list[ShardCell | None]]:
     return cells
 
 
-def lacking(buffered: Sequence[Buffered]) -> Operation[list[Buffered]]:
-    """Returns the rows of another server, at least one, that this one has under no number with the same body."""
+NOBODYS_CLAIM = 0  # of a row that no put may remove
+
+
+def take_over(buffered: Sequence[Buffered]) -> Operation[list[Buffered]]:
+    """Takes over the claims of what this server has of another server's rows, at least one, under any number with the
+    same body. So no put of before removes it (I6). Returns the rows that this server lacks.
+    """
+    which = [sql(f"{_KEY} AND digest = %s", row.datastore.encode(), *_cell(row.key), row.digest) for row in buffered]
     results = yield ";".join(
-        f"SELECT digest FROM schemaless.buffer WHERE {sql(_KEY, row.datastore.encode(), *_cell(row.key))}"
-        for row in buffered
+        f"UPDATE schemaless.buffer SET claim = {NOBODYS_CLAIM} WHERE {mine};"
+        f"SELECT 1 FROM schemaless.buffer WHERE {mine} AND claim = {NOBODYS_CLAIM}"
+        for mine in which
     )
-    return [
-        row for row, result in zip(buffered, results, strict=True) if not result.rows or result.rows[0][0] != row.digest
-    ]
+    return [row for row, result in zip(buffered, results[1::2], strict=True) if not result.rows]
 
 
 class BufferedCopy(msgspec.Struct, frozen=True, gc=False):

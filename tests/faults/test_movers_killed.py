@@ -1,6 +1,7 @@
 """A mover is killed, or stands still, within a switch: a controller ends the switch, and nobody runs a command (I3)."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from tests.integration.api.api_harness import production_api, row_in
 from tests.mover_harness import fill, home_of, verify
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
+
+LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +87,7 @@ def until_served(controller, api, datastore, shard, within_s):
         (MoveStep.OPENED, "SIGKILL", "b", 10),
         (MoveStep.CLOSED, "SIGSTOP", "a", 10),
         (MoveStep.OPENED, "SIGSTOP", "b", 30),
-    ],
+    ][: 4 if LONG else 3],
 )
 async def test_a_shard_takes_puts_again_within_seconds(step, number, home, within_s, installation, chance):
     """Nothing is lost, the shard has one home, and the mover changes nothing when it continues. The same command ends

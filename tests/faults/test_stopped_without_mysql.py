@@ -66,11 +66,12 @@ def test_what_will_be_called_again_is_said(running, kafka, storage, make_datasto
                 assert worker.stop(timeout_s=40.0) == 0
             finally:
                 server.start() if number is signal.SIGKILL else server.cont()
-            (said,) = re.findall(rb"finished cells may come again.*cells=\D*(\d+)", worker.process.stdout.read())
+            log = worker.process.stdout.read()
+            said = re.findall(rb"finished cells may come again.*cells=\D*(\d+)", log)
         finally:
             worker.process.kill()
             worker.process.stdout.close()
-        assert int(said) == CELLS
+        assert said == [b"%d" % CELLS], log.decode()
         worker = ConsumerProcess(arguments, settings, {})
         try:
             wait_until_finished(storage, datastore, "trigger:notes")
