@@ -707,7 +707,7 @@ class Recorder:
         emit(Event.CHECKPOINTS_MOVING)
         try:
             lost = await self._checkpoints.move({work.shard: advance}, {})
-        except SchemalessError:
+        except BaseException:
             work.unrecorded.put_back(advance)
             raise
         emit(Event.CHECKPOINTS_MOVED)
@@ -728,23 +728,23 @@ class Recorder:
     async def _move(
         self, advances: Mapping[int, Advance], pending: Mapping[int, ShardWork], now: float
     ) -> list[ShardWork]:
-        """Moves checkpoints, one alone if it has an effect. Whose move fails keeps what was to be stored."""
+        """Moves checkpoints, one alone if it has an effect. What a failed or cancelled move doesn't store is kept."""
         emit(Event.CHECKPOINTS_MOVING)
         lost: Collection[int] = ()
-        waiting: Collection[int] = ()
+        waiting: Collection[int] = advances.keys()
         try:
             lost = await self._checkpoints.move(advances, {})
-        except SchemalessError as error:
-            waiting = error.shards if isinstance(error, ShardsMoved) else advances.keys()  # the others were stored
-            log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
-        else:
+            waiting = ()
             emit(Event.CHECKPOINTS_MOVED)
-        for shard, advance in advances.items():
-            work = pending[shard]
-            if shard in waiting:
-                work.unrecorded.put_back(advance)
-                work.record_at = now + _RETRY_S
-                work.must_record = True  # or a kill repeats all that would be called until it is stored
-            else:
-                work.must_record = work.must_record and bool(work.unrecorded)
+        except SchemalessError as error:
+            waiting = error.shards if isinstance(error, ShardsMoved) else waiting  # the others were stored
+            log.warning("checkpoints wait", consumer=self._checkpoints.consumer, why=str(error))
+        finally:
+            for shard, advance in advances.items():
+                work = pending[shard]
+                if shard in waiting:
+                    work.unrecorded.put_back(advance)
+                    work.record_at = now + _RETRY_S
+                # A kill would repeat all that is called until it is stored.
+                work.must_record = shard in waiting or (work.must_record and bool(work.unrecorded))
         return [pending[shard] for shard in lost]

@@ -866,6 +866,33 @@ async def test_a_delivery_that_closes_while_mysql_is_away_says_how_many_cells_co
     )  # fmt: skip
 
 
+async def test_a_checkpoint_whose_move_is_cancelled_is_not_forgotten():
+    """A server hangs longer than a delivery waits when it closes."""
+    world = World(together=False, record_within_s=0.25)
+    await world.settle()
+    world.handler.judge = lambda cell: {"durable": True} if cell.added_id == 3 else None
+    began = asyncio.Event()
+
+    async def hang(advances, effects):
+        began.set()
+        await asyncio.Event().wait()
+
+    async def refuse(advances, effects):
+        raise StorageUnavailable("the home is unreachable")
+
+    world.checkpoints.move = hang
+    world.log.grow(0, 3)
+    world.delivery.take(0, cells(0, 1, 3))
+    await world.delivery.step()
+    await began.wait()
+    world.checkpoints.move = refuse
+    with capture_logs() as logs:
+        await world.delivery.close(0.0)
+    assert [(line["event"], line.get("cells")) for line in logs][-1] == (
+        "finished cells may come again", 2,
+    )  # fmt: skip
+
+
 async def test_a_superseded_position_goes_back_to_the_new_generation(world):
     """What generation 1 had beyond the promotion is gone. The cells that took its place are handled (I13)."""
     world.log.grow(0, 6)
