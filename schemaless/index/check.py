@@ -20,6 +20,7 @@ from schemaless.index.comparison import (
     UNREADABLE_NAMED_MAX,
     CheckRequest,
     CheckResult,
+    EntryFault,
     FaultCounts,
     fault_document,
 )
@@ -85,7 +86,9 @@ class IndexCheck(msgspec.Struct):
 
 
 REPLICATED_AFTER_S = 2.0
-"""After which time a repair of a master is looked for on its minions."""
+"""After which time a change of a master is looked for again on its minions."""
+_LOOKS_MAX = 10
+"""How often a repair is looked for on a minion that is late, before it counts as different."""
 
 
 class RowRate:
@@ -169,25 +172,45 @@ async def check_index(
                 await asyncio.sleep(rate.wait_s(page.rows + page.entries))
         return list(differing)
 
-    await over([storage.master(cluster) for cluster in datastore.clusters], Role.MASTER, check.masters)
-    if minions and check.masters.counts.repaired:
-        await asyncio.sleep(REPLICATED_AFTER_S)
+    masters = [storage.master(cluster) for cluster in datastore.clusters]
+    on_masters = await over(masters, Role.MASTER, check.masters)
     for minion in [minion for cluster in datastore.clusters for minion in storage.minions(cluster) if minions]:
         unsettled = check.minions.counts.unsettled
         try:
+            if check.masters.counts.repaired:
+                await _own_faults(inspector, masters, minion, on_masters, _LOOKS_MAX)
             since = {cluster: Time(await storage.master(cluster).run(clock)) for cluster in datastore.clusters}
             differing = await over([minion], Role.MINION, check.minions)
             judged_all = check.minions.counts.unsettled == unsettled
             judged = whole_ranges(datastore, selections) if judged_all else []
-            await _note(storage, inspector, minion, differing, judged, since)
+            await _note(storage, inspector, masters, minion, differing, judged, since)
         except (StorageUnavailable, NotReady) as error:
             check.unreached[minion.node.name] = str(error)
     return check
 
 
+async def _own_faults(
+    inspector: IndexInspector, masters: Sequence[AsyncNode], minion: AsyncNode, row_keys: Sequence[RowKey], looks: int
+) -> list[EntryFault]:
+    """Returns the faults of some rows that a minion has and no master, looking again while there are any.
+
+    Raises StorageUnavailable and NotReady.
+    """
+    found: list[EntryFault] = []
+    for _ in range(looks):
+        await asyncio.sleep(REPLICATED_AFTER_S)
+        of_masters = (await inspector.of_rows(masters, row_keys)).faults.values()
+        theirs = {fault.place for faults in of_masters for fault in faults}
+        of_minion = (await inspector.of_rows([minion], row_keys)).faults[minion.node.name]
+        if not (found := [fault for fault in of_minion if fault.place not in theirs]):
+            break
+    return found
+
+
 async def _note(
     storage: AsyncStorage,
     inspector: IndexInspector,
+    masters: Sequence[AsyncNode],
     minion: AsyncNode,
     row_keys: Sequence[RowKey],
     judged: Sequence[int],
@@ -204,16 +227,11 @@ async def _note(
                 index_pass_table.note_clean, inspector.version, minion.node.name, judged, time_there
             )
         return
-    await asyncio.sleep(REPLICATED_AFTER_S)
-    datastore, name = inspector.datastore, minion.node.name
-    masters = [storage.master(cluster) for cluster in datastore.clusters]
-    of_masters = (await inspector.of_rows(masters, row_keys)).faults.values()
-    theirs = {fault.place for faults in of_masters for fault in faults}
+    datastore = inspector.datastore
     by_range: dict[int, FaultCounts] = {}
-    for fault in (await inspector.of_rows([minion], row_keys)).faults[name]:
-        if fault.place not in theirs:
-            counts = by_range.setdefault(range_of(datastore, fault.place.row_key), FaultCounts())
-            counts.take(0, 0, 0, [fault])
+    for fault in await _own_faults(inspector, masters, minion, row_keys, 1):
+        counts = by_range.setdefault(range_of(datastore, fault.place.row_key), FaultCounts())
+        counts.take(0, 0, 0, [fault])
     for number, counts in by_range.items():
         home = storage.master(datastore.home(number))
-        await home.run(index_pass_table.note_found, inspector.version, number, counts, name)
+        await home.run(index_pass_table.note_found, inspector.version, number, counts, minion.node.name)

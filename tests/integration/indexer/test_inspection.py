@@ -523,18 +523,20 @@ async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(
 
 
 async def test_a_repair_is_looked_for_on_minions_when_they_may_have_followed(indexed, command, admin, monkeypatch):
-    """A minion applies nothing until the repair waits for it. It isn't said to differ, and no query leaves it out."""
+    """A minion applies nothing until the repair waited twice. It isn't said to differ, and no query leaves it out."""
     rows, _ = await filled(indexed, definition())
     define(rows)
     shard, row, _ = min(rows.wanted(rows.index))
     minion, *_ = minions = admin.minions(rows.datastore.home(shard))
     for each in minions:
         await replicated(rows, each)
-    wait = asyncio.sleep
+    wait, waits = asyncio.sleep, []
 
     async def sleep(seconds, result=None):
         if seconds == REPLICATED_AFTER_S:
-            run_sql(minion, "START REPLICA SQL_THREAD")
+            waits.append(seconds)
+            if len(waits) == 2:
+                run_sql(minion, "START REPLICA SQL_THREAD")
         return await wait(seconds, result)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
