@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.integration.ui.stage import Installation, installation
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 EXPECTED = ("Failed to load resource", "net::ERR_")
 """What a browser says of an answer that is no success, and of an API that is away: some tests bring that about."""
 
