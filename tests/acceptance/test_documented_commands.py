@@ -121,6 +121,7 @@ class Reader:
             is_early = "no trigger program" in done.stderr and time.monotonic() < deadline
             if not is_early:  # the program that was started a moment ago is known once it has its partitions
                 break
+            time.sleep(1)
         assert done.returncode == 0, (str(step), done.stdout, done.stderr)
 
     def _follow(self, step: Step, text: str, shown: str) -> None:

@@ -21,7 +21,7 @@ from tests.log_harness import running_tailers
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if LONG else 360)]
 
-KILLS = 1_000 if LONG else 10
+KILLS = 1_000 if LONG else 4
 TRIPS_A_KILL, VERSIONS = 5, 2
 CHARGE_S = 0.04
 PROGRAM = """

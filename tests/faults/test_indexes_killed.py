@@ -24,7 +24,7 @@ from tests.log_harness import running_tailers
 
 pytestmark = pytest.mark.faults
 
-ROUNDS = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 3
+ROUNDS = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 2
 CHANGES = 40 if os.environ.get("SCHEMALESS_FAULTS_LONG") else 1
 
 

@@ -72,7 +72,7 @@ def counterexample(folder: Path, flags: list[str], *compiler: str) -> str:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_with_all_guards_nothing_fails(scenario: str, tmp_path: Path) -> None:
-    assert counterexample(tmp_path, SCENARIOS[scenario].split(), "-O2") == ""
+    assert counterexample(tmp_path, SCENARIOS[scenario].split(), "-O1") == ""  # -O2 compiles longer than it saves
 
 
 @pytest.mark.faults
@@ -85,7 +85,7 @@ def test_with_all_guards_nothing_fails_in_a_larger_world(scenario: str, tmp_path
 @pytest.mark.parametrize(("scenario", "guard"), [(name, guard) for name in GUARDS for guard in GUARDS[name]])
 def test_without_a_guard_something_fails(scenario: str, guard: str, tmp_path: Path) -> None:
     flags = [*(SCENARIOS | LONG)[scenario].split(), f"-DNO_{guard}"]
-    assert counterexample(tmp_path, flags, "-O1", "-DT_REVERSE")  # found sooner: most guards are late steps
+    assert counterexample(tmp_path, flags, "-O0", "-DT_REVERSE")  # found sooner: most guards are late steps
 
 
 def test_every_guard_of_the_model_is_taken_out_once() -> None:

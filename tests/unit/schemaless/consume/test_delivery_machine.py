@@ -254,7 +254,7 @@ def histories(**options):
 @pytest.mark.timeout(3600 if LONG else 240)
 def test_whatever_happens_every_cell_is_finished_in_order_and_counted_once():
     histories(
-        max_examples=5000 if LONG else 150,
+        max_examples=5000 if LONG else 75,
         stateful_step_count=60 if LONG else 40,
         phases=[Phase.generate, Phase.shrink] if LONG else [Phase.generate],
         derandomize=not LONG,  # the long run looks for new histories

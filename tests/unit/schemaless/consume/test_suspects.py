@@ -329,7 +329,7 @@ async def test_what_was_suspected_of_a_superseded_cell_is_not_suspected_of_the_o
     await world.kill()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=KILLS_MAX),
     st.integers(0, 30),
