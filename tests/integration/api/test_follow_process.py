@@ -12,6 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from schemaless.ops.datastores import create_shards
+from schemaless.stack.local import running_topology
+from schemaless.storage.pymysql_driver import SyncStorage
+from schemaless.topology import Datastore
+from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.integration.api.api_harness import api_process, row_in
 from tests.integration.api.follow_harness import Stream, following, wait_for_followers
 
@@ -21,9 +26,33 @@ IDLE_QUESTIONS_PER_S_MAX = 100
 BURST_MAX_S = 120.0
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """Servers that nobody else asks: other processes of the suite sample all datastores that there are."""
+    folder = tmp_path_factory.mktemp("asked")
+    with running_topology(folder, minions=0, flavour=FLAVOUR, options=SMALL_REDO_LOGS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def storage(running):
+    with SyncStorage(running.topology, timeout_s=60.0) as opened:
+        yield opened
+
+
 @pytest.fixture
-def own(running, api):
+def make_datastore(running, storage):
+    def make(shards, partitions, placement=("a", "b")):
+        datastore = Datastore(f"t{uuid.uuid4().hex[:12]}", shards, partitions, placement)
+        return create_shards(storage, datastore, administrators=running.administrators)
+
+    return make
+
+
+@pytest.fixture
+def own(running, make_datastore):
     """A process of the test's own."""
+    make_datastore(1, 1, ("a",))  # with the first one come the tables
     with api_process(running.path, heartbeat_s=60) as started:
         yield started
 
@@ -35,17 +64,13 @@ def questions(storage):
         results = yield "SHOW GLOBAL STATUS LIKE 'Questions'"
         return int(results[0].rows[0][1])
 
-    return sum(storage.nodes[name].run(read) for name in NODES)
-
-
-NODES = ("a1", "a2", "b1", "b2")
+    return sum(master.run(read) for master in storage.masters)
 
 
 def questions_per_s(storage, below, seconds=0.5):
     """The first rate of a window that is below the bound. If none is, that of the last window.
 
-    Each process of the suite samples all of its datastores for metrics, one after the other, every ten seconds. On a
-    busy machine that takes seconds, and says nothing of followers. These ask in every window.
+    The process samples its datastores now and then, which says nothing of followers. These ask in every window.
     """
     deadline = time.monotonic() + BURST_MAX_S
     while True:
@@ -68,7 +93,7 @@ def idle_follower(port, datastore, shard):
 
 def test_many_idle_followers_ask_no_more_than_one(own, make_datastore, storage):
     """200 streams on 64 shards cost the servers as many queries a second as a single one; and all of them hear."""
-    datastore = make_datastore(shards=64, partitions=8)
+    datastore = make_datastore(64, 8)
     with ExitStack() as stack:
         stack.enter_context(idle_follower(own.port, datastore, 0))
         stack.enter_context(idle_follower(own.port, datastore, 1))  # one for each cluster
@@ -98,7 +123,7 @@ def test_readers_that_do_not_read_hold_no_memory(own, make_datastore, storage):
     """Ten readers of a log of 20 MB who take nothing: a small page each is held, and nothing more is read for them.
     Whoever reads on then gets every cell.
     """
-    datastore = make_datastore(shards=1, partitions=1, placement=("a",))
+    datastore = make_datastore(1, 1, ("a",))
     call = own.at(datastore)
     cells = 20
     for _ in range(cells):
@@ -124,7 +149,7 @@ def test_a_stop_ends_streams_at_once_and_in_order(running, make_datastore, capfd
     """SIGTERM: streams end as answers do, a long poll has its page, a reader that takes nothing is cut off; the process
     ends without waiting for anybody, and so the server needs no deadline.
     """
-    datastore = make_datastore(shards=1, partitions=1, placement=("a",))
+    datastore = make_datastore(1, 1, ("a",))
     with api_process(running.path) as api, ThreadPoolExecutor(1) as pool:
         call = api.at(datastore)
         for _ in range(12):
