@@ -112,7 +112,6 @@ def test_kills_while_an_index_is_changed(running, kafka, make_datastore, storage
             assert left_of(storage, datastore, "killed", gone) == []
 
 
-@pytest.mark.storage
 def test_masters_and_indexers_killed_during_a_build_and_a_switch(
     running, kafka, make_datastore, storage, chance, monkeypatch
 ):

@@ -18,7 +18,7 @@ from tests.failover_harness import (
     until_ready,
 )
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 async def test_a_master_that_dies_with_kafka_is_replaced(tmp_path, chance):

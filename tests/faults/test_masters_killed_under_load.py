@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -64,11 +65,17 @@ async def strike(servers) -> None:
     await asyncio.sleep(0.7)
 
 
+def has_each_kind(told: list) -> bool:
+    """Whether enough puts had each of the outcomes that matter."""
+    counts = Counter((outcome.status, outcome.copies) for _, outcome in told if isinstance(outcome, PutOutcome))
+    return counts[PutStatus.STORED, 2] > 500 and counts[PutStatus.BUFFERED, 1] > 0 and counts[PutStatus.STORED, 1] > 0
+
+
 async def quiet(async_storage, datastore) -> None:
     """Returns when every buffer is empty: all cells were confirmed on minions."""
     select = sql("SELECT COUNT(*) FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
-    left = None
-    for _ in range(600):
+    left, deadline = None, time.monotonic() + 120
+    while time.monotonic() < deadline:
         try:
             left = [(await async_storage.master(name).run(query, select))[0][0] for name in ("a", "b")]
         except StorageUnavailable:
@@ -104,6 +111,8 @@ async def test_nothing_acknowledged_is_lost_while_servers_die_and_hang(servers, 
     puts = [asyncio.create_task(put_until(stop, writer, datastore, n, told)) for n in range(CALLERS)]
     for _ in range(ROUNDS):
         await strike(servers)
+    while not has_each_kind(told):  # on a slow machine
+        await strike(servers)
     stop.set()
     await asyncio.gather(*puts, cleaning)
     await writer.close()
@@ -115,10 +124,6 @@ async def test_nothing_acknowledged_is_lost_while_servers_die_and_hang(servers, 
 
     found = await logs(async_storage, datastore)
     outcomes = [(cell, outcome) for cell, outcome in told if isinstance(outcome, PutOutcome)]
-    counts = Counter((outcome.status, outcome.copies) for _, outcome in outcomes)
-    assert counts[PutStatus.STORED, 2] > 500, counts
-    assert counts[PutStatus.BUFFERED, 1] > 0, counts
-    assert counts[PutStatus.STORED, 1] > 0, counts
     for cell, outcome in outcomes:
         stands = found[cell.key]
         if outcome.status in (PutStatus.STORED, PutStatus.ALREADY_STORED):

@@ -21,7 +21,7 @@ from tests.integration.api.api_harness import ROOT, production_api, row_in
 from tests.log_harness import running_tailers, until, wait_for_records
 from tests.refusing_node import RefusingNode, topology_through
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 REFUSES_S = 60.0 if LONG else 0.5

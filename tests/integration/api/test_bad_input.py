@@ -9,8 +9,6 @@ import pytest
 
 from tests.integration.api.api_harness import assert_problem, cells_in, row_in
 
-pytestmark = pytest.mark.storage
-
 ROW = "6c9e5b1e-7f5a-4a8f-9c58-0d7b52d1f001"
 NAN = struct.pack(">d", float("nan"))
 

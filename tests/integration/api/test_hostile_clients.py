@@ -11,8 +11,6 @@ import pytest
 
 from tests.integration.api.api_harness import api_process
 
-pytestmark = pytest.mark.storage
-
 SLOW = 1050
 
 

@@ -20,8 +20,6 @@ from tests.integration.indexer.test_indexer import Rows, definition
 from tests.integration.indexer.test_life_cycle import fill, left_of, wait_gone
 from tests.log_harness import run_sql, running_tailers
 
-pytestmark = pytest.mark.storage
-
 SHARDS = 4
 LEVEL_WITHIN_S = CAUGHT_UP_WITHIN_S + 1
 """By how much a version that is switched to may be behind the one before, and room for a slow machine."""

@@ -17,7 +17,7 @@ from tests.integration.indexer.test_indexer import Rows, definition, owners, wai
 from tests.integration.indexer.test_life_cycle import fill, left_of
 from tests.log_harness import running_tailers
 
-pytestmark = [pytest.mark.storage, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT
 from tests.log_harness import running_tailers
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture(scope="module")
 def datastore(make_datastore, kafka):

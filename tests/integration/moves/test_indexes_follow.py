@@ -23,8 +23,6 @@ from tests.integration.api.api_harness import api_process
 from tests.log_harness import run_sql, running_tailers
 from tests.move_harness_f import Move, move_shard
 
-pytestmark = pytest.mark.storage
-
 SHARDS = 4
 FIELDS = [{"name": "owner", "column": "BASE", "path": "owner", "type": "string", "length": 40}]
 MORE = [*FIELDS, {"name": "n", "column": "BASE", "path": "n", "type": "int"}]

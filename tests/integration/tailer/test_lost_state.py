@@ -16,8 +16,6 @@ from schemaless.errors import Misconfigured
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
 
-pytestmark = pytest.mark.storage
-
 ONE, OTHER = 0, 1
 
 

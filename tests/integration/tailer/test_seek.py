@@ -14,8 +14,6 @@ from schemaless.runtime.events import Event, observing
 from tests.log_harness import new_cell, put, records, wait_for_records
 from tests.topic_harness import publish, stored_cell
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.fixture
 def seek(running, kafka, monkeypatch):

@@ -6,7 +6,6 @@ import re
 import uuid
 from dataclasses import replace
 
-import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from structlog.testing import capture_logs
 
@@ -18,8 +17,6 @@ from schemaless.storage import shard_head
 from schemaless.topology import Datastore
 from tailer import partition_tail
 from tests.log_harness import new_cell, put, records, run_sql, until, wait_for_cells, wait_for_records, write_for
-
-pytestmark = pytest.mark.storage
 
 
 def assert_clean(topology, kafka, datastore, cells):
