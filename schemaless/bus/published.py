@@ -17,9 +17,11 @@ from confluent_kafka.admin import AdminClient
 from schemaless.bus.client import client_settings, translate, translated
 from schemaless.bus.partition_log import Place, ends_of, recorded_position
 from schemaless.bus.reader import follow_topics
-from schemaless.errors import BusUnavailable, SchemalessError
+from schemaless.errors import BusUnavailable, Corrupt, SchemalessError
 from schemaless.location import Location
 from schemaless.names import is_progress_topic
+from schemaless.position import Position
+from schemaless.record import Record
 from schemaless.topology import Datastore
 
 log = structlog.get_logger()
@@ -89,10 +91,19 @@ class PublishedLocations:
             self._found, self._reached, self._is_another = {}, {}, False
         with closing(follow_topics(self._bootstrap, is_progress_topic)) as following:
             for records, reached in following:
-                positions = [(record.topic, recorded_position(record)) for record in records]
+                positions = [(record.topic, at) for record in records if (at := _position(record)) is not None]
                 with self._moved:
                     self._found |= {(topic, at.shard): at.location for topic, at in positions}
                     self._reached = self._reached | reached
                     self._moved.notify_all()
                 if self._is_another or self._over.is_set():
                     return
+
+
+def _position(record: Record) -> Position | None:
+    """Returns None for a record that isn't ours: it hides nothing of other shards, or of what was published before."""
+    try:
+        return recorded_position(record)
+    except Corrupt as error:
+        log.warning("a record of progress is passed over", topic=record.topic, why=str(error))
+        return None

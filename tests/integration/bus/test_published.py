@@ -83,6 +83,21 @@ def test_a_long_topic_takes_no_longer(broker, datastore):
                 time.sleep(0.01)  # the marker that ends the transaction comes after the producer's answer
 
 
+def test_a_record_that_is_not_ours_hides_nothing(broker, datastore):
+    """Neither what stands beside it in its topic, nor other datastores' topics: a master is compared with all of it."""
+    publish(broker[0], datastore, (0, 1, 7))
+    producer = Producer(client_settings(broker[0]))
+    producer.produce(datastore.progress_topic, b"1", b"0", datastore.partition(0))
+    assert producer.flush(60) == 0
+    publish(broker[0], datastore, (1, 1, 3))
+    other = Datastore(f"{datastore.name}other", 4, 2, ("a",))
+    ensure_topic(broker[0], other.progress_topic, 2, timeout_s=60)
+    publish(broker[0], other, (0, 1, 1))
+    with closing(PublishedLocations(broker[0])) as published:
+        knows(published, datastore, {(datastore.name, 0): Location(1, 7), (datastore.name, 1): Location(1, 3)})
+        knows(published, other, {(other.name, 0): Location(1, 1)})
+
+
 def test_what_was_not_read_yet_is_not_believed(broker, datastore):
     """The topic was read to no end, or is new."""
     publish(broker[0], datastore, *((0, 1, n) for n in range(1, RECORDS + 1)))
