@@ -203,6 +203,20 @@ class Drill:
         self.until(lambda: self.master(cluster) not in ("", old), f"another master than {old}")
         self.healthy()
 
+    def switch(self, cluster: str) -> None:
+        """Orders it, and again when it was refused: a minion may be late, and then nothing has changed."""
+        old = self.master(cluster)
+        self.order(cluster, OrderKind.SWITCH)
+
+        def is_another() -> bool:
+            if cluster in self.settled and self.settled[cluster][0] is not OrderState.DONE:
+                self.order(cluster, OrderKind.SWITCH)
+            return self.master(cluster) not in ("", old)
+
+        self.until(is_another, f"another master than {old}")
+        self.until(lambda: cluster in self.settled, "the order's end")
+        self.healthy()
+
     def _settle(self, order: TopologyOrder, state: OrderState, told: str) -> None:
         if state is OrderState.OPEN:  # it goes on, also under the next controller
             self.orders[order.cluster] = order

@@ -124,8 +124,7 @@ async def test_every_server_is_restarted_in_turn_without_a_failed_put(drilled, p
                 await in_thread(drilled.running.servers[name].terminate)
                 await in_thread(drilled.running.servers[name].start)
                 await in_thread(drilled.healthy)
-            drilled.order(cluster, OrderKind.SWITCH)
-            await in_thread(drilled.another_master, cluster, old)
+            await in_thread(drilled.switch, cluster)
             assert drilled.settled[cluster][0] is OrderState.DONE
             await in_thread(drilled.running.servers[old].terminate)
             await in_thread(drilled.running.servers[old].start)

@@ -68,13 +68,7 @@ def moved(drilled):
 def test_masters_are_switched_while_a_shard_is_copied(drilled, moved):
     """A planned switch of the target's master, and then of the source's: the command says who the master is now."""
     for shard, cluster in ((0, "b"), (2, "a")):
-
-        def switch(cluster=cluster):
-            old = drilled.master(cluster)
-            drilled.order(cluster, OrderKind.SWITCH)
-            drilled.another_master(cluster, old)
-
-        assert moved(shard, MoveStep.PAGE, switch)
+        assert moved(shard, MoveStep.PAGE, lambda cluster=cluster: drilled.switch(cluster))
 
 
 def test_masters_are_killed_in_a_switch(drilled, moved):
