@@ -7,6 +7,7 @@ SCHEMALESS_TEST_SEED sets the seed of the tests' randomness (seed.py), which is 
 What is missing fails the tests that need it; nothing is skipped.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -65,13 +66,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows the end of the log that an error names: its folder is gone when somebody reads the error."""
+    """Shows what is gone when somebody reads an error: the end of the log that it names, and which processes ran, or
+    had ended.
+    """
     report = yield
-    for log in set(re.findall(r"log: (/\S+)", report.longreprtext)) if report.failed else ():
+    if not report.failed:
+        return report
+    for log in set(re.findall(r"log: (/\S+)", report.longreprtext)):
         if Path(log).is_file():
             lines = Path(log).read_text(errors="replace").splitlines()[-30:]
             report.sections.append((f"The end of {log}", "\n".join(lines)))
+    report.sections.append(("Processes", "\n".join(children())))
     return report
+
+
+def children() -> Iterator[str]:
+    """The processes that a worker has started: state (Z: it has ended), ticks of processor time, command."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent, *fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+            if int(parent) == os.getpid():
+                command = (folder / "cmdline").read_text().replace("\0", " ")
+                yield f"{folder.name} {state} {int(fields[9]) + int(fields[10])} {command[:150]}"
 
 
 def pytest_internalerror(excrepr: object) -> None:

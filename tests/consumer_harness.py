@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from schemaless.storage import checkpoint_table, shard_head
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.environment import environment_of
+from tests.waiting import until
 
 
 class ConsumerProcess:
@@ -82,13 +82,13 @@ def reached(storage: SyncStorage, datastore: Datastore, consumer: str) -> dict[i
     return found
 
 
-def wait_until_finished(storage: SyncStorage, datastore: Datastore, consumer: str, timeout_s: float = 120.0) -> None:
+def wait_until_finished(storage: SyncStorage, datastore: Datastore, consumer: str) -> None:
     """Until the consumer's checkpoints stand at the heads."""
-    deadline = time.monotonic() + timeout_s
-    while (found := reached(storage, datastore, consumer)) != (wanted := heads(storage, datastore)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{consumer} has reached {found}, the heads are {wanted}")
-        time.sleep(0.05)
+
+    def far() -> tuple[object, object]:
+        return reached(storage, datastore, consumer), heads(storage, datastore)
+
+    until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore), far)
 
 
 def write_program(folder: Path, name: str, text: str) -> str:

@@ -7,7 +7,6 @@ before a fixture wants a server.
 import os
 import secrets
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -26,7 +25,6 @@ from schemaless.stack.admin import REPLICATION_USER, answers, new_accounts, sess
 from schemaless.stack.container_files import mysql_option_file
 from schemaless.stack.containers import (
     MYSQL_PORT,
-    READY_TIMEOUT_S,
     ROOT,
     ServerContainer,
     await_kafka,
@@ -37,6 +35,7 @@ from schemaless.stack.mysql_server import MASTER, MINION, PlannedServer, planned
 from schemaless.stack.plan import admin_document, free_ports, nodes_document, write_private_json
 from schemaless.stack.programs import Flavour
 from schemaless.topology import Role, parse_topology
+from tests.waiting import until
 
 MYSQL_IMAGE = "mysql:9.7"
 KAFKA_IMAGE = "confluentinc/cp-kafka:8.3.0"
@@ -179,13 +178,7 @@ def _attach(minion: ServerContainer, accounts) -> None:
 
 
 def _until_it_answers(server: ServerContainer, accounts):
-    def wait() -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not answers(server.administrator(accounts)):
-            assert time.monotonic() < deadline, f"{server.planned.name} does not answer"
-            time.sleep(0.1)
-
-    return wait
+    return lambda: until(lambda: answers(server.administrator(accounts)), lambda: server.planned.name)
 
 
 def _broker_settings() -> list[tuple[str, str]]:

@@ -38,6 +38,7 @@ from schemaless.storage.sql import sql
 from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.environment import environment_of
+from tests.waiting import async_until, until
 
 SETTINGS = ApiSettings(topology=Path("unused"), kafka="unused")
 ROOT = Path(__file__).parents[1]
@@ -118,10 +119,7 @@ class Drill:
         )
 
     def until(self, condition, what: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: {self.controller.states} {self.controller.known}"
-            time.sleep(0.05)
+        until(condition, lambda: f"{what}: {self.controller.states} {self.controller.known}")
 
     def master(self, cluster: str) -> str:
         """The one that the present controller knows of, '' before it has looked."""
@@ -178,13 +176,12 @@ class Drill:
 
     def _made_anew(self, cluster: str) -> set[str]:
         """The servers whose tail is kept and put again."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while away := self._away(cluster):
-            if "to be made anew" in self.controller.states[cluster].why:
-                return away
-            assert time.monotonic() < deadline, f"{away} don't follow: {self.controller.states}"
-            time.sleep(0.1)
-        return set()
+
+        def is_told() -> bool:
+            return "to be made anew" in self.controller.states[cluster].why
+
+        until(lambda: is_told() or not self._away(cluster), lambda: f"{self._away(cluster)}: {self.controller.states}")
+        return self._away(cluster)
 
     def make_anew(self, name: str, donor: str) -> None:
         server, copied = self.running.descriptions[name], self.running.descriptions[donor]
@@ -273,14 +270,7 @@ async def until_ready(storage: AsyncStorage) -> None:
         opened = storage.epoch(cluster) and not storage.master(cluster).settings.faults
         return bool(opened and len(storage.minions(cluster)) == len(storage.others(cluster)))
 
-    await until(lambda: all(map(is_ready, storage.topology.clusters)))
-
-
-async def until(condition) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    await async_until(lambda: all(map(is_ready, storage.topology.clusters)))
 
 
 def make_datastore(running: RunningTopology) -> Datastore:
@@ -377,13 +367,11 @@ async def check(puts: Puts) -> Counter:
 
 async def _buffers_are_empty(storage: AsyncStorage, datastore: Datastore) -> None:
     select = sql("SELECT COUNT(*) FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        left = [(await storage.master(name).run(query, select))[0][0] for name in ("a", "b")]
-        if left == [0, 0]:
-            return
-        assert time.monotonic() < deadline, f"buffer rows are left: {left}"
-        await asyncio.sleep(0.1)
+
+    async def are_empty() -> bool:
+        return not any([(await storage.master(name).run(query, select))[0][0] for name in ("a", "b")])
+
+    await async_until(are_empty)
 
 
 async def _conflicts(storage: AsyncStorage, datastore: Datastore) -> set[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from schemaless.bus.reader import PartitionReader
 from schemaless.cell import CellKey, RowKey, StoredCell
 from schemaless.codec import decode_cell, encode_body
 from schemaless.config import TailerSettings
-from schemaless.errors import BusUnavailable, Busy, Unavailable
+from schemaless.errors import Busy, Unavailable
 from schemaless.sharding import shard_of
 from schemaless.stack.local import halt, halted
 from schemaless.storage import entity_table, erasure_table
@@ -30,6 +30,7 @@ from schemaless.topology import Datastore
 from tests.environment import environment_of
 from tests.patched import patched
 from tests.seed import seeded
+from tests.waiting import until
 
 _bodies = seeded("bodies")
 
@@ -205,29 +206,16 @@ def records(kafka: str, datastore: Datastore, at_least: int = 0) -> list:
         ]
 
 
-def wait_for_records(kafka: str, datastore: Datastore, count: int, timeout_s: float = 120.0) -> list:
+def wait_for_records(kafka: str, datastore: Datastore, count: int) -> list:
     """Returns once the topic, which may have to be made first, shows so many records."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if len(found := records(kafka, datastore, count)) >= count:
-                return found
-        except BusUnavailable:
-            pass
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"fewer than {count} records are in the topic after {timeout_s} s")
-        time.sleep(0.05)
+    few = f"fewer than {count} records are in the topic"
+    (found,) = until(lambda: [found] if len(found := records(kafka, datastore, count)) >= count else [], lambda: few)
+    return found
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
-def wait_for_cells(kafka: str, datastore: Datastore, count: int, timeout_s: float = 120.0) -> list[StoredCell]:
+def wait_for_cells(kafka: str, datastore: Datastore, count: int) -> list[StoredCell]:
     """All cells, in the topic's order, once there are so many."""
-    found = wait_for_records(kafka, datastore, count, timeout_s)
+    found = wait_for_records(kafka, datastore, count)
     return [decode_cell(record.value) for record in found if record.kind == b"cell"]
 
 

@@ -8,8 +8,7 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_head import MICROSECONDS
 from schemaless.storage.sql import Expression, Name, Time, commas, literals, sql, where
 from schemaless.topology import Datastore, Placement
-
-SHOWN_S = 60.0
+from tests.waiting import until
 
 
 class ShardMove:
@@ -105,7 +104,4 @@ class ShardMove:
 
 
 def _until(condition, what: str) -> None:
-    deadline = time.monotonic() + SHOWN_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+    until(condition, lambda: what)

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from schemaless.cell import StoredCell
-from schemaless.errors import SchemalessError
 from schemaless.sharding import shard_of
 from schemaless.stack.local import RunningTopology
 from schemaless.storage import entity_table, placement_table
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.asyncmy_driver import AsyncStorage
+from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Node, Placement
 from tests.log_harness import new_cell
+from tests.waiting import async_until, until
 
 WAIT_S = 30.0
 LEARNT_S = 1.2
@@ -133,12 +134,11 @@ class Move:
 
     def _until_shown(self, cluster: str, condition: str) -> None:
         which = f"SELECT * FROM schemaless.shard_head WHERE datastore = %s AND shard = %s AND {condition}"
-        deadline = time.monotonic() + WAIT_S
         with ExitStack() as stack:
             for session in [stack.enter_context(AdminSession(node)) for node in self._nodes(cluster)]:
-                while not session.query(which, *self._key):
-                    assert time.monotonic() < deadline, f"{session.node.name} doesn't show it"
-                    time.sleep(0.005)
+                until(
+                    lambda session=session: session.query(which, *self._key), lambda session=session: session.node.name
+                )
 
 
 def _write(target: AdminSession, table: str, rows: Sequence[dict[str, object]], verb: str) -> None:
@@ -174,16 +174,13 @@ class Writers:
         while not self._stop.is_set():
             cell = new_cell(self.datastore, {"n": self.put}, shard=shard)
             self.put += 1
-            deadline = time.monotonic() + WAIT_S
-            while True:
-                try:
-                    home = self._storage.master(self.datastore.home(shard))
-                    await home.run(entity_table.put_cells, self.datastore, [cell])
-                    break
-                except SchemalessError:
-                    if time.monotonic() > deadline:
-                        raise
-                    await asyncio.sleep(0.02)
+
+            async def is_put(cell: ShardCell = cell) -> bool:
+                home = self._storage.master(self.datastore.home(shard))
+                await home.run(entity_table.put_cells, self.datastore, [cell])
+                return True
+
+            await async_until(is_put)
             await asyncio.sleep(self._pause_s)
 
 
@@ -191,10 +188,8 @@ async def moved_while_written(move: Move, writers: Writers, cells: int = 20) -> 
     """Moves a shard between writes, and returns when some more were written at its new home."""
 
     async def written(more: int) -> None:
-        until = writers.put + more
-        async with asyncio.timeout(WAIT_S):
-            while writers.put < until:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        wanted = writers.put + more
+        await async_until(lambda: writers.put >= wanted)
 
     await written(cells)
     await asyncio.to_thread(move.run)

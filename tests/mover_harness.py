@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
@@ -33,16 +34,17 @@ class Putter:
         self.stored = []
         self.longest_s = 0.0
         self.errors = []
-        self._thread = threading.Thread(target=self._run)
+        self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self):
-        self._thread.start()
+        self._putting = self._pool.submit(self._run)
         return self
 
     def __exit__(self, *_):
         self._over.set()
-        self._thread.join()
+        self._pool.shutdown()
         self._storage.__exit__(None, None, None)
+        self._putting.result()
 
     def _run(self):
         while not self._over.wait(self._pause_s):

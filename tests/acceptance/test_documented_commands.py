@@ -31,6 +31,7 @@ from schemaless.config import StackSettings
 from schemaless.demo.loader import Flight, LoadCount, Loader
 from schemaless.stack import embedded, supervision
 from tests.acceptance.pages import PAGES, ROOT, Step, steps_of
+from tests.waiting import until
 
 TOGETHER = [["README.md", "client.md", "triggers.md", "parked.md"], ["demo.md", "indexes.md"]]
 LAST_PAGE = "security.md"  # once a token exists, every request needs one
@@ -63,7 +64,6 @@ ASSUMED: dict[str, Any] = {
 """What blocks of Python use and their pages don't make."""
 
 OUTSIDE = {"testing-triggers.md": "tests of pytest: tests/unit/examples/test_billing.py has them"}
-PROGRAM_TIMEOUT_S = 60.0
 AT_ONCE = 3
 
 pytestmark = pytest.mark.timeout(480)
@@ -111,17 +111,19 @@ class Reader:
         follows = [shown for words, shown in FOLLOWS.items() if re.match(words, text)]
         if follows:
             return self._follow(step, text, follows[0])
-        deadline = time.monotonic() + PROGRAM_TIMEOUT_S
-        while True:
+
+        def ended() -> subprocess.CompletedProcess[str] | None:
             done = subprocess.run(
                 ["bash", "-c", text], cwd=self._folder, env=self._environment, capture_output=True, text=True,
-                timeout=90, check=False,
+                timeout=120, check=False,
             )  # fmt: skip
-            self._printed = done.stdout
-            is_early = "no trigger program" in done.stderr and time.monotonic() < deadline
-            if not is_early:  # the program that was started a moment ago is known once it has its partitions
-                break
-            time.sleep(1)
+            if "no trigger program" not in done.stderr:
+                return done
+            time.sleep(1)  # the program that was started a moment ago is known once it has its partitions
+            return None
+
+        done = until(ended)
+        self._printed = done.stdout
         assert done.returncode == 0, (str(step), done.stdout, done.stderr)
 
     def _follow(self, step: Step, text: str, shown: str) -> None:
@@ -131,11 +133,12 @@ class Reader:
                 ["bash", "-c", f"exec {text}"], cwd=self._folder, env=self._environment, stdout=file, stderr=file
             )
         self._following.append((step, process, output))
-        deadline = time.monotonic() + PROGRAM_TIMEOUT_S
-        while shown not in output.read_text() or (shown == CONNECTED and not has_socket(process.pid)):
+
+        def has_begun() -> bool:
             assert process.poll() is None, (str(step), output.read_text())
-            assert time.monotonic() < deadline, (str(step), output.read_text())
-            time.sleep(0.1)
+            return shown in output.read_text() and (shown != CONNECTED or has_socket(process.pid))
+
+        until(has_begun, lambda: (str(step), output.read_text()))
 
     def _interrupt(self) -> None:
         for step, process, output in self._following:
@@ -246,10 +249,7 @@ def test_commands_loader_and_programs_work_once_a_token_exists(home: Path, monke
     api = hosts(home)[0]
     monkeypatch.setenv("SCHEMALESS_HOME", str(home / "home"))
     reader(home).paste([steps_of(ROOT / "docs" / LAST_PAGE)])
-    deadline = time.monotonic() + 10
-    while httpx.get(f"{api}/v1/mezzanine/shards").status_code != 401:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: httpx.get(f"{api}/v1/mezzanine/shards").status_code == 401)
     assert stat.S_IMODE((home / "home" / "token").stat().st_mode) == 0o600
 
     async def load() -> LoadCount:

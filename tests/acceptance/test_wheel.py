@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 import venv
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from packaging.utils import canonicalize_name
 from schemaless.bus.topics import ensure_topics
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import running_tailers
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -312,11 +312,12 @@ def test_a_trigger_program_runs_from_the_wheel(tmp_path: Path, wheel: Path, runn
                 installed.output(
                     ["schemaless", "put", row, "BASE", "1", "{}", "--hosts", hosts, "--datastore", datastore.name]
                 )
-            deadline = time.monotonic() + 60
-            while not calls.exists() or not rows <= set(calls.read_text().split()):
+
+            def are_called() -> bool:
                 assert program.poll() is None, program.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+                return calls.exists() and rows <= set(calls.read_text().split())
+
+            until(are_called)
         finally:
             program.terminate()
             output_of(program)

@@ -17,6 +17,7 @@ from tests.consumer_harness import running_consumer, write_program
 from tests.faults.trigger_checker import TriggerChecker
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import running_tailers
+from tests.waiting import until
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(7200 if LONG else 360)]
@@ -84,11 +85,8 @@ def test_no_kill_charges_twice_or_loses_a_doubt(
         ):
             checker = TriggerChecker(storage, datastore, "billing_killed", "BASE", client, calls)
 
-            def until(holds, timeout_s=120.0):
-                deadline = time.monotonic() + timeout_s
-                while not holds():
-                    assert time.monotonic() < deadline, client.program("billing_killed").status()
-                    time.sleep(0.02)
+            def wait_for(holds):
+                until(holds, lambda: client.program("billing_killed").status())
 
             for n in range(KILLS):
                 new = [uuid.UUID(int=chance.getrandbits(128)) for _ in range(TRIPS_A_KILL)]
@@ -97,14 +95,14 @@ def test_no_kill_charges_twice_or_loses_a_doubt(
                     assert all(client.put_cells([(trip, "BASE", ref_key, {"fare": 12}) for trip in new]))
                 assert all(client.put_cells([(trip, "STATUS", 1, {"is_completed": False}) for trip in new]))
                 noted = bytes_in(calls)
-                until(lambda noted=noted: bytes_in(calls) > noted)  # a call has begun, or ended
+                wait_for(lambda noted=noted: bytes_in(calls) > noted)  # a call has begun, or ended
                 time.sleep(chance.uniform(0.0, 3 * CHARGE_S))
                 chance.choice([worker_0, worker_1]).kill_and_restart()
                 if n % 20 == 5:
                     checker.check_finished()
                 if n % 20 == 19:  # else more and more cells wait: workers that are killed all the time call few
-                    until(checker.is_settled, 300.0)
-            until(checker.is_settled, 300.0)
+                    wait_for(checker.is_settled)
+            wait_for(checker.is_settled)
             checker.check_finished()
             checker.check_order()
             parked = checker.check_status()

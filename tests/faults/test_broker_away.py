@@ -4,7 +4,6 @@ So it is also while the tailers' group isn't heard, and while another program's 
 """
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from schemaless.stack.kafka_broker import KafkaBroker
 from schemaless.stack.local import LocalServer, running_kafka
 from schemaless.stack.plan import free_ports
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -114,11 +114,14 @@ def wait_for_partition(kafka: str, datastore, partition: int, cells: int) -> Non
     settings = {"group.id": "none", "isolation.level": "read_committed", "enable.auto.commit": False}
     consumer = Consumer({"bootstrap.servers": kafka, **settings})
     consumer.assign([TopicPartition(datastore.topic, partition, 0)])
-    deadline, seen = time.monotonic() + WAIT_S, 0
-    while seen < cells:
-        assert time.monotonic() < deadline, f"{seen} of {cells} cells of partition {partition}"
-        message = consumer.poll(1.0)
-        seen += message is not None and message.error() is None
+    seen = []
+
+    def has_all():
+        if (message := consumer.poll(1.0)) is not None and message.error() is None:
+            seen.append(message)
+        return len(seen) >= cells
+
+    until(has_all, lambda: f"{len(seen)} of {cells} cells of partition {partition}")
     consumer.close()
 
 
@@ -130,19 +133,21 @@ def test_a_broker_that_hangs_delays_only_its_own_partition(running, storage, mak
     output = tmp_path / "tailer"
     with running_tailers(1, running.path, kafka, datastore, output=output, session_timeout_s=60.0) as (tailer,):
         put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
-        wait_for_records(kafka, datastore, 2, WAIT_S)
+        wait_for_records(kafka, datastore, 2)
         second.stop()
         put(storage, datastore, [new_cell(datastore, shard=1)])
         for number in range(1, FAILURES + 1):
-            deadline = time.monotonic() + WAIT_S
-            while (said := tailer.said()).count(FAILED) < number and not any(word in said for word in LET_GO):
-                assert time.monotonic() < deadline, said
-                time.sleep(0.1)
+            until(
+                lambda number=number: (
+                    tailer.said().count(FAILED) >= number or any(word in tailer.said() for word in LET_GO)
+                ),
+                tailer.said,
+            )
             put(storage, datastore, [new_cell(datastore, shard=0)])
             wait_for_partition(kafka, datastore, 0, 1 + number)
         assert [word for word in LET_GO if word in tailer.said()] == []
         second.cont()
-        wait_for_records(kafka, datastore, 3 + FAILURES, WAIT_S)
+        wait_for_records(kafka, datastore, 3 + FAILURES)
         assert audit(running.topology, kafka, datastore, stall_s=20).findings.named == []
 
 
@@ -156,18 +161,15 @@ def test_a_broker_that_hangs_with_the_group_delays_only_its_own_partition(
     output = tmp_path / "tailer"
     with running_tailers(1, running.path, kafka, datastore, output=output) as (tailer,):
         put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
-        wait_for_records(kafka, datastore, 2, WAIT_S)
+        wait_for_records(kafka, datastore, 2)
         second.stop()
         put(storage, datastore, [new_cell(datastore, shard=1)])
-        deadline = time.monotonic() + WAIT_S
-        while not any(word in tailer.said() for word in (NOT_HEARD, *LET_GO)):
-            assert time.monotonic() < deadline, tailer.said()
-            time.sleep(0.1)
+        until(lambda: any(word in tailer.said() for word in (NOT_HEARD, *LET_GO)), tailer.said)
         for number in range(1, FAILURES + 1):
             put(storage, datastore, [new_cell(datastore, shard=0)])
             wait_for_partition(kafka, datastore, 0, 1 + number)
         second.cont()
-        wait_for_records(kafka, datastore, 3 + FAILURES, WAIT_S)
+        wait_for_records(kafka, datastore, 3 + FAILURES)
         assert audit(running.topology, kafka, datastore, stall_s=20).findings.named == []
 
 
@@ -187,10 +189,8 @@ def test_a_transaction_that_hangs_is_found_while_another_broker_is_away(make_dat
     assert watch.hanging([0, 1]) == [0]
     with pytest.raises(BusUnavailable):  # nobody knows whether one hangs there
         hanging_transactions(kafka, [(datastore.topic, 1)], timeout_s=1.0)
-    admin, deadline = AdminClient({"bootstrap.servers": kafka}), time.monotonic() + WAIT_S
-    while admin.list_topics(datastore.topic, 10).topics[datastore.topic].partitions[1].leader != -1:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    until(lambda: admin.list_topics(datastore.topic, 60).topics[datastore.topic].partitions[1].leader == -1)
     assert watch.hanging([0, 1]) == [0]
     fresh = HangingTransactionsWatch(kafka, datastore.topic, every_s=0.0, patience_s=0.0, timeout_s=5.0)
     assert fresh.hanging([0, 1]) == [0]

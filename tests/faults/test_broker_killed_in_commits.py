@@ -18,6 +18,7 @@ from schemaless.runtime.events import Event, observing
 from schemaless.stack.local import LocalServer, running_kafka
 from schemaless.topology import Datastore
 from tests.log_harness import wait_for_cells
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -70,16 +71,17 @@ def opened_writer(kafka: str, datastore: Datastore, shard: int) -> Writer:
 
     A request whose answer came too late fences the same producer's next one.
     """
-    deadline = time.monotonic() + OPENED_WITHIN_S
-    while True:
+
+    def opened() -> Writer:
         writer = Writer(kafka, datastore, shard)
         try:
             writer.open()
         except (BusUnavailable, Fenced):
             writer.log.close()
-            assert time.monotonic() < deadline
-        else:
-            return writer
+            raise
+        return writer
+
+    return until(opened)
 
 
 def kill_amid_commits(broker: LocalServer, writers: Sequence[Writer]) -> None:

@@ -51,7 +51,7 @@ async def test_kills_at_random_moments_lose_nothing(
             await asyncio.to_thread(chance.choice(victims).kill_and_restart)
         cells = await writing
         for consumer in ("index:by_n", "trigger:census_of_base"):
-            await asyncio.to_thread(wait_until_finished, storage, datastore, consumer, 60.0)
+            await asyncio.to_thread(wait_until_finished, storage, datastore, consumer)
         # One that was started a moment ago may not listen to SIGTERM yet.
         assert {victim.stop() for victim in victims} <= {0, -signal.SIGTERM}
         report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=15)

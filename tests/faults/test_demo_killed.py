@@ -35,10 +35,8 @@ def test_every_line_of_the_demo_holds_though_every_process_is_killed(tmp_path_fa
         with output.open("w") as file:
             argv = [sys.executable, "-m", "schemaless", "demo"]
             demo = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, text=True)
-        deadline = time.monotonic() + 600
         while BEGUN not in output.read_text():
             assert demo.poll() is None, output.read_text()
-            assert time.monotonic() < deadline, "nothing was loaded"
             time.sleep(0.2)
         said: list[str] = []
         kill_each_once(home, seeded("kills of the demo"), lambda: demo.poll() is not None, said.append)

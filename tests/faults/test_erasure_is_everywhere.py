@@ -37,6 +37,7 @@ from tests.consumer_harness import running_consumer, write_program
 from tests.failover_harness import cleaning
 from tests.integration.indexer.test_indexer import definition, wait_active
 from tests.log_harness import running_tailers
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -113,14 +114,6 @@ class Secret:
 EVERY_TABLE = {"schemaless.buffer", "schemaless.conflict", "schemaless.diverged"}
 
 
-async def until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (met := await condition()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
-    return met
-
-
 @pytest.fixture
 def servers(tmp_path):
     with running_topology(tmp_path / "mysql", ("a", "b"), 1, FLAVOUR, options=SMALL_REDO_LOGS) as running:
@@ -144,7 +137,7 @@ async def test_no_server_has_what_was_erased(servers, kafka, tmp_path):
         ):
             async with AsyncStorage(servers.topology) as async_storage:
                 await create_index(async_storage, datastore, definition())
-                await wait_active(async_storage, datastore, "by_owner", timeout_s=120.0)
+                await wait_active(async_storage, datastore, "by_owner")
 
                 async def is_parked():
                     return storage.master("a").run(query, "SELECT 1 FROM schemaless.parked")
@@ -152,14 +145,14 @@ async def test_no_server_has_what_was_erased(servers, kafka, tmp_path):
                 async def is_published():
                     return len(offsets_with(kafka, datastore, secret)) == 3
 
-                await until(is_parked)
-                await until(is_published)
+                await async_until(is_parked)
+                await async_until(is_published)
 
                 async def is_copied():
                     found = everywhere(admin, secret.text, ("a1", "b1", "a2", "b2"))
                     return found if found.get("a1") == found.get("a2") and found.get("b1") == found.get("b2") else None
 
-                before = await until(is_copied)
+                before = await async_until(is_copied)
                 assert {"schemaless.parked", "shard.entity"} <= before["a1"]
                 assert before["b1"] >= EVERY_TABLE
                 assert [table for found in before.values() for table in found if "by_owner" in table]
@@ -171,7 +164,7 @@ async def test_no_server_has_what_was_erased(servers, kafka, tmp_path):
                         told = await erasures.report(async_storage, datastore, secret.erasure.erasure, kafka)
                         return told if told.state == "complete" else None
 
-                    told = await until(is_complete)
+                    told = await async_until(is_complete)
                 assert everywhere(admin, secret.text, ("a1", "b1", "b2")) == {}
                 assert "minion a2" in {place.place for place in told.places if place.not_searched}
                 servers.servers["a2"].start()
@@ -179,7 +172,7 @@ async def test_no_server_has_what_was_erased(servers, kafka, tmp_path):
                 async def is_back():
                     return everywhere(admin, secret.text, ("a1", "b1", "a2", "b2")) == {}
 
-                await until(is_back)
+                await async_until(is_back)
                 assert all(
                     place.found == place.removed
                     for place in await erasures.verify(async_storage, datastore, secret.erasure.erasure)
@@ -240,7 +233,7 @@ async def test_a_killed_process_leaves_what_another_one_finishes(running, storag
         async def minions_follow():
             return everywhere(admin, secret.text, running.servers) == {}
 
-        await until(minions_follow)
+        await async_until(minions_follow)
     cells = storage.master("a").run(entity_table.read_after, datastore, secret.shard, 0, 100)
     keys = [(cell.column_name, cell.ref_key) for cell in cells if cell.is_erased]
     assert sorted(keys) == [("BASE", 1), ("BASE", 2), ("BASE", 7), ("BASE", 8), ("STATUS", 1)]

@@ -17,10 +17,11 @@ from schemaless.index.definition import parse_definition
 from schemaless.storage.index_definition_table import IndexState
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.api.api_harness import api_process
-from tests.integration.indexer.test_change import ask, changed, make_active, versions, wait_until
+from tests.integration.indexer.test_change import ask, changed, make_active, versions
 from tests.integration.indexer.test_indexer import Rows, definition, wait_active
 from tests.integration.indexer.test_life_cycle import fill, left_of, wait_gone
 from tests.log_harness import running_tailers
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -43,7 +44,7 @@ async def test_kills_while_indexes_come_and_go(running, kafka, make_datastore, s
             await asyncio.sleep(chance.uniform(0.0, 1.0))
             indexer.kill_and_restart()
         await create_index(async_storage, datastore, definition())
-        await wait_active(async_storage, datastore, "by_owner", timeout_s=120.0)
+        await wait_active(async_storage, datastore, "by_owner")
         last = await find_index(async_storage, datastore, "by_owner")
         assert (last.state, last.number) == (IndexState.ACTIVE, ROUNDS + 1)
         for number in range(1, last.number):
@@ -76,7 +77,7 @@ async def test_kills_while_an_index_is_built_by_row(running, kafka, make_datasto
             done.append((await build_progress(async_storage, datastore, index)).done)
         assert done == sorted(done), "what was walked stays walked"
         await throttle_index(async_storage, datastore, "by_owner", {"cells_per_s": None})
-        await wait_active(async_storage, datastore, "by_owner", timeout_s=120.0)
+        await wait_active(async_storage, datastore, "by_owner")
         index = (await find_index(async_storage, datastore, "by_owner")).definition
         wait_until_finished(storage, datastore, index.consumer)
         assert rows.found(index) == rows.wanted(index)
@@ -104,7 +105,7 @@ def test_kills_while_an_index_is_changed(running, kafka, make_datastore, storage
                 time.sleep(chance.uniform(0.0, 1.5))
                 indexer.kill_and_restart()
                 assert ask(call, "killed").status_code == 200
-            wait_until(lambda wanted=number: versions(call, "killed").keys() == {wanted})
+            until(lambda wanted=number: versions(call, "killed").keys() == {wanted})
         last = parse_definition(document, number)
         wait_until_finished(storage, datastore, last.consumer)
         assert rows.found(last) == rows.wanted(last)
@@ -152,14 +153,14 @@ def test_masters_and_indexers_killed_during_a_build_and_a_switch(
                 call("PUT", "/indexes/killed", json=document, params={"change": "true", "keep": "0s"})
                 return number in (answered() or ())
 
-            wait_until(is_made, timeout_s=120.0)
+            until(is_made)
             strike()
 
             def is_alone(number=number):
                 found = answered() or {}
                 return found.keys() == {number} and found[number]["state"] == "active"
 
-            wait_until(is_alone, timeout_s=120.0)
+            until(is_alone)
             fill(rows, 20)
         last = parse_definition(document, number)
         wait_until_finished(storage, datastore, last.consumer)

@@ -14,9 +14,9 @@ from tests.failover_harness import (
     controlled_servers,
     make_datastore,
     start_controller_process,
-    until,
     until_ready,
 )
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.faults
 
@@ -36,7 +36,7 @@ async def test_a_master_that_dies_with_kafka_is_replaced(tmp_path, chance):
                     controllers[0].kill()
                     running.servers["a1"].kill()
                     killed_at = time.monotonic()
-                    await until(lambda: storage.master("a").node.name != "a1" and storage.is_open("a"))
+                    await async_until(lambda: storage.master("a").node.name != "a1" and storage.is_open("a"))
                     seconds = time.monotonic() - killed_at
                     await asyncio.sleep(1)
                 assert puts.failed == []

@@ -5,8 +5,6 @@ fit. Only the digest of the last published cell tells that the log has another h
 backup is older than the generation that the first restore made necessary.
 """
 
-import time
-
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +17,7 @@ from tests.integration.api.api_harness import production_api
 from tests.integration.subscriber.test_subscriber import Kept
 from tests.integration.tailer.test_new_generation import forget_generations
 from tests.log_harness import new_cell, put, records, restore, running_tailers, wait_for_records
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -39,11 +38,8 @@ def write(storage, datastore, shard, count):
     put(storage, datastore, [new_cell(datastore, shard=shard) for _ in range(count)])
 
 
-def await_logged(output, text, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while text not in output.read_text():
-        assert time.monotonic() < deadline, f"not logged: {text}"
-        time.sleep(0.05)
+def await_logged(output, text):
+    until(lambda: text in output.read_text(), output.read_text)
 
 
 def open_generation(datastore, expected):

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -15,10 +14,10 @@ from cleaner.service import Cleaner
 from schemaless.cell import Cell, CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import ApiSettings
-from schemaless.errors import StorageUnavailable
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -74,16 +73,11 @@ def has_each_kind(told: list) -> bool:
 async def quiet(async_storage, datastore) -> None:
     """Returns when every buffer is empty: all cells were confirmed on minions."""
     select = sql("SELECT COUNT(*) FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
-    left, deadline = None, time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            left = [(await async_storage.master(name).run(query, select))[0][0] for name in ("a", "b")]
-        except StorageUnavailable:
-            continue
-        if left == [0, 0]:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail(f"buffer rows are left: {left}")
+
+    async def are_empty():
+        return not any([(await async_storage.master(name).run(query, select))[0][0] for name in ("a", "b")])
+
+    await async_until(are_empty)
 
 
 async def logs(async_storage, datastore) -> dict:

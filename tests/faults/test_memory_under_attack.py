@@ -1,6 +1,5 @@
 """All hostile clients at once: the process's memory is bounded (I14), goes back, and honest clients are served."""
 
-import contextlib
 import json
 import os
 import resource
@@ -8,6 +7,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Attack:
 
             with httpx.Client(base_url=self.api.client.base_url, timeout=60) as client:
                 while not self.stopped.is_set():
-                    with contextlib.suppress(httpx.TransportError):
+                    with suppress(httpx.TransportError):
                         client.request(method, self.path + path, content=content)
 
         for _ in range(count):
@@ -93,11 +93,13 @@ if LONG:
         ones, large batches.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
         datastore = make_datastore()
         # A disk that stalls may cost a put of a megabyte seconds. It is to be stored, and not buffered.
-        with api_process(running.path, write_timeout_s=15.0) as api:
+        with api_process(running.path, write_timeout_s=15.0) as api, ExitStack() as ended:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+            ended.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
             attack = Attack(api, datastore)
+            ended.callback(attack.stop)
             row = uuid.uuid4()
             for version in range(VERSIONS):
                 body = json.dumps({"a": os.urandom(520_000).hex()})
@@ -143,4 +145,3 @@ if LONG:
             assert resident(api.process.pid, "VmHWM") <= RSS_MAX
             assert after <= bound
             assert set(honest) <= {200, 201, 202, 404}
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

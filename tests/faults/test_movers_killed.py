@@ -24,11 +24,11 @@ from tests.failover_harness import (
     controlled_servers,
     make_datastore,
     start_controller_process,
-    until,
     until_ready,
 )
 from tests.integration.api.api_harness import production_api, row_in
 from tests.mover_harness import fill, home_of, verify
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -103,13 +103,13 @@ async def test_a_shard_takes_puts_again_within_seconds(step, number, home, withi
         async with puts.running():
             halt(controller.pid)
             with moving(running, datastore, shard, step, number) as mover:
-                await until(lambda: halted(mover.pid) or mover.poll() is not None)
+                await async_until(lambda: halted(mover.pid) or mover.poll() is not None)
                 assert mover.poll() == (-signal.SIGKILL if number == "SIGKILL" else None)
                 rows, took_s = await asyncio.to_thread(until_served, controller, api, datastore, shard, within_s)
                 assert await asyncio.to_thread(look, running, datastore, shard) == home
                 if mover.poll() is None:
                     mover.send_signal(signal.SIGCONT)
-                    await until(lambda: mover.poll() is not None)
+                    await async_until(lambda: mover.poll() is not None)
                     assert await asyncio.to_thread(look, running, datastore, shard) == home
             await asyncio.to_thread(move, running, datastore, shard)
             assert await asyncio.to_thread(look, running, datastore, shard) == "b"

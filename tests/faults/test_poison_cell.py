@@ -5,7 +5,6 @@ outside meanwhile.
 """
 
 import os
-import time
 
 import pytest
 
@@ -17,6 +16,7 @@ from schemaless.storage.operation import query
 from schemaless.storage.parked_table import Cause
 from tests.consumer_harness import heads, reached, running_consumer, write_program
 from tests.log_harness import new_cell, put, running_tailers
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -113,21 +113,22 @@ def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
 
     put_cells(BEFORE)
     with running_tailers(1, running.path, kafka, datastore), running_consumer(program, settings) as worker:
-        deadline = time.monotonic() + 180.0
         ended = 0
 
-        def until(holds):
-            """Waits, and starts the worker again when it has ended."""
-            nonlocal ended
-            while not holds():
-                assert time.monotonic() < deadline, rows(storage, datastore, consumer)
-                if worker.process.poll() is not None:
+        def wait_for(holds):
+            """Starts the worker again when it has ended."""
+
+            def running():
+                nonlocal ended
+                if not (held := holds()) and worker.process.poll() is not None:
                     ended += 1
                     worker.kill_and_restart()
-                time.sleep(0.02)
+                return held
+
+            until(running, lambda: rows(storage, datastore, consumer))
 
         for calls in (10, 30):
-            until(lambda calls=calls: called(tmp_path) >= calls)
+            wait_for(lambda calls=calls: called(tmp_path) >= calls)
             worker.kill_and_restart()  # from outside, while calls are in flight
         put(storage, datastore, [new_cell(datastore, {"ends": ends}, shard=POISONED)])
         put_cells(BEFORE)
@@ -136,8 +137,8 @@ def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
         def parked():
             return master.run(parked_table.of_shards, datastore.name, consumer, range(SHARDS))
 
-        until(lambda: len(rows(storage, datastore, consumer)) == SHARDS)
-        until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
+        wait_for(lambda: len(rows(storage, datastore, consumer)) == SHARDS)
+        wait_for(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
         (record,) = parked()
         assert (record.added_id, record.cause) == (BEFORE + 1, cause)
         assert record.kills == (0 if cause is Cause.ERROR else KILLS_MAX)
@@ -146,9 +147,9 @@ def test_a_cell_that_ends_its_process_is_parked_and_its_shard_goes_on(
         (tmp_path / "repaired").touch()
         marked = "UPDATE schemaless.parked SET ordered = 'retry', due_at = UTC_TIMESTAMP(6)"
         master.run(lambda: query(marked))
-        until(lambda: not parked())
-        until(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
-        until(lambda: worker.process.poll() is None)
+        wait_for(lambda: not parked())
+        wait_for(lambda: reached(storage, datastore, consumer) == heads(storage, datastore))
+        wait_for(lambda: worker.process.poll() is None)
         numbers = {row.worker for row in rows(storage, datastore, consumer).values()}
         assert worker.stop() == 0
     assert {(row.begun, row.kills) for row in rows(storage, datastore, consumer).values()} == {(False, 0)}

@@ -5,8 +5,7 @@
 
 import os
 import subprocess
-import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -14,6 +13,7 @@ from schemaless.stack.plan import free_ports
 from tests.integration.api.api_harness import api_process
 from tests.raw_connection import PROBE, Talk, bytes_of, statuses
 from tests.raw_requests import ROWS
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -76,16 +76,13 @@ def proxied(running, make_datastore, tmp_path_factory):
         environment = os.environ | {"PATH": os.environ["PATH"] + ":/usr/sbin"}
         nginx = subprocess.Popen(["nginx", "-p", folder, "-c", folder / "nginx.conf"], env=environment)
         try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    with closing(Talk(new)) as talk:
-                        talk.send(PROBE)
-                        assert talk.answer().status == 200
-                        break
-                except ConnectionRefusedError:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.05)
+
+            def answers():
+                with suppress(ConnectionRefusedError), closing(Talk(new)) as talk:
+                    talk.send(PROBE)
+                    return talk.answer().status == 200
+
+            until(answers)
             yield api, datastore, {"1.0": old, "1.1": new}
         finally:
             nginx.terminate()

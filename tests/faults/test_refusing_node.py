@@ -18,8 +18,10 @@ from tests.consumer_harness import heads, running_consumer, wait_until_finished
 from tests.environment import environment_of
 from tests.faults.test_consumers_killed import DEFINITION, write_census
 from tests.integration.api.api_harness import ROOT, production_api, row_in
-from tests.log_harness import running_tailers, until, wait_for_records
+from tests.log_harness import running_tailers, wait_for_records
+from tests.processes import stopping
 from tests.refusing_node import RefusingNode, topology_through
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -38,11 +40,8 @@ CONSUMERS = ("index:by_n", "trigger:census_of_base")
 def running_cleaner(topology) -> Iterator[subprocess.Popen]:
     env = os.environ | environment_of(CleanerSettings, {"topology": topology, "kafka": "127.0.0.1:9"})
     process = subprocess.Popen([sys.executable, "-m", "cleaner"], cwd=ROOT, env=env)
-    try:
+    with stopping(process):
         yield process
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 class Writer:
@@ -95,15 +94,15 @@ async def test_a_node_that_refuses_everything_ends_no_process(
             published = writer.cells
             assert writer.put(here) == {status_here}
             wait_for_records(kafka, datastore, published)
-            await until(lambda: len(calls(called)) >= published)
+            await async_until(lambda: len(calls(called)) >= published)
             await asyncio.sleep(REFUSES_S)
             assert relay.refused
             assert api.client.get("/readyz").status_code == 200
             relay.refuses.clear()
-            await until(lambda: writer.put(here, 1) == {201})
-            await until(lambda: sum(heads(storage, datastore).values()) == writer.cells)
+            await async_until(lambda: writer.put(here, 1) == {201})
+            await async_until(lambda: sum(heads(storage, datastore).values()) == writer.cells)
             for consumer in CONSUMERS:
-                wait_until_finished(storage, datastore, consumer, 60.0)
+                wait_until_finished(storage, datastore, consumer)
             assert [process.poll() for process in processes] == [None] * len(processes)
             assert audit(running.topology, kafka, datastore, stall_s=20).findings.named == []
             assert len(calls(called)) == writer.cells

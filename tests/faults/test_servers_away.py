@@ -78,7 +78,7 @@ class Consumed:
 
     def await_finished(self) -> None:
         for consumer in CONSUMERS:
-            wait_until_finished(self.storage, self.datastore, consumer, 60.0)
+            wait_until_finished(self.storage, self.datastore, consumer)
 
     def assert_all_reached(self) -> None:
         """The index and the program, each cell, without a restart by us."""

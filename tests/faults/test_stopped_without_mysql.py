@@ -11,6 +11,7 @@ import pytest
 from schemaless.bus.topics import ensure_topics
 from tests.consumer_harness import ConsumerProcess, wait_until_finished, write_program
 from tests.log_harness import new_cell, put, running_tailers
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -46,12 +47,6 @@ def test_what_will_be_called_again_is_said(running, kafka, storage, make_datasto
 
     def called():
         return (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
-
-    def until(holds):
-        deadline = time.monotonic() + 30.0
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
     with running_tailers(1, running.path, kafka, datastore):
         worker = ConsumerProcess(arguments, settings, {}, stdout=subprocess.PIPE)

@@ -13,6 +13,7 @@ from schemaless.audit.run import audit
 from schemaless.topology import Datastore
 from tests.faults.halting_tailer import IN_A_TRANSACTION, STEPS, WHILE_OPENING, WHILE_REVOKED
 from tests.log_harness import TailerProcess, new_cell, put, running_tailers, wait_for_records
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -87,13 +88,10 @@ class Play:
 
     def await_published(self, scenes: Iterable[Scene]) -> None:
         for scene in scenes:
-            wait_for_records(self._kafka, scene.datastore, scene.cells, timeout_s=120.0)
+            wait_for_records(self._kafka, scene.datastore, scene.cells)
 
     def await_halted(self, scenes: Iterable[Scene]) -> None:
-        deadline = time.monotonic() + 30
-        while waiting := [scene.step for scene in scenes if not scene.halted()]:
-            assert time.monotonic() < deadline, f"not halted: {waiting}"
-            time.sleep(0.05)
+        until(lambda: all(scene.halted() for scene in scenes), lambda: [one.step for one in scenes if not one.halted()])
 
     def await_refused(self) -> None:
         """What was not refused in time is left to the test of its step."""

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from schemaless.audit.run import audit
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -40,10 +41,7 @@ class Group:
         self.await_shares(*shares)
 
     def await_shares(self, *shares: int) -> None:
-        deadline = time.monotonic() + VISIBLE_WITHIN_S
-        while (found := self._shares()) != sorted(shares):
-            assert time.monotonic() < deadline, f"partitions of the members: {found}"
-            time.sleep(0.1)
+        until(lambda: self._shares() == sorted(shares), self._shares)
 
     def write(self) -> None:
         """A cell to every shard, so to every partition."""

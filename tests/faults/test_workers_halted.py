@@ -28,6 +28,7 @@ from tests.faults.trigger_checker import TriggerChecker
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import running_tailers
 from tests.seed import seeded
+from tests.waiting import until
 
 LONG = bool(os.environ.get("SCHEMALESS_FAULTS_LONG"))
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -154,13 +155,8 @@ class Play:
             if shard_of(row.bytes, SHARDS) == shard:
                 return row
 
-    def until(self, holds, scene: Scene | None = None, timeout_s: float = 120.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            if time.monotonic() > deadline:
-                states = {str(one): self.client.program(one.name).status() for one in self.scenes}
-                pytest.fail(f"{scene} doesn't go on: {states}")
-            time.sleep(0.05)
+    def until(self, holds, scene: Scene | None = None) -> None:
+        until(holds, lambda: (scene, {str(one): self.client.program(one.name).status() for one in self.scenes}))
 
     def halt(self, scenes: list[Scene]) -> None:
         """Waits until each has reached its step, and does what a supervisor would. Halted ones are woken later."""

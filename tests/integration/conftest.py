@@ -1,7 +1,6 @@
 """Fixtures of the integration tests: an API process for all that only ask it, tailers, a minion that lags."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from schemaless.config import TailerSettings
 from tailer.service import TailerService
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import replication_stopped
+from tests.waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -36,12 +36,12 @@ def call(api, shared_datastore):
 def eventually():
     """Asks again until the answer has a status, for what replication brings a moment later."""
 
-    def ask(question, status, timeout_s=120.0):
-        deadline = time.monotonic() + timeout_s
-        while (answer := question()).status_code != status:
-            assert time.monotonic() < deadline, answer.text
-            time.sleep(0.02)
-        return answer
+    def ask(question, status):
+        def answer():
+            answered = question()
+            return answered if answered.status_code == status else None
+
+        return until(answer, lambda: question().text)
 
     return ask
 

@@ -65,6 +65,22 @@ SLEEPS = {
 }
 """Unit tests that sleep for more than a turn of the event loop, with the reason."""
 
+WAITS_OTHERWISE = {
+    "tests/log_harness.py": "puts for some seconds",
+    "tests/faults/test_memory_under_attack.py": "attacks for some seconds",
+    "tests/faults/test_tailer_halted.py": "what isn't refused in time is left to the test of its step",
+    "tests/integration/api/test_follow_process.py": "a rate is that of its last window if none was below the bound",
+    "tests/integration/api/test_process.py": "asks for some seconds",
+    "tests/integration/bus/test_kafka_accounts.py": "a consumer is polled until it raises",
+    "tests/integration/consumers/test_identity.py": "a log is read for some seconds",
+    "tests/integration/ops/test_moves.py": "a mover stands for half a second",
+    "tests/integration/ops/test_erasures.py": "puts for some seconds",
+    "tests/integration/subscriber/test_subscriber_examples.py": "kills for some seconds",
+    "tests/integration/ui/conftest.py": "the page's own clock lets the browser go on meanwhile",
+    "tests/unit/tailer/test_cluster_reader.py": "two seconds are far less than the question has",
+}
+"""Tests that compare the clock or have a time-out of their own, with the reason."""
+
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -375,6 +391,16 @@ def test_unit_tests_do_not_sleep():
     refuse(
         [f"{file} sleeps" for file in sleeping - SLEEPS.keys()]
         + [f"{file} doesn't sleep: SLEEPS names it" for file in SLEEPS.keys() - sleeping]
+    )
+
+
+def test_tests_wait_in_one_way():
+    """Until something holds, with one limit, and what was seen last. The list names nothing that is gone."""
+    clock = re.compile(r"time\.monotonic\(\) [<>] (?!=)|asyncio\.timeout\(")
+    otherwise = {name(path) for path in TESTS if clock.search(path.read_text())} - {"tests/waiting.py"}
+    refuse(
+        [f"{file} waits otherwise than tests/waiting.py" for file in otherwise - WAITS_OTHERWISE.keys()]
+        + [f"{file} doesn't: WAITS_OTHERWISE names it" for file in WAITS_OTHERWISE.keys() - otherwise]
     )
 
 

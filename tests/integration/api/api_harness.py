@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +24,11 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.environment import environment_of
 from tests.patched import patched
+from tests.processes import stopping
 from tests.seed import seeded
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 60
 PATIENT = {"write_timeout_s": 30.0, "read_timeout_s": 30.0}
 PATIENT_CONSTANTS = {"api.write.queue.PATIENCE_S": 30.0, "schemaless.facts.servers.STATUS_TIMEOUT_S": 30.0}
 """Time-outs that a bad machine doesn't reach, for tests that are about something else."""
@@ -92,15 +92,10 @@ def production_api(
     }
     env = os.environ | environment_of(ApiSettings, named)
     process = subprocess.Popen([sys.executable, *patched(["api"], constants or {})], cwd=ROOT, env=env)
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=60, event_hooks={"response": [conforms]}
-        ) as client:
-            wait_ready(client, process)
-            yield ApiProcess(client, process, port)
-    finally:
-        process.terminate()
-        process.wait(60)
+    hooks = {"response": [conforms]}
+    with stopping(process), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, event_hooks=hooks) as client:
+        wait_ready(client, process)
+        yield ApiProcess(client, process, port)
 
 
 _ROUTER = Router(ROUTES)
@@ -128,16 +123,11 @@ def conforms(answer: httpx.Response) -> None:
 
 
 def wait_ready(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            if client.get("/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
+    def is_ready() -> bool:
         assert process.poll() is None, "the API ended while it was starting"
-        assert time.monotonic() < deadline, "the API did not become ready"
-        time.sleep(0.05)
+        return client.get("/readyz").status_code == 200
+
+    until(is_ready)
 
 
 def assert_problem(answer: httpx.Response, status: int, field: str | None = None) -> dict:

@@ -1,7 +1,6 @@
 """Readers of a shard's event stream, and what they saw."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.integration.api.api_harness import ApiProcess, Caller
+from tests.waiting import until
 
 EVENTS = {"accept": "text/event-stream"}
 
@@ -71,8 +71,9 @@ def metric(api: ApiProcess, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def wait_for_followers(api: ApiProcess, count: int, timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while (now := metric(api, "schemaless_api_followers")) != count:
-        assert time.monotonic() < deadline, f"{now} followers, not {count}"
-        time.sleep(0.02)
+def wait_for_followers(api: ApiProcess, count: int) -> None:
+    until(lambda: followers(api) == count, lambda: followers(api))
+
+
+def followers(api: ApiProcess) -> float | None:
+    return metric(api, "schemaless_api_followers")

@@ -23,6 +23,7 @@ from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem
 from tests.integration.api.login import AUDIENCE, running_issuer
+from tests.waiting import until
 
 SOON_S = 120.0
 """How long a test waits at most for what processes learn by reading tokens every second."""
@@ -89,11 +90,11 @@ def asked(api, secret=None, method="GET", path="/v1/trips/shards", **options):
 
 
 def eventually_status(api, status, secret=None, **options):
-    deadline = time.monotonic() + SOON_S
-    while (response := asked(api, secret, **options)).status_code != status:
-        assert time.monotonic() < deadline, response.text
-        time.sleep(0.05)
-    return response
+    def answer():
+        response = asked(api, secret, **options)
+        return response if response.status_code == status else None
+
+    return until(answer, lambda: asked(api, secret, **options).text)
 
 
 def test_the_first_token_closes_a_running_process(own, command, no_tokens):
@@ -192,10 +193,7 @@ def test_a_stream_and_a_long_poll_end_with_their_token(own, command, admin):
         return next(float(line.split()[1]) for line in lines if line.startswith("schemaless_api_followers "))
 
     def wait_for(count):
-        deadline = time.monotonic() + SOON_S
-        while (now := followers()) != count:
-            assert time.monotonic() < deadline, f"{now} followers, not {count}"
-            time.sleep(0.05)
+        until(lambda: followers() == count, followers)
 
     with ThreadPoolExecutor(5) as pool, api_process(own.path) as api:
         lifetime = ("--scope", "read", "--expires", "15s")
@@ -240,14 +238,14 @@ def test_a_revocation_reaches_a_cluster_that_was_away(own, command, admin):
             eventually_status(api, 401, secret)
         finally:
             away.start()
-        deadline = time.monotonic() + SOON_S
         with SyncStorage(own.topology) as storage:
-            while len(written := set(storage.master("b").run(token_table.all_rows).values())) < 3 or not any(
-                token.name == "late" and token.revoked_at for token in written
-            ):
-                assert time.monotonic() < deadline, written
-                time.sleep(0.1)
-            assert written == set(storage.master("a").run(token_table.all_rows).values())
+
+            def written(cluster):
+                return set(storage.master(cluster).run(token_table.all_rows).values())
+
+            until(lambda: any(token.name == "late" and token.revoked_at for token in written("b")))
+            until(lambda: written("b") == written("a"), lambda: (written("b"), written("a")))
+            assert len(written("b")) == 3
         assert asked(api, secret).status_code == 401
         own.servers["a1"].terminate()
         try:  # a process that can only ask the cluster that was away

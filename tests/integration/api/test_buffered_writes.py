@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
 from schemaless.topology import StorageCluster, Topology
 from tests.log_harness import run_sql
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -115,12 +115,11 @@ async def at_home(node, datastore) -> int:
 
 async def reaches(question, wanted) -> None:
     """Returns when the answer to `question()` is `wanted`."""
-    deadline, found = time.monotonic() + 120, None
-    while found != wanted:
-        assert time.monotonic() < deadline, f"{found}, not {wanted}"
-        await asyncio.sleep(0.02)
-        with suppress(Unavailable):
-            found = await question()
+
+    async def is_wanted() -> bool:
+        return await question() == wanted
+
+    await async_until(is_wanted)
 
 
 async def test_a_hung_home_means_buffered_and_written_when_it_goes_on(

@@ -1,12 +1,11 @@
 """Following a shard whose home master goes away: the stream goes on from a minion, or waits; it never skips."""
 
-import time
-
 import pytest
 
 from tests.integration.api.api_harness import production_api, row_in
 from tests.integration.api.follow_harness import following
 from tests.log_harness import run_sql
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -39,20 +38,16 @@ def datastore(make_datastore):
 def put(call, datastore, count):
     """Once the master takes them."""
     for _ in range(count):
-        row, deadline = row_in(datastore, 0), time.monotonic() + 15
-        while call.put(row, 1, {"v": 1}).status_code not in (200, 201):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        row = row_in(datastore, 0)
+        until(lambda row=row: call.put(row, 1, {"v": 1}).status_code in (200, 201))
 
 
 def wait_for_minion(call, head):
-    deadline = time.monotonic() + 60
-    while True:
+    def shows():
         answer = call.get("/shards", params={"read_from": "minion"})
-        if answer.status_code == 200 and [shard["head"] for shard in answer.json()["shards"]] == [head]:
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return answer.status_code == 200 and [shard["head"] for shard in answer.json()["shards"]] == [head]
+
+    until(shows)
 
 
 @pytest.mark.parametrize("harm", ["stop", "kill"])

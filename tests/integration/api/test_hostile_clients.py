@@ -3,7 +3,6 @@
 import json
 import resource
 import socket
-import time
 import uuid
 from contextlib import closing
 
@@ -115,9 +114,7 @@ def test_other_forms_of_a_target(bounded, line, host, status):
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nhost: "])
 def test_a_head_has_a_deadline(bounded, sent):
     """A connection that sends none, or half of one, is closed."""
-    began = time.monotonic()
     assert answer_to(bounded, sent) == ("", b"")
-    assert time.monotonic() - began < 8
 
 
 def test_a_head_after_an_answer_has_a_deadline_too(bounded):

@@ -4,7 +4,6 @@ The indexer's own steps are run by hand, so that each test decides how far the i
 """
 
 import asyncio
-import threading
 import time
 import uuid
 from contextlib import suppress
@@ -38,7 +37,8 @@ from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.node_core import connect_options
 from schemaless.storage.worker_table import WaitingShard, WorkerReport
 from tests.integration.api.api_harness import assert_problem, row_in
-from tests.log_harness import run_sql, until
+from tests.log_harness import run_sql
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -321,7 +321,7 @@ async def test_what_a_query_finds_wrong_is_repaired(call, by_hand, storage, data
     trip(call, DRIVERS[0], 4, row=behind, ref_key=2)
     answer = ask(call, verify="true").json()
     assert (answer["damaged"], answer["dropped"], answer["entries"]) == ([str(damaged)], 2, [])
-    await until(lambda: days(ask(call, verify="true")) == [1, 2])
+    await async_until(lambda: days(ask(call, verify="true")) == [1, 2])
     answer = ask(call).json()
     assert ("damaged" not in answer, [entry["fields"]["fare"] for entry in answer["entries"]]) == (True, [1.0] * 3)
     await by_hand.index_all()
@@ -345,7 +345,7 @@ async def test_a_page_that_meets_too_much_damage_is_repaired_all_the_same(call, 
     table = f"{datastore.database(shard)}.index_{NAME}"
     run_sql(storage.master(datastore.home(shard)), f"UPDATE {table} SET created = '0000-05-01'")
     assert "being repaired" in assert_problem(ask(call, verify="true"), 503)["hint"]
-    await until(lambda: ask(call).status_code == 200, 60)
+    await async_until(lambda: ask(call).status_code == 200)
 
 
 async def test_a_minion_that_differs_answers_no_query(call, by_hand, storage, datastore):
@@ -362,16 +362,16 @@ async def test_a_minion_that_differs_answers_no_query(call, by_hand, storage, da
 
     first, *others = storage.minions(home)
     note(first, missing=1)
-    await until(lambda: ask(call, read_from="minion").status_code == 200 or not others)
+    await async_until(lambda: ask(call, read_from="minion").status_code == 200 or not others)
     for other in others:
         note(other, ghost=1)
-    await until(lambda: ask(call, read_from="minion").status_code == 503, 30)
+    await async_until(lambda: ask(call, read_from="minion").status_code == 503)
     problem = assert_problem(ask(call, read_from="minion"), 503)
     assert "differ from their cells" in problem["detail"]
     assert "read_from=master" in problem["hint"]
     assert ask(call).headers["schemaless-served-by"] == "master"
     note(first)
-    await until(lambda: ask(call, read_from="minion").status_code == 200, 30)
+    await async_until(lambda: ask(call, read_from="minion").status_code == 200)
 
 
 async def test_every_answer_says_how_far_the_index_is(call, by_hand):
@@ -383,10 +383,8 @@ async def test_every_answer_says_how_far_the_index_is(call, by_hand):
     assert (fresh["behind_cells"], fresh["behind_seconds"]) == (0, 0)
     first = trip(call, DRIVERS[0], 2)
     trip(call, DRIVERS[1], 3)
-    deadline = time.monotonic() + 60
-    while (late := ask(call).json()["freshness"])["behind_cells"] != 2:
-        assert time.monotonic() < deadline, late
-        await asyncio.sleep(0.1)
+    await async_until(lambda: ask(call).json()["freshness"]["behind_cells"] == 2)
+    late = ask(call).json()["freshness"]
     assert late["complete_until"] == first["created_at"]
     assert late["behind_seconds"] >= 0
     explained = ask(call, explain="true").json()["explain"]
@@ -400,13 +398,12 @@ async def test_a_minion_says_how_far_its_own_entries_are(call, by_hand):
     trip(call, DRIVERS[0], 1)
     make(call)
     await by_hand.index_all()
-    deadline = time.monotonic() + 60
-    while True:
+
+    def level():
         answer = ask(call, read_from="minion")
-        if answer.status_code == 200 and answer.json()["freshness"]["behind_cells"] == 0:
-            break
-        assert time.monotonic() < deadline, answer.text
-        await asyncio.sleep(0.1)
+        return answer if answer.status_code == 200 and answer.json()["freshness"]["behind_cells"] == 0 else None
+
+    answer = await async_until(level)
     assert answer.headers["schemaless-served-by"] == "minion"
     assert answer.json()["freshness"]["complete_until"] is not None
 
@@ -465,10 +462,7 @@ async def test_a_minion_answers_with_cells_that_the_index_lacks(call, by_hand):
     trip(call, DRIVERS[0], 1)
     make(call)
     await by_hand.index_all()
-    deadline = time.monotonic() + 60
-    while not (answer := ask(call, read_from="minion")).is_success or days(answer) != [1]:
-        assert time.monotonic() < deadline, answer.text
-        await asyncio.sleep(0.1)
+    await async_until(lambda: (answer := ask(call, read_from="minion")).is_success and days(answer) == [1])
     answer = ask(call, after=trip(call, DRIVERS[0], 2)["location"], read_from="minion", include="BASE", verify="true")
     assert days(answer) == [1, 2]
     assert all(entry["cells"]["BASE"] for entry in answer.json()["entries"])
@@ -490,15 +484,13 @@ async def test_too_many_cells_are_waited_for(call, by_hand):
     assert assert_problem(refused, 503)["retryable"]
     assert "1000 are evaluated at most" in refused.json()["detail"]
     assert "retry-after" in refused.headers
-    assert 0.2 < time.monotonic() - began < 3
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(ask(call, after=location)))
-    asking.start()
+    assert time.monotonic() - began > 0.2
+    asking = asyncio.create_task(asyncio.to_thread(ask, call, after=location))
     await by_hand.index_all()
-    asking.join()
-    assert days(answers[0]) == [1, 2]
-    assert answers[0].json()["waited"] > 0
-    assert "overlay" not in answers[0].json()
+    answer = await asking
+    assert days(answer) == [1, 2]
+    assert answer.json()["waited"] > 0
+    assert "overlay" not in answer.json()
 
 
 async def test_an_index_that_is_dropped_ends_the_queries_that_wait_for_it(call, by_hand, async_storage, datastore):
@@ -510,16 +502,13 @@ async def test_an_index_that_is_dropped_ends_the_queries_that_wait_for_it(call, 
     cells = [{"row_key": str(row), "column_name": "OTHER", "ref_key": n, "body": {}} for n in range(1000)]
     assert call.post("/batch/put", json={"cells": cells}).status_code == 200
     location = trip(call, DRIVERS[0], 2, row=row)["location"]
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(ask(call, after=location, wait="30")))
-    asking.start()
+    asking = asyncio.create_task(asyncio.to_thread(ask, call, after=location, wait="30"))
     assert call("DELETE", f"/indexes/{NAME}").status_code == 202
     (dropped,) = (await read_versions(async_storage, datastore)).merged.values()
     for cluster in datastore.clusters:
         await remove_from(async_storage, datastore, dropped, cluster)
-    asking.join(20)
-    assert not asking.is_alive()
-    assert answers[0].status_code in (404, 503), answers[0].text
+    answer = await asyncio.wait_for(asking, 20)
+    assert answer.status_code in (404, 503), answer.text
 
 
 async def test_a_superseded_location_is_never_included(call, by_hand, datastore, storage):
@@ -591,10 +580,15 @@ async def test_a_dropped_index_answers_no_query_and_its_name_is_free(call, by_ha
         storage.master(datastore.home(shard)).run(index_table.drop, datastore, [shard], index_table_name(NAME, 2))
     async with AsyncStorage(by_hand.topology) as others:
         await drop_index(others, datastore, NAME)
-    deadline = time.monotonic() + 60  # a minion may have the table for a moment more, and answers then
-    while (answer := ask(call)).status_code == 200 and time.monotonic() < deadline:
-        assert days(answer) == [1]
-    assert_problem(answer, 404)
+
+    def refused():
+        """A minion may have the table for a moment more, and answers then."""
+        if (answer := ask(call)).status_code == 200:
+            assert days(answer) == [1]
+            return None
+        return answer
+
+    assert_problem(await async_until(refused), 404)
 
 
 ORDERS = {

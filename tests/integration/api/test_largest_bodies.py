@@ -3,7 +3,6 @@
 import hashlib
 import json
 import string
-import time
 import uuid
 
 import pytest
@@ -14,6 +13,7 @@ from schemaless.codec import decode_body
 from tests.consumer_harness import running_consumer, write_program
 from tests.log_harness import running_tailers, wait_for_cells
 from tests.seed import seeded
+from tests.waiting import until
 
 pytestmark = pytest.mark.storage
 
@@ -53,11 +53,8 @@ def noted(folder):
     return dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
 
 
-def await_noted(folder, wanted, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while (found := noted(folder)) != wanted:
-        assert time.monotonic() < deadline, f"{len(found)} of {len(wanted)} calls"
-        time.sleep(0.05)
+def await_noted(folder, wanted):
+    until(lambda: noted(folder) == wanted, lambda: f"{len(noted(folder))} of {len(wanted)} calls")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.node_core import connect_options
 from tests.integration.api.api_harness import assert_problem, production_api, row_in
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -166,10 +167,7 @@ def test_an_idle_transaction_that_holds_a_head_is_ended(api, make_datastore, sto
     datastore = make_datastore(placement=("a",))
     call = api.at(datastore)
     with held_head(storage.master("a"), datastore, 0) as connection:
-        deadline = time.monotonic() + 60
-        while put_in(call, datastore, 0)[0] != 201:
-            assert time.monotonic() < deadline, "nobody ended it"
-            time.sleep(0.2)
+        until(lambda: put_in(call, datastore, 0)[0] == 201)
         with pytest.raises(pymysql.err.MySQLError):
             connection.ping(reconnect=False)
 

@@ -1,6 +1,5 @@
 """A minion whose replication leaves cells out shows its heads all the same. It is left out and named (I3)."""
 
-import time
 from contextlib import contextmanager
 
 import pymysql
@@ -16,6 +15,7 @@ from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.integration.api.api_harness import api_process, row_in
 from tests.integration.storage.test_server_settings import nodes_of
 from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql
+from tests.waiting import until
 
 pytestmark = pytest.mark.storage
 
@@ -85,10 +85,11 @@ def test_a_minion_that_lost_one_cell_is_left_out_by_the_page_that_misses_it(lack
     seen = [shown for page, shown in pages_of(call, CELLS) if page["head"] == CELLS]
     assert seen == [list(range(1, CELLS + 1))] * 8
     assert [shown for _, shown in pages_of(call, CELLS, columns="OTHER")] == [list(range(1, CELLS + 1, 2))] * 8
-    deadline = time.monotonic() + 60
-    while not (nodes := {node["name"]: node["setting_faults"] for node in nodes_of(call.get("/status").json())})["a2"]:
-        assert time.monotonic() < deadline, "it isn't named"
-    assert nodes["a2"] == [f"entity is without added_id 7 of {datastore.database(0)}, and must be whole"]
+
+    def named():
+        return {node["name"]: node["setting_faults"] for node in nodes_of(call.get("/status").json())}["a2"]
+
+    assert until(named) == [f"entity is without added_id 7 of {datastore.database(0)}, and must be whole"]
     answers = [call.get(f"/cells/{rows[6]}", params={"read_from": "minion"}).status_code for _ in range(8)]
     assert answers == [200] * 8
 
@@ -127,11 +128,11 @@ def test_a_minion_that_stands_says_why(lacking, eventually):
         return nodes["a2"]["stall"], nodes["a2"]["why"] or ""
 
     def await_why(text):
-        deadline = time.monotonic() + 60
-        while text not in (found := state())[1] or (found[1] and found[0] != "blocked"):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.2)
-        return found[1]
+        def why():
+            found = state()
+            return found[1] if text in found[1] and (not found[1] or found[0] == "blocked") else None
+
+        return until(why, state)
 
     connection = pymysql.connect(**connect_options(minion.node))
     with connection.cursor() as cursor:
@@ -142,8 +143,7 @@ def test_a_minion_that_stands_says_why(lacking, eventually):
     assert f"Connection {connection.thread_id()} of admin" in why
     assert call.put(row_in(datastore, 0), 1, {}).status_code == 201
     connection.close()
-    while state()[1]:
-        time.sleep(0.2)
+    until(lambda: minion.run(query, f"SELECT 1 FROM {table} WHERE added_id = 1"))  # or it comes after the delete
     run_sql(minion, f"{LOCAL_WRITE}; DELETE FROM {table} WHERE added_id = 1; {REPLICATED_WRITE}")
     run_sql(admin.master("a"), f"DELETE FROM {table} WHERE added_id = 1")
     why = await_why("replication stands: ")

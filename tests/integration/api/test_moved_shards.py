@@ -26,6 +26,7 @@ from tests.failover_harness import cleaning, drill
 from tests.failover_harness import make_datastore as make_drilled_datastore
 from tests.integration.api.api_harness import assert_problem, production_api, row_in
 from tests.move_harness import ShardMove
+from tests.waiting import async_until, until
 
 pytestmark = pytest.mark.faults
 
@@ -376,14 +377,8 @@ async def cleaned(topology, datastore):
     """Returns when no buffer has a row of the datastore."""
     select = sql("SELECT COUNT(*) FROM schemaless.buffer WHERE datastore = %s", datastore.name.encode())
     async with AsyncStorage(topology) as storage, cleaning(storage):
-        deadline = time.monotonic() + 60
-        while any([(await master.run(query, select))[0][0] for master in storage.masters]):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
 
+        async def is_empty():
+            return not any([(await master.run(query, select))[0][0] for master in storage.masters])
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        await async_until(is_empty)

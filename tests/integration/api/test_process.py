@@ -6,9 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import msgspec
@@ -26,6 +26,7 @@ from schemaless.storage.sql import sql
 from schemaless.storage.worker_table import FailingCell, OldestCall, WaitingShard, WorkerReport
 from tests.integration.api.api_harness import ROOT, api_process, assert_problem, cells_in, row_in
 from tests.log_harness import run_sql
+from tests.waiting import LIMIT_S, until
 
 
 def test_health_and_readiness(api, shared_datastore):
@@ -161,11 +162,7 @@ def test_a_backlog_that_does_not_shrink_is_seen_with_what_its_home_says(api, mak
         assert answer.json()["status"] == "ready"
         return [one for one in answer.json()["backlogs"] if one["datastore"] == datastore.name and one["refused"]]
 
-    deadline = time.monotonic() + 60
-    while not told():  # sampled every few seconds
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    (detail,) = told()
+    (detail,) = until(told)  # sampled every few seconds
     assert (detail["secondary"], detail["home"], detail["rows"], detail["refused"]) == ("b", "a", 3, 1)
     metrics = api.client.get("/metrics").text
     labels = f'datastore="{datastore.name}",'
@@ -311,15 +308,12 @@ def test_a_stop_finishes_what_is_in_flight(running, make_datastore, storage):
                     return
                 outcomes.append(answer.status_code)
 
-    with api_process(running.path) as api:
-        threads = [threading.Thread(target=put_until_refused, args=(api.port,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        while outcomes.count(201) < 50:
-            assert api.process.poll() is None
+    with ThreadPoolExecutor(4) as pool, api_process(running.path) as api:
+        putting = [pool.submit(put_until_refused, api.port) for _ in range(4)]
+        until(lambda: outcomes.count(201) >= 50 or all(one.done() for one in putting))
         api.process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join(15)
+        for one in putting:
+            one.result(LIMIT_S)
         assert api.process.wait(60) in (0, -signal.SIGTERM)
     assert set(outcomes) == {201}
     assert cells_in(storage, datastore) == len(outcomes), "whatever was written was answered"

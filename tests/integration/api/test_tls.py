@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -17,9 +17,10 @@ from schemaless.stack.plan import free_ports
 from tests.certificates import make_certificates
 from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT
+from tests.processes import stopping
+from tests.waiting import until
 
 ROW = "5b1d5b2e-8d5a-4a3e-9a53-4f0f6a3f2a11"
-START_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -31,28 +32,23 @@ def certificates(tmp_path_factory):
 def serve(running, make_datastore, certificates):
     """Starts an API process with the certificate that is there now. Returns its port."""
     make_datastore()
-    started = []
 
     def start():
         (port,) = free_ports(1)
         files = {"tls_certificate": certificates.certificate, "tls_key": certificates.key}
         named = {"topology": running.path, "kafka": "127.0.0.1:9", "port": port, "log_level": "warning", **files}
         env = os.environ | environment_of(ApiSettings, named)
-        started.append(subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env))
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                assert httpx.get(f"https://127.0.0.1:{port}/readyz", verify=False).status_code == 200
-                return port
-            except httpx.TransportError:
-                assert started[-1].poll() is None, "the process ended"
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        process = subprocess.Popen([sys.executable, "-m", "api"], cwd=ROOT, env=env)
+        started.enter_context(stopping(process))
 
-    yield start
-    for process in started:
-        process.terminate()
-        process.wait(60)
+        def answers():
+            assert process.poll() is None, "the process ended"
+            return httpx.get(f"https://127.0.0.1:{port}/readyz", verify=False).status_code == 200 and port
+
+        return until(answers)
+
+    with ExitStack() as started:
+        yield start
 
 
 @pytest.fixture(scope="module")

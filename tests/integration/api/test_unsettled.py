@@ -20,11 +20,11 @@ from schemaless.storage.buffer_table import BufferRow, BufferSelection
 from schemaless.storage.erasure_table import Erasure
 from schemaless.storage.operation import query
 from tests.move_harness import ShardMove
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
 ROWS = 1200  # more than two pages
-TIMEOUT_S = 20.0
 
 
 async def test_a_home_is_settled_by_one_look_however_many_rows_wait(async_storage, make_datastore):
@@ -39,7 +39,7 @@ async def test_a_home_is_settled_by_one_look_however_many_rows_wait(async_storag
     unsettled = Unsettled(async_storage, Catalogue(async_storage), lambda server: True)
     looking = asyncio.create_task(unsettled.run())
     try:
-        await until(lambda: "a" not in unsettled)
+        await async_until(lambda: "a" not in unsettled)
     finally:
         looking.cancel()
 
@@ -62,12 +62,12 @@ async def test_a_shard_that_moved_is_settled_when_all_that_waited_is_at_its_home
     unsettled = Unsettled(async_storage, Catalogue(async_storage), lambda server: True)
     looking = asyncio.create_task(unsettled.run())
     try:
-        await until(lambda: not unsettled.may_have(datastore, 0))
+        await async_until(lambda: not unsettled.may_have(datastore, 0))
         assert unsettled.may_have(datastore, 1)
         found, _ = await unsettled.cells(datastore, "b", BufferSelection(row.key.row_key))
         assert [cell.key for cell in found] == [row.key]
         await async_storage.master("b").run(entity_table.put_cells, datastore, [row])
-        await until(lambda: not unsettled.may_have(datastore, 1))
+        await async_until(lambda: not unsettled.may_have(datastore, 1))
         assert unsettled.may_have(datastore, 2)
     finally:
         looking.cancel()
@@ -112,10 +112,3 @@ def row_key_in(datastore, shard):
     while shard_of(row := RowKey(uuid.uuid4().bytes), datastore.shards) != shard:
         pass
     return CellKey(row, ColumnName("BASE"), RefKey(1))
-
-
-async def until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
@@ -12,6 +11,7 @@ from schemaless import cells_topic, each_cell, faust_app
 from schemaless.codec import encode_record
 from schemaless.location import GenerationStart
 from tests.topic_harness import announce, new_topic, produce_foreign, publish, stored_cell
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -48,10 +48,8 @@ class Agent:
         self.app.conf.stream_wait_empty = False
         await self.app.stop()
 
-    async def wait_for(self, condition, timeout_s=120.0):
-        async with asyncio.timeout(timeout_s):
-            while not condition(self):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+    async def wait_for(self, condition):
+        await async_until(lambda: condition(self), lambda: self.given)
 
 
 def committed(kafka, datastore, group):
@@ -86,11 +84,12 @@ async def test_an_agent_is_given_cells_and_nothing_else(kafka):
         await agent.wait_for(lambda agent: len(agent.given) == 8)
         publish(kafka, datastore, [stored_cell(0, 9, generation=2)])
         await agent.wait_for(lambda agent: len(agent.given) == 9)
-        deadline = time.monotonic() + 60
         last = 5 + 1 + 3 + 2 + 2 + 3 + 1 + 1  # cells, foreign, aborted, announced, cells, one more; and their markers
-        while (offset := await asyncio.to_thread(committed, kafka, datastore, group)) < last:
-            assert time.monotonic() < deadline, offset
-            await asyncio.sleep(0.1)
+
+        async def are_committed():
+            return await asyncio.to_thread(committed, kafka, datastore, group) >= last
+
+        await async_until(are_committed)
         counts = agent.topic.counts
     assert agent.given == list(range(1, 10))
     assert (counts.cells, counts.generations, counts.foreign) == (9, 1, 3)

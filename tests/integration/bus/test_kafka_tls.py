@@ -1,6 +1,5 @@
 """Connections to Kafka are encrypted and verified, with an account: librdkafka's and Faust's (I17)."""
 
-import asyncio
 import socket
 import ssl
 import threading
@@ -20,6 +19,7 @@ from schemaless.stack.kafka_broker import BrokerTls, answers
 from schemaless.stack.local import running_kafka
 from schemaless.topology import Datastore
 from tests.certificates import make_certificates
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -74,9 +74,7 @@ async def test_faust_gets_in_over_tls(encrypted, certificates):
             pass
 
     async with app:
-        async with asyncio.timeout(60):
-            while not app.consumer.assignment():  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await async_until(app.consumer.assignment)
 
 
 def test_a_wrong_ca_is_refused(opens, encrypted, certificates):

@@ -16,6 +16,7 @@ from schemaless.location import Location
 from schemaless.position import Position
 from schemaless.stack.local import running_kafka
 from schemaless.topology import Datastore
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,14 +51,10 @@ def publish(bootstrap, datastore, *locations):
     producer.commit_transaction(30)
 
 
-def known(published, datastore, timeout_s=120.0):
+def known(published, datastore):
     """What it knows once it has read everything that there is."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return published.of([datastore], ASKED_S)
-        except BusUnavailable:
-            assert time.monotonic() < deadline
+    (found,) = until(lambda: [published.of([datastore], ASKED_S)])
+    return found
 
 
 def knows(published, datastore, wanted):

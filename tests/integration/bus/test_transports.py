@@ -18,6 +18,7 @@ from schemaless.errors import BusUnavailable, SchemalessError
 from tests.topic_harness import new_topic, publish, stored_cell
 from tests.unit.schemaless.consume.test_host import SETTINGS as HOST_SETTINGS
 from tests.unit.schemaless.consume.test_host import MemoryConsumer, MemoryMasters
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -56,11 +57,11 @@ class Collector:
             else:
                 self.values[partition].append(record.value)
 
-    async def wait_for(self, count, timeout_s=120.0):
-        deadline = time.monotonic() + timeout_s
-        while sum(map(len, self.values.values())) < count:
-            assert time.monotonic() < deadline, {n: len(found) for n, found in self.values.items()}
-            await asyncio.sleep(0.02)
+    async def wait_for(self, count):
+        await async_until(lambda: self.count() >= count, self.count)
+
+    def count(self):
+        return sum(map(len, self.values.values()))
 
 
 @pytest.fixture(autouse=True)
@@ -94,9 +95,8 @@ class running:  # reads as `async with running(…) as collector`
 
     async def __aenter__(self):
         self.task = asyncio.create_task(self.transport.run())
-        async with asyncio.timeout(30):
-            await self.collector.assigned_at_all.wait()
-            await self.greeting()
+        await self.collector.assigned_at_all.wait()
+        await self.greeting()
         return self.collector
 
     async def greeting(self):
@@ -217,7 +217,7 @@ async def test_on_faust_the_task_that_knows_the_brokers_is_started_again(kafka, 
             died.append(client._sync_task)
 
         thread.thread_loop.call_soon_threadsafe(swap)
-        await until(lambda: died and client._sync_task is not died[0] and not client._sync_task.done())
+        await async_until(lambda: died and client._sync_task is not died[0] and not client._sync_task.done())
         committed = await asyncio.to_thread(produce, kafka, datastore, 3)
         await collector.wait_for(count(committed))
 
@@ -227,11 +227,12 @@ async def test_offsets_are_committed_across_markers_and_aborted_records(kafka, d
     async with running(kafka, datastore) as collector:
         committed = await asyncio.to_thread(produce, kafka, datastore, 60)
         await collector.wait_for(count(committed))
-        deadline = time.monotonic() + 60
+
+        async def committed_all():
+            return await asyncio.to_thread(lag, kafka, datastore) <= PARTITIONS
+
         # 59 % 3 == 2: the last transaction was committed, so only its marker lies behind the last record.
-        while (left := await asyncio.to_thread(lag, kafka, datastore)) > PARTITIONS:
-            assert time.monotonic() < deadline, left
-            await asyncio.sleep(0.2)
+        await async_until(committed_all)
 
 
 async def test_the_next_member_goes_on_where_the_last_one_stopped(kafka, datastore):
@@ -267,8 +268,7 @@ async def test_a_failure_of_the_receiver_ends_the_transport(kafka, datastore, ki
 
         collector.take = fail
         await asyncio.to_thread(produce, kafka, datastore, 1)
-        async with asyncio.timeout(15):
-            await asyncio.wait({member.task})
+        await asyncio.wait({member.task})
         assert isinstance(member.task.exception(), BusUnavailable)
         assert isinstance(member.task.exception().__cause__, RuntimeError)
     assert await asyncio.to_thread(lag, kafka, datastore) > PARTITIONS
@@ -289,7 +289,7 @@ async def test_on_faust_the_group_confirms_a_member_of_its_present_generation(ka
 
 async def test_a_member_confirms_only_what_it_owns(kafka, datastore):
     async with running(kafka, datastore, PlainTransport) as first, running(kafka, datastore, PlainTransport) as second:
-        await until(lambda: first.owned and second.owned and len(first.owned) + len(second.owned) == PARTITIONS)
+        await async_until(lambda: first.owned and second.owned and len(first.owned) + len(second.owned) == PARTITIONS)
         await first.transport.confirm(first.owned)
         with pytest.raises(BusUnavailable, match="aren't ours"):
             await first.transport.confirm(second.owned)
@@ -298,7 +298,7 @@ async def test_a_member_confirms_only_what_it_owns(kafka, datastore):
 async def test_a_member_whose_session_is_a_second_may_call(kafka, datastore, kind):
     """Its heartbeats come more often then. The group keeps it."""
     async with running(kafka, datastore, kind, session_timeout_s=1.0) as member:
-        await until(member.transport.is_alive)
+        await async_until(member.transport.is_alive)
         await member.transport.confirm(member.owned)
         assert len(member.owned) == PARTITIONS
 
@@ -310,8 +310,7 @@ async def test_a_member_with_the_other_transport_is_refused_and_the_group_goes_o
     async with member as collector:
         other = running(kafka, datastore, newcomer)
         refused = asyncio.create_task(other.transport.run())
-        async with asyncio.timeout(30):
-            await asyncio.wait({refused})
+        await asyncio.wait({refused})
         assert isinstance(refused.exception(), SchemalessError)
         assert "need the same transport" in str(refused.exception())
         assert not other.collector.owned
@@ -324,10 +323,12 @@ async def test_partitions_that_come_back_in_the_next_generation_are_kept(kafka, 
     """Eager assignment takes all away from everybody. Between two generations that follow, nobody else had them."""
     async with running(kafka, datastore, kind) as first:
         async with running(kafka, datastore, kind) as second:
-            await until(lambda: first.owned and second.owned and len(first.owned) + len(second.owned) == PARTITIONS)
+            await async_until(
+                lambda: first.owned and second.owned and len(first.owned) + len(second.owned) == PARTITIONS
+            )
             assert first.kept[-1] == first.owned
             assert second.kept[-1] == []
-        await until(lambda: len(first.owned) == PARTITIONS)  # so that no rebalance is under way when the loop closes
+        await async_until(lambda: len(first.owned) == PARTITIONS)  # no rebalance is under way when the loop closes
 
 
 class GatedConsumer(MemoryConsumer):
@@ -364,17 +365,17 @@ async def test_a_slow_shard_and_a_cluster_that_is_away_hold_up_no_other(kafka, k
 
     try:
         await bring(1)
-        await until(lambda: sorted(consumer.seen) == [(0, 1), (1, 1), (2, 1), (3, 1)])
+        await async_until(lambda: sorted(consumer.seen) == [(0, 1), (1, 1), (2, 1), (3, 1)])
         consumer.gates[1] = asyncio.Event()
         masters.unreachable.add("a")
         for added_id in (2, 3, 4):
             await bring(added_id)
-            await until(lambda added_id=added_id: consumer.places(3)[-1] == added_id)
+            await async_until(lambda added_id=added_id: consumer.places(3)[-1] == added_id)
         assert consumer.places(3) == [1, 2, 3, 4]
         assert consumer.places(1) == [1]
         masters.unreachable.clear()
         consumer.gates[1].set()
-        await until(lambda: len(consumer.seen) == 16)
+        await async_until(lambda: len(consumer.seen) == 16)
         assert [consumer.places(shard) for shard in range(4)] == [[1, 2, 3, 4]] * 4
     finally:
         for task in tasks:
@@ -382,18 +383,11 @@ async def test_a_slow_shard_and_a_cluster_that_is_away_hold_up_no_other(kafka, k
         await asyncio.wait(tasks)
 
 
-async def until(holds, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-
-
 async def test_a_topic_that_was_made_anew_is_read_within_a_session(kafka, datastore, kind):
     """The clients look for new topics and partitions every few seconds, and not every five minutes."""
     async with running(kafka, datastore, kind) as collector:
         admin = AdminClient({"bootstrap.servers": kafka})
         await asyncio.to_thread(admin.delete_topics([datastore.topic])[datastore.topic].result)
-        await until(lambda: not collector.owned, 20)
+        await async_until(lambda: not collector.owned)
         await asyncio.to_thread(ensure_topics, kafka, datastore)
-        await until(lambda: sorted(collector.owned) == list(range(PARTITIONS)), 20)
+        await async_until(lambda: sorted(collector.owned) == list(range(PARTITIONS)))

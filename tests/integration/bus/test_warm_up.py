@@ -1,6 +1,5 @@
 """A broker is warmed for a bounded time, and nothing of it stays."""
 
-import time
 from itertools import count
 
 import pytest
@@ -8,6 +7,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from schemaless.bus import warm_up
 from schemaless.errors import BusUnavailable
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -16,10 +16,7 @@ def admin(kafka):
 
 
 def await_deletion(admin):
-    deadline = time.monotonic() + 60
-    while warm_up.TOPIC in admin.list_topics(timeout=10).topics:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: warm_up.TOPIC not in admin.list_topics(timeout=60).topics)
 
 
 def test_it_commits_until_its_time_is_over(admin, kafka):

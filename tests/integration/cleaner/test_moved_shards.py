@@ -1,7 +1,6 @@
 """The buffer cleaner and `buffer wait` where a shard moved after its cells were buffered (I6)."""
 
 import asyncio
-import time
 import uuid
 
 import pytest
@@ -19,6 +18,7 @@ from schemaless.storage.buffer_table import BufferRow, Sizes
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
 from tests.move_harness import ShardMove
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -59,11 +59,11 @@ async def buffered(storage, datastore) -> dict[str, list[tuple[bytes, str]]]:
 
 
 async def until_empty(cleaner, storage, datastore) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while any((await buffered(storage, datastore)).values()):
-        assert time.monotonic() < deadline, await buffered(storage, datastore)
+    async def is_empty():
         await cleaner.step()
-        await asyncio.sleep(0.02)
+        return not any((await buffered(storage, datastore)).values())
+
+    await async_until(is_empty)
 
 
 async def bodies(storage, datastore, rows, home):
@@ -112,10 +112,12 @@ async def test_a_closed_shard_of_a_page_costs_that_shard_only(datastore, move, a
     waits, others = row_in(datastore, SHARD), [row_in(datastore, shard) for shard in (0, 2, 3)]
     await async_storage.master("b").run(buffer_table.insert, datastore, [waits, *others])
     cleaner = Cleaner(async_storage)
-    deadline = time.monotonic() + TIMEOUT_S
-    while (await buffered(async_storage, datastore))["b"] != [(waits.key.row_key, "a")]:
-        assert time.monotonic() < deadline
+
+    async def only_one_waits():
         await cleaner.step()
+        return (await buffered(async_storage, datastore))["b"] == [(waits.key.row_key, "a")]
+
+    await async_until(only_one_waits)
     assert await bodies(async_storage, datastore, others, "a") == [row.body for row in others]
     refused = "SELECT COUNT(*) FROM schemaless.refusal JOIN schemaless.buffer USING (buffer_id) WHERE datastore = %s"
     assert await async_storage.master("b").run(query, sql(refused, datastore.name.encode())) == ((0,),)

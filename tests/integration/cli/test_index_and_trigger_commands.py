@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
@@ -22,6 +21,7 @@ from tests.consumer_harness import running_consumer
 from tests.environment import environment_of
 from tests.integration.api.api_harness import ROOT
 from tests.log_harness import running_tailers
+from tests.waiting import until
 
 MAIN = "from schemaless.__main__ import main; main()"
 CARRIERS = ("HA", "UA")
@@ -89,14 +89,6 @@ def flights(client, count):
     return rows
 
 
-def wait_for(what, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
-
-
 @pytest.fixture
 def index(environment, datastore):
     """Runs `schemaless index COMMAND by_tail …` in this process, and gives what it printed or raised."""
@@ -124,7 +116,7 @@ def test_an_index_from_a_file_is_awaited_listed_and_asked(tmp_path, command, ind
     assert "by_tail active" in command("index", "wait", "by_tail", "--timeout", "30")
     assert "by_tail active" in command("index", "list")
     assert json.loads(command("index", "status", "by_tail", "--json"))["definition"]["shard_field"] == "tailnum"
-    found = wait_for(
+    found = until(
         lambda: json.loads(
             command("index", "query", "by_tail", "tailnum=N1", "time_hour.lt=2013-01-03T00:00:00Z", "--json")
         )["entries"]
@@ -180,14 +172,14 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
     ):
         try:
             rows = flights(client, 40)
-            wait_for(lambda: all(client.get_cell_latest(row, "STATUS").is_completed for row in rows["HA"]))
+            until(lambda: all(client.get_cell_latest(row, "STATUS").is_completed for row in rows["HA"]))
             newest = [client.get_cell_latest(row, "STATUS") for row in rows["HA"]]
             assert {(cell.ref_key, cell.result, cell.dep_delay is not None) for cell in newest} == {
                 (2, "SUCCESS", True)
             }
             assert {client.get_cell_latest(row, "STATUS").ref_key for row in rows["UA"]} == {1}
             assert "billing" in command("triggers", "list")
-            wait_for(lambda: "billing: running, 0 cells (" in command("triggers", "status", "billing"))
+            until(lambda: "billing: running, 0 cells (" in command("triggers", "status", "billing"))
             assert "resumed: 0 stopped shards, 0 paused shards" in command("triggers", "resume", "billing")
             assert "shards would be paused. 2 workers would obey" in command(
                 "triggers", "pause", "billing", "--dry-run"
@@ -197,7 +189,7 @@ def test_billing_bills_every_flight_of_its_carrier_once(tmp_path, command, envir
             assert "resumed: the whole program\n" in command("triggers", "resume", "billing")
             calls = read_calls(tmp_path)
             ways = "program billing: running, 2 workers"  # one that ended is counted for half a minute
-            wait_for(lambda: ways in command("explain", str(rows["HA"][0])))
+            until(lambda: ways in command("explain", str(rows["HA"][0])))
             told = command("explain", str(rows["HA"][0]))
             assert "caused by billing/bill_rider@" in told
             assert "finished by the checkpoint" in told

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 import uuid
 
 import pytest
@@ -15,6 +14,7 @@ from schemaless.config import ConsumerSettings
 from tests.consumer_harness import running_consumer, write_program
 from tests.environment import environment_of
 from tests.log_harness import running_tailers
+from tests.waiting import until
 
 PROGRAM = """
 import pathlib
@@ -50,14 +50,6 @@ def command(running, kafka, api, datastore):
     return run
 
 
-def wait_for(what, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
-
-
 def test_people_find_what_is_parked_and_call_it_again(tmp_path, running, kafka, api, datastore, command):
     """A retry in order, a discard with its reason, a pause, and a seek that calls everything again."""
     program = ["consumers", write_program(tmp_path, "cards", PROGRAM), "--datastore", datastore.name]
@@ -77,20 +69,20 @@ def test_people_find_what_is_parked_and_call_it_again(tmp_path, running, kafka, 
             client.put_cell(row, "BASE", 1, {"card": "declined"})
             client.put_cell(row, "BASE", 2, {"card": "good"})
         client.put_cell(uuid.uuid4(), "BASE", 1, {"card": "good"})
-        wait_for(lambda: "cards" in command("triggers", "list"))
-        wait_for(lambda: "2 match" in command("parked", "list", "cards", "cause=error"))
+        until(lambda: "cards" in command("triggers", "list"))
+        until(lambda: "2 match" in command("parked", "list", "cards", "cause=error"))
         assert "ValueError: the card was declined" in command("parked", "show", "cards", str(bad))
-        wait_for(lambda: counts() == {"seen": 5, "called": 1, "parked": 2, "waiting": 2})
+        until(lambda: counts() == {"seen": 5, "called": 1, "parked": 2, "waiting": 2})
         assert "2 parked cells to be called again (dry run)" in command(
             "parked", "retry", "cards", "all", "--dry-run"
         )  # fmt: skip
         command("parked", "discard", "cards", f"row_key={worse}", "--reason", "a test ride", "--yes")
         (tmp_path / "repaired").touch()
         command("parked", "retry", "cards", f"row_key={bad}")
-        wait_for(lambda: counts() == {"seen": 5, "called": 4, "skipped": 1})
+        until(lambda: counts() == {"seen": 5, "called": 4, "skipped": 1})
         command("triggers", "pause", "cards", "--reason", "a deploy")
         assert "a deploy" in command("triggers", "status", "cards")
         assert "5 cells to come again" in command("triggers", "seek", "cards", "beginning", "--yes")
         command("triggers", "resume", "cards")
-        wait_for(lambda: counts() == {"seen": 5, "called": 5})
+        until(lambda: counts() == {"seen": 5, "called": 5})
         assert "0 match" in command("parked", "list", "cards")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +14,7 @@ from schemaless import AsyncClient, Client, Location
 from schemaless.errors import LocationGone
 from tests.integration.api.api_harness import ROOT, api_process, row_in
 from tests.log_harness import restore
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -75,26 +77,26 @@ def test_a_tail_of_all_shards_outlives_its_hosts(running, api, datastore):
     with api_process(running.path) as one, api_process(running.path) as two:
         hosts = [f"http://127.0.0.1:{process.port}" for process in (one, two)]
         with (
+            ThreadPoolExecutor(1) as pool,  # it ends last, and the reader with its client
             Client(hosts, datastore=datastore.name) as client,
             Client([f"http://127.0.0.1:{api.port}"], datastore=datastore.name) as writer,
         ):
-
-            def write():
-                for _ in range(60):
-                    put(writer, datastore, 5, shard=0)
-                    for shard in range(datastore.shards):
-                        put(writer, datastore, 1, shard)
-
-            writing = threading.Thread(target=write)
-            writing.start()
-            tail = client.tail(wait_s=1)
             expected = 60 * (5 + datastore.shards)
-            cells = []
-            for count in range(1, expected + 1):
-                cells.append(next(tail))
-                if count == expected // 4:
-                    one.process.kill()
-            writing.join()
+
+            def read():
+                tail, cells = client.tail(wait_s=1), []
+                for count in range(1, expected + 1):
+                    cells.append(next(tail))
+                    if count == expected // 4:
+                        one.process.kill()
+                return cells
+
+            reading = pool.submit(read)
+            for _ in range(60):
+                put(writer, datastore, 5, shard=0)
+                for shard in range(datastore.shards):
+                    put(writer, datastore, 1, shard)
+            cells = reading.result(LIMIT_S)
     by_shard = {shard: [cell.added_id for cell in cells if cell.shard == shard] for shard in range(datastore.shards)}
     assert by_shard == {shard: list(range(1, (360 if shard == 0 else 60) + 1)) for shard in range(datastore.shards)}
 

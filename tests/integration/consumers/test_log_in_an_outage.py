@@ -10,8 +10,8 @@ from schemaless.config import ConsumerSettings, IndexerSettings, TailerSettings
 from schemaless.stack.plan import free_ports
 from tests.consumer_harness import write_program
 from tests.environment import environment_of
+from tests.waiting import until
 
-TIMEOUT_S = 60.0
 LINES_MAX = 30  # of a process in ten minutes. The limiter of repeats has a unit test of those
 PROGRAM = "from schemaless import trigger\n\n@trigger(column='A')\ndef seen(cell):\n    pass\n"
 HEAD = re.compile(r"^\d{4}-\d\d-\d\dT\S+Z \[\w+ *\] .*\bservice=")
@@ -55,8 +55,5 @@ def test_without_kafka_each_process_writes_few_lines_of_one_format(running, new_
 
 
 def wait_until(holds):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(holds)
     time.sleep(1.0)  # what more would come of the same kind

@@ -12,7 +12,7 @@ from schemaless.config import CleanerSettings, TailerSettings
 from schemaless.stack.plan import free_ports
 from tests.consumer_harness import running_consumer, write_program
 from tests.environment import environment_of
-from tests.log_harness import until
+from tests.waiting import async_until
 
 PROGRAM = "from schemaless import trigger\n\n@trigger(column='A')\ndef seen(cell):\n    pass\n"
 
@@ -67,14 +67,12 @@ async def test_every_service_shows_the_cells_that_passed_it(running, kafka, api,
             path = f"/cells/00000000-0000-4000-8000-{n:012d}/A/1"
             assert api.at(datastore)("PUT", path, json={"n": n}).is_success
         name = datastore.name
-        await until(
-            lambda: value_of(samples(ports["tailer"]), "tailer_cells_total", datastore=name) == 20, timeout_s=120.0
-        )
+        await async_until(lambda: value_of(samples(ports["tailer"]), "tailer_cells_total", datastore=name) == 20)
         for service in ("indexer", "trigger"):
-            await until(lambda service=service: lags_of(samples(ports[service])) == [0, 0], timeout_s=120.0)
-        await until(lambda: rows_of(samples(ports["cleaner"])) >= 20, timeout_s=120.0)
+            await async_until(lambda service=service: lags_of(samples(ports[service])) == [0, 0])
+        await async_until(lambda: rows_of(samples(ports["cleaner"])) >= 20)
         lag = {"datastore": name, "partition": "0"}  # absent while the heads of a cluster can't be read
-        await until(lambda: value_of(samples(ports["tailer"]), "tailer_lag_cells", **lag) == 0, timeout_s=120.0)
+        await async_until(lambda: value_of(samples(ports["tailer"]), "tailer_lag_cells", **lag) == 0)
         tailer, trigger, cleaner = (samples(ports[service]) for service in ("tailer", "trigger", "cleaner"))
     assert value_of(tailer, "tailer_stage_seconds_count", datastore=name, stage="commit") > 0
     of_program = {"datastore": name, "consumer": "trigger:seeing"}

@@ -8,7 +8,7 @@ from schemaless.index.definition import load_definition
 from schemaless.stack.plan import free_ports
 from tests.consumer_harness import running_consumer
 from tests.integration.api.api_harness import ROOT
-from tests.log_harness import until
+from tests.waiting import async_until
 
 _LINE = re.compile(r'schemaless_probe_seconds\{datastore="(\w+)",stage="(\w+)"\} (\S+)')
 STAGES = ["acknowledged", "logged", "published", "indexed", "triggered"]
@@ -38,7 +38,7 @@ async def test_every_stage_of_a_cell_is_measured(running, kafka, api, new_datast
         running_consumer(["indexer"], settings),
         running_consumer(arguments, settings | own),
     ):
-        await until(lambda: len(measured(port)) == len(STAGES), timeout_s=120.0)  # all have joined their groups
+        await async_until(lambda: len(measured(port)) == len(STAGES))  # all have joined their groups
         found = measured(port)
     assert sorted(found) == sorted(STAGES)
     assert 0 < found["acknowledged"] <= min(found.values())

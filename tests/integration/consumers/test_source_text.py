@@ -1,7 +1,6 @@
 """The trigger of the source texts runs as it stands there, against real servers."""
 
 import hashlib
-import time
 import uuid
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from schemaless.topology import Datastore
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import running_tailers
+from tests.waiting import until
 
 SOURCE_TEXT_SHA256 = "65f6cbd3425186b54b9d3bdb3ab71cf179daf0eda833b48143e6fc934c2c3517"
 
@@ -51,10 +51,7 @@ def test_bill_rider_runs_to_the_letter(tmp_path, running, kafka, storage, mezzan
             ) as worker,
         ):
             assert all(client.put_cells([(trip, "BASE", 1, {"fare": 12.5}) for trip in trips]))
-            deadline = time.monotonic() + 40
-            while not all(client.get_cell_latest(trip, "STATUS").is_completed for trip in trips):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda: all(client.get_cell_latest(trip, "STATUS").is_completed for trip in trips))
             wait_until_finished(storage, mezzanine, "trigger:bill_rider")
             billed = [client.get_cell_latest(trip, "STATUS") for trip in trips]
             assert worker.stop() == 0

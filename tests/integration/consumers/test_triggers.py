@@ -22,6 +22,7 @@ from schemaless.storage.trigger_order_table import ProgramPause
 from schemaless.storage.worker_table import FailingCell, WorkerReport
 from tests.consumer_harness import heads, reached, running_consumer, wait_until_finished, write_program
 from tests.log_harness import erased_at_home, new_cell, put, running_tailers
+from tests.waiting import until
 
 SHARDS = 4
 PROGRAM = """
@@ -80,14 +81,6 @@ def calls(folder):
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def wait_for(what, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def stands(storage, datastore, consumer, shard):
     master = storage.master(datastore.home(shard))
     (found,) = master.run(checkpoint_table.of_consumer, datastore.name, consumer, [shard])
@@ -139,7 +132,7 @@ def test_a_parked_cell_ends_when_it_is_erased(tmp_path, storage, datastore, sett
         return master.run(parked_table.of_row, datastore.name, [consumer], row_key, 9, 9_000)[consumer]
 
     with run(program, datastore, settings) as process:
-        wait_for(lambda: [record for record in records() if record.cause is Cause.ERROR])
+        until(lambda: [record for record in records() if record.cause is Cause.ERROR])
         assert "ValueError: poison" in records()[0].error
         # A process that died had reported its call. So had one of another program, which hasn't met the entry.
         failed = FailingCell("check", str(first.key), "1:1:1", 1, 3, 0, "ValueError: poison")
@@ -149,7 +142,7 @@ def test_a_parked_cell_ends_when_it_is_erased(tmp_path, storage, datastore, sett
             report = WorkerReport(host="h", failing=(failed,))
             storage.master(cluster).run(worker_table.put, datastore.name, name, 7, report)
         erased_at_home(storage, datastore, row_key, "BASE", 1)
-        wait_for(lambda: not records() and "erased" in [call[0] for call in calls(tmp_path)])
+        until(lambda: not records() and "erased" in [call[0] for call in calls(tmp_path)])
         wait_until_finished(storage, datastore, consumer)
         assert process.stop() == 0
     for cluster in datastore.clusters:
@@ -171,13 +164,13 @@ def test_a_shard_stops_with_its_reason_and_others_go_on(tmp_path, storage, datas
     program = write_program(tmp_path, name, PROGRAM % "def")
     consumer = f"trigger:{name}"
     with run(program, datastore, settings, "--from", "end") as process:
-        wait_for(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
+        until(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
         start = heads(storage, datastore)
         put(storage, datastore, [new_cell(datastore, {"n": 1, "stop": True}, shard=1)])
         put(storage, datastore, [new_cell(datastore, {"n": 2}, shard=shard) for shard in range(SHARDS)])
-        wait_for(lambda: stands(storage, datastore, consumer, 1).state is State.STOPPED)
+        until(lambda: stands(storage, datastore, consumer, 1).state is State.STOPPED)
         others = {shard: head for shard, head in heads(storage, datastore).items() if shard != 1}
-        wait_for(lambda: others.items() <= reached(storage, datastore, consumer).items())
+        until(lambda: others.items() <= reached(storage, datastore, consumer).items())
         stopped = stands(storage, datastore, consumer, 1)
         assert "the customer's account is locked" in stopped.reason
         assert stopped.location.added_id == start[1]
@@ -201,10 +194,10 @@ def test_a_cell_is_parked_after_its_last_attempt_and_its_shard_goes_on(tmp_path,
         return master.run(parked_table.of_shards, datastore.name, consumer, range(SHARDS))
 
     with run(program, datastore, settings, "--from", "end") as process:
-        wait_for(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
+        until(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
         put(storage, datastore, [poison])
         put(storage, datastore, [behind[0], *[new_cell(datastore, {"n": 2}, shard=1) for _ in range(5)]])
-        wait_for(lambda: [record.cause for record in records()] == [Cause.ERROR])
+        until(lambda: [record.cause for record in records()] == [Cause.ERROR])
         put(storage, datastore, [behind[1]])
         wait_until_finished(storage, datastore, consumer)
         counts = stands(storage, datastore, consumer, 1).counts
@@ -214,8 +207,8 @@ def test_a_cell_is_parked_after_its_last_attempt_and_its_shard_goes_on(tmp_path,
         (tmp_path / "repaired").touch()
         marked = "UPDATE schemaless.parked SET ordered = 'retry', due_at = UTC_TIMESTAMP(6)"
         master.run(lambda: query(marked))
-        wait_for(lambda: not records())
-        wait_for(lambda: stands(storage, datastore, consumer, 1).counts.called == 8)
+        until(lambda: not records())
+        until(lambda: stands(storage, datastore, consumer, 1).counts.called == 8)
         assert process.stop() == 0
     of_row = [call[3] for call in calls(tmp_path) if call[0] == "check" and call[3] != 2]
     assert of_row == ["poison"] * 4 + ["behind 2", "behind 3"]
@@ -226,7 +219,7 @@ def test_a_program_that_begins_at_the_end_sees_only_what_comes(tmp_path, storage
     program = write_program(tmp_path, "late", PROGRAM % "def")
     put(storage, datastore, [new_cell(datastore, {"n": "before"}) for _ in range(8)])
     with run(program, datastore, settings, "--from", "end") as process:
-        wait_for(lambda: len(reached(storage, datastore, "trigger:late")) == SHARDS)
+        until(lambda: len(reached(storage, datastore, "trigger:late")) == SHARDS)
         put(storage, datastore, [new_cell(datastore, {"n": "after"}) for _ in range(8)])
         wait_until_finished(storage, datastore, "trigger:late")
         assert process.stop() == 0
@@ -241,7 +234,7 @@ def test_other_columns_move_the_checkpoint_without_a_call(tmp_path, storage, dat
     """A cell of a column without a trigger is finished at once."""
     program = write_program(tmp_path, "columns", PROGRAM % "def")
     with run(program, datastore, settings, "--from", "end"):
-        wait_for(lambda: len(reached(storage, datastore, "trigger:columns")) == SHARDS)
+        until(lambda: len(reached(storage, datastore, "trigger:columns")) == SHARDS)
         base = [new_cell(datastore, {"n": 1}) for _ in range(8)]
         other = [ShardCell(CellKey(cell.key.row_key, "OTHER", 1), encode_body({}), cell.shard) for cell in base]
         put(storage, datastore, [*base, *other])
@@ -267,16 +260,16 @@ def test_a_call_that_takes_long_is_reported_with_its_age(tmp_path, storage, data
         return next((row.report for row in found if row.consumer == "trigger:slow"), None)
 
     with run(program, datastore, {**settings, "transport": "plain"}, "--from", "end") as process:
-        wait_for(lambda: len(reached(storage, datastore, "trigger:slow")) == SHARDS)
+        until(lambda: len(reached(storage, datastore, "trigger:slow")) == SHARDS)
         put(storage, datastore, [new_cell(datastore, {"n": 1}, shard=2)])
         for cluster in datastore.clusters:
-            wait_for(lambda cluster=cluster: report(cluster) is not None and report(cluster).oldest_call)
+            until(lambda cluster=cluster: report(cluster) is not None and report(cluster).oldest_call)
             found = report(cluster)
             assert (found.oldest_call.trigger, found.oldest_call.shard) == ("waits", 2)
             assert found.oldest_call.age_s >= 2.0
             assert (found.transport, found.is_member, found.pid) == ("plain", True, process.process.pid)
         (tmp_path / "go").touch()
-        wait_for(lambda: report("a").oldest_call is None)
+        until(lambda: report("a").oldest_call is None)
         assert process.stop() == 0
     assert report("a") is None
 
@@ -325,7 +318,7 @@ def test_pauses_and_seeks_that_people_order_are_carried_out(tmp_path, storage, d
             storage.master(cluster).run(trigger_order_table.put_program, name, consumer, pause)
 
     with run(program, datastore, settings, "--from", "end") as process:
-        wait_for(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
+        until(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
         start = stands(storage, datastore, consumer, 1).position
         put(storage, datastore, [new_cell(datastore, {"n": "first"}, shard=1)])
         wait_until_finished(storage, datastore, consumer)
@@ -337,7 +330,7 @@ def test_pauses_and_seeks_that_people_order_are_carried_out(tmp_path, storage, d
         order(ProgramPause(paused=False, reason=None, changed_at=2))
         wait_until_finished(storage, datastore, consumer)
         storage.master(datastore.home(1)).run(trigger_order_table.seek, name, consumer, [start], 1)
-        wait_for(lambda: [call[3] for call in calls(tmp_path) if call[0] == "check"] == ["first", "second"] * 2)
-        wait_for(lambda: stands(storage, datastore, consumer, 1).counts.called == 2)
+        until(lambda: [call[3] for call in calls(tmp_path) if call[0] == "check"] == ["first", "second"] * 2)
+        until(lambda: stands(storage, datastore, consumer, 1).counts.called == 2)
         assert stands(storage, datastore, consumer, 1).counted_from == start.added_id
         assert process.stop() == 0

@@ -1,7 +1,7 @@
 """How the master of a cluster changes where servers are late or busy, on real ones."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -12,7 +12,8 @@ from schemaless.errors import NotWhole, SchemalessError, StateConflict
 from schemaless.runtime.events import Event, observing
 from schemaless.storage.admin_session import AdminSession
 from schemaless.topology import Appointment
-from tests.integration.controller.test_server import WRITE, make_tables, promote, three_servers, until
+from tests.integration.controller.test_server import WRITE, make_tables, promote, three_servers
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(120)]
 
@@ -67,14 +68,14 @@ class Cluster:
 
         with AdminSession(self.servers.administrators["a1"]) as session:
             number = session.query("SELECT CONNECTION_ID() AS id")[0]["id"]
-            thread = threading.Thread(target=run)
-            thread.start()
-            try:
-                until(lambda: any("SLEEP" in (one["Info"] or "") for one in self._sessions("a1")))
-                yield
-            finally:
-                self.servers.admin("a1", f"KILL {number}")
-                thread.join()
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(run)
+                try:
+                    until(lambda: any("SLEEP" in (one["Info"] or "") for one in self._sessions("a1")))
+                    yield
+                finally:
+                    self.servers.admin("a1", f"KILL {number}")
+                running.result()
 
     def _sessions(self, name):
         return self.servers.admin(name, "SHOW PROCESSLIST")
@@ -181,19 +182,17 @@ def test_a_server_that_was_left_out_joins_with_no_tail_in_its_relay_log(cluster)
     for name in ("a2", "a3"):
         servers.caught_up(name, "a1")
     servers.admin("a2", "STOP REPLICA IO_THREAD")
-    with lagging(cluster, "a3") as lock:
+    with ThreadPoolExecutor(1) as pool, lagging(cluster, "a3") as lock:
         servers.write("a1")
         tail = servers.look("a1").executed
         until(lambda: not servers.lacks(servers.look("a3").received, tail))
         servers.admin("a1", "SET GLOBAL read_only = ON")
         promote(servers, "a2", servers.ballot().epoch)
         cluster.appoint("a2")
-        followed = []
-        joining = threading.Thread(target=lambda: followed.append(cluster.change.follow(Follow("a3"))))
-        joining.start()
-        until(lambda: cluster.stopping("a3") or not joining.is_alive())
+        joining = pool.submit(cluster.change.follow, Follow("a3"))
+        until(lambda: cluster.stopping("a3") or joining.done())
         lock.query("UNLOCK TABLES")
-        joining.join()
+        followed = joining.result()
     assert not servers.lacks(servers.look("a3").executed, tail)
-    assert followed != [""]
+    assert followed != ""
     assert "a3" not in cluster.appointment.voters

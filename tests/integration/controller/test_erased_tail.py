@@ -20,7 +20,8 @@ from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.erasure_table import Erasure
 from schemaless.storage.operation import query
 from schemaless.storage.post_version import NewVersion
-from tests.integration.controller.test_tail import DATASTORE, buffered, controlled, until
+from tests.integration.controller.test_tail import DATASTORE, buffered, controlled
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 

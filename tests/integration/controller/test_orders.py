@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -26,6 +25,7 @@ from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.environment import environment_of
 from tests.failover_harness import start_controller_process
 from tests.integration.api.api_harness import ROOT, assert_problem, production_api
+from tests.waiting import until
 
 pytestmark = pytest.mark.storage
 
@@ -103,14 +103,6 @@ class Installation:
 
     def administrator(self, name):
         return next(node for node in self.running.administrators.cluster(name[0]).nodes if node.name == name)
-
-
-def until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return found
 
 
 def waits(controller, cluster):

@@ -17,6 +17,7 @@ from schemaless.storage.appointment_table import OrderKind, OrderState, Topology
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
+from tests import waiting
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.log_harness import new_cell, put, restore, running_tailers, wait_for_records
 
@@ -45,11 +46,13 @@ def controlled(running, published=lambda datastores: {}):
     with closing(Controller(running.administrators, ControllerMode.MANUAL, **how)) as controller:
 
         def until(cluster, state, order=None):
-            began = time.monotonic()
-            while cluster not in controller.states or controller.states[cluster].state != state:
-                assert time.monotonic() - began < 60, controller.states
+            def reached():
+                if cluster in controller.states and controller.states[cluster].state == state:
+                    return True
                 controller.step({cluster: order} if order else {})
-                time.sleep(0.05)
+                return False
+
+            waiting.until(reached, lambda: controller.states)
             return controller.states[cluster].why
 
         yield until

@@ -19,6 +19,7 @@ from schemaless.storage.everywhere import after
 from schemaless.storage.pymysql_driver import SyncStorage
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.failover_harness import start_controller_process
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
 
@@ -60,11 +61,7 @@ class Stage:
         self.start()
 
     def until(self, condition, what):
-        deadline = time.monotonic() + 60
-        while not (found := condition()):
-            assert time.monotonic() < deadline, what
-            time.sleep(0.02)
-        return found
+        return until(condition, lambda: what)
 
     @property
     def known(self):

@@ -3,7 +3,8 @@
 import itertools
 import threading
 import time
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
@@ -18,6 +19,7 @@ from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode, SyncStorage
 from schemaless.topology import Appointment, Ballot, Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.storage
 
@@ -73,13 +75,6 @@ class StorageServers:
         """Waits until a server contains what another one has executed."""
         wanted = self.look(master).executed
         until(lambda: not self.lacks(self.look(name).executed, wanted))
-
-
-def until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -160,30 +155,28 @@ def test_an_act_needs_the_promise(servers):
 
 def test_eight_writers_are_fenced(servers):
     """No row is added after it returned, an open transaction is undone, and minions go on receiving."""
-    before, refused = servers.written("a1"), []
+    before, over = servers.written("a1"), threading.Event()
 
     def write_on():
         with closing(SyncNode(servers.services["a1"])) as node:
             try:
-                while True:
+                while not over.is_set():
                     node.run(query, WRITE, again_on=())
-            except StorageUnavailable as error:
-                refused.append(error)
+            except StorageUnavailable:
+                return "refused"
 
-    writers = [threading.Thread(target=write_on) for _ in range(8)]
-    with AdminSession(servers.services["a1"]) as idle:
+    with ThreadPoolExecutor(8) as pool, AdminSession(servers.services["a1"]) as idle, ExitStack() as ended:
+        ended.callback(over.set)
         idle.query(f"BEGIN; {WRITE}; UPDATE schemaless.shard_head SET generation = 99")
-        for writer in writers:
-            writer.start()
+        writers = [pool.submit(write_on) for _ in range(8)]
         until(lambda: servers.written("a1") > before + 100)
         with servers.acting("a1") as act:
             act.fence()
             after = servers.written("a1")
-            for writer in writers:
-                writer.join()
+            assert [writer.result(LIMIT_S) for writer in writers] == ["refused"] * 8
             with pytest.raises(StorageUnavailable):
                 idle.query("COMMIT")
-            assert (servers.written("a1"), len(refused)) == (after, 8)
+            assert servers.written("a1") == after
             assert servers.admin("a1", "SELECT * FROM information_schema.innodb_trx") == []
             with pytest.raises(StorageUnavailable, match="read-only"):
                 servers.write("a1")
@@ -196,15 +189,14 @@ def test_eight_writers_are_fenced(servers):
 def test_a_statement_that_takes_long_is_not_fenced(servers):
     """Nothing has changed then, and the caller may try again."""
     slow = f"{WRITE.partition('VALUES')[0]} SELECT UTC_TIMESTAMP(6), SLEEP(4), '', '', ''"
-    with closing(SyncNode(servers.services["a1"])) as node:
-        writer = threading.Thread(target=node.run, args=(query, slow))
-        writer.start()
+    with closing(SyncNode(servers.services["a1"])) as node, ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(node.run, query, slow)
         until(lambda: any("SLEEP" in (one["Info"] or "") for one in servers.admin("a1", "SHOW PROCESSLIST")))
         with servers.acting("a1") as act:
             with pytest.raises(LockTimeout):
                 act.fence()
             assert not act.look().read_only
-            writer.join()
+            writer.result(LIMIT_S)
             act.fence()
             assert act.look().read_only
             act.open()

@@ -1,6 +1,5 @@
 """A former master with a tail comes back, on real servers: it is kept and put again, and nothing stored changes."""
 
-import time
 import uuid
 from contextlib import contextmanager
 
@@ -31,6 +30,7 @@ from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
@@ -40,13 +40,6 @@ MINE, THEIRS = encode_body({"n": 1}), encode_body({"n": 2})
 
 class KilledError(Exception):
     """Stands for the end of the process."""
-
-
-def until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def cell_of(home, body=MINE, *, key=None):
@@ -79,12 +72,13 @@ class World:
     def new_controller(self):
         return Controller(self.running.administrators, ControllerMode.AUTOMATIC, services=self.running.topology)
 
-    def step_until(self, condition, timeout_s=120.0):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, self.controller.states
-            self.controller.step({})
-            time.sleep(0.1)
+    def step_until(self, condition):
+        def stepped():
+            if not (holds := condition()):
+                self.controller.step({})
+            return holds
+
+        until(stepped, lambda: self.controller.states)
         self.storage.look()
 
     def healthy(self):

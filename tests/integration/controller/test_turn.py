@@ -1,7 +1,6 @@
 """Whose turn it is: one controller's that hears servers, on real servers and a real broker."""
 
 import subprocess
-import time
 from contextlib import closing, contextmanager
 
 import pytest
@@ -15,15 +14,9 @@ from schemaless.stack.local import LocalServer, running_kafka, running_topology
 from schemaless.storage.pymysql_driver import SyncStorage
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.failover_harness import start_controller_process
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_one_that_can_do_nothing_gives_its_turn_up(kafka):

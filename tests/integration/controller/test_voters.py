@@ -17,7 +17,8 @@ from schemaless.storage.appointment_table import OrderKind, OrderState
 from schemaless.storage.asyncmy_driver import AsyncStorage
 from schemaless.storage.operation import query
 from schemaless.storage.sql import sql
-from tests.failover_harness import TIMEOUT_S, Puts, check, drill, in_thread, make_datastore
+from tests.failover_harness import Puts, check, drill, in_thread, make_datastore
+from tests.waiting import async_until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
 
@@ -62,10 +63,10 @@ async def waiting(puts, home, secondary):
 
 
 async def until_none_wait(puts, home, secondary):
-    deadline = time.monotonic() + TIMEOUT_S
-    while left := await waiting(puts, home, secondary):
-        assert time.monotonic() < deadline, f"{left} wait"
-        await asyncio.sleep(0.1)
+    async def none_wait():
+        return not await waiting(puts, home, secondary)
+
+    await async_until(none_wait)
 
 
 async def test_a_silent_voter_holds_up_no_promotion(drilled, puts):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -19,6 +20,7 @@ from tests.integration.api.api_harness import assert_problem
 from tests.integration.indexer.test_indexer import Rows, definition
 from tests.integration.indexer.test_life_cycle import fill, left_of, wait_gone
 from tests.log_harness import run_sql, running_tailers
+from tests.waiting import until
 
 SHARDS = 4
 LEVEL_WITHIN_S = CAUGHT_UP_WITHIN_S + 1
@@ -64,16 +66,9 @@ def versions(call, name):
     return {version["number"]: version for version in call.get(f"/indexes/{name}").json()["versions"]}
 
 
-def wait_until(holds, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def make_active(call, name):
     assert put(call, name, definition(name).document()).status_code == 201
-    wait_until(lambda: call.get(f"/indexes/{name}").json()["state"] == "active")
+    until(lambda: call.get(f"/indexes/{name}").json()["state"] == "active", lambda: call.get(f"/indexes/{name}").text)
 
 
 def ask(call, name, **query):
@@ -94,16 +89,16 @@ async def test_an_index_is_changed_while_puts_and_queries_go_on(
             asked_at.append(time.monotonic())
             answers.append(ask(call, "by_owner", limit="1000"))
 
-    asking = threading.Thread(target=put_and_ask)
-    asking.start()
-    try:
-        asked = put(call, "by_owner", changed("by_owner", "twice"), change="true", keep="0s")
-        assert asked.status_code == 201
-        assert [version["role"] for version in asked.json()["versions"]] == ["answers", "change"]
-        wait_until(lambda: answers and answers[-1].json()["version"] == 2)
-    finally:
-        stop.set()
-        asking.join()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(put_and_ask)
+        try:
+            asked = put(call, "by_owner", changed("by_owner", "twice"), change="true", keep="0s")
+            assert asked.status_code == 201
+            assert [version["role"] for version in asked.json()["versions"]] == ["answers", "change"]
+            until(lambda: asking.done() or (answers and answers[-1].json()["version"] == 2))
+        finally:
+            stop.set()
+        asking.result()
     assert {answer.status_code for answer in answers} == {200}
     numbers = [answer.json()["version"] for answer in answers]
     assert numbers == sorted(numbers)
@@ -133,7 +128,7 @@ def test_a_change_waits_for_its_switch_and_goes_back(processes, rows, call, stor
     assert_problem(put(call, "held", changed("held", "twice"), hold="true"), 422, "hold")
     assert put(call, "held", changed("held", "twice"), change="true", hold="true").status_code == 201
     assert_problem(put(call, "held", changed("held", "third"), change="true"), 409)
-    wait_until(lambda: versions(call, "held")[2]["state"] == "active")
+    until(lambda: versions(call, "held")[2]["state"] == "active")
     assert "index switch held" in versions(call, "held")[2]["what_to_do"]
     page = ask(call, "held", limit="2").json()
     assert page["version"] == 1
@@ -157,7 +152,7 @@ def test_a_change_waits_for_its_switch_and_goes_back(processes, rows, call, stor
     assert ask(call, "held", limit="2", cursor=of_new).json()["version"] == 2
     assert_problem(call("DELETE", "/indexes/held", params={"version": 1}), 409)
     assert call("DELETE", "/indexes/held", params={"version": 2}).status_code == 202
-    wait_until(lambda: versions(call, "held").keys() == {1})
+    until(lambda: versions(call, "held").keys() == {1})
     problem = assert_problem(ask(call, "held", limit="2", cursor=of_new), 422, "cursor")
     assert "begin again" in problem["detail"]
     assert_problem(call.post("/indexes/held/switch", json={"back": True}), 409)
@@ -171,14 +166,14 @@ def test_what_a_kept_version_costs_is_shown(processes, rows, call):
     fill(rows, 10)
     make_active(call, "costly")
     assert put(call, "costly", changed("costly", "twice"), change="true", keep="1h").status_code == 201
-    wait_until(lambda: call.get("/indexes/costly").json()["number"] == 2)
+    until(lambda: call.get("/indexes/costly").json()["number"] == 2)
     before = versions(call, "costly")[1]["kept_writes"]
 
     def written():
         fill(rows, 7)
         return versions(call, "costly")[1]["kept_writes"] > before
 
-    wait_until(written)
+    until(written)
     assert "kept_writes" not in versions(call, "costly")[2]
 
 
@@ -189,7 +184,7 @@ def test_a_change_that_fails_leaves_the_old_version_answering(processes, rows, c
     call("PUT", "/indexes/typo", json=changed("typo", "twice"), params={"change": "true"})
     call.post("/indexes/typo/throttle", json={"cells_per_s": 1})  # of the change: so it isn't built yet
     assert (versions(call, "typo")[1]["cells_per_s"], versions(call, "typo")[2]["cells_per_s"]) == (None, 1)
-    wait_until(lambda: versions(call, "typo")[2]["progress"]["total"])
+    until(lambda: versions(call, "typo")[2]["progress"]["total"])
     ghost = parse_definition(changed("typo", "twice"), 2)
     for shard in range(SHARDS):
         run_sql(
@@ -199,16 +194,16 @@ def test_a_change_that_fails_leaves_the_old_version_answering(processes, rows, c
             f" VALUES (x'{uuid.uuid4().hex}', 0, 1, 1, 1, 'nobody', 1, 2)",
         )
     call.post("/indexes/typo/throttle", json={"cells_per_s": 0})
-    wait_until(lambda: versions(call, "typo")[2]["state"] == "failed")
+    until(lambda: versions(call, "typo")[2]["state"] == "failed")
     shown = call.get("/indexes/typo").json()
     assert (shown["number"], shown["state"]) == (1, "active")
     assert "differ" in versions(call, "typo")[2]["reason"]
     assert ask(call, "typo").json()["version"] == 1
     assert_problem(call.post("/indexes/typo/switch", json={}), 409)
     assert call("DELETE", "/indexes/typo", params={"version": 2}).status_code == 202
-    wait_until(lambda: versions(call, "typo").keys() == {1})
+    until(lambda: versions(call, "typo").keys() == {1})
     assert put(call, "typo", changed("typo", "other"), change="true", keep="0s").status_code == 201
-    wait_until(lambda: call.get("/indexes/typo").json()["number"] == 3)
+    until(lambda: call.get("/indexes/typo").json()["number"] == 3)
     assert "other" in ask(call, "typo").json()["entries"][0]["fields"]
 
 

@@ -1,21 +1,19 @@
 """What becomes of orders for indexes while a cluster is away: they count at once, and end when it is back."""
 
-import asyncio
-import time
-
 import pytest
 
 from schemaless.bus.topics import ensure_topics
-from schemaless.errors import SchemalessError, StorageUnavailable
+from schemaless.errors import StorageUnavailable
 from schemaless.index.catalogue import create_index, drop_index, find_index, pause_index, read_versions
 from schemaless.index.definition import parse_definition
 from schemaless.storage import index_definition_table
 from schemaless.storage.index_definition_table import IndexStage, IndexState
 from tests.consumer_harness import running_consumer, wait_until_finished
-from tests.integration.indexer.test_change import changed, make_active, versions, wait_until
+from tests.integration.indexer.test_change import changed, make_active, versions
 from tests.integration.indexer.test_indexer import Rows, definition, owners, wait_active
 from tests.integration.indexer.test_life_cycle import fill, left_of
 from tests.log_harness import running_tailers
+from tests.waiting import async_until, until
 
 pytestmark = pytest.mark.faults
 
@@ -25,19 +23,6 @@ def datastore(make_datastore, kafka):
     made = make_datastore(shards=4, partitions=2)
     ensure_topics(kafka, made)
     return made
-
-
-async def seen(what, timeout_s=120.0):
-    """What answers at last with something, also after errors of a server that is away or coming back."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if found := await what():
-                return found
-        except SchemalessError:
-            pass
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
 
 
 async def test_a_drop_waits_for_a_cluster_that_is_away(running, kafka, datastore, storage, async_storage, api):
@@ -62,7 +47,7 @@ async def test_a_drop_waits_for_a_cluster_that_is_away(running, kafka, datastore
             async def clean_on_a():
                 return not left_of(storage, OneCluster(datastore, "a"), "dropped", 1)
 
-            await seen(clean_on_a)
+            await async_until(clean_on_a)
             assert (await find_index(async_storage, datastore, "dropped")).state is IndexState.DELETING
             assert "b" in call.get("/indexes/dropped").json()["what_to_do"]
         finally:
@@ -76,8 +61,8 @@ async def test_a_drop_waits_for_a_cluster_that_is_away(running, kafka, datastore
             own = storage.master("b").run(index_definition_table.all_of, datastore.name)
             return [index for index in own if index.state is IndexState.PAUSED]
 
-        await seen(gone_everywhere)
-        await seen(paused_on_b)
+        await async_until(gone_everywhere)
+        await async_until(paused_on_b)
         assert left_of(storage, datastore, "dropped", 1) == []
         await create_index(async_storage, datastore, definition("dropped"))
         await wait_active(async_storage, datastore, "dropped")
@@ -95,7 +80,7 @@ async def test_a_switch_waits_for_a_cluster_that_is_away(running, kafka, datasto
         make_active(call, "away")  # of a datastore without a cell
         ordered = {"change": "true", "hold": "true"}
         assert call("PUT", "/indexes/away", json=changed("away", "twice"), params=ordered).status_code == 201
-        wait_until(lambda: versions(call, "away")[2]["state"] == "active", timeout_s=120.0)
+        until(lambda: versions(call, "away")[2]["state"] == "active")
         for master in ("b1", "a1"):
             running.servers[master].kill()
             try:
@@ -112,7 +97,7 @@ async def test_a_switch_waits_for_a_cluster_that_is_away(running, kafka, datasto
         async def switched():
             return call("POST", "/indexes/away/switch", json={}).status_code == 200
 
-        await seen(switched)
+        await async_until(switched)
         new = parse_definition(changed("away", "twice"), 2)
         wait_until_finished(storage, datastore, new.consumer)
         assert rows.found(new) == rows.wanted(new) != {}
@@ -135,7 +120,7 @@ async def test_a_drop_needs_one_master(running, datastore, async_storage):
         found = await find_index(async_storage, datastore, "by_owner")
         return found.state is IndexState.BUILDING
 
-    await seen(untouched)
+    await async_until(untouched)
 
 
 class OneCluster:

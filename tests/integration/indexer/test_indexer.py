@@ -1,8 +1,6 @@
 """The indexer as a process, behind a real tailer: indexes follow their cells (I11)."""
 
-import asyncio
 import random
-import time
 import uuid
 from collections import defaultdict
 
@@ -12,7 +10,7 @@ from api.index.search import find_entries, parse_query
 from schemaless.bus.topics import ensure_topics
 from schemaless.codec import decode_body, encode_body
 from schemaless.errors import Conflict, NotFound
-from schemaless.index.catalogue import build_progress, create_index, find_index
+from schemaless.index.catalogue import create_index, find_index
 from schemaless.index.definition import ELEMENTS_MAX, parse_definition
 from schemaless.index.entry import entries_for, entry_shard
 from schemaless.sharding import shard_of
@@ -21,6 +19,7 @@ from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.index_definition_table import IndexState
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.log_harness import put, running_tailers
+from tests.waiting import async_until, until
 
 pytestmark = pytest.mark.storage
 
@@ -110,11 +109,11 @@ def owners():
     return by_shard
 
 
-async def wait_active(storage, datastore, name, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while (index := await find_index(storage, datastore, name)).state is not IndexState.ACTIVE:
-        assert time.monotonic() < deadline, await build_progress(storage, datastore, index)
-        await asyncio.sleep(0.1)
+async def wait_active(storage, datastore, name):
+    async def is_active():
+        return (await find_index(storage, datastore, name)).state is IndexState.ACTIVE
+
+    await async_until(is_active)
 
 
 async def test_an_index_is_built_from_cells_that_are_there_and_then_follows(
@@ -169,13 +168,11 @@ async def test_a_query_after_a_put_includes_it_on_master_and_minion(processes, r
 
 
 def ask_until_reached(node, datastore, query):
-    deadline = time.monotonic() + 60
-    while True:
-        answer = node.run(find_entries, datastore, definition(), query, query.places)
-        if answer.reached is not None and answer.reached >= query.after.location:
-            return answer.page
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    def answer():
+        found = node.run(find_entries, datastore, definition(), query, query.places)
+        return found if found.reached is not None and found.reached >= query.after.location else None
+
+    return until(answer).page
 
 
 def elements(name="by_tag"):

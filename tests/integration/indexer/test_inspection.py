@@ -42,7 +42,8 @@ from schemaless.storage.index_problem_table import IndexVersion
 from schemaless.storage.index_table import BEFORE_ALL
 from schemaless.storage.operation import query
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
-from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql, until
+from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -418,7 +419,7 @@ async def replicated(rows, minion):
 
         return [node.run(read) for node in heads]
 
-    await until(lambda: len(set(states())) == 1)
+    await async_until(lambda: len(set(states())) == 1)
 
 
 async def test_the_commands_name_and_repair(indexed, command):
@@ -486,7 +487,7 @@ async def test_a_minion_that_a_check_finds_differing_is_noted_until_it_is_clean(
             for each in admin.minions(cluster):
                 await replicated(rows, each)
         master = admin.master(rows.datastore.home(shard))
-        await until(lambda: all(each.run(query, select) == master.run(query, select) for each in minions))
+        await async_until(lambda: all(each.run(query, select) == master.run(query, select) for each in minions))
 
     def noted():
         answers = [rows.storage.master(cluster).run(of_all) for cluster in rows.datastore.clusters]
@@ -542,7 +543,7 @@ async def test_a_repair_is_looked_for_on_minions_when_they_may_have_followed(ind
     monkeypatch.setattr(asyncio, "sleep", sleep)
     rows.sql(shard, f"UPDATE {{table}} SET number = 77 WHERE row_key = x'{row.hex()}'")
     stale = f"SELECT 1 FROM {index_table.table(rows.datastore, shard, rows.index)} WHERE number = 77"
-    await until(lambda: all(each.run(query, stale) for each in minions))
+    await async_until(lambda: all(each.run(query, stale) for each in minions))
     with replication_stopped(minion):
         status, told = command(rows, "repair", "by_owner", "--row", row_key_text(row), "--json")
     assert (status, told["repaired"], told["minions"]["stale"]) == (0, 1, 0)
@@ -702,7 +703,7 @@ async def test_what_only_a_minion_has_is_named_and_counted_by_the_cleaner(indexe
             await replicated(rows, each)
     table = index_table.table(rows.datastore, other, rows.index)
     select = f"SELECT 1 FROM {table} WHERE row_key = x'{row_of_both.hex()}'"
-    await until(lambda: not admin.minions(rows.datastore.home(other))[0].run(query, select))
+    await async_until(lambda: not admin.minions(rows.datastore.home(other))[0].run(query, select))
     local = f"{LOCAL_WRITE}; {{change}}; {REPLICATED_WRITE}"
     rows.sql(shard, local.format(change=f"DELETE FROM {{table}} WHERE row_key = x'{row.hex()}'"), minion)
     planted = f"INSERT INTO {{table}} VALUES (x'{ghost.hex()}', 0, 1, 1, 1, 'z', NULL, NULL)"

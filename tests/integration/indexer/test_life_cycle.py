@@ -46,7 +46,8 @@ from schemaless.storage.job_table import Job, JobKind
 from schemaless.storage.operation import query
 from tests.consumer_harness import running_consumer, wait_until_finished
 from tests.integration.indexer.test_indexer import Rows, definition, wait_active
-from tests.log_harness import replication_stopped, run_sql, running_tailers, until
+from tests.log_harness import replication_stopped, run_sql, running_tailers
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -102,20 +103,12 @@ def left_of(storage, datastore, name, number):
     return found
 
 
-async def wait_for(what, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := await what()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-    return found
-
-
 async def wait_gone(async_storage, datastore, name, number):
     async def gone():
         merged = (await read_versions(async_storage, datastore)).merged
         return (name, number) not in merged or merged[name, number].stage is IndexStage.GONE
 
-    await wait_for(gone)
+    await async_until(gone)
 
 
 async def test_an_index_is_dropped_while_active_and_while_building_and_made_anew_at_once(
@@ -191,7 +184,7 @@ async def test_what_bounds_a_build_is_changed_while_it_runs(
     with replication_stopped(admin.minions("a")[0]):
         index = defined(definition("rests"), order=order)
         await run_on_masters(async_storage.masters, index_definition_table.bring_to, datastore.name, index)
-        await until(lambda: "a build rests: a minion lags" in indexer_log.read_text(), 60)
+        await async_until(lambda: "a build rests: a minion lags" in indexer_log.read_text())
         assert (await find_index(async_storage, datastore, "rests")).state is IndexState.BUILDING
         await throttle_index(async_storage, datastore, "rests", {"cells_per_s": None, "build_lag_cells_max": 0})
         await wait_active(async_storage, datastore, "rests")
@@ -209,7 +202,7 @@ async def test_a_build_is_paused_and_continues_and_is_dropped_in_every_state(
     async def done():
         return (await build_progress(async_storage, datastore, await find_index(async_storage, datastore, "slow"))).done
 
-    await wait_for(done)
+    await async_until(done)
     assert (await pause_index(async_storage, datastore, "slow")).state is IndexState.PAUSED
     await create_index(async_storage, datastore, definition("other"))
     await wait_active(async_storage, datastore, "other")  # ordered after the pause: so the pause was seen
@@ -247,7 +240,7 @@ async def test_an_index_whose_table_is_lost_fails_alone(processes, rows, async_s
         found = await find_index(async_storage, datastore, "broken")
         return found if found.state is IndexState.FAILED else None
 
-    found = await wait_for(failed)
+    found = await async_until(failed)
     assert "index_broken" in found.order.reason
     wait_until_finished(storage, datastore, "index:beside")
     for shard in range(SHARDS):

@@ -22,6 +22,7 @@ from schemaless.storage.index_definition_table import BuildProgress, IndexStage,
 from tests.integration.indexer.test_indexer import SHARDS, definition, owners
 from tests.integration.indexer.test_superseding import IndexedRows, moves, row_keys_of
 from tests.log_harness import erased_at_home
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -73,7 +74,7 @@ class WalkedRows(IndexedRows):
             if (found := self.storage.master(cluster).run(checkpoint_table.of_consumer, name, consumer, [shard]))
         }
 
-    async def deliver(self, shard, until):
+    async def deliver(self, shard, location):
         """Follows the log of a shard to a location, from its checkpoint, as an indexer does."""
         lanes = CommitLanes(self.async_storage, self.datastore)
         kept = Checkpoints(lanes, definition().consumer, CheckpointPlacement.EVERYWHERE, start_at=None)
@@ -81,10 +82,12 @@ class WalkedRows(IndexedRows):
         log = HomeLog(self.async_storage, self.datastore, home)
         delivery = Delivery(self.maintainer, WalkedCheckpoints(kept, self.walker()), log)
         delivery.gain([shard])
-        async with asyncio.timeout(60):
-            while (done := delivery.cursors()[shard].done) is None or done.location != until:
-                await delivery.step()
-                await asyncio.sleep(0.01)
+
+        async def is_there():
+            await delivery.step()
+            return (done := delivery.cursors()[shard].done) is not None and done.location == location
+
+        await async_until(is_there)
         await delivery.close(10)
 
 
@@ -367,16 +370,18 @@ async def test_a_cell_of_the_log_that_cant_be_decoded_is_named_and_holds_its_own
         clock=lambda: next(seconds),
     )
     delivery.gain([0, beside])
-    async with asyncio.timeout(60):
-        while not delivery.failing() or rows.checkpoints(beside) != dict.fromkeys(rows.datastore.clusters, 30):
-            await delivery.step()
-            await asyncio.sleep(0.001)
-        ((shard, why),) = delivery.failing()
-        assert (shard, f"row {row_key_text(row_key)}, column BASE, ref_key 1" in why) == (0, True)
-        rows.master(0).run(index_table.write, change.format(f"x'{body.hex()}'"))
-        while rows.checkpoints(0) != dict.fromkeys(rows.datastore.clusters, 30):
-            await delivery.step()
-            await asyncio.sleep(0.001)
+
+    async def stands(shard):
+        await delivery.step()
+        return rows.checkpoints(shard) == dict.fromkeys(rows.datastore.clusters, 30)
+
+    async def fails_alone():
+        return await stands(beside) and delivery.failing()
+
+    ((shard, why),) = await async_until(fails_alone)
+    assert (shard, f"row {row_key_text(row_key)}, column BASE, ref_key 1" in why) == (0, True)
+    rows.master(0).run(index_table.write, change.format(f"x'{body.hex()}'"))
+    await async_until(lambda: stands(0))
     await delivery.close(10)
     assert rows.found(definition()) == rows.wanted(definition())
 

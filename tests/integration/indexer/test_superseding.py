@@ -1,6 +1,5 @@
 """What a new generation supersedes leaves the index tables of real servers too (I11, I13)."""
 
-import asyncio
 import random
 import uuid
 
@@ -22,6 +21,7 @@ from schemaless.storage import checkpoint_table, entity_table, index_definition_
 from schemaless.storage.entity_table import CellKey, ShardCell
 from schemaless.storage.index_definition_table import BuildProgress, IndexStage, defined
 from tests.integration.indexer.test_indexer import SHARDS, Rows, definition, elements, owners
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -156,15 +156,17 @@ async def test_entries_on_the_other_cluster_are_taken_back_when_the_home_lost_it
     row_keys = row_keys_of(0, 40)
     rows.put(*moves(rows, 0, row_keys, 1, seed=1), *moves(rows, 0, row_keys, 2, seed=2))
 
-    async def deliver(until):
+    async def deliver(location):
         lanes = CommitLanes(async_storage, rows.datastore)
         checkpoints = Checkpoints(lanes, index_consumer(definition().name), CheckpointPlacement.EVERYWHERE)
         delivery = Delivery(rows.maintainer, checkpoints, HomeLog(async_storage, rows.datastore, home))
         delivery.gain([0])
-        async with asyncio.timeout(60):
-            while delivery.cursors()[0].done.location != until:
-                await delivery.step()
-                await asyncio.sleep(0.01)
+
+        async def is_there():
+            await delivery.step()
+            return delivery.cursors()[0].done.location == location
+
+        await async_until(is_there)
         await delivery.close(10)
 
     await deliver(Location(1, 80))

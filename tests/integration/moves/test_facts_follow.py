@@ -12,8 +12,9 @@ from schemaless.bus.topics import ensure_topics
 from tests.consumer_harness import running_consumer, wait_until_finished, write_program
 from tests.integration.api.api_harness import api_process
 from tests.integration.api.follow_harness import following
-from tests.log_harness import new_cell, put, run_sql, running_tailers, until
+from tests.log_harness import new_cell, put, run_sql, running_tailers
 from tests.move_harness_f import Move, Writers, move_shard
+from tests.waiting import async_until
 
 PROGRAM = """
 from schemaless import trigger
@@ -58,7 +59,7 @@ async def test_the_audit_is_clean_while_shards_move_and_cells_are_written(
         running_consumer(["consumers", program, "--datastore", datastore.name], settings),
     ):
         assert call("PUT", "/indexes/by_n", json=INDEX).status_code == 201
-        await until(lambda: call.get("/indexes/by_n").json()["state"] == "active")
+        await async_until(lambda: call.get("/indexes/by_n").json()["state"] == "active")
         async with Writers(async_storage, datastore, range(4)) as writers:
             await asyncio.sleep(1)
             auditing = asyncio.create_task(asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=30))
@@ -84,13 +85,13 @@ async def test_a_shard_comes_to_a_cluster_that_has_no_tables_of_an_index(running
     ):
         call = api.at(datastore)
         assert call("PUT", "/indexes/by_n", json=INDEX).status_code == 201
-        await until(lambda: call.get("/indexes/by_n").json()["state"] == "active")
+        await async_until(lambda: call.get("/indexes/by_n").json()["state"] == "active")
         move_shard(running, datastore, 0, "b")
         put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
         report = await asyncio.to_thread(audit, running.topology, kafka, datastore, stall_s=30)
         assert named(report) == []
         assert [one.finished for one in report.consumers] == [5]
-        await until(lambda: call.get("/indexes/by_n").json()["lag"] == 0)
+        await async_until(lambda: call.get("/indexes/by_n").json()["lag"] == 0)
 
 
 @pytest.mark.parametrize(("moved_to", "told"), [("NULL", "a and b"), ("'c'", "no cluster")])
@@ -115,9 +116,7 @@ def test_an_open_stream_and_a_long_poll_go_on_at_the_new_home(running, storage, 
             head = call.get("/shards").json()["shards"][0]["head"]
             move_shard(running, datastore, 0, target)
             put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(2)])
-            began = time.monotonic()
             assert stream.added_ids(2) == [head + 1, head + 2]
-            assert time.monotonic() - began < 3
     page = call.get("/shards/0/cells", params={"limit": 1000}).json()
     assert [cell["added_id"] for cell in page["cells"]] == list(range(1, 10))
 

@@ -2,8 +2,6 @@
 moves (I11).
 """
 
-import asyncio
-import time
 import uuid
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +20,7 @@ from tests.consumer_harness import running_consumer
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import run_sql, running_tailers
 from tests.move_harness_f import Move, move_shard
+from tests.waiting import async_until, until
 
 SHARDS = 4
 FIELDS = [{"name": "owner", "column": "BASE", "path": "owner", "type": "string", "length": 40}]
@@ -81,18 +80,16 @@ def found(call):
     return Counter({owner: count for owner, count in counted.items() if count})
 
 
-def until_found(call, owners, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while (shown := found(call)) != owners.wanted():
-        assert time.monotonic() < deadline, (shown, owners.wanted())
-        time.sleep(0.1)
+def until_found(call, owners):
+    until(lambda: found(call) == owners.wanted(), lambda: (found(call), owners.wanted()))
 
 
-def until_state(call, number, state="active", timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while (shown := call.get("/indexes/by_owner").json()).get("number") != number or shown["state"] != state:
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.1)
+def until_state(call, number, state="active"):
+    def shown():
+        document = call.get("/indexes/by_owner").json()
+        return document.get("number"), document.get("state")
+
+    until(lambda: shown() == (number, state), shown)
 
 
 async def faults(storage, datastore):
@@ -145,7 +142,4 @@ async def test_an_index_is_whole_while_shards_move_and_a_later_version_lies_at_t
     later = {shard for shard, name in storage.master("b").run(index_table.places, datastore) if name.endswith("$2")}
     assert later == {0, 3}
     assert call("DELETE", "/indexes/by_owner").status_code in (200, 202)
-    deadline = time.monotonic() + 60
-    while tables(storage, datastore, "a") or tables(storage, datastore, "b"):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.2)
+    await async_until(lambda: not tables(storage, datastore, "a") and not tables(storage, datastore, "b"))

@@ -1,14 +1,14 @@
 """A tailer publishes a shard that moves, from its new home, as if nothing had happened (I7)."""
 
 import asyncio
-import time
 
 import pytest
 
 from schemaless.ops.tailers import read_tailer_status
 from schemaless.topology import Role
-from tests.log_harness import new_cell, put, records, until, wait_for_cells
-from tests.move_harness_f import LEARNT_S, Move, Writers, move_shard, moved_while_written, places
+from tests.log_harness import new_cell, put, records, wait_for_cells
+from tests.move_harness_f import Move, Writers, move_shard, moved_while_written, places
+from tests.waiting import async_until
 
 
 @pytest.mark.parametrize("read_from", [Role.MASTER, Role.MINION])
@@ -39,7 +39,7 @@ async def test_a_tailer_that_starts_later_looks_at_the_present_home(
     service = tailing(datastore)
     await asyncio.to_thread(wait_for_cells, kafka, datastore, 70)
     (tailer,) = service.datastores
-    await until(lambda: all(owned.shards and not owned.shards.lag_cells() for owned in tailer.partitions))
+    await async_until(lambda: all(owned.shards and not owned.shards.lag_cells() for owned in tailer.partitions))
     status = await asyncio.to_thread(read_tailer_status, storage, kafka, storage.live(datastore))
     assert [(shard.head.added_id, shard.lag, shard.problem) for shard in status.shards] == [(5, 0, None), (65, 0, None)]
 
@@ -53,8 +53,6 @@ async def test_cells_that_came_before_it_knew_of_the_move_are_published(
     tailing(datastore)
     await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
     move_shard(running, datastore, 1, "a")
-    began = time.monotonic()
     put(storage, datastore, [new_cell(datastore, shard=1) for _ in range(5)])
     cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 10)
-    assert time.monotonic() - began < LEARNT_S + 2
     assert places(cells) == {1: list(range(1, 11))}

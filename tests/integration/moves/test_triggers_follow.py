@@ -16,6 +16,7 @@ from tests.consumer_harness import running_consumer, wait_until_finished, write_
 from tests.integration.api.api_harness import api_process
 from tests.log_harness import new_cell, put, running_tailers
 from tests.move_harness_f import Move, Writers, move_shard, moved_while_written
+from tests.waiting import until
 
 PROGRAM = """
 import json, os, pathlib
@@ -55,21 +56,13 @@ def calls(folder):
     return [tuple(json.loads(line)) for line in (folder / "calls").read_text().splitlines()]
 
 
-def wait_for(what, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 async def test_every_cell_is_called_in_order_while_shards_move(
     tmp_path, running, storage, async_storage, datastore, started
 ):
     """There and back, with two workers: none is skipped, and what one finished is seldom called again."""
     program = write_program(tmp_path, "moves", PROGRAM)
     with started(program) as first, started(program) as second:
-        await asyncio.to_thread(wait_for, (tmp_path / "calls").exists)
+        await asyncio.to_thread(until, (tmp_path / "calls").exists)
         async with Writers(async_storage, datastore, range(4)) as writers:
             await moved_while_written(Move(running, datastore, 0, "b"), writers, 100)
             await moved_while_written(Move(running, datastore, 1, "a"), writers, 100)
@@ -106,7 +99,7 @@ def test_parked_cells_and_orders_come_along(tmp_path, running, storage, datastor
             return caller.get("/triggers/parks/parked").json()
 
         put(storage, datastore, [*poison, behind])
-        wait_for(lambda: caller.get("/triggers/parks").status_code == 200 and parked()["count"] == 3)
+        until(lambda: caller.get("/triggers/parks").status_code == 200 and parked()["count"] == 3)
         wait_until_finished(storage, datastore, "trigger:parks")
         assert caller.post("/triggers/parks/pause", json={"shards": [0]}).status_code == 200
         ordered = caller.post("/triggers/parks/parked/retry", json={"filter": {}}).json()
@@ -122,8 +115,8 @@ def test_parked_cells_and_orders_come_along(tmp_path, running, storage, datastor
         assert [one["shard"] for one in shown["paused_shards"]] == [0], shown
         (tmp_path / "repaired").touch()
         assert caller.post("/triggers/parks/resume", json={"shards": [0]}).status_code == 200
-        wait_for(lambda: parked()["count"] == 0)
-        done = wait_for(lambda: (job := caller.get(f"/jobs/{ordered['job']}").json())["state"] == "done" and job)
+        until(lambda: parked()["count"] == 0)
+        done = until(lambda: (job := caller.get(f"/jobs/{ordered['job']}").json())["state"] == "done" and job)
         assert (done["matched"], done["done"], done["failed"]) == (3, 3, 0)
         move_shard(running, datastore, 0, "a")
         put(storage, datastore, [new_cell(datastore, {"n": "last"}, shard=0)])
@@ -131,8 +124,8 @@ def test_parked_cells_and_orders_come_along(tmp_path, running, storage, datastor
         shown = caller.get("/triggers/parks").json()
         assert (shown["parked"], shown["lag"]) == (0, 0)
         # A process that hasn't heard of the move yet answers 503, to be tried again.
-        wait_for(lambda: caller.post("/triggers/parks/seek", json={"to": ["0:1:4"]}).status_code in (200, 202))
-        wait_for(lambda: [n for _, _, n in calls(tmp_path)].count("last") == 2)
+        until(lambda: caller.post("/triggers/parks/seek", json={"to": ["0:1:4"]}).status_code in (200, 202))
+        until(lambda: [n for _, _, n in calls(tmp_path)].count("last") == 2)
         time.sleep(2)  # a seek that stayed at the former home would come again and again
         assert [n for _, _, n in calls(tmp_path)].count("last") == 2
 

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -26,6 +26,7 @@ from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import Datastore, Placement, load_topology
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
 
@@ -62,22 +63,15 @@ def servers(tmp_path_factory):
                 while not over.wait(STEP_S):
                     controller.step({})
 
-            thread = threading.Thread(target=keep_stepping)
-            thread.start()
-            try:
-                until(lambda: "b2" in voters(files, "b") and appointed(files, "a"))
-                site = FileSite(files["services"], files["administrators"], files["new"])
-                yield SimpleNamespace(files=files, whole=whole, site=site, running=running)
-            finally:
-                over.set()
-                thread.join()
-
-
-def until(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+            with ThreadPoolExecutor(1) as pool:
+                stepping = pool.submit(keep_stepping)
+                try:
+                    until(lambda: "b2" in voters(files, "b") and appointed(files, "a"))
+                    site = FileSite(files["services"], files["administrators"], files["new"])
+                    yield SimpleNamespace(files=files, whole=whole, site=site, running=running)
+                finally:
+                    over.set()
+                stepping.result()
 
 
 def storage_of(files):

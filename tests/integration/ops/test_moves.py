@@ -6,8 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
 from types import SimpleNamespace
@@ -41,6 +41,7 @@ from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.storage.shard_move_table import MoveState
 from tests.log_harness import replication_stopped
 from tests.mover_harness import Putter, fill, new_cell, verify
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(300)]
 
@@ -60,13 +61,6 @@ def test_a_shard_moves_under_puts(topology, make_datastore):
             until(lambda: len(putter.stored) > stored + 10)
         assert not putter.errors
         verify(storage, datastore, 0, "b", "a", putter.stored)
-
-
-def until(holds):
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 POINTS = [step for step in MoveStep if step not in (MoveStep.CUT, MoveStep.UNDONE)]
@@ -385,15 +379,13 @@ def test_copying_waits_for_a_minion_until_the_limit_is_raised(topology, admin, m
 
         with Mover(storage, ["a", "b"]) as mover:
             one = ShardMover(mover, datastore, 0, "a", "b")
-            copying = threading.Thread(target=one.copy)
-            with replication_stopped(admin.minions("b")[0]):
+            with ThreadPoolExecutor(1) as pool, replication_stopped(admin.minions("b")[0]):
                 one.begin(lag_max_ms=1)
                 mover.lag_s(["a", "b"])
-                copying.start()
+                copying = pool.submit(one.copy)
                 until(lambda: "a minion of a or b is" in told())
                 assert throttle(other, datastore, [0], {"lag_max_ms": 600_000}) == 1
-                copying.join(30)
-                assert not copying.is_alive()
+                copying.result(LIMIT_S)
         assert one.move.copied == 600
 
 
@@ -513,7 +505,7 @@ def test_a_switch_is_told_once_every_voter_of_the_target_has_it(topology, admin,
     """Whoever is promoted there would have the shard. Until then no process learns of the new home."""
     datastore = make_datastore(shards=1, partitions=1, placement=("a",))
     passed = {}
-    with SyncStorage(topology) as storage, ExitStack() as stopped:
+    with SyncStorage(topology) as storage, ThreadPoolExecutor(1) as pool, ExitStack() as stopped:
         b = storage.master("b")
         fill(storage, datastore, 0, 20)
 
@@ -525,13 +517,12 @@ def test_a_switch_is_told_once_every_voter_of_the_target_has_it(topology, admin,
         with Mover(storage, ["a", "b"], told) as mover:
             one = ShardMover(mover, datastore, 0, "a", "b")
             one.begin()
-            switching = threading.Thread(target=one.switch)
-            switching.start()
+            switching = pool.submit(one.switch)
             until(lambda: b.run(shard_move_table.of_shard, datastore.name, 0).state is MoveState.OPEN)
             until(lambda: time.monotonic() > passed[MoveStep.CLOSING] + 0.5)
             started = time.monotonic()
             stopped.close()
-            switching.join(30)
+            switching.result(LIMIT_S)
         assert passed[MoveStep.OPENED] < started < passed[MoveStep.SHOWN] < passed[MoveStep.PUBLISHED]
         verify(storage, datastore, 0, "b", "a", [])
 

@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -114,11 +115,13 @@ def test_a_minion_of_the_source_stands_still_after_the_close(storage, datastore,
         with suppress(SchemalessError):
             move(storage, datastore, "b", told)
 
-    thread = threading.Thread(target=try_it)
-    thread.start()
-    in_time = undone.wait(8)
-    running.servers["a2"].cont()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        trying = pool.submit(try_it)
+        try:
+            in_time = undone.wait(8)
+        finally:
+            running.servers["a2"].cont()
+        trying.result()
     assert in_time
     assert home_of(storage, datastore, 0) == "a"
 

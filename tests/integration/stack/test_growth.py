@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -31,6 +32,7 @@ from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import load_topology
 from tests.conftest import FLAVOUR
+from tests.waiting import until
 
 TAKES_TOO_LONG = FLAVOUR is Flavour.MYSQL and "SCHEMALESS_FAULTS_LONG" not in os.environ
 pytestmark = [
@@ -97,14 +99,6 @@ def refused(stack, *words):
     return " ".join(said.split())
 
 
-def eventually(holds):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def asked(stack, name, statement):
     plan = require_plan(stack.home)
     (server,) = [server for server in plan.servers() if server.name == name]
@@ -130,13 +124,14 @@ class Puts:
         self._hosts, self._datastore, self._over = require_plan(stack.home).api_urls()[:1], datastore, threading.Event()
 
     def __enter__(self):
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._pool = ThreadPoolExecutor(1)
+        self._putting = self._pool.submit(self._run)
         return self
 
     def __exit__(self, *_):
         self._over.set()
-        self._thread.join()
+        self._pool.shutdown()
+        self._putting.result()
 
     def _run(self):
         with Client(self._hosts, datastore=self._datastore) as client:
@@ -160,11 +155,11 @@ def test_a_cluster_is_added_while_puts_flow_and_the_command_is_killed(stack):
     before = pids(stack)
     with Puts(stack) as puts:
         ordered(stack, "add-cluster", "c", kills=("making", "starting", "the controller opens"))
-        eventually(lambda: asked(stack, "c1", "SELECT COUNT(*) AS n FROM schemaless.buffer")[0]["n"])
+        until(lambda: asked(stack, "c1", "SELECT COUNT(*) AS n FROM schemaless.buffer")[0]["n"])
     assert not puts.failures
     assert {copies for _, copies in puts.outcomes} <= {1, 2}
     print(puts.outcomes)
-    eventually(lambda: not asked(stack, "c1", "SELECT COUNT(*) AS n FROM schemaless.buffer")[0]["n"])
+    until(lambda: not asked(stack, "c1", "SELECT COUNT(*) AS n FROM schemaless.buffer")[0]["n"])
     topology = load_topology(plan.topology_file)
     with SyncStorage(topology) as storage:
         have = [(master.run(schema.datastores), master.run(token_table.all_rows)) for master in storage.masters]
@@ -176,7 +171,7 @@ def test_a_cluster_is_added_while_puts_flow_and_the_command_is_killed(stack):
         assert datastore.clusters == ("a", "b", "c")
     assert voters(stack, "c") == {"c2", "c3"}
     with Puts(stack, "young") as puts:
-        eventually(lambda: len(puts.keys) > 60)
+        until(lambda: len(puts.keys) > 60)
     assert not puts.failures
     with Client(plan.api_urls()[:1], datastore="young") as client:
         for number, key in enumerate(puts.keys):
@@ -188,7 +183,7 @@ def test_a_cluster_is_added_while_puts_flow_and_the_command_is_killed(stack):
             str(entry.row_key) for number in range(len(puts.keys)) for entry in client.index("by_n").entries(n=number)
         ]
         assert found == puts.keys
-    eventually(lambda: is_whole(topology, plan, datastore))
+    until(lambda: is_whole(topology, plan, datastore))
     assert pids(stack) == before
 
 
@@ -246,7 +241,7 @@ def test_an_order_beside_another_is_refused_with_who_and_what(stack):
     said = refused(stack, "add-cluster", "d")
     assert re.search(r"ordered `add-node c c4` at .* and that isn't settled yet: wait until it is", said)
     ordered(stack, "add-node", "c", "c4")
-    eventually(lambda: voters(stack, "c") == {"c2", "c3", "c4"})  # c3 was down for the first copy
+    until(lambda: voters(stack, "c") == {"c2", "c3", "c4"})  # c3 was down for the first copy
     status, said = command(stack, "show", "--json")
     shown = json.loads(said[said.index("{") :])
     assert (status, {one["name"] for one in shown["clusters"]["c"]["minions"]}) == (0, {"c2", "c3", "c4"})

@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from controller.server import Server
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
 from schemaless.config import StackSettings
-from schemaless.errors import Misconfigured, NotFound, SchemalessError
+from schemaless.errors import Misconfigured, NotFound
 from schemaless.stack import embedded, remake, supervision
 from schemaless.stack.admin import session
 from schemaless.stack.plan import DEFAULT_DATASTORE, StackPlan, require_plan
@@ -25,6 +24,7 @@ from schemaless.storage.entity_table import ShardCell
 from schemaless.storage.pymysql_driver import SyncStorage
 from schemaless.topology import load_topology
 from tests.conftest import FLAVOUR
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(240)]
 
@@ -49,18 +49,6 @@ def admin(plan: StackPlan, name: str, statement: str) -> list[dict[str, Any]]:
         return connected.query(statement)
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            if holds():
-                return
-        except SchemalessError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_former_master_with_a_tail_joins_as_a_minion(plan: StackPlan) -> None:
     """Its last cell, which no minion received, is stored again, and it is a copy of another minion by itself."""
     home = plan.home
@@ -77,7 +65,7 @@ def test_a_former_master_with_a_tail_joins_as_a_minion(plan: StackPlan) -> None:
             storage.look()
             return storage.appointments["a"]
 
-        eventually(lambda: known().master == "a2" and known().is_open)
+        until(lambda: known().master == "a2" and known().is_open)
         supervision.start(home, "a1")
 
         def told() -> list[str]:
@@ -85,16 +73,14 @@ def test_a_former_master_with_a_tail_joins_as_a_minion(plan: StackPlan) -> None:
                 step.step for step in storage.master("a").run(appointment_table.steps, "a", 100) if "a1" in step.told
             ]
 
-        eventually(lambda: told()[-5:] == ["diverged", "kept", "put again", "made anew", "follows"])
+        until(lambda: told()[-5:] == ["diverged", "kept", "put again", "made anew", "follows"])
         master = storage.master("a")
         (row,) = master.run(diverged_table.of_row, DEFAULT_DATASTORE, CELL.key.row_key, 10)
         assert (row.server, row.outcome, "a1" in known().voters) == ("a1", PutStatus.STORED, True)
         another = ShardCell(CellKey(CELL.key.row_key, CELL.key.column_name, RefKey(2)), CELL.body, SHARD)
         master.run(entity_table.put_cells, datastore, [another])
         for name in ("a1", "a3"):
-            eventually(
-                lambda name=name: len(storage.nodes[name].run(entity_table.read_after, datastore, SHARD, 0, 9)) == 2
-            )
+            until(lambda name=name: len(storage.nodes[name].run(entity_table.read_after, datastore, SHARD, 0, 9)) == 2)
         ids = {
             name: admin(plan, name, "SELECT @@server_id AS id, @@GLOBAL.read_only AS closed")[0]
             for name in ("a1", "a3")
@@ -142,10 +128,10 @@ def test_a_command_that_is_killed_leaves_no_server_down(plan: StackPlan) -> None
 
     with subprocess.Popen([sys.executable, "-c", HANGS, str(home), "a1", "a3"]) as command:
         try:
-            eventually(lambda: down() == {"a1", "a3"})
+            until(lambda: down() == {"a1", "a3"})
         finally:
             command.kill()
-    eventually(lambda: bool(admin(plan, "a1", "SELECT 1") and admin(plan, "a3", "SELECT 1")))
+    until(lambda: bool(admin(plan, "a1", "SELECT 1") and admin(plan, "a3", "SELECT 1")))
     assert down() == set()
     remake.remake(home, "a1", "a3")
     assert down() == set()

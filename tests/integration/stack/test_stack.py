@@ -8,8 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from schemaless.stack.plan import PortInUse, StackPlan, UnknownFormat, load_or_m
 from schemaless.stack.programs import Flavour
 from schemaless.stack.supervision import ProcessRole, ProcessState, SupervisedProgram, service_programs
 from schemaless.topology import load_topology
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(180)]
 
@@ -68,13 +68,15 @@ def first_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sta
     home = tmp_path_factory.mktemp("stack") / "my home"
     for half_made in ("mysql/.template.new", "mysql/a1/data.new", "kafka/data.new"):
         (home / half_made).mkdir(parents=True)
-    starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
     made = StackSettings(home=home, warm_up_s=0)
+    starts = [subprocess.Popen([sys.executable, "-c", UP, str(home)], stdout=subprocess.PIPE, text=True) for _ in "ab"]
     try:
         said = [process.communicate(timeout=90)[0] for process in starts]
         assert [process.returncode for process in starts] == [0, 0]
         yield made, said
     finally:
+        for process in starts:
+            process.kill()
         embedded.down(made)
         shutil.rmtree(home, ignore_errors=True)
 
@@ -91,15 +93,6 @@ def endpoints(settings: StackSettings) -> dict[str, Any]:
 
 def pid_of(settings: StackSettings, name: str) -> int | None:
     return next(entry["pid"] for entry in endpoints(settings)["processes"] if entry["name"] == name)
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 120.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def query(node: dict[str, Any], statement: str) -> Any:
@@ -121,7 +114,7 @@ def test_only_a_first_start_warms_the_broker(first_starts: tuple[StackSettings, 
     start(settings.model_copy(update={"warm_up_s": 4.0}), repeated)
     assert repeated == []
     admin = AdminClient({"bootstrap.servers": endpoints(settings)["kafka"]})
-    assert eventually(lambda: warm_up.TOPIC not in admin.list_topics(timeout=10).topics)
+    until(lambda: warm_up.TOPIC not in admin.list_topics(timeout=10).topics)
 
 
 def test_endpoints_tell_where_everything_is(settings: StackSettings) -> None:
@@ -161,7 +154,7 @@ def test_killed_process_comes_back_under_a_new_pid(settings: StackSettings) -> N
         old = pid_of(settings, name)
         assert old is not None
         os.kill(old, signal.SIGKILL)
-        assert eventually(lambda name=name, old=old: pid_of(settings, name) not in (None, old))
+        until(lambda name=name, old=old: pid_of(settings, name) not in (None, old))
 
 
 def test_minion_replicates_again_after_a_kill(settings: StackSettings) -> None:
@@ -170,7 +163,7 @@ def test_minion_replicates_again_after_a_kill(settings: StackSettings) -> None:
     old = pid_of(settings, minion.name)
     assert old is not None
     os.kill(old, signal.SIGKILL)
-    assert eventually(lambda: pid_of(settings, minion.name) not in (None, old))
+    until(lambda: pid_of(settings, minion.name) not in (None, old))
 
     def healthy() -> bool:
         try:
@@ -180,7 +173,7 @@ def test_minion_replicates_again_after_a_kill(settings: StackSettings) -> None:
             return False
         return status is not None and status.healthy
 
-    assert eventually(healthy)
+    until(healthy)
 
 
 def test_minion_killed_between_a_ddl_and_its_position_goes_on(tmp_path: Path) -> None:
@@ -191,7 +184,7 @@ def test_minion_killed_between_a_ddl_and_its_position_goes_on(tmp_path: Path) ->
         with session(master.administrator(running.accounts)) as connected:
             for number in range(3):
                 connected.query(f"CREATE DATABASE made_{number}")
-        assert eventually(lambda: "made_2" in databases(minion, running.accounts))
+        until(lambda: "made_2" in databases(minion, running.accounts))
         if flavour is Flavour.MARIADB:
             with session(minion.administrator(running.accounts)) as connected:
                 connected.query("STOP SLAVE")
@@ -200,7 +193,7 @@ def test_minion_killed_between_a_ddl_and_its_position_goes_on(tmp_path: Path) ->
         running.servers[minion.name].start()
         with session(master.administrator(running.accounts)) as connected:
             connected.query("CREATE DATABASE made_later")
-        assert eventually(lambda: "made_later" in databases(minion, running.accounts))
+        until(lambda: "made_later" in databases(minion, running.accounts))
 
 
 def databases(server: MySQLServer, accounts: Accounts) -> set[str]:
@@ -210,11 +203,11 @@ def databases(server: MySQLServer, accounts: Accounts) -> set[str]:
 
 def test_process_held_down_stays_down_until_it_may_run(settings: StackSettings) -> None:
     supervision.stop(settings.home, "tailer-0")
-    assert eventually(lambda: pid_of(settings, "tailer-0") is None)
+    until(lambda: pid_of(settings, "tailer-0") is None)
     start(settings)  # a second `up` leaves it alone
     assert pid_of(settings, "tailer-0") is None
     supervision.start(settings.home, "tailer-0")
-    assert eventually(lambda: pid_of(settings, "tailer-0") is not None)
+    until(lambda: pid_of(settings, "tailer-0") is not None)
 
 
 def test_a_process_that_runs_again_prints_where_everything_is(
@@ -233,10 +226,10 @@ def test_unknown_process_is_refused(settings: StackSettings) -> None:
 
 def test_added_program_is_supervised_until_it_is_removed(settings: StackSettings) -> None:
     supervision.add_program(settings.home, "extra-0", ProcessRole.CONSUMERS, ["sleep", "9999"], {"A": 'b % "c"'})
-    assert eventually(lambda: "extra-0" in {entry["name"] for entry in endpoints(settings)["processes"]})
+    until(lambda: "extra-0" in {entry["name"] for entry in endpoints(settings)["processes"]})
     pid = next(process.pid for process in supervision.processes(settings.home) if process.name == "extra-0")
     environment = Path(f"/proc/{pid}/environ")  # the supervisor's own until the program has taken its place
-    assert eventually(lambda: b'A=b % "c"\0' in environment.read_bytes())
+    until(lambda: b'A=b % "c"\0' in environment.read_bytes())
     supervision.remove_program(settings.home, "extra-0")
     assert "extra-0" not in {process.name for process in supervision.processes(settings.home)}
 
@@ -247,7 +240,7 @@ def test_a_program_that_can_not_start_is_tried_again_with_growing_pauses(setting
     code = f"import time; print(time.time(), file=open({str(starts)!r}, 'a')); time.sleep(1.2); exit(1)"
     supervision.add_program(home, "broken-0", ProcessRole.CONSUMERS, [sys.executable, "-c", code], {})
     try:
-        assert eventually(lambda: starts.exists() and len(starts.read_text().split()) >= 3)
+        until(lambda: starts.exists() and len(starts.read_text().split()) >= 3)
     finally:
         supervision.remove_program(home, "broken-0")
     first, second, third = map(float, starts.read_text().split()[:3])
@@ -261,7 +254,7 @@ def test_new_datastore_is_told_soon(settings: StackSettings) -> None:
     bootstrap = plan.broker().bootstrap
     create_datastore(topology, bootstrap, "flights", shards=2, partitions=2, administrators=administrators)
     told = {"shards": 2, "topic": "schemaless.flights.cells", "partitions": 2}
-    assert eventually(lambda: endpoints(settings)["datastores"].get("flights") == told)
+    until(lambda: endpoints(settings)["datastores"].get("flights") == told)
 
 
 def test_kafka_of_a_stack_with_accounts_lets_in_who_has_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from schemaless.config import StackSettings
 from schemaless.stack import embedded
 from schemaless.stack.plan import require_plan
-from tests.integration.stack.test_stack import eventually
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -99,7 +99,7 @@ def test_a_put_is_one_trace_from_http_to_the_triggers_call(
     field = {"name": "driver", "column": "STATUS", "path": "driver", "type": "uuid"}
     made = api.put("/indexes/by_driver", json={"shard_field": "driver", "fields": [field]})
     assert made.status_code < 300, made.text
-    assert eventually(lambda: api.get("/indexes/by_driver").json()["state"] == "active", 60)
+    until(lambda: api.get("/indexes/by_driver").json()["state"] == "active")
     unsampled, row = uuid.uuid4(), uuid.uuid4()
     assert put(api, unsampled, sampled=False).status_code == 201
     assert put(api, row, sampled=True).status_code == 201
@@ -120,7 +120,7 @@ def test_a_put_is_one_trace_from_http_to_the_triggers_call(
     def missing() -> set[tuple[str, str]]:
         return wanted - {(span.service, span.name) for span in of_trace()}
 
-    assert eventually(lambda: not missing(), 30), missing()
+    until(lambda: not missing(), missing)
     request = next(span for span in of_trace() if span.name.startswith("PUT "))
     assert (request.parent, request.attributes["http.response.status_code"]) == (PARENT, 201)
     assert (request.attributes["url.scheme"], request.attributes["server.address"]) == ("http", "127.0.0.1")

@@ -1,6 +1,5 @@
 """A process that doesn't know the latest appointment of a master writes nothing and deletes nothing there (I5, I6)."""
 
-import time
 import uuid
 from collections import Counter
 from functools import partial
@@ -13,7 +12,7 @@ from cleaner.pair import ClusterPair, Swept
 from cleaner.service import Confirmation
 from schemaless.cell import CellKey, ColumnName, PutStatus, RefKey, RowKey
 from schemaless.codec import encode_body
-from schemaless.errors import SchemalessError, StaleTopology
+from schemaless.errors import StaleTopology
 from schemaless.location import GenerationStart
 from schemaless.ops.datastores import Catalogue, create_shards
 from schemaless.sharding import shard_of
@@ -27,6 +26,7 @@ from schemaless.topology import Appointment, Ballot, Datastore
 from tests.conftest import FLAVOUR, SMALL_REDO_LOGS
 from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, replication_stopped, run_sql
 from tests.move_harness import ShardMove
+from tests.waiting import until
 
 pytestmark = pytest.mark.storage
 
@@ -137,15 +137,7 @@ def buffered(node, datastore, home="a"):
 
 def shown_on(minion, question):
     """Waits until a minion has it."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            if found := minion.run(question):
-                return found
-        except SchemalessError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    return until(lambda: minion.run(question))
 
 
 def test_a_late_process_stores_no_cell(servers, late, datastore, appoint, open_heads):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from schemaless.position import Position
 from schemaless.storage import checkpoint_table
 from schemaless.storage.checkpoint_table import NO_COUNTS, CellCounts, Move, State
 from schemaless.storage.operation import query
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.storage
 
@@ -178,16 +180,14 @@ def test_of_two_that_read_the_same_checkpoint_one_moves_it(node, datastore):
 
     def compete(who):
         for n in range(rounds):
-            barrier.wait()
+            barrier.wait(LIMIT_S)
             if not move(node, datastore, to(1, n * 2 + 1 + who, version=n)):
                 wins.append(n)
-            barrier.wait()
+            barrier.wait(LIMIT_S)
 
-    threads = [threading.Thread(target=compete, args=(who,)) for who in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        for competing in [pool.submit(compete, who) for who in (0, 1)]:
+            competing.result()
     assert sorted(wins) == list(range(rounds))
 
 

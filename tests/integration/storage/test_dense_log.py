@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing
 import os
 import random
-import time
 from functools import partial
 
 import pytest
@@ -25,6 +24,7 @@ from tests.integration.storage.dense_log_harness import (
     put_with_the_lock_let_go,
     read_on,
 )
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -87,24 +87,23 @@ async def readers(async_storage, datastore):
 async def caught_up(async_storage, datastore) -> dict[int, int]:
     """Heads by shard, once nothing is under way and the minion shows what the master shows."""
     ask = partial(shard_head.heads, datastore.name)
-    deadline = time.monotonic() + QUIET_WITHIN_S
-    while True:
+
+    async def shown():
         heads, shown = [await node.run(ask) for node in (async_storage.master("a"), async_storage.minions("a")[0])]
-        if heads == shown:
-            return {head.shard: head.added_id for head in heads}
-        assert time.monotonic() < deadline, f"the minion does not follow: it shows {shown}, and its master {heads}"
-        await asyncio.sleep(0.01)
+        return heads if heads == shown else None
+
+    return {head.shard: head.added_id for head in await async_until(shown)}
 
 
 async def settled(async_storage, datastore) -> dict[int, int]:
     """As `caught_up`, once the server is through with what the last writers had sent before they were killed."""
-    deadline = time.monotonic() + QUIET_WITHIN_S
-    heads = await caught_up(async_storage, datastore)
-    while True:
+
+    async def rests():
+        heads = await caught_up(async_storage, datastore)
         await asyncio.sleep(0.5)
-        if heads == (heads := await caught_up(async_storage, datastore)):
-            return heads
-        assert time.monotonic() < deadline, f"no writer lives, and the log still grows: {heads}"
+        return heads if heads == await caught_up(async_storage, datastore) else None
+
+    return await async_until(rests)
 
 
 @pytest.mark.faults
@@ -121,9 +120,7 @@ async def test_no_reader_ever_sees_a_hole(gang_of, async_storage, datastore):
             await asyncio.to_thread(gang.kill_one, rng)
         gang.kill_all()
         heads = await settled(async_storage, datastore)
-        async with asyncio.timeout(20):
-            while any(checker.after < heads[shard] for (_, shard), checker in checkers.items()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await async_until(lambda: all(checker.after >= heads[shard] for (_, shard), checker in checkers.items()))
     assert [violation for checker in checkers.values() for violation in checker.violations] == []
     for (_, shard), checker in checkers.items():
         assert [cell.added_id for cell in checker.cells] == list(range(1, heads[shard] + 1))

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from schemaless.errors import NotDurable
 from schemaless.storage import entity_table
-from schemaless.storage.asyncmy_driver import AsyncServer, Traffic
+from schemaless.storage.asyncmy_driver import Traffic
 from schemaless.storage.operation import query
 from schemaless.storage.server_settings import ServerSettings
 from schemaless.topology import Role
@@ -34,11 +34,11 @@ def changed(node, setting, value):
 
 
 @pytest.mark.parametrize(("setting", "value"), [("innodb_flush_log_at_trx_commit", 2), ("sync_binlog", 0)])
-async def test_a_master_that_may_lose_a_put_takes_none(admin, topology, make_datastore, setting, value):
+async def test_a_master_that_may_lose_a_put_takes_none(async_server, admin, topology, make_datastore, setting, value):
     """A read goes on. Once the setting is back, the next minute's look lets it in again."""
     datastore, now = make_datastore(placement=("b",)), [0.0]
     master = topology.cluster("b").nodes[0]
-    node = AsyncServer(master, settings=ServerSettings(master, clock=lambda: now[0]))
+    node = async_server(master, settings=ServerSettings(master, clock=lambda: now[0]))
     cells = [new_cell(datastore)]
 
     async def put():
@@ -54,7 +54,6 @@ async def test_a_master_that_may_lose_a_put_takes_none(admin, topology, make_dat
     (placed,) = await put()
     assert placed.added_id == 1
     assert [(line["log_level"], line["node"]) for line in told] == [("warning", "b1")]
-    await node.close()
 
 
 def test_a_put_is_buffered_while_its_home_may_lose_it(running, make_datastore, admin):
@@ -106,22 +105,21 @@ def nodes_of(status):
     return [node for cluster in status["clusters"].values() for node in cluster["nodes"]]
 
 
-async def test_a_minion_that_could_show_disorder_is_warned_about(admin, topology):
+async def test_a_minion_that_could_show_disorder_is_warned_about(async_server, admin, topology):
     """It is read all the same. Row format on both kinds of server. Flush and sync of a minion don't count."""
     minion = topology.cluster("a").nodes[1]
-    node = AsyncServer(minion, settings=ServerSettings(minion, Role.MINION))
+    node = async_server(minion, settings=ServerSettings(minion, Role.MINION))
     by_hand = admin.minions("a")[0]
     with capture_logs() as told, replication_stopped(by_hand), changed(by_hand, "binlog_format", "'MIXED'"):
         assert await node.run(query, "SELECT 1") == ((1,),)
     assert [fault.name for fault in node.settings.faults] == ["binlog_format"]
     assert told[0]["faults"] == ["binlog_format is MIXED, and must be ROW"]
-    await node.close()
 
 
-async def test_a_mysql_minion_s_commit_order_counts(admin, topology):
+async def test_a_mysql_minion_s_commit_order_counts(async_server, admin, topology):
     """MariaDB has no such setting. It commits what comes from one master in order."""
     minion, by_hand = topology.cluster("a").nodes[1], admin.minions("a")[0]
-    node = AsyncServer(minion, settings=ServerSettings(minion, Role.MINION))
+    node = async_server(minion, settings=ServerSettings(minion, Role.MINION))
     ((version,),) = by_hand.run(query, "SELECT @@version")
     if "MariaDB" in version:
         await node.run(query, "SELECT 1")
@@ -130,4 +128,3 @@ async def test_a_mysql_minion_s_commit_order_counts(admin, topology):
         with replication_stopped(by_hand), changed(by_hand, "replica_preserve_commit_order", 0):
             await node.run(query, "SELECT 1")
         assert [fault.name for fault in node.settings.faults] == ["replica_preserve_commit_order"]
-    await node.close()

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -20,6 +21,7 @@ from tests.consumer_harness import heads
 from tests.integration.tailer.test_tailer import open_generation
 from tests.log_harness import new_cell, put, restore, run_sql, running_tailers, wait_for_records, write_for
 from tests.topic_harness import delete_before, produce_foreign
+from tests.waiting import LIMIT_S, until
 
 TIMEOUT_S = 30
 
@@ -75,14 +77,18 @@ class Kept:
         kept += [cell.location.location for cell in batch.cells]
         self.positions[batch.shard] = batch.position
 
-    def follow(self, subscriber, wanted, timeout_s=TIMEOUT_S):
+    def follow(self, subscriber, wanted):
         """Until it has as many cells of each shard as wanted; then nothing more may come at once."""
-        deadline = time.monotonic() + timeout_s
-        while self.heads() != wanted:
-            assert time.monotonic() < deadline, f"{self.heads()} of {wanted}, {subscriber.counts}"
-            if (batch := subscriber.poll(0.2)) is not None:
-                self.store(batch)
+        self.follow_until(subscriber, lambda: self.heads() == wanted)
         return self
+
+    def follow_until(self, subscriber, holds):
+        def followed():
+            if not (held := holds()) and (batch := subscriber.poll(0.2)) is not None:
+                self.store(batch)
+            return held
+
+        until(followed, lambda: (self.heads(), subscriber.counts))
 
     def heads(self):
         return {shard: len(kept) for shard, kept in self.locations.items() if kept}
@@ -180,11 +186,7 @@ def test_a_new_generation_is_told_and_what_it_superseded_is_taken_back(storage, 
     kept = Kept().follow(subscriber := follow(), {0: 5})
     open_generation(storage.master(datastore.home(0)), datastore, 4)
     put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(3)])
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(kept.locations[0]) < 6:
-        assert time.monotonic() < deadline
-        if (batch := subscriber.poll(0.2)) is not None:
-            kept.store(batch)
+    kept.follow_until(subscriber, lambda: len(kept.locations[0]) >= 6)
     assert kept.locations[0] == [Location(1, 1), Location(1, 2), Location(1, 3), *[Location(2, n) for n in (4, 5, 6)]]
     assert [(change.generation, change.starts_at, change.superseded) for change in kept.changes] == [(2, 4, 2)]
     again = Kept().follow(follow(), {0: 6})
@@ -218,7 +220,7 @@ def test_a_restored_master_that_grew_again_is_refused_until_a_generation_is_open
     restore(master, datastore, 0, 4)
     put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
     for subscriber in (live, follow(positions=kept.positions)):
-        wait_until(lambda subscriber=subscriber: subscriber.poll(0.1) is None and subscriber.refused)
+        until(lambda subscriber=subscriber: subscriber.poll(0.1) is None and subscriber.refused)
         assert "another cell is at 1:6" in subscriber.refused[0]
         assert subscriber.positions()[0].location == Location(1, 6)
         assert subscriber.refused.keys() == {0}
@@ -275,31 +277,29 @@ def test_a_group_shares_the_partitions_and_hands_them_over(storage, kafka, datas
                 kept.store(batch)
 
     members = [follow(group=f"{datastore.name}.g", positions=positions) for _ in range(2)]
-    threads = [threading.Thread(target=work, args=(member,)) for member in members]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: [len(member.positions()) for member in members] == [2, 2])
-        put_and_wait(storage, kafka, datastore, 40)
-        wait_until(lambda: kept.heads() == filled(storage, datastore))
-        members[0].stop()
-        threads[0].join(10)
-        members[0].close()
-        put_and_wait(storage, kafka, datastore, 40)
-        wait_until(lambda: kept.heads() == filled(storage, datastore))
-    finally:
-        for member, thread in zip(members, threads, strict=True):
-            member.stop()
-            thread.join(10)
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(work, member) for member in members]
+        try:
+            until(lambda: [len(member.positions()) for member in members] == [2, 2])
+            put_and_wait(storage, kafka, datastore, 40)
+            until(lambda: kept.heads() == filled(storage, datastore))
+            members[0].stop()
+            working[0].result(LIMIT_S)
+            members[0].close()
+            put_and_wait(storage, kafka, datastore, 40)
+            until(lambda: kept.heads() == filled(storage, datastore))
+        finally:
+            for member in members:
+                member.stop()
+        working[1].result(LIMIT_S)
     kept.assert_dense()
     assert sum(member.counts.given for member in members) == 80
 
 
-def wait_until(condition, timeout_s=TIMEOUT_S):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def follow_for_ever(subscriber, kept):
+    while True:
+        if (batch := subscriber.poll(0.2)) is not None:
+            kept.store(batch)
 
 
 def test_hosts_that_do_not_answer_are_told_and_nothing_is_lost(storage, kafka, datastore, follow):
@@ -318,7 +318,7 @@ def test_hosts_that_do_not_answer_are_told_and_nothing_is_lost(storage, kafka, d
     consume = subscriber._reader.consume
     subscriber._reader.consume = lambda wait_s: consume(wait_s)[3:]
     with pytest.raises(Unavailable):
-        kept.follow(subscriber, filled(storage, datastore))
+        follow_for_ever(subscriber, kept)
     kept.follow(subscriber, filled(storage, datastore)).assert_dense()
 
 

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from schemaless.bus.topics import ensure_topics
 from tests.consumer_harness import heads
 from tests.log_harness import new_cell, put, running_tailers, wait_for_records
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -56,20 +57,13 @@ def write(storage, datastore, count):
     put(storage, datastore, [new_cell(datastore) for _ in range(count)])
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def total(storage, datastore):
     return sum(heads(storage, datastore).values())
 
 
 def counted(database):
     """By shard."""
-    with sqlite3.connect(database) as counts:
+    with closing(sqlite3.connect(database)) as counts:
         tables = {name for (name,) in counts.execute("SELECT name FROM sqlite_master")}
         return dict(counts.execute("SELECT shard, SUM(cells) FROM counts GROUP BY 1")) if "counts" in tables else {}
 
@@ -88,11 +82,11 @@ def test_counts_are_exact_whatever_kills_their_process(example, storage, kafka, 
         process.kill()
         process.wait()
     process = example(*arguments)
-    wait_until(lambda: counted(database) == heads(storage, datastore))
+    until(lambda: counted(database) == heads(storage, datastore))
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, output) == (0, f"BASE {total(storage, datastore)}\n")
-    with sqlite3.connect(database) as counts:
+    with closing(sqlite3.connect(database)) as counts:
         positions = dict(counts.execute("SELECT shard, added_id FROM positions"))
     assert positions == heads(storage, datastore)
 
@@ -131,11 +125,11 @@ def test_an_agent_of_a_users_app_is_given_every_cell(example, storage, kafka, da
         return {line.split("\t")[2].strip() for line in lines if line.endswith("\n")}
 
     process = example("faust_cells", "worker", "--loglevel", "error", CELLS_DIR=str(tmp_path))
-    wait_until(noted)
+    until(noted)
     assert listening(process.pid) == []  # Faust's own command opens 0.0.0.0:6066
     process.kill()
     process.wait()
     write(storage, datastore, 10)
     example("faust_cells", "worker", "--loglevel", "error", CELLS_DIR=str(tmp_path))
     wanted = {f"{shard}:1:{n}" for shard, head in heads(storage, datastore).items() for n in range(1, head + 1)}
-    wait_until(lambda: noted() == wanted)
+    until(lambda: noted() == wanted)

@@ -1,7 +1,6 @@
 """One huge shard beside many small ones: each shard is served in every pass, whatever waits (I7, I14)."""
 
 import signal
-import time
 import uuid
 
 from schemaless.audit.run import audit
@@ -11,6 +10,7 @@ from schemaless.codec import decode_cell, encode_body
 from schemaless.sharding import shard_of
 from schemaless.storage.entity_table import ShardCell
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
+from tests.waiting import until
 
 SHARDS = 64
 HUGE = 0
@@ -55,10 +55,7 @@ def test_small_shards_do_not_wait_for_a_huge_one(running, kafka, storage, make_d
     constants = {"tailer.partition_tail.TRANSACTION_CELLS_MAX": BATCH_CELLS, "tailer.service.TRANSACTIONS_MAX": 1}
     arguments = (running.path, kafka, datastore)
     with running_tailers(1, *arguments, module=module, constants=constants) as (tailer,):
-        deadline = time.monotonic() + 30
-        while not tailer.halted():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(tailer.halted)
         put(storage, datastore, [new_cell(datastore, shard=shard) for shard in small])
         published_before = len(records(kafka, datastore))
         tailer.send(signal.SIGCONT)

@@ -1,6 +1,5 @@
 """What was lost around a tailer: its group, its progress, the beginning of its topic, or all of its topic (I7)."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from schemaless.codec import decode_cell
 from schemaless.errors import Misconfigured
 from schemaless.names import tailer_group
 from tests.log_harness import new_cell, put, records, running_tailers, wait_for_records
+from tests.waiting import until
 
 ONE, OTHER = 0, 1
 
@@ -34,13 +34,10 @@ class Case:
         put(self.storage, self.datastore, [new_cell(self.datastore, shard=shard) for _ in range(count)])
 
     def await_published(self, count):
-        return wait_for_records(self.kafka, self.datastore, count, timeout_s=120.0)
+        return wait_for_records(self.kafka, self.datastore, count)
 
-    def await_logged(self, text, times=1, timeout_s=120.0):
-        deadline = time.monotonic() + timeout_s
-        while self.output.read_text().count(text) < times:
-            assert time.monotonic() < deadline, f"not logged {times} times: {text}"
-            time.sleep(0.05)
+    def await_logged(self, text, times=1):
+        until(lambda: self.output.read_text().count(text) >= times, self.output.read_text)
 
     def cells(self):
         """All cells that the topic shows now."""
@@ -146,8 +143,8 @@ def test_a_hanging_transaction_is_noticed_without_any_cell_to_publish(case):
         foreign.begin_transaction()
         foreign.produce(case.datastore.topic, b"", partition=0)
         foreign.flush(10)
-        case.await_logged("partitions have a hanging transaction", timeout_s=120.0)
-        case.await_logged("that isn't this log's", timeout_s=120.0)
+        case.await_logged("partitions have a hanging transaction")
+        case.await_logged("that isn't this log's")
         case.write(ONE, 1)
         foreign.abort_transaction(10)
         case.await_published(2)

@@ -20,8 +20,9 @@ from schemaless.position import cell_digest
 from schemaless.storage import shard_head, shard_log
 from schemaless.storage.admin_session import AdminSession
 from schemaless.storage.shard_log import LogRange
-from tests.log_harness import new_cell, put, restore, run_sql, until, wait_for_cells, wait_for_records
+from tests.log_harness import new_cell, put, restore, run_sql, wait_for_cells, wait_for_records
 from tests.topic_harness import delete_before, publish
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.storage
 
@@ -137,7 +138,7 @@ async def test_a_running_tailer_announces_it_and_publishes_the_cells(
     """It refused the shard by the digest alone, as nobody looked while the head was low. The audit ends clean."""
     with capture_logs() as told:
         tailing(restored)
-        await until(lambda: any("another history" in entry["event"] for entry in told))
+        await async_until(lambda: any("another history" in entry["event"] for entry in told))
     (refused,) = [entry for entry in told if entry["log_level"] == "error"]
     assert refused["why"] == "another cell is at 1:10: this log has another history"
     assert len(await asyncio.to_thread(wait_for_records, kafka, restored, 10)) == 10
@@ -311,7 +312,7 @@ async def test_the_progress_topic_is_deleted_under_a_running_tailer(kafka, stora
         await asyncio.to_thread(admin.delete_topics([datastore.progress_topic])[datastore.progress_topic].result)
         restore(storage.master("a"), datastore, SHARD, kept=3)
         write(storage, datastore, 4)
-        await until(lambda: any("another history" in entry["event"] for entry in told))
+        await async_until(lambda: any("another history" in entry["event"] for entry in told))
         write(storage, datastore, 1, shard=1)
         cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 7)
     assert [cell.added_id for cell in cells if cell.shard == SHARD] == [1, 2, 3, 4, 5]

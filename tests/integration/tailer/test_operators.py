@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from schemaless.__main__ import app
 from schemaless.audit.run import audit
-from tests.log_harness import new_cell, put, records, run_sql, running_tailers, until, wait_for_cells
+from tests.log_harness import new_cell, put, records, run_sql, running_tailers, wait_for_cells
+from tests.waiting import async_until
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafk
         put_in_both(storage, datastore, 2)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 4)
         assert f"{name}: ordered to pause" in await asyncio.to_thread(tailer, "pause", name)
-        await until(lambda: "datastore is paused" in output.read_text())
+        await async_until(lambda: "datastore is paused" in output.read_text())
         put_at = [time.monotonic()]
         put_in_both(storage, datastore, 3)
         put_at.append(time.monotonic())
@@ -49,7 +50,7 @@ async def test_a_paused_datastore_waits_and_comes_in_order(tailer, running, kafk
         await asyncio.to_thread(wait_for_cells, kafka, other, 2)
         assert len(records(kafka, datastore)) == 4
         await asyncio.to_thread(process.kill_and_restart)
-        await until(lambda: f"-{process.process.pid}" in str(tailer("status", name, "--json")))
+        await async_until(lambda: f"-{process.process.pid}" in str(tailer("status", name, "--json")))
         put_in_both(storage, other, 1)
         await asyncio.to_thread(wait_for_cells, kafka, other, 4)
         assert len(records(kafka, datastore)) == 4

@@ -9,6 +9,7 @@ from schemaless.audit.report import FindingKind
 from schemaless.audit.run import audit
 from tests.log_harness import new_cell, put, running_tailers, wait_for_cells
 from tests.topic_harness import produce_foreign
+from tests.waiting import until
 
 RAISED = "has 4 partitions, and datastore"
 
@@ -84,10 +85,5 @@ def tailing_cells(running, kafka):
     return publish
 
 
-def said_by(tailer, text, timeout_s=120.0):
-    import time
-
-    deadline = time.monotonic() + timeout_s
-    while text not in tailer.said():
-        assert time.monotonic() < deadline, f"not logged: {text}"
-        time.sleep(0.05)
+def said_by(tailer, text):
+    until(lambda: text in tailer.said(), tailer.said)

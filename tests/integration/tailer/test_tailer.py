@@ -16,7 +16,8 @@ from schemaless.ops.datastores import create_shards
 from schemaless.storage import shard_head
 from schemaless.topology import Datastore
 from tailer import partition_tail
-from tests.log_harness import new_cell, put, records, run_sql, until, wait_for_cells, wait_for_records, write_for
+from tests.log_harness import new_cell, put, records, run_sql, wait_for_cells, wait_for_records, write_for
+from tests.waiting import async_until
 
 
 def assert_clean(topology, kafka, datastore, cells):
@@ -82,7 +83,7 @@ async def test_a_cell_that_fits_no_record_stops_its_shard_and_no_other(kafka, ne
     with capture_logs() as told:
         tailing(datastore)
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 2)
-        await until(lambda: any("fits no record" in str(entry.get("error")) for entry in told))
+        await async_until(lambda: any("fits no record" in str(entry.get("error")) for entry in told))
         put(storage, datastore, [new_cell(datastore, shard=shard) for shard in (0, 1)])
         cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
     assert sorted((cell.shard, cell.added_id) for cell in cells) == [(0, 1), (1, 1), (1, 2)]
@@ -102,13 +103,13 @@ async def test_a_bound_that_was_lowered_stops_one_shard_until_it_is_raised(
     put(storage, datastore, [new_cell(datastore, {"noise": os.urandom(200).hex()}, shard=1) for _ in range(300)])
     await asyncio.to_thread(wait_for_cells, kafka, datastore, 301)
     (tailer,) = service.datastores
-    await until(lambda: Stall.BOUND in tailer.stalls)
+    await async_until(lambda: Stall.BOUND in tailer.stalls)
     (held,) = tailer.report().failing_shards
     assert held.shard == 0
     assert re.search(r"bound: cell 1:2, .* stored bytes and fits no record of Kafka: at most 20000 do", held.reason)
     set_bound(kafka, datastore, MESSAGE_BYTES_MAX)
     await asyncio.to_thread(wait_for_cells, kafka, datastore, 302)
-    await until(lambda: not tailer.stalls)
+    await async_until(lambda: not tailer.stalls)
 
 
 def set_bound(kafka, datastore, size):
@@ -131,7 +132,7 @@ async def test_a_hole_stops_its_shard_and_no_other(kafka, new_datastore, storage
         tailing(datastore)
         cells = await asyncio.to_thread(wait_for_cells, kafka, datastore, 5)
         assert {cell.shard for cell in cells} == {1}
-        await until(lambda: sum("1:4 follows 1:2" in str(entry) for entry in told) >= 2)
+        await async_until(lambda: sum("1:4 follows 1:2" in str(entry) for entry in told) >= 2)
         put(storage, datastore, [new_cell(datastore, shard=1)])  # published after the hole was seen again
         assert {cell.shard for cell in await asyncio.to_thread(wait_for_cells, kafka, datastore, 6)} == {1}
     run_sql(storage.master("a"), f"INSERT INTO {entity} SELECT * FROM {datastore.database(0)}.kept WHERE added_id = 3")
@@ -167,7 +168,7 @@ async def test_a_minion_is_read_while_its_master_is_away(running, kafka, new_dat
     datastore = new_datastore(shards=2, partitions=1)
     put(storage, datastore, [new_cell(datastore, shard=0) for _ in range(5)])
     minion = storage.minions("a")[0]
-    await until(lambda: minion.run(shard_head.movement, datastore.name).heads_sum == 5)
+    await async_until(lambda: minion.run(shard_head.movement, datastore.name).heads_sum == 5)
     running.servers["a1"].kill()
     try:
         tailing(datastore)
@@ -186,7 +187,7 @@ async def test_a_topic_with_too_few_partitions_is_refused(kafka, make_datastore,
     put(storage, datastore, [new_cell(datastore)])
     with capture_logs() as told:
         tailing(datastore)
-        await until(lambda: any(entry["log_level"] == "error" for entry in told))
+        await async_until(lambda: any(entry["log_level"] == "error" for entry in told))
     assert "has 1 partitions" in str(told)
     assert "needs 2" in str(told)
     assert records(kafka, wrong) == []

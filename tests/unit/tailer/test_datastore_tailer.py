@@ -92,9 +92,8 @@ async def scene(monkeypatch):
     FakeMember.made = None
     tailer = DatastoreTailer(DATASTORE, context=type("Context", (), {"settings": None}))
     running = asyncio.create_task(tailer.run())
-    async with asyncio.timeout(10):
-        while FakeMember.made is None:  # noqa: ASYNC110 (it is made in a thread)
-            await asyncio.sleep(0)
+    while FakeMember.made is None:  # noqa: ASYNC110 (it is made in a thread)
+        await asyncio.sleep(0)
     yield Scene(tailer, FakeMember.made)
     tailer.stop()
     await asyncio.wait_for(running, 10)
@@ -177,15 +176,14 @@ async def test_a_failure_to_join_is_over_once_the_group_is_joined(monkeypatch):
     tailer = DatastoreTailer(DATASTORE, context=type("Context", (), {"settings": None, "metrics": Metrics}))
     assert tailer.report().stall is None
     running = asyncio.create_task(tailer.run())
-    async with asyncio.timeout(10):
-        while tailer.report().stall is not Stall.NO_KAFKA:  # noqa: ASYNC110 (in a thread)
-            await asyncio.sleep(0)
-        FakeMember.failure = None
-        while FakeMember.made is None or not tailer.report().is_member:  # noqa: ASYNC110 (in a thread)
-            await asyncio.sleep(0)
-        tailer.progress_moved()
-        while tailer.report().is_member:  # noqa: ASYNC110 (it leaves, to join anew)
-            await asyncio.sleep(0)
+    while tailer.report().stall is not Stall.NO_KAFKA:  # noqa: ASYNC110 (in a thread)
+        await asyncio.sleep(0)
+    FakeMember.failure = None
+    while FakeMember.made is None or not tailer.report().is_member:  # noqa: ASYNC110 (in a thread)
+        await asyncio.sleep(0)
+    tailer.progress_moved()
+    while tailer.report().is_member:  # noqa: ASYNC110 (it leaves, to join anew)
+        await asyncio.sleep(0)
     assert tailer.report().stall is None
     tailer.stop()
     await asyncio.wait_for(running, 10)

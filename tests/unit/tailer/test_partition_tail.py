@@ -149,7 +149,7 @@ async def test_a_cluster_that_is_away_delays_no_other_clusters_cells(retries_nev
     """The shards of one cluster back off, and twenty cells of the other one are published one by one."""
     away, here = Cluster({0: 3}, failure), Cluster({1: 0})
     tail, log = tail_of({"a": away, "b": here}, {0: 0, 1: 0})
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({0: Location(1, 3)})
         for number in range(1, 21):
@@ -165,7 +165,7 @@ async def test_a_master_that_is_away_when_it_is_asked_delays_no_other_clusters_c
     """A shard whose head is in doubt backs off, too."""
     away, here = Cluster({}, Misconfigured("its tables are missing")), Cluster({1: 1})
     tail, log = tail_of({"a": away, "b": here}, {0: 7, 1: 0})
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({0: Location(1, 3), 1: Location(1, 1)})
         await until(lambda: log.published)
@@ -177,7 +177,7 @@ async def test_after_its_retry_a_cluster_is_read_again(monkeypatch):
     monkeypatch.setattr(partition_tail, "RETRY_S", 0.0)
     away = Cluster({0: 3}, StorageUnavailable("no node answers"))
     tail, log = tail_of({"a": away}, {0: 0})
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({0: Location(1, 3)})
         await until(lambda: away.asked)
@@ -247,7 +247,7 @@ async def turns():
 
 async def published_before_a_pause(tail, log, heads):
     """Returns what is published until the tail pauses."""
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved(heads)
         await until(lambda: log.published)
@@ -260,7 +260,7 @@ async def test_under_load_cells_gather_for_the_next_transaction(busy_machine):
     """Cells that come after a transaction wait for the pause to end."""
     cluster = Cluster({1: 3})
     tail, log = tail_of({"b": cluster}, {1: 0})
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         tasks.create_task(tail.run())
         tail.heads_moved({1: Location(1, 3)})
         await until(lambda: log.published)

@@ -1,7 +1,5 @@
 """The queue of a partition's shards: fair shares, order, and no shard that is lost on its way through the states."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,8 +99,7 @@ async def test_a_shard_that_backs_off_waits_again_afterwards():
     shards.news.clear()
     shards.heads_moved(heads(0, head=7))
     assert (shards.idle, shard.state) == (True, TailState.BACKING_OFF)
-    async with asyncio.timeout(10):
-        await shards.news.wait()
+    await shards.news.wait()
     assert (taken(shards), shard.head) == ([0], Location(1, 7))
 
 
@@ -126,8 +123,7 @@ async def test_the_master_is_asked_again_about_a_refused_shard():
     with shards.taken(TailState.DOUBTFUL) as (shard,):
         shards.refuse(shard, "", 0.0)
     shards.news.clear()
-    async with asyncio.timeout(10):
-        await shards.news.wait()
+    await shards.news.wait()
     assert taken(shards, TailState.DOUBTFUL) == [0]
 
 

@@ -22,7 +22,7 @@ async def hold(slots, taken, number, release):
 
 async def test_transactions_that_hang_leave_the_slots_to_others():
     """As many as there are slots hang for ever, and another one runs."""
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         slots, taken, hanging, done = TailerSlots(2), [], asyncio.Event(), asyncio.Event()
         for number in range(2):
             tasks.create_task(hold(slots, taken, number, hanging))
@@ -35,7 +35,7 @@ async def test_transactions_that_hang_leave_the_slots_to_others():
 
 async def test_transactions_in_flight_are_bounded():
     """When all slots for slow ones are taken, the next one waits until a transaction ends. The longest waits least."""
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         slots, taken, hanging = TailerSlots(1), [], asyncio.Event()
         most = TailerSlots.threads_max(1)
         first = asyncio.Event()
@@ -55,12 +55,11 @@ async def test_transactions_in_flight_are_bounded():
 
 async def test_a_slot_comes_back_once():
     """Quick and slow transactions give back what they took, so later ones are bounded as the first ones were."""
-    async with asyncio.timeout(5):
-        slots, done = TailerSlots(1), asyncio.Event()
-        done.set()
-        for _ in range(20):
-            await hold(slots, [], 0, done)
-            async with slots.taken():
-                await until(lambda: slots._slow_free < SLOW_PER_QUICK)  # its timer moves it
-        assert slots._quick._value == 1
-        assert slots._slow_free == SLOW_PER_QUICK
+    slots, done = TailerSlots(1), asyncio.Event()
+    done.set()
+    for _ in range(20):
+        await hold(slots, [], 0, done)
+        async with slots.taken():
+            await until(lambda: slots._slow_free < SLOW_PER_QUICK)  # its timer moves it
+    assert slots._quick._value == 1
+    assert slots._slow_free == SLOW_PER_QUICK

@@ -373,8 +373,7 @@ def tls_server(tmp_path):
                 return await asyncio.open_connection(*listener.getsockname(), ssl=tls)
 
             try:
-                async with asyncio.timeout(60):
-                    await test(connect, state)
+                await test(connect, state)
             finally:
                 listening.close()
 

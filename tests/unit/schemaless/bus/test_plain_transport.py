@@ -98,10 +98,9 @@ class Told:
         self.taken += [record.value for record in records]
 
     async def until(self, *told):
-        async with asyncio.timeout(10):
-            while self.told[-len(told) :] != list(told):
-                self._changed.clear()
-                await self._changed.wait()
+        while self.told[-len(told) :] != list(told):
+            self._changed.clear()
+            await self._changed.wait()
 
     def _note(self, *told):
         self.told.append(told)

@@ -92,10 +92,9 @@ class MemoryConsumer(StatelessHandler):
         return Effect([Outcome(len(run.cells)) for run in runs])
 
     async def until_seen(self, *expected):
-        async with asyncio.timeout(20):
-            while not set(expected) <= set(self.seen):
-                self.news.clear()
-                await self.news.wait()
+        while not set(expected) <= set(self.seen):
+            self.news.clear()
+            await self.news.wait()
 
 
 @pytest.fixture
@@ -318,6 +317,5 @@ async def test_what_a_host_shows_of_its_consumers(host, masters):
 
 
 async def settled(holds):
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 (nobody says when a checkpoint has moved)
-            await asyncio.sleep(0)
+    while not holds():  # noqa: ASYNC110 (nobody says when a checkpoint has moved)
+        await asyncio.sleep(0)
