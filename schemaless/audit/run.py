@@ -310,11 +310,8 @@ class _DatastoreAudit:
         """Audits trigger programs, and indexes that run. What a dropped index may have left is nobody's checkpoint."""
         masters = [self._storage.master(cluster) for cluster in self._datastore.clusters]
         names = {name for master in masters for name in master.run(consumer_summary.names, self._datastore.name)}
-        running = {
-            index.definition.consumer: index.definition.placed(self._datastore)
-            for index in defined
-            if index.state in AUDITED
-        }
+        # A version has no checkpoint until an indexer has seen it.
+        running = {index.definition.consumer: index.definition.placed(self._datastore) for index in _audited(defined)}
         for index in defined:
             if index.state is IndexState.FAILED:
                 detail = f"{index.definition.consumer} has failed: {index.order.reason}"
@@ -329,16 +326,21 @@ class _DatastoreAudit:
                 self._starts,
                 self._findings,
             ).run(patience)
-            for name in sorted(names)
+            for name in sorted(names | running.keys())
             if name in running or not name.startswith(INDEX_PREFIX)
         ]
 
     def _audit_indexes(self, defined: Sequence[DefinedIndex]) -> list[IndexReport]:
-        return [
-            IndexAudit(self._storage, self._datastore, index.definition, self._heads(), self._findings).run()
-            for index in defined
-            if index.has_tables and index.state in AUDITED
-        ]
+        reports = []
+        for index in _audited(defined):
+            one = IndexAudit(self._storage, self._datastore, index.definition, self._heads(), self._findings)
+            try:
+                reports.append(one.run())
+            except TableMissing:
+                if index.definition in [each.definition for each in _audited(self._defined_indexes())]:
+                    raise
+                self._unread.append(f"index {index.name}, version {index.number}, was dropped meanwhile")
+        return reports
 
     def _heads(self) -> dict[int, int]:
         """Returns by shard how far consumers can come: they follow the topic, which brings nothing of what waits for a
@@ -348,6 +350,10 @@ class _DatastoreAudit:
 
     def _home(self, shard: int) -> SyncNode:
         return self._storage.master(self._datastore.home(shard))
+
+
+def _audited(defined: Sequence[DefinedIndex]) -> list[DefinedIndex]:
+    return [index for index in defined if index.has_tables and index.state in AUDITED]
 
 
 # One index against the cells (I11): every entry of a row, computed from its newest cells, is in the shard of its shard

@@ -25,6 +25,7 @@ GROWTH = "clusters and servers come and go while processes run"
 ERASURES = "bodies are erased, everywhere and for good"
 FOREIGN = "a record that isn't ours hides nothing from a controller"
 LATE = "a repair waits for a minion that is late"
+UNBEGUN = "the audit finds no fault in a version that no indexer has begun, or that is dropped meanwhile"
 TAILS = "a former master comes back: its tail is kept and put again, and the server made anew"
 
 PACKAGES: dict[str, Budget] = {
@@ -46,7 +47,7 @@ PACKAGES: dict[str, Budget] = {
     "controller": (2476, 1650, ERASURES),
     "indexer": (1979, 1297, ERASURES),
     "schemaless": (3542, 2061, ERASURES),
-    "schemaless/audit": (1620, 998, ERASURES),
+    "schemaless/audit": (1626, 1008, UNBEGUN),
     "schemaless/bus": (3594, 2170, FOREIGN),
     "schemaless/cli": (3845, 2258, ERASURES),
     "schemaless/client": (2497, 1569, ERASURES),

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import time
 import uuid
 from contextlib import contextmanager
 
@@ -54,6 +53,7 @@ from schemaless.storage.trigger_order_table import ProgramFunctions, ProgramPaus
 from schemaless.storage.worker_table import WorkerReport
 from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE, erased_at_home, new_cell, put, restore, run_sql
 from tests.topic_harness import announce, delete_before
+from tests.waiting import until
 
 pytestmark = pytest.mark.storage
 
@@ -138,9 +138,7 @@ def test_a_minion_that_lacks_a_cell_is_named(audited, publish, admin, datastore,
     """What replication skipped once is in no setting, and the heads are right."""
     publish()
     minion, last = admin.minions(datastore.home(0))[0], stored(0)[-1]
-    deadline = time.monotonic() + 60
-    while minion.run(shard_log.digests, datastore, {0: last.added_id})[0] is None:
-        assert time.monotonic() < deadline, "it isn't replicated"
+    until(lambda: minion.run(shard_log.digests, datastore, {0: last.added_id})[0] is not None)
     table = f"{datastore.database(0)}.entity"
     run_sql(minion, f"{LOCAL_WRITE}; DELETE FROM {table} WHERE added_id = 3; {REPLICATED_WRITE}")
     why = f"{minion.node.name}: {table} lacks added_id 3, although the head is beyond it"
@@ -464,6 +462,34 @@ def test_an_index_that_is_behind_says_that_no_indexer_runs(audited, publish, ind
         run_sql(storage.master(cluster), behind)
     details = [detail for kind, _, detail in found(audited()) if kind == BEHIND]
     assert details == ["index:by_n is behind in 4 shards: no indexer runs"]
+
+
+def test_an_index_that_no_indexer_has_begun_is_waited_for(audited, publish, indexed, storage, datastore):
+    """A version is defined before an indexer makes its checkpoints. Its entries are only on their way."""
+    publish()
+    for cluster in datastore.clusters:
+        run_sql(storage.master(cluster), f"DELETE FROM schemaless.checkpoint WHERE datastore = '{datastore.name}'")
+    details = [detail for kind, _, detail in found(audited()) if kind == BEHIND]
+    no = "index:by_n has no checkpoint on {}, the head is 6: no indexer runs"
+    assert sorted(details) == sorted(no.format(datastore.home(shard)) for shard in (0, 1))
+
+
+def test_an_index_that_is_dropped_meanwhile_is_not_compared(audited, publish, indexed, storage, datastore):
+    """Its tables go while the audit waits for another shard."""
+    publish()
+    away = f"{{}} schemaless.checkpoint SET shard = {{}} WHERE shard = {{}} AND datastore = '{datastore.name}'"
+    run_sql(storage.master("a"), away.format("UPDATE", 9, 0))
+
+    def drop(look):
+        run_sql(storage.master("a"), away.format("UPDATE IGNORE", 0, 9))
+        for cluster in datastore.clusters:
+            dropped = defined(INDEX, IndexStage.DELETING)
+            storage.master(cluster).run(index_definition_table.bring_to, datastore.name, dropped)
+        storage.master(datastore.home(1)).run(index_table.drop, datastore, [1], INDEX.table)
+
+    report, looks = audited_with(audited, drop)
+    assert (found(report), report.indexes, looks) == ([], [], 1)
+    assert report.warnings == ["index by_n, version 1, was dropped meanwhile: not compared"]
 
 
 class Site:
