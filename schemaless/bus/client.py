@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -108,29 +109,37 @@ def metadata_of(
     where the answer doesn't come soon, brokers are asked for that, and BusRefuses is raised.
     """
     first_s = min(_FIRST_REQUEST_S, timeout_s)
-    asked = {} if topic is None else {"topic": topic}
+    with suppress(KafkaException):
+        return client.list_topics(topic, timeout=first_s)
+    require_let_in = _asked_beside(bootstrap)
+    require_let_in()
     try:
-        return client.list_topics(**asked, timeout=first_s)
-    except KafkaException:
-        _require_let_in(bootstrap)
-    with translated(doing):
-        return client.list_topics(**asked, timeout=max(timeout_s - first_s, first_s))
+        return client.list_topics(topic, timeout=max(timeout_s - first_s, first_s))
+    except KafkaException as error:
+        require_let_in()  # brokers that stood still at first may have refused the account meanwhile
+        raise translate(error.args[0], doing) from error
 
 
-def _require_let_in(bootstrap: str) -> None:
-    """Raises BusRefuses if a broker asks for an account and there is none, or refuses its name or password."""
+def _asked_beside(bootstrap: str) -> Callable[[], None]:
+    """Returns what raises BusRefuses if a broker asks for an account and there is none, or if one refused its name or
+    password since this call.
+    """
     access = access_of(bootstrap)
     if access.account is None:
-        return require_account(bootstrap, None if access.tls is None else access.tls.context())
-    errors: list[KafkaError] = []
+        return partial(require_account, bootstrap, None if access.tls is None else access.tls.context())
+    whose, errors = f"Kafka at {bootstrap}, account {access.account.user!r}", list[KafkaError]()
     settings: dict[str, Any] = {**client_settings(bootstrap), "error_cb": errors.append}
     client = AdminClient(settings)
-    with suppress(KafkaException):
-        client.list_topics(timeout=_FIRST_REQUEST_S)
-    client.poll(0)  # calls error_cb
-    for error in errors:
-        if error.code() == KafkaError._AUTHENTICATION:
-            raise translate(error, f"Kafka at {bootstrap}, account {access.account.user!r}")
+
+    def require() -> None:
+        with suppress(KafkaException):
+            client.list_topics(timeout=_FIRST_REQUEST_S)
+        client.poll(0)  # calls error_cb
+        for error in errors:
+            if error.code() == KafkaError._AUTHENTICATION:
+                raise translate(error, whose)
+
+    return require
 
 
 @contextmanager

@@ -7,18 +7,20 @@ import re
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from schemaless import Client, Subscriber, kafka_address
 from schemaless.__main__ import app
 from schemaless.bus import kafka_accounts
-from schemaless.bus.client import client_settings
+from schemaless.bus.client import client_settings, metadata_of
 from schemaless.bus.faust_cells import cells_topic, each_cell
 from schemaless.bus.faust_transport import faust_app
 from schemaless.bus.kafka_accounts import KafkaUser, new_kafka_accounts
@@ -35,7 +37,8 @@ from schemaless.stack.kafka_broker import KafkaBroker, answers, prepare
 from schemaless.stack.local import running_kafka
 from schemaless.stack.plan import free_ports
 from schemaless.storage import entity_table
-from tests.log_harness import new_cell, running_tailers, until, wait_for_cells
+from tests.log_harness import new_cell, running_tailers, wait_for_cells
+from tests.waiting import async_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,10 +46,15 @@ ACCOUNTS = new_kafka_accounts()
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
-    """The address of a broker with accounts, for administrators."""
-    with running_kafka(tmp_path_factory.mktemp("kafka"), ACCOUNTS) as (address, _):
-        yield address
+def broker(tmp_path_factory):
+    """The address of a broker with accounts, for administrators, and its process."""
+    with running_kafka(tmp_path_factory.mktemp("kafka"), ACCOUNTS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(broker):
+    return broker[0]
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +94,13 @@ def test_no_password_is_an_argument_of_a_process(tmp_path):
         while not over.wait(0.01):
             seen.update(found for found in map(arguments_of, Path("/proc").glob("[0-9]*")) if str(tmp_path) in found)
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        prepare(broker)
-    finally:
-        over.set()
-        looking.join()
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            prepare(broker)
+        finally:
+            over.set()
+        looking.result()
     assert seen, "the process that formats the storage was not seen"
     for password in broker.accounts.passwords.values():
         assert not any(password in found for found in (*seen, *broker.argv()))
@@ -123,7 +131,7 @@ async def test_only_a_tailer_writes_cells_and_a_reader_reads_them(
     for cell in cells:
         storage.master(datastore.home(cell.shard)).run(entity_table.put_cells, datastore, [cell])
     with running_tailers(1, running.path, str(guarded), datastore):
-        found = await asyncio.to_thread(wait_for_cells, as_user(KafkaUser.READER), datastore, 3, 40)
+        found = await asyncio.to_thread(wait_for_cells, as_user(KafkaUser.READER), datastore, 3)
     assert {cell.key for cell in found} == {cell.key for cell in cells}
     for user in (KafkaUser.READER, KafkaUser.SERVICE):
         assert refusal_of_a_record(as_user(user), datastore) == "TOPIC_AUTHORIZATION_FAILED"
@@ -250,7 +258,7 @@ async def published(guarded, as_user, datastore, running, storage, account_file,
     with monkeypatch.context() as tailers:
         tailers.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(account_file(KafkaUser.TAILER)))
         with running_tailers(1, running.path, str(guarded), datastore):
-            await asyncio.to_thread(wait_for_cells, as_user(KafkaUser.READER), datastore, 1, 40)
+            await asyncio.to_thread(wait_for_cells, as_user(KafkaUser.READER), datastore, 1)
     return cell
 
 
@@ -265,7 +273,7 @@ async def test_a_faust_agent_reads_with_a_reader_s_account(as_user, datastore, p
             seen.append(str(found.row_key))
 
     async with app:
-        await until(lambda: bool(seen), 60)
+        await async_until(lambda: bool(seen))
     assert seen == [row_key_text(published.key.row_key)]
 
 
@@ -285,6 +293,24 @@ def test_tail_says_why_kafka_refuses_it(guarded, datastore, refused_account):
     result = CliRunner().invoke(app, ["tail", datastore.name, "--kafka", str(guarded), "--no-follow"])
     assert isinstance(result.exception, BusRefuses)
     assert re.search(refused_account, str(result.exception))
+
+
+def test_what_kafka_said_of_an_account_is_told_though_it_stands_still_before_and_after(broker):
+    """Whoever asks then has no answer. Another client goes on asking all the time."""
+    guarded, process = broker
+    wrong = KafkaAddress(guarded, KafkaAccess(KafkaAccount(KafkaUser.READER, "wrong")))
+    client = AdminClient(client_settings(wrong))
+    process.stop()
+    timers = [threading.Timer(3.0, process.cont), threading.Timer(11.0, process.stop)]
+    for timer in timers:
+        timer.start()
+    try:
+        with pytest.raises(BusRefuses, match="name or password is wrong"):
+            metadata_of(client, wrong, "asking", 12.0)
+    finally:
+        for timer in timers:
+            timer.join()
+        process.cont()
 
 
 def test_a_subscriber_says_why_kafka_refuses_it(guarded, datastore, refused_account):
@@ -328,7 +354,7 @@ async def end_of_agent(group, address, datastore):
 
     try:
         async with app:
-            await until(lambda: app.crash_reason is not None, 60)
+            await async_until(lambda: app.crash_reason is not None)
             raise app.crash_reason
     finally:
         app.consumer._thread.thread_loop.close()  # mode does it for a thread that has begun
