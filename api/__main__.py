@@ -14,7 +14,7 @@ from contextlib import suppress
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
-from api.access.admission import is_loopback, refuse_open_port
+from api.access.admission import refuse_open_port
 from api.access.known_tokens import KnownTokens
 from api.app import create_app
 from api.http.server import ApiLoop, ApiServer, protocol_within
@@ -23,6 +23,7 @@ from schemaless.errors import SchemalessError
 from schemaless.runtime import tracing
 from schemaless.runtime.lifecycle import collect_rarely, report_failure
 from schemaless.runtime.logs import configure_logging
+from schemaless.runtime.loopback import is_loopback
 from schemaless.runtime.open_files import clients_within_limit
 from schemaless.runtime.tls import require_certificate
 from schemaless.storage.asyncmy_driver import AsyncStorage

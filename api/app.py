@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.access.issuer import issuer_of
 from api.http.asgi import UNEXPECTED, Dispatcher, Router, WatchedSend, answered_at_stop, send_no_route
 from api.http.openapi import DESCRIPTION, add_docs, document_of
 from api.http.response import METHOD_NOT_ALLOWED, ProblemKind, Response, document_response, problem, problem_response
@@ -31,13 +32,13 @@ from schemaless.topology import Topology, load_topology
 def create_app(settings: ApiSettings) -> SchemalessApp:
     """Returns the application. Its lifespan opens what the handlers share, `app.api_state`, and closes it.
 
-    Raises Misconfigured when the topology can't be read.
+    Raises Misconfigured when the topology can't be read, or the issuer of JWTs can't be asked.
     """
-    topology = load_topology(settings.topology)
+    topology, issuer = load_topology(settings.topology), issuer_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: SchemalessApp) -> AsyncIterator[None]:
-        async with opened_state(settings, topology) as state:
+        async with opened_state(settings, topology, issuer) as state:
             app.api_state = state
             yield
 

@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import structlog
 
 from api.access.admission import Admission
-from api.access.issuer import Issuer, IssuerKeys, fetch_over, verified_audience
+from api.access.issuer import Issuer
 from api.access.known_tokens import REFRESH_S, KnownTokens
 from api.explain.explainer import Explainer
 from api.follow.followers import FollowedHeads, Followers
@@ -73,7 +72,9 @@ class ApiState:
 
 
 @asynccontextmanager
-async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterator[ApiState]:
+async def opened_state(
+    settings: ApiSettings, topology: Topology, issuer: Issuer | None = None
+) -> AsyncIterator[ApiState]:
     """Opens the pools and the watches. A server that is unreachable doesn't keep it from opening."""
     async with AsyncStorage(
         topology, shares=shares_of(settings.connections_max), lossy_masters=settings.lossy_masters
@@ -96,14 +97,12 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
         watches = _Watches(reader)
         followers = Followers(watches, in_flight, followers_max=settings.followers_max)
         await asyncio.gather(lag.step(), tokens.refresh())
-        async with (
-            _issuer_of(settings) as issuer,
-            _in_background(
-                *(each.run() for each in (lag, repairs, backlogs, problems, passes, programs, unsettled, history)),
-                _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
-                _watch_moves(followers),
-                for_each_cluster(storage, lambda name: watches[name].run()),
-            ),
+        sampled = (lag, repairs, backlogs, problems, passes, programs, unsettled, history)
+        async with _in_background(
+            *(each.run() for each in (*sampled, *([issuer.keys] if issuer else ()))),
+            _watch_tokens(tokens, followers, admission := Admission(settings, tokens, issuer)),
+            _watch_moves(followers),
+            for_each_cluster(storage, lambda name: watches[name].run()),
         ):
             state = ApiState(
                 settings=settings,
@@ -133,19 +132,6 @@ async def opened_state(settings: ApiSettings, topology: Topology) -> AsyncIterat
             metrics.watch_api(state)
             yield state
             await writer.close()
-
-
-@asynccontextmanager
-async def _issuer_of(settings: ApiSettings) -> AsyncIterator[Issuer | None]:
-    """Reads the keys of the issuer of JWTs, if one is configured, and keeps reading them."""
-    if settings.oidc_issuer is None:
-        yield None
-        return
-    audience = verified_audience(settings.oidc_issuer, settings.oidc_audience)
-    async with httpx.AsyncClient() as client:
-        keys = IssuerKeys(settings.oidc_issuer, fetch_over(client))
-        async with _in_background(keys.run()):
-            yield Issuer(settings.oidc_issuer, audience, settings.oidc_claim, keys)
 
 
 MOVES_LOOK_S = 0.1

@@ -7,6 +7,7 @@ Services find the servers' passwords in the topology file, which only its owner 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, Validat
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from schemaless.errors import Misconfigured
+from schemaless.runtime import loopback
 from schemaless.topology import Role
 
 
@@ -320,6 +322,16 @@ S = TypeVar("S", bound=Settings)
 def read_settings(kind: type[S], given: Mapping[str, Any] | None = None) -> S:
     """Returns settings from the environment. Those that are `given` go before it. Raises Misconfigured."""
     return kind(**(given or {}))
+
+
+def reach_loopback() -> None:
+    """Takes loopback out of what HTTP_PROXY and its like are for, here and in processes that are started from here.
+
+    Libraries read these variables at each request, or when their client is made.
+    """
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if "*" not in known:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join((known, *loopback.NAMES)).lstrip(",")
 
 
 def program_version() -> str:

@@ -27,8 +27,8 @@ from schemaless.errors import (
     Unauthenticated,
     Unavailable,
 )
+from schemaless.runtime import loopback
 
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
 _DOTS_OF_JWT = 2
 """A token of ours has none."""
@@ -45,10 +45,10 @@ class Admission:
         self._tokens = tokens
         self._issuer = issuer
         self._rates = RateLimit(settings.requests_per_second_max)
-        self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, settings.host, *settings.hosts))
+        self._hosts = frozenset(name.lower() for name in (*loopback.NAMES, settings.host, *settings.hosts))
         self._origins = frozenset(origin.encode() for origin in settings.origins)
         self._public = frozenset(settings.public_paths)
-        self._is_local = is_loopback(settings.host)
+        self._is_local = loopback.is_loopback(settings.host)
         self._behind_proxy = settings.behind_proxy
 
     async def admit(self, scope: AsgiScope, path: str, needed: Scope, datastore: str | None) -> Token | None:
@@ -155,15 +155,11 @@ def scope_of_other(path: str, method: str) -> tuple[Scope, str | None]:
 
 def refuse_open_port(host: str, tokens: KnownTokens) -> None:
     """Raises Misconfigured for an address beyond loopback while there is no token."""
-    if tokens.none_exist and not is_loopback(host):
+    if tokens.none_exist and not loopback.is_loopback(host):
         raise Misconfigured(
             f"SCHEMALESS_API_HOST is {host}, and there is no token, so everybody could read and write: make one with"
             " `schemaless token create NAME --datastore '*' --scope admin`, or listen on 127.0.0.1"
         )
-
-
-def is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 @lru_cache(maxsize=64)

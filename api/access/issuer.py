@@ -19,7 +19,9 @@ import msgspec
 import structlog
 
 from schemaless.access import Scope, Token, parse_grant
+from schemaless.config import ApiSettings, reach_loopback
 from schemaless.errors import Misconfigured, Unauthenticated, Unavailable
+from schemaless.runtime.loopback import is_loopback
 
 REFRESH_S = 300.0
 RETRY_S = 10.0
@@ -39,7 +41,6 @@ _ALGORITHMS = frozenset(
 ) | {"EdDSA"}  # fmt: skip
 """Those with a key of which the issuer alone has the secret half."""
 _REQUIRED = ["exp", "iat", "iss", "aud", "sub"]
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 log = structlog.get_logger()
 
@@ -189,6 +190,32 @@ class _KeySet(msgspec.Struct):
     keys: list[dict[str, Any]]
 
 
+def issuer_of(settings: ApiSettings) -> Issuer | None:
+    """Returns the issuer that is configured. It is asked through the environment's proxy, if it isn't on loopback.
+
+    Raises Misconfigured for settings that would let in others than this API's callers, and for an environment that
+    nobody can be asked in.
+    """
+    issuer = settings.oidc_issuer
+    if issuer is None:
+        return None
+    if not settings.oidc_audience:
+        raise Misconfigured("SCHEMALESS_API_OIDC_ISSUER needs SCHEMALESS_API_OIDC_AUDIENCE: the name of this API there")
+    try:
+        _safe(issuer)
+    except ValueError as error:
+        raise Misconfigured(f"SCHEMALESS_API_OIDC_ISSUER: {error}") from None
+    reach_loopback()
+    try:
+        client = httpx.AsyncClient()
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise Misconfigured(
+            f"the issuer of JWTs can't be asked with HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+            f" as they are set: {error}"
+        ) from None
+    return Issuer(issuer, settings.oidc_audience, settings.oidc_claim, IssuerKeys(issuer, fetch_over(client)))
+
+
 def fetch_over(client: httpx.AsyncClient) -> Fetch:
     """Returns what reads a document of bounded size. A redirect is a failure: the issuer's address is configured."""
 
@@ -206,20 +233,9 @@ def fetch_over(client: httpx.AsyncClient) -> Fetch:
     return fetch
 
 
-def verified_audience(issuer: str, audience: str | None) -> str:
-    """Returns the audience. Raises Misconfigured for settings that would let in others than this API's callers."""
-    if not audience:
-        raise Misconfigured("SCHEMALESS_API_OIDC_ISSUER needs SCHEMALESS_API_OIDC_AUDIENCE: the name of this API there")
-    try:
-        _safe(issuer)
-    except ValueError as error:
-        raise Misconfigured(f"SCHEMALESS_API_OIDC_ISSUER: {error}") from None
-    return audience
-
-
 def _safe(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         raise ValueError(f"{url!r} must begin with https://")
     return url
 

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from schemaless.config import MeasuredSettings, program_version, variable_of
 from schemaless.errors import Misconfigured
 from schemaless.runtime.loop_lag import LoopLag
+from schemaless.runtime.loopback import is_loopback
 from schemaless.runtime.tls import read_private_text
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage, NodeCounts
 from schemaless.storage.translation import refusals
@@ -34,8 +35,6 @@ log = structlog.get_logger()
 
 STAGE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Buckets of every latency of a service."""
-
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ServiceMetrics:
@@ -102,7 +101,7 @@ def scrape_token(host: str, file: Path | None) -> str | None:
         if token := (read_private_text(file) or "").strip():
             return token
         raise Misconfigured(f"{file} holds no token, and SCHEMALESS_METRICS_TOKEN_FILE names it")
-    if host not in _LOOPBACK:
+    if not is_loopback(host):
         raise Misconfigured(
             f"metrics would be open to everybody who reaches {host}: SCHEMALESS_METRICS_TOKEN_FILE has to name a file"
             " with the token that scrapers send"

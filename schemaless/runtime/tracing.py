@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 from schemaless.cell import StoredCell, cause_and_trace, sampled_trace, traceparent
-from schemaless.config import program_version
+from schemaless.config import program_version, reach_loopback
 from schemaless.names import TRACE_HEADER
 from schemaless.runtime.extras import Extra, require
 
@@ -59,6 +59,7 @@ def begin(service: str, share: float) -> None:
 
     named = {"service.name": f"schemaless-{service}", "service.version": program_version()}
     provider = TracerProvider(resource=Resource.create(named))
+    reach_loopback()
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     begin_with(provider, share)
 

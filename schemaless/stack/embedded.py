@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
+import urllib3
 
 from schemaless.bus import kafka_accounts
 from schemaless.bus.kafka_accounts import KafkaUser
@@ -239,8 +240,8 @@ def _await_api(plan: StackPlan, process: ProcessStatus) -> None:
     url = f"http://127.0.0.1:{plan.ports[process.name]}/readyz"
     deadline = time.monotonic() + READY_TIMEOUT_S
     while True:
-        with suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=2.0).status_code == httpx.codes.OK:
+        with suppress(urllib3.exceptions.HTTPError):
+            if urllib3.request("GET", url, timeout=2.0, retries=False).status == HTTPStatus.OK:
                 return
         if time.monotonic() > deadline:
             raise Unavailable(

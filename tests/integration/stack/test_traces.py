@@ -71,13 +71,19 @@ def api(received: tuple[str, list[ReceivedSpan]], tmp_path_factory: pytest.TempP
         "SCHEMALESS_TRACES": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": received[0],
         "OTEL_BSP_SCHEDULE_DELAY": "200",
+        # None of them is for loopback, and nobody here asks anything else.
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "ALL_PROXY": "socks5://127.0.0.1:9",
+        "SSL_CERT_FILE": "/nonexistent",
     }
     os.environ.update(given)
     try:
         endpoints = embedded.up(settings)
         token = require_plan(settings.home).token_file
         headers = {"authorization": f"Bearer {token.read_text().strip()}"} if token.exists() else {}
-        with httpx.Client(base_url=endpoints["api"][0] + "/v1/mezzanine", headers=headers, timeout=30) as client:
+        with httpx.Client(
+            base_url=endpoints["api"][0] + "/v1/mezzanine", headers=headers, timeout=30, trust_env=False
+        ) as client:
             yield client
     finally:
         for name in given:

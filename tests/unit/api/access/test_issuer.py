@@ -25,7 +25,7 @@ from api.access.issuer import (
     Issuer,
     IssuerKeys,
     fetch_over,
-    verified_audience,
+    issuer_of,
 )
 from api.access.known_tokens import KnownTokens
 from schemaless.access import Scope, issue, now_us, parse_grant
@@ -339,11 +339,42 @@ async def test_without_its_keys_nobody_is_let_in(issuer, site, wrong):
 def test_settings_that_would_let_in_others_are_refused(issuer_url, audience):
     """Each JWT must be meant for this API, and its keys must come over TLS."""
     with pytest.raises(Misconfigured):
-        verified_audience(issuer_url, audience)
+        configured(issuer_url, audience)
 
 
-def test_loopback_needs_no_tls():
-    assert verified_audience("http://127.0.0.1:9000", "x") == "x"
+def configured(issuer_url, audience="x"):
+    return issuer_of(ApiSettings(topology="t.json", kafka="k:1", oidc_issuer=issuer_url, oidc_audience=audience))
+
+
+async def test_a_proxy_stands_before_issuers_elsewhere_and_not_before_loopback(monkeypatch):
+    """Loopback needs no TLS either."""
+    asked = []
+
+    async def answer(reader, writer):
+        asked.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        here = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        monkeypatch.setenv("no_proxy", "elsewhere.example")
+        monkeypatch.setenv("NO_PROXY", "")
+        for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, here)
+        for issuer_url in (ISSUER, here):
+            await configured(issuer_url).keys.read_again()
+    assert asked == [b"CONNECT login.example:443 HTTP/1.1", b"GET /.well-known/openid-configuration HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "socks5://127.0.0.1:9"), ("HTTPS_PROXY", "ftp://127.0.0.1:9"), ("SSL_CERT_FILE", "/nonexistent")],
+)
+def test_an_environment_in_which_no_issuer_can_be_asked_is_a_sentence(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(Misconfigured, match=name):
+        configured(ISSUER)
 
 
 @pytest.mark.parametrize("text", ["", "schemaless", "schemaless:a", "schemaless:a:b", "x:a:read", "schemaless::read"])
