@@ -176,9 +176,9 @@ class Request:
             self.state.in_flight.begin(self.token)
 
     async def _in_time(self, bytes_max: int) -> bytes:
-        """Reads a payload that arrives by a deadline, and at a least rate."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        """Reads a payload that arrives by a deadline, and at a least rate. Raises Malformed, or Unavailable."""
+        loop, lag = asyncio.get_running_loop(), self.state.storage.loop_lag
+        began, late_before_s = loop.time(), lag.late_s()
 
         def deadline(received: int) -> float:
             rate_s = PAYLOAD_GRACE_S + received / PAYLOAD_BYTES_PER_S_MIN
@@ -188,9 +188,10 @@ class Request:
             async with asyncio.timeout_at(deadline(0)) as limit:
                 return await self._read_payload(bytes_max, lambda received: limit.reschedule(deadline(received)))
         except TimeoutError:
-            raise Malformed(
-                f"the payload was not there after {loop.time() - began:.0f} s: it came too slowly"
-            ) from None
+            what = f"the payload was not there after {loop.time() - began:.0f} s"
+            if loop.time() - (lag.late_s() - late_before_s) < (limit.when() or 0.0):
+                raise Unavailable(f"{what}, in which this process stood still") from None
+            raise Malformed(f"{what}: it came too slowly") from None
 
     async def _read_payload(self, bytes_max: int, progressed: Callable[[int], None] = lambda received: None) -> bytes:
         message = await self._receive()

@@ -111,7 +111,7 @@ class TriggerControl:
     async def resume(self, shards: Collection[int]) -> ResumedView:
         """Lets stopped and paused shards run again, all or those named."""
         await self.require_known()
-        name, unreached = self._datastore.name, []
+        unreached: list[str] = []
         program = await self._pause_to_end(shards)
         by_home = self._by_home(shards)
         if not shards and program.paused:
@@ -120,9 +120,8 @@ class TriggerControl:
         for cluster in by_home or self._datastore.clusters:
             own = by_home.get(cluster, [])
             try:
-                master = self._storage.master(cluster)
-                paused += await master.run(trigger_order_table.resume_shards, name, self.consumer, own)
-                stopped += await master.run(checkpoint_table.resume, name, self.consumer, own)
+                paused += await self._at_home(cluster, own, trigger_order_table.resume_shards, own)
+                stopped += await self._at_home(cluster, own, checkpoint_table.resume, own)
             except StorageUnavailable:
                 if shards:
                     raise
@@ -192,11 +191,12 @@ class TriggerControl:
         return self._datastore.by_home(sorted(set(shards)), lambda shard: shard)
 
     async def _at_home(
-        self, cluster: str, shards: Collection[int], write: Callable[..., Operation[None]], *args: object
-    ) -> None:
-        """Orders something for shards. Raises ShardsMoved where one has just moved: the order would stay behind."""
+        self, cluster: str, shards: Collection[int], write: Callable[..., Operation[T]], *args: object
+    ) -> T:
+        """Orders something for shards, or for all. Raises ShardsMoved where one has just moved: it would stay behind."""
         name, consumer = self._datastore.name, self.consumer
-        await self._storage.master(cluster).run(lambda: shard_head.at_home(name, shards, write(name, consumer, *args)))
+        at_home = shard_head.at_home if shards else lambda _name, _shards, written: written
+        return await self._storage.master(cluster).run(lambda: at_home(name, shards, write(name, consumer, *args)))
 
     async def _ask(self, question: Callable[[], Operation[T]]) -> Answers[T]:
         """Asks the masters of the datastore's clusters."""

@@ -10,6 +10,7 @@ from api.http.budget import PayloadBudget, ReadBudget, RequestsInFlight
 from api.http.request import PAYLOAD_COMPLETE, Request
 from schemaless.access import issue, now_us
 from schemaless.errors import Malformed, TooLarge, TooManyRequests, Unavailable, UnsupportedMedia
+from schemaless.runtime.loop_lag import TICK_S, LoopLag
 
 
 def request(
@@ -24,6 +25,7 @@ def request(
     settings = SimpleNamespace(requests_max=2, behind_proxy=False)
     state = SimpleNamespace(
         settings=settings,
+        storage=SimpleNamespace(loop_lag=LoopLag()),
         payload_budget=budget or PayloadBudget(100),
         read_budget=reads,
         in_flight=in_flight or RequestsInFlight(),
@@ -69,6 +71,23 @@ async def test_a_connection_that_ends_within_the_payload_is_malformed():
     """Half of a payload is never taken for a whole one."""
     with pytest.raises(Malformed):
         await request(part(b"a"), {"type": "http.disconnect"}).payload(3)
+
+
+@pytest.mark.parametrize(("stood_s", "refusal"), [(0.0, Malformed), (10.0, Unavailable)])
+async def test_a_payload_that_is_late_is_not_the_clients_fault_if_the_process_stood(monkeypatch, stood_s, refusal):
+    """It may lie in the socket, and the client may send it again."""
+    monkeypatch.setattr(http_request, "PAYLOAD_GRACE_S", 0.0)
+    clock = iter([0.0, TICK_S, TICK_S + stood_s])
+    made = request()
+    made.state.storage.loop_lag = lag = LoopLag(lambda: next(clock))
+    lag.tick()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    made._receive = receive
+    with pytest.raises(refusal):
+        await made.payload(3)
 
 
 async def test_long_payloads_share_a_budget_until_their_requests_finish():
