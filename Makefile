@@ -4,9 +4,9 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 # Each worker has servers of its own. A file of tests stays on one worker, because its tests share what it starts.
-PARALLEL = -n $(TEST_WORKERS) --dist loadfile --durations 60 --durations-min 5
+PARALLEL = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 60 --durations-min 5
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14

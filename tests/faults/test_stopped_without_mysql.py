@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -57,7 +56,6 @@ def test_what_will_be_called_again_is_said(running, kafka, storage, make_datasto
             try:
                 (tmp_path / "go").touch()
                 until(lambda: len(called()) == CELLS)
-                time.sleep(0.1)
                 assert worker.stop(timeout_s=40.0) == 0
             finally:
                 server.start() if number is signal.SIGKILL else server.cont()

@@ -1,7 +1,6 @@
 """cells_topic on a real broker: what an agent is given, what is committed, and that a crash loses nothing."""
 
 import asyncio
-import gc
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
@@ -13,14 +12,7 @@ from schemaless.location import GenerationStart
 from tests.topic_harness import announce, new_topic, produce_foreign, publish, stored_cell
 from tests.waiting import async_until
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _faust_garbage_stays_here():
-    """Faust leaves sockets of its threads' event loops to the collector: their warnings belong to these tests."""
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("faust_garbage")
 
 
 class Agent:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AdminClient
 from typer.testing import CliRunner
 
 from schemaless import Client, Subscriber, kafka_address
@@ -38,9 +38,7 @@ from schemaless.stack.local import running_kafka
 from schemaless.stack.plan import free_ports
 from schemaless.storage import entity_table
 from tests.log_harness import new_cell, running_tailers, wait_for_cells
-from tests.waiting import async_until
-
-pytestmark = pytest.mark.timeout(120)
+from tests.waiting import LIMIT_S, async_until, until
 
 ACCOUNTS = new_kafka_accounts()
 
@@ -116,7 +114,7 @@ def arguments_of(process):
 
 def test_who_has_no_account_or_a_wrong_password_gets_nothing(guarded):
     """Not even the list of topics."""
-    assert answers(guarded)
+    until(lambda: answers(guarded))
     assert not answers(KafkaAddress(guarded, KafkaAccess()))
     wrong = KafkaAccount(KafkaUser.READER, "wrong")
     assert not answers(KafkaAddress(guarded, KafkaAccess(wrong)))
@@ -193,13 +191,13 @@ def test_a_tailer_with_another_account_ends_with_a_sentence(as_user, datastore):
     member = Membership(as_user(KafkaUser.SERVICE), datastore, session_timeout_s=6, **calls)
     lacking = f"group {tailer_group(datastore.name)}.*the account has no ACL with Read on this group"
     with closing(member), pytest.raises(BusRefuses, match=lacking):
-        poll_for(member, 40)
+        poll_until_refused(member.poll)
 
 
-def poll_for(member, seconds):
-    deadline = time.monotonic() + seconds
+def poll_until_refused(poll):
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        member.poll(0.1)
+        poll(0.1)
 
 
 def test_copies_of_parked_cells_need_a_grant_for_their_program(guarded, as_user, datastore):
@@ -222,17 +220,17 @@ def test_a_broker_that_asks_nobody_for_rights_gets_none(kafka, make_datastore):
 
 def refusal_of_a_member(address, datastore, group):
     """The name of the broker's error for a member of a group, None if it gets partitions."""
-    assigned = threading.Event()
     consumer = Consumer({**client_settings(address), "group.id": group, "enable.auto.commit": False})
+
+    def told():
+        if consumer.assignment():
+            return [None]
+        message = consumer.poll(0.1)
+        return [message.error().name()] if message is not None and message.error() is not None else []
+
     try:
-        consumer.subscribe([datastore.topic], on_assign=lambda *_: assigned.set())
-        deadline = time.monotonic() + 40
-        while not assigned.is_set():
-            assert time.monotonic() < deadline, "the broker neither lets it in nor refuses it"
-            message = consumer.poll(0.1)
-            if message is not None and message.error() is not None:
-                return message.error().name()
-        return None
+        consumer.subscribe([datastore.topic])
+        return until(told)[0]
     finally:
         consumer.close()
 
@@ -240,9 +238,9 @@ def refusal_of_a_member(address, datastore, group):
 def refusal_of_a_record(address, datastore):
     """The name of the broker's error for a record in the cells topic."""
     told = []
-    producer = Producer({**client_settings(address), "message.timeout.ms": 10_000})
+    producer = Producer({**client_settings(address), "message.timeout.ms": 60_000})
     producer.produce(datastore.topic, b"forged", b"key", on_delivery=lambda error, _: told.append(error))
-    producer.flush(15)
+    producer.flush(LIMIT_S)
     return told[0].name() if told and told[0] else None
 
 
@@ -262,6 +260,7 @@ async def published(guarded, as_user, datastore, running, storage, account_file,
     return cell
 
 
+@pytest.mark.usefixtures("faust_garbage")
 async def test_a_faust_agent_reads_with_a_reader_s_account(as_user, datastore, published):
     """The account of the address is Faust's, too."""
     seen = []
@@ -277,15 +276,27 @@ async def test_a_faust_agent_reads_with_a_reader_s_account(as_user, datastore, p
     assert seen == [row_key_text(published.key.row_key)]
 
 
+@pytest.fixture(scope="module")
+def stranger(guarded):
+    """An account that may join groups and has no right on a topic. Its password is "another"."""
+    account, admin = KafkaAccount("stranger", "another"), AdminClient(client_settings(guarded))
+    kafka_accounts.let_in(guarded, account)
+    right = ("GROUP", "*", "LITERAL", f"User:{account.user}", "*", "READ", "ALLOW")
+    for made in admin.create_acls([AclBinding(*right)]).values():
+        made.result(LIMIT_S)
+    until(lambda: admin.describe_acls(AclBindingFilter(*right)).result(LIMIT_S))  # the broker knows it a moment later
+    until(lambda: answers(KafkaAddress(guarded, KafkaAccess(account))))
+    return account.user
+
+
 @pytest.fixture(params=["nobody", "wrong password", "stranger"])
-def refused_account(request, guarded, account_file, monkeypatch):
+def refused_account(request, stranger, account_file, monkeypatch):
     """Who tries to read, and what they are told."""
     if request.param == "nobody":
         return "lets in nobody without an account.*SCHEMALESS_KAFKA_ACCOUNT"
     monkeypatch.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(account_file(request.param, "another")))
     if request.param == "wrong password":
         return "account 'wrong password'.*name or password is wrong"
-    kafka_accounts.let_in(guarded, KafkaAccount("stranger", "another"))
     return "topic.*the account has no ACL for this topic: Read to read it"
 
 
@@ -319,12 +330,14 @@ def test_a_subscriber_says_why_kafka_refuses_it(guarded, datastore, refused_acco
         Subscriber(str(guarded), datastore.name, client=client)
 
 
+@pytest.mark.usefixtures("faust_garbage")
 async def test_a_faust_agent_ends_with_why_kafka_refuses_it(guarded, datastore, refused_account):
     """It would wait for partitions, or for a broker, for ever."""
     with pytest.raises(BusRefuses, match=refused_account):
         await end_of_agent(f"g{uuid.uuid4().hex}", str(guarded), datastore)
 
 
+@pytest.mark.usefixtures("faust_garbage")
 async def test_groups_of_ours_refuse_a_reader_with_a_sentence(as_user, datastore):
     """Subscriber reads through a GroupReader."""
     group, address = indexer_group(datastore.name), as_user(KafkaUser.READER)
@@ -332,15 +345,9 @@ async def test_groups_of_ours_refuse_a_reader_with_a_sentence(as_user, datastore
     reader = GroupReader(address, datastore.topic, group, lambda _: None)
     reader.join(())
     with closing(reader), pytest.raises(BusRefuses, match=lacking):
-        consume_for(reader, 40)
+        poll_until_refused(reader.consume)
     with pytest.raises(BusRefuses, match=lacking):
         await end_of_agent(group, address, datastore)
-
-
-def consume_for(reader, seconds):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        reader.consume(0.1)
 
 
 async def end_of_agent(group, address, datastore):
@@ -352,12 +359,9 @@ async def end_of_agent(group, address, datastore):
         async for _ in each_cell(stream):
             pass
 
-    try:
-        async with app:
-            await async_until(lambda: app.crash_reason is not None)
-            raise app.crash_reason
-    finally:
-        app.consumer._thread.thread_loop.close()  # mode does it for a thread that has begun
+    async with app:
+        await async_until(lambda: app.crash_reason is not None)
+        raise app.crash_reason
 
 
 async def test_programs_read_with_what_endpoints_json_says(guarded, api, datastore, published, monkeypatch, tmp_path):
@@ -370,7 +374,7 @@ async def test_programs_read_with_what_endpoints_json_says(guarded, api, datasto
     result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
     assert (result.exit_code, json.loads(result.stdout)["ref_key"]) == (0, 1)
     with Subscriber(kafka_address(), datastore.name) as subscriber:
-        batch = await asyncio.to_thread(subscriber.poll, 40)
+        batch = await asyncio.to_thread(subscriber.poll, LIMIT_S)
     assert [str(cell.row_key) for cell in batch.cells] == [row_key_text(published.key.row_key)]
 
 
@@ -379,7 +383,7 @@ def test_a_plain_address_takes_the_account_of_the_process(guarded, account_file,
     plain, file = str(guarded), account_file(KafkaUser.READER)
     assert not answers(plain)
     monkeypatch.setenv("SCHEMALESS_KAFKA_ACCOUNT", str(file))
-    assert answers(plain)
+    until(lambda: answers(plain))
     assert ACCOUNTS.passwords[KafkaUser.READER] not in repr(access_of(plain))
     os.chmod(file, 0o644)
     with pytest.raises(Misconfigured, match="others may read it"):

@@ -19,9 +19,7 @@ from schemaless.stack.kafka_broker import BrokerTls, answers
 from schemaless.stack.local import running_kafka
 from schemaless.topology import Datastore
 from tests.certificates import make_certificates
-from tests.waiting import async_until
-
-pytestmark = pytest.mark.timeout(120)
+from tests.waiting import async_until, until
 
 ACCOUNTS = new_kafka_accounts()
 
@@ -58,10 +56,11 @@ def test_topics_are_made_and_read_over_tls(encrypted, certificates):
     ensure_topics(encrypted, datastore)
     with PartitionReader(through(encrypted, certificates.tls)) as reader:
         assert reader is not None
-    assert answers(through(encrypted, certificates.tls))
+    until(lambda: answers(through(encrypted, certificates.tls)))
     assert not answers(through(encrypted, None))
 
 
+@pytest.mark.usefixtures("faust_garbage")
 async def test_faust_gets_in_over_tls(encrypted, certificates):
     """Its consumer joins a group."""
     datastore = Datastore(f"t{uuid.uuid4().hex[:8]}", 2, 2, ("a", "b"))

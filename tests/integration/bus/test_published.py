@@ -16,9 +16,7 @@ from schemaless.location import Location
 from schemaless.position import Position
 from schemaless.stack.local import running_kafka
 from schemaless.topology import Datastore
-from tests.waiting import until
-
-pytestmark = pytest.mark.timeout(120)
+from tests.waiting import LIMIT_S, until
 
 ASKED_S = 0.3
 RECORDS = 200_000
@@ -114,7 +112,7 @@ def test_a_topic_that_was_made_anew_has_what_it_says_now(broker, datastore):
         assert len(known(published, datastore)) == 4
         admin = AdminClient(client_settings(broker[0]))
         admin.delete_topics([datastore.progress_topic])[datastore.progress_topic].result()
-        time.sleep(1)  # the broker deletes it after its answer
+        until(lambda: datastore.progress_topic not in admin.list_topics(timeout=LIMIT_S).topics)
         ensure_topic(broker[0], datastore.progress_topic, 2, timeout_s=10)
         assert known(published, datastore) == {}
         publish(broker[0], datastore, (2, 1, 5))

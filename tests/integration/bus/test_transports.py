@@ -1,7 +1,6 @@
 """What a transport must do for us on a transactional topic: the contract of both, and what we replace of Faust."""
 
 import asyncio
-import gc
 import itertools
 import time
 
@@ -20,7 +19,7 @@ from tests.unit.schemaless.consume.test_host import SETTINGS as HOST_SETTINGS
 from tests.unit.schemaless.consume.test_host import MemoryConsumer, MemoryMasters
 from tests.waiting import async_until
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.usefixtures("faust_garbage")
 
 PARTITIONS = 3
 READ_PAUSE_S = 0.03
@@ -62,13 +61,6 @@ class Collector:
 
     def count(self):
         return sum(map(len, self.values.values()))
-
-
-@pytest.fixture(autouse=True)
-def _faust_garbage_stays_here():
-    """Faust leaves sockets of its threads' event loops to the collector: their warnings belong to these tests."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

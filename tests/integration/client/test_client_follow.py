@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from schemaless import AsyncClient, Client, Location
 from schemaless.errors import LocationGone
 from tests.integration.api.api_harness import ROOT, api_process, row_in
+from tests.integration.api.follow_harness import wait_for_followers
 from tests.log_harness import restore
 from tests.waiting import LIMIT_S
 
@@ -32,7 +32,7 @@ def put(client, datastore, count, shard=0):
     return client.put_cells([(row_in(datastore, shard), "BASE", 1, {"n": n}) for n in range(count)])
 
 
-def test_a_tail_follows_one_shard_from_any_start(client, datastore):
+def test_a_tail_follows_one_shard_from_any_start(api, client, datastore):
     """The beginning, a location, the end; and then each cell as it is put."""
     put(client, datastore, 5)
     tails = {start: client.tail(0, start, wait_s=1) for start in (None, 3, "1:4", "end")}
@@ -44,8 +44,11 @@ def test_a_tail_follows_one_shard_from_any_start(client, datastore):
         [5],
     ]
     client._run(tails["end"]._tail.fetch())  # it stands at the end of now
-    threading.Timer(0.3, put, (client, datastore, 1)).start()
-    assert [next(tail).added_id for tail in tails.values()] == [6] * 4
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(lambda: [next(tail).added_id for tail in tails.values()])
+        wait_for_followers(api, 1)
+        put(client, datastore, 1)
+        assert reading.result() == [6] * 4
     (end,) = tails["end"].locations.values()
     assert (end.location, end) == (Location(1, 6), tails[3].locations[0])
     with pytest.raises(LocationGone, match="shard 0: 7 is past the head"):
@@ -130,7 +133,7 @@ def test_the_log_command_follows_until_it_is_interrupted(api, client, datastore,
         put(client, datastore, 1)
         lines.append(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        rest, said = process.communicate(timeout=15)
+        rest, said = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, rest, said[:9]) == (0, "", "next 1:3:")
     shown = [json.loads(line)["added_id"] if form else int(line.split()[0].split(":")[2]) for line in lines]
     assert shown == [2, 3]

@@ -1,9 +1,10 @@
 """Trigger programs as processes: order, attempts, stopped shards, and where a program begins."""
 
 import json
-import time
+import re
 import uuid
 
+import httpx
 import pytest
 
 from schemaless.bus.topics import ensure_topics
@@ -12,6 +13,7 @@ from schemaless.consume.start_at import StartAfter, StartAt, StartSince, start_p
 from schemaless.errors import Misconfigured
 from schemaless.location import Location
 from schemaless.position import position_of
+from schemaless.stack.plan import free_ports
 from schemaless.storage import checkpoint_table, parked_table, shard_log, trigger_order_table, worker_table
 from schemaless.storage.checkpoint_table import State
 from schemaless.storage.entity_table import CellKey, ShardCell
@@ -317,19 +319,29 @@ def test_pauses_and_seeks_that_people_order_are_carried_out(tmp_path, storage, d
         for cluster in datastore.clusters:
             storage.master(cluster).run(trigger_order_table.put_program, name, consumer, pause)
 
-    with run(program, datastore, settings, "--from", "end") as process:
+    def seek(to):
+        storage.master(datastore.home(1)).run(trigger_order_table.seek, name, consumer, [to], 1)
+
+    def is_known_to_wait():
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        return re.search(r"^schemaless_consumer_lag_cells{.*} 1.0$", text, re.MULTILINE)
+
+    (port,) = free_ports(1)
+    with run(program, datastore, settings | {"metrics_port": port}, "--from", "end") as process:
         until(lambda: len(reached(storage, datastore, consumer)) == SHARDS)
         start = stands(storage, datastore, consumer, 1).position
         put(storage, datastore, [new_cell(datastore, {"n": "first"}, shard=1)])
         wait_until_finished(storage, datastore, consumer)
         order(paused)
-        time.sleep(2.5)  # workers look each second
+        here = stands(storage, datastore, consumer, 1).position
+        seek(here)  # ordered after the pause, and carried out: so the pause was seen
+        until(lambda: stands(storage, datastore, consumer, 1).counted_from == here.added_id)
         put(storage, datastore, [new_cell(datastore, {"n": "second"}, shard=1)])
-        time.sleep(1.5)
+        until(is_known_to_wait)
         assert [call[3] for call in calls(tmp_path) if call[0] == "check"] == ["first"]
         order(ProgramPause(paused=False, reason=None, changed_at=2))
         wait_until_finished(storage, datastore, consumer)
-        storage.master(datastore.home(1)).run(trigger_order_table.seek, name, consumer, [start], 1)
+        seek(start)
         until(lambda: [call[3] for call in calls(tmp_path) if call[0] == "check"] == ["first", "second"] * 2)
         until(lambda: stands(storage, datastore, consumer, 1).counts.called == 2)
         assert stands(storage, datastore, consumer, 1).counted_from == start.added_id

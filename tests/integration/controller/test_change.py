@@ -1,6 +1,5 @@
 """How the master of a cluster changes where servers are late or busy, on real ones."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -71,11 +70,15 @@ class Cluster:
             with ThreadPoolExecutor(1) as pool:
                 running = pool.submit(run)
                 try:
-                    until(lambda: any("SLEEP" in (one["Info"] or "") for one in self._sessions("a1")))
+                    until(lambda: self.statements("a1"))
                     yield
                 finally:
                     self.servers.admin("a1", f"KILL {number}")
                 running.result()
+
+    def statements(self, name):
+        """The long statement, while it runs."""
+        return [one for one in self._sessions(name) if "SLEEP" in (one["Info"] or "")]
 
     def _sessions(self, name):
         return self.servers.admin(name, "SHOW PROCESSLIST")
@@ -137,7 +140,7 @@ def test_a_switch_during_a_long_statement_closes_nothing(cluster):
     cluster.appoint("a1", "a2", "a3")
     before = cluster.appointment
     with cluster.busy():
-        time.sleep(2.1)
+        until(lambda: any(one["Time"] > 1 for one in cluster.statements("a1")))
         with pytest.raises(StateConflict, match="before the end of a long statement: INSERT"):
             cluster.change.switch(Switch("a1", "a2"))
         cluster.servers.write("a1")

@@ -81,7 +81,10 @@ class Stage:
         return self.master.run(appointment_table.steps, "a", 100)
 
     def step(self, name, since):
-        self.until(lambda: [one for one in self.steps if one.step == name and one.at > since], name)
+        """Waits for a step, and returns when it was: the controller may be further by now."""
+        return self.until(
+            lambda: next((one.at for one in self.steps if one.step == name and one.at > since), None), name
+        )
 
     @property
     def runs(self):
@@ -107,7 +110,12 @@ class Stage:
             with AdminSession(self.administrator(self.known.master)) as writer:
                 writer.query(ROW)
             self.until(lambda: not session.replication().applying, "its replication fails")
-        time.sleep(1.5)  # until the controller has seen it
+        self.until(lambda: self.why(name), "the controller has seen it")
+
+    def why(self, name):
+        """What the controller says of a server that isn't well."""
+        states = self.master.run(appointment_table.states)
+        return "a" in states and next((one.why for one in states["a"].nodes if one.name == name), "")
 
     def rejoin(self, name):
         now = after(0)
@@ -144,9 +152,8 @@ def test_a_rejoin_outlives_its_controllers(stage):
     stage.fail(failed)
     since = stage.rejoin(failed)
     for step in ("left out", "rejoins", "kept", "put again"):
-        stage.step(step, since)
+        since = stage.step(step, since)
         assert stage.order.state is OrderState.OPEN
-        since = after(0)
         stage.killed()
     stage.until(lambda: stage.runs, "it is made anew")
     since = after(0)

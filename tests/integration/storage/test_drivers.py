@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 
+import pymysql
 import pytest
 import uvloop
 
@@ -16,13 +17,13 @@ from schemaless.errors import Busy, DuplicateKey, Invalid, NodeRefuses, Overload
 from schemaless.runtime.loop_lag import LoopLag
 from schemaless.storage import entity_table, shard_head
 from schemaless.storage.asyncmy_driver import AsyncServer, AsyncStorage, Traffic, _execute
-from schemaless.storage.node_core import stamp
+from schemaless.storage.node_core import connect_options, stamp
 from schemaless.storage.operation import query
 from schemaless.storage.pymysql_driver import SyncNode
 from schemaless.topology import Node
 from tests.log_harness import new_cell
 from tests.refusing_node import RefusingNode
-from tests.waiting import async_until
+from tests.waiting import LIMIT_S, async_until
 
 pytestmark = pytest.mark.storage
 
@@ -283,13 +284,17 @@ async def errors_of(node, tries):
 async def test_each_kind_of_traffic_has_connections_of_its_own(async_server, topology):
     """S9: time in our own queue is nobody's failure, and a probe doesn't wait behind slow reads."""
     node = async_server(topology.cluster("b").nodes[0], shares=dict.fromkeys(Traffic, 1))
-    slow = asyncio.create_task(node.run(query, "SELECT SLEEP(0.6)"))
-    await asyncio.sleep(0.1)
-    with pytest.raises(Overloaded, match="for read was free"):
-        await node.run(query, "SELECT 1", timeout_s=0.1)
-    for traffic in (Traffic.PROBE, Traffic.WRITE):
-        assert await node.run(query, "SELECT 1", timeout_s=0.3, traffic=traffic) == ((1,),)
-    assert await slow == ((0,),)
+    with closing(pymysql.connect(**connect_options(node.node))) as holder, holder.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK('slow', 0)")
+        slow = asyncio.create_task(node.run(query, "SELECT GET_LOCK('slow', 600)", timeout_s=LIMIT_S))
+        await asyncio.sleep(0)  # it has the only connection for reads
+        with pytest.raises(Overloaded, match="for read was free"):
+            await node.run(query, "SELECT 1", timeout_s=0.1)
+        for traffic in (Traffic.PROBE, Traffic.WRITE):
+            assert await node.run(query, "SELECT 1", timeout_s=LIMIT_S, traffic=traffic) == ((1,),)
+        assert not slow.done()
+        cursor.execute("SELECT RELEASE_LOCK('slow')")
+        assert await slow == ((1,),)
 
 
 async def test_a_loop_that_stands_still_while_it_connects_blames_no_server():
@@ -304,9 +309,21 @@ async def test_a_loop_that_stands_still_while_it_connects_blames_no_server():
         time.sleep(0.8)  # noqa: ASYNC251
         with pytest.raises(Overloaded):
             await asked
-        with pytest.raises(StorageUnavailable):
-            await silent.run(shard_head.position, again_on=())
+        await blamed(lambda: silent.run(shard_head.position, again_on=()))
         ticking.cancel()
+
+
+async def blamed(ask):
+    """Returns when an answer that doesn't come is the server's fault: the loop may stand still again meanwhile."""
+
+    async def is_blamed():
+        with suppress(Overloaded):
+            try:
+                await ask()
+            except StorageUnavailable:
+                return True
+
+    await async_until(is_blamed)
 
 
 async def test_a_loop_that_stood_still_is_not_taken_for_a_dead_server(topology):
@@ -315,10 +332,13 @@ async def test_a_loop_that_stood_still_is_not_taken_for_a_dead_server(topology):
         node = storage.master("b")
         await node.run(query, "SELECT 1")
         await asyncio.sleep(0.2)
-        asked = [asyncio.create_task(node.run(query, "SELECT SLEEP(0.05)", timeout_s=0.5)) for _ in range(4)]
-        await asyncio.sleep(0.01)
-        time.sleep(0.8)  # noqa: ASYNC251
-        assert await asyncio.gather(*asked) == [((0,),)] * 4
+
+        async def late_answers():  # again where the server stood still, too
+            asked = [asyncio.create_task(node.run(query, "SELECT SLEEP(0.05)", timeout_s=0.5)) for _ in range(4)]
+            await asyncio.sleep(0.01)
+            time.sleep(0.8)  # noqa: ASYNC251
+            return await asyncio.gather(*asked)
+
+        assert await async_until(late_answers) == [((0,),)] * 4
         assert storage.loop_lag.longest_s > 0.5
-        with pytest.raises(StorageUnavailable):
-            await node.run(query, "SELECT SLEEP(3)", timeout_s=0.2)
+        await blamed(lambda: node.run(query, "SELECT SLEEP(30)", timeout_s=0.2))

@@ -225,7 +225,7 @@ def test_an_explained_query_says_what_it_read(ask, rows):
     assert "SLEEP" not in execution.sql
     assert execution.plan[0]["table"]
     assert 1 <= execution.rows_read < 3 * len(rows)
-    assert 0 < execution.seconds < 5
+    assert 0 < execution.seconds < 60
 
 
 def test_a_query_in_the_order_of_the_key_reads_about_its_limit(ask, rows):
