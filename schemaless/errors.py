@@ -239,6 +239,12 @@ class ShardsMoved(StaleTopology):
         self.shards = frozenset(shards)
 
 
+class ForeignFormat(NodeRefuses):
+    """The databases of a server have another format than this program knows. It is neither read nor written to."""
+
+    hint = "use the release that made the databases of the server that the message names, or make that server anew"
+
+
 class NotDurable(NodeRefuses):
     """A master is not written to, because a crash of its machine may lose what it acknowledged (I5)."""
 

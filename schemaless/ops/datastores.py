@@ -187,9 +187,6 @@ class Catalogue:
             for name, node in self._storage.nodes.items()
         }
         answers = await answers_of_all(questions, tolerated=SchemalessError)
-        for error in answers.failures.values():
-            if isinstance(error, Misconfigured):
-                raise error
         self._known = _union(self._storage, answers)
         self._refreshed_at = began
 

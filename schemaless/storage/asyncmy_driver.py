@@ -218,11 +218,8 @@ class AsyncServer(AsyncNode):
                 connection.stamp = wanted
             if self.settings.due():
                 await _drive(connection, on_node(self.settings.ask(), self.node.name))
-            if self.settings.faults:
-                if traffic is Traffic.WRITE:
-                    self.settings.require_durable()
-                elif traffic is Traffic.READ:
-                    self.settings.require_whole()
+            if self.settings.faults and traffic in (Traffic.WRITE, Traffic.READ):
+                self.settings.require_usable(writes=traffic is Traffic.WRITE)
             value = await _drive(connection, on_node(operation(*args), self.node.name))
         except ConnectionClosed as error:
             lane.pool.give_after(connection, error)

@@ -34,14 +34,19 @@ def check_format() -> Operation[None]:
     """Raises Misconfigured for a format that this program doesn't know, and TableMissing where the tables are just
     being made.
     """
-    rows = yield from query("SELECT version FROM schemaless.format")
-    if not rows:
+    found = yield from formats()
+    if not found:
         raise TableMissing("the tables of this server aren't made yet")
-    if [tuple(row) for row in rows] != [(FORMAT_VERSION,)]:
+    if found != [FORMAT_VERSION]:
         raise Misconfigured(
-            f"the databases have format {[row[0] for row in rows]}, this program knows {FORMAT_VERSION}:"
+            f"the databases have format {found}, this program knows {FORMAT_VERSION}:"
             " start with empty servers, or use the release that made these databases"
         )
+
+
+def formats() -> Operation[list[int]]:
+    """Returns the format of the server's databases: one, or none while its tables are being made."""
+    return [version for (version,) in (yield from query("SELECT version FROM schemaless.format"))]
 
 
 def create_shard(datastore: Datastore, shard: int) -> Operation[None]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from schemaless.errors import NodeRefuses, NotDurable, NotWhole
+from schemaless.errors import ForeignFormat, NodeRefuses, NotDurable, NotWhole
 from schemaless.names import Stall
 from schemaless.storage.operation import Operation, query
+from schemaless.storage.schema import FORMAT_VERSION, formats
 from schemaless.storage.sql import Name, sql
 from schemaless.storage.standstill import SHOW_REPLICATION
 from schemaless.topology import Node, Role
@@ -32,7 +33,8 @@ PACKET_BYTES_MIN = 16 << 20
 class SettingFault(msgspec.Struct, frozen=True):
     """One setting that breaks a promise, or the entity tables themselves.
 
-    `loses` is true where what was acknowledged may be lost, and `hides` where a minion may lack what its heads show.
+    `loses` is true where what was acknowledged may be lost, `hides` where a minion may lack what its heads show, and
+    `is_foreign` where another release made the databases.
     """
 
     name: str
@@ -40,6 +42,7 @@ class SettingFault(msgspec.Struct, frozen=True):
     wanted: str
     loses: bool = False
     hides: bool = False
+    is_foreign: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value}, and must be {self.wanted}"
@@ -95,10 +98,12 @@ class ServerSettings:
                 values |= yield from _replication()
             if self._lacks is not None and (yield from shows(*self._lacks)):
                 self._lacks = None
+            formats = yield from _formats()
             answered = True
         finally:
             self._asked_at = asked_at if answered and role is self.role else asked_before
-        self._know(faults_of(role, values))
+        foreign = [SettingFault("format", str(one), str(FORMAT_VERSION), is_foreign=True) for one in formats]
+        self._know(faults_of(role, values) + [fault for fault in foreign if fault.value != fault.wanted])
 
     def lacks(self, error: NotWhole) -> None:
         """Records a cell that the server doesn't show, and its master does. It counts until the server shows it."""
@@ -115,16 +120,17 @@ class ServerSettings:
             level("a server's settings", node=self._node.name, faults=[str(fault) for fault in faults], stalls=stalls)
         self.faults = faults
 
-    def require_durable(self) -> None:
-        """Raises NotDurable for a master that may lose what it acknowledges, unless that is allowed."""
+    def require_usable(self, *, writes: bool) -> None:
+        """Raises ForeignFormat for databases of another release, whose meaning isn't known, NotDurable for a master that
+        may lose what it acknowledges, unless that is allowed, and NotWhole for a minion that may lack what its heads show.
+        """
+        if foreign := [str(fault) for fault in self.faults if fault.is_foreign]:
+            raise ForeignFormat(f"{self._node.name} has databases of another release: {foreign[0]}")
         lossy = [str(fault) for fault in self.faults if fault.loses]
-        if lossy and not self._lossy_allowed:
+        if writes and lossy and not self._lossy_allowed:
             raise NotDurable(f"{self._node.name} may lose what it acknowledges: {'; '.join(lossy)}")
-
-    def require_whole(self) -> None:
-        """Raises NotWhole for a minion that may lack what its heads show."""
         hiding = [str(fault) for fault in self.faults if fault.hides]
-        if hiding and self.role is Role.MINION:
+        if not writes and hiding and self.role is Role.MINION:
             raise NotWhole(f"{self._node.name} may lack cells: {'; '.join(hiding)}")
 
 
@@ -194,6 +200,13 @@ def _replication() -> Operation[dict[str, str]]:
             if value:
                 found[name] = str(value)
     return found
+
+
+def _formats() -> Operation[list[int]]:
+    try:
+        return (yield from formats())
+    except NodeRefuses:  # its tables are being made
+        return []
 
 
 def shows(database: str, added_id: int) -> Operation[bool]:

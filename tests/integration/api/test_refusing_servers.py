@@ -2,11 +2,15 @@
 
 import uuid
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from tests.integration.api.api_harness import assert_problem, row_in
+from schemaless.storage.schema import FORMAT_VERSION
+from tests.integration.api.api_harness import Caller, api_process, assert_problem, row_in
+from tests.integration.storage.test_server_settings import nodes_of
 from tests.log_harness import LOCAL_WRITE, REPLICATED_WRITE
+from tests.waiting import until
 
 pytestmark = [pytest.mark.storage, pytest.mark.faults]
 
@@ -82,6 +86,66 @@ def test_one_node_without_its_catalogue_is_nobody_elses_outage(api, shared_datas
         assert api.client.get("/readyz").status_code == 200
         assert_problem(api.client.get(f"/v1/nope_{uuid.uuid4().hex[:8]}/shards"), 404)
         assert call.put(uuid.uuid4(), 1, {"v": 1}).status_code == 201
+
+
+@contextmanager
+def of_another_release(nodes):
+    """The nodes have databases of another format, and their replicas don't. Gives what ends it."""
+
+    def become(version):
+        yield f"{LOCAL_WRITE}; UPDATE schemaless.format SET version = {version}; {REPLICATED_WRITE}"
+
+    def become_all(version):
+        for node in nodes:
+            node.run(become, version)
+
+    become_all(FORMAT_VERSION - 1)
+    try:
+        yield partial(become_all, FORMAT_VERSION)
+    finally:
+        become_all(FORMAT_VERSION)
+
+
+@pytest.fixture
+def on_a(api, make_datastore):
+    """Calls of a datastore on cluster a, whose servers the shared process has asked again when the test is over."""
+    yield (call := api.at(make_datastore(placement=("a",))))
+    until(lambda: call.put(row := uuid.uuid4(), 1, {}).status_code == 201 and until(lambda: seen_by_a2(call, row)))
+
+
+def seen_by_a2(call, row):
+    answer = call.get(f"/cells/{row}/BASE/1", params={"read_from": "minion"})
+    return answer.status_code == 200 and answer.headers["schemaless-served-by"] == "minion"
+
+
+@pytest.mark.parametrize(("node", "others", "status"), [("a1", "minion", 202), ("a2", "master", 201)])
+def test_a_server_of_another_release_is_left_out_and_named(running, admin, on_a, node, others, status):
+    """By a process that starts, too: the others serve all the same."""
+    row = uuid.uuid4()
+    until(lambda: on_a.put(row, 1, {"v": 1}).status_code in (200, 201) and seen_by_a2(on_a, row))
+
+    def faults():
+        return {one["name"]: one["setting_faults"] for one in nodes_of(call.get("/status").json())}[node]
+
+    with of_another_release([admin.nodes[node]]) as end, api_process(running.path) as started:
+        call = Caller(started.client, on_a.prefix)
+        assert started.client.get("/readyz").status_code == 200
+        assert call.put(uuid.uuid4(), 1, {"v": 1}).status_code == status
+        answer = call.get(f"/cells/{row}/BASE/1")
+        assert (answer.status_code, answer.headers["schemaless-served-by"]) == (200, others)
+        assert until(faults) == [f"format is {FORMAT_VERSION - 1}, and must be {FORMAT_VERSION}"]
+        end()
+        until(lambda: not faults() and call.put(uuid.uuid4(), 1, {"v": 1}).status_code == 201)
+
+
+def test_where_all_servers_are_of_another_release_nothing_is_ready(running, admin, on_a):
+    """A process that runs hears of it by the next look. A put may be sent again: it is no error of the program."""
+    look = {"schemaless.storage.server_settings.PERIOD_S": 1.0}
+    with api_process(running.path, look) as started, of_another_release(admin.nodes.values()):
+        call = Caller(started.client, on_a.prefix)
+        until(lambda: call.put(uuid.uuid4(), 1, {}).status_code == 503)
+        for answer in (started.client.get("/readyz"), call.put(uuid.uuid4(), 1, {})):
+            assert assert_problem(answer, 503)["retryable"]
 
 
 @pytest.mark.parametrize("read_from", ["master", "minion"])

@@ -1,10 +1,13 @@
 """Which settings of a server break which promise."""
 
+from contextlib import nullcontext
+
 import pytest
 
-from schemaless.errors import NotDurable, NotWhole
+from schemaless.errors import ForeignFormat, NotDurable, NotWhole
 from schemaless.storage import shard_log
 from schemaless.storage.operation import Result
+from schemaless.storage.schema import FORMAT_VERSION
 from schemaless.storage.server_settings import ServerSettings, faults_of
 from schemaless.topology import Node, Role
 
@@ -24,6 +27,7 @@ GOOD = {
 }
 
 
+FORMAT = [(FORMAT_VERSION,)]
 NODE = Node("a1", "a", "127.0.0.1", 3306, "schemaless", "secret")
 
 
@@ -31,8 +35,14 @@ def answer(settings, values):
     """Lets a server answer the question."""
     asking = settings.ask()
     next(asking)
+    end(asking, list(values.items()), FORMAT)
+
+
+def end(asking, *answers):
+    for rows in answers[:-1]:
+        asking.send([Result(rows)])
     with pytest.raises(StopIteration):
-        asking.send([Result(list(values.items()))])
+        asking.send([Result(answers[-1])])
 
 
 @pytest.mark.parametrize("role", Role)
@@ -90,17 +100,16 @@ def test_a_cell_that_a_server_lacks_counts_until_it_is_there():
         settings.lacks(shard_log.hole("trips_0003", 7))
         (fault,) = settings.faults
         assert str(fault) == "entity is without added_id 7 of trips_0003, and must be whole"
-    master.require_whole()
+    master.require_usable(writes=False)
     for rows in ((), [(1,)]):
         with pytest.raises(NotWhole, match=r"a1 may lack cells: entity is without added_id 7"):
-            minion.require_whole()
+            minion.require_usable(writes=False)
         asking = minion.ask()
         next(asking)
         asking.send([Result(list(GOOD.items()))])
         assert "added_id = 7" in asking.send([Result([])])
-        with pytest.raises(StopIteration):
-            asking.send([Result(rows)])
-    minion.require_whole()
+        end(asking, rows, FORMAT)
+    minion.require_usable(writes=False)
 
 
 def test_a_server_is_asked_when_it_is_first_used_and_every_minute():
@@ -132,8 +141,7 @@ def test_a_server_that_gets_another_role_is_asked_again():
     asking = settings.ask()
     next(asking)
     settings.appoint(Role.MINION)
-    with pytest.raises(StopIteration):
-        asking.send([Result(list(GOOD.items()))])
+    end(asking, list(GOOD.items()), FORMAT)
     assert settings.due()
 
 
@@ -159,8 +167,20 @@ def test_a_lossy_master_is_refused_by_name_unless_that_is_allowed():
     for settings in (refusing, allowing):
         answer(settings, GOOD | {"sync_binlog": "0"})
     with pytest.raises(NotDurable, match=r"a1 may lose .*: sync_binlog is 0, and must be 1") as refused:
-        refusing.require_durable()
+        refusing.require_usable(writes=True)
     assert "SCHEMALESS_MYSQL_LOSSY_MASTERS" in refused.value.hint
-    allowing.require_durable()
+    allowing.require_usable(writes=True)
     answer(refusing, GOOD)
-    refusing.require_durable()
+    refusing.require_usable(writes=True)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_databases_of_another_release_are_neither_read_nor_written(writes):
+    """A server whose tables are being made has no format yet."""
+    settings = ServerSettings(NODE)
+    for formats, is_foreign in (([(FORMAT_VERSION - 1,)], True), ([], False), (FORMAT, False)):
+        asking = settings.ask()
+        next(asking)
+        end(asking, list(GOOD.items()), formats)
+        with pytest.raises(ForeignFormat, match="a1 has databases") if is_foreign else nullcontext():
+            settings.require_usable(writes=writes)
