@@ -212,6 +212,15 @@ class World:
             await asyncio.sleep(0)
         return self.dies.is_set()
 
+    async def to_rest(self):
+        """Lets the process work until all shards are finished or stopped, and a bit longer. Tells whether it died."""
+        for _ in range(1000):
+            if await self.pass_by(20):
+                return True
+            if all(row.stopped or self.at_head(shard) for shard, row in self.rows.items()):
+                break
+        return await self.pass_by(100)
+
     async def kill(self):
         """Ends the process without a word."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -237,7 +246,7 @@ async def test_a_cell_that_kills_its_process_is_stopped_after_its_attempts_and_n
     world = World(poison=(0, at), turns_of_a_call=turns_of_a_call)
     deaths = 0
     world.start()
-    while await world.pass_by(20_000):
+    while await world.to_rest():
         deaths += 1
         assert deaths <= KILLS_MAX + 1, world.kills_seen
         await world.kill()
@@ -259,7 +268,7 @@ async def test_a_clean_stop_blames_nobody_and_leaves_no_care_behind():
     await world.stop()
     assert {(row.begun, row.kills) for row in world.rows.values()} == {(False, 0)}
     world.start()
-    await world.pass_by(3000)
+    await world.to_rest()
     assert all(map(world.at_head, SHARDS))
     assert set(world.kills_seen.values()) == {0}
     await world.kill()
@@ -324,7 +333,7 @@ async def test_what_was_suspected_of_a_superseded_cell_is_not_suspected_of_the_o
     world.log.table.open_generation(0, 3)
     world.log.grow(0, 6)
     world.start()
-    await world.pass_by(3000)
+    await world.to_rest()
     assert (world.rows[0].stopped, world.at_head(0)) == (None, True)
     await world.kill()
 
@@ -344,7 +353,7 @@ async def test_kills_from_outside_blame_a_cell_at_most_once_each_and_lose_nothin
         await (world.stop() if is_clean else world.kill())
         kills += not is_clean
     world.start()
-    await world.pass_by(6000)
+    await world.to_rest()
     assert all(map(world.at_head, SHARDS))
     assert all(row.stopped is None for row in world.rows.values())
     assert max(world.kills_seen.values()) <= max(0, kills - 1)  # before the first one nothing was marked
