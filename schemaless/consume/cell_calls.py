@@ -210,6 +210,9 @@ class CellCalls:
         if cause is Cause.WAITING:
             made.put(record)
             due_at = self._clock() + delay_s
+            if is_outage:  # the breaker lets it wait for the end, and nothing but a pause of its own after that
+                waited = rows.replays.get(cell.added_id)
+                due_at = self._clock() if waited is None else waited.due_at
             rows.wait(record, due_at, is_asked=isinstance(error, Retry))
             _log_failure(record, delay_s, before)
         else:
