@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import structlog
 
-from schemaless.errors import NodeRefuses, SchemalessError, StorageUnavailable
+from schemaless.errors import NodeRefuses, Overloaded, SchemalessError, StorageUnavailable
 from schemaless.location import Location
 from schemaless.storage import shard_head
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -112,7 +112,7 @@ class ClusterReader:
 
     def _skip(self, node: AsyncNode, error: SchemalessError) -> None:
         """Skips a node from now on, and ends long queries to it: one may wait ten seconds for a server that hangs."""
-        if isinstance(error, NodeRefuses):  # it answers: other queries may succeed, now or after replication
+        if isinstance(error, NodeRefuses | Overloaded):  # it answers, or nobody knows: other queries may succeed
             return
         name = node.node.name
         if name not in self._unreachable:

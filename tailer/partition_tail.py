@@ -21,7 +21,7 @@ from schemaless.bus.partition_log import LogState, PartitionLog, Progress
 from schemaless.bus.topics import record_bytes
 from schemaless.cell import StoredCell
 from schemaless.config import TailerSettings
-from schemaless.errors import Corrupt, LocationGone, Misconfigured, SchemalessError, StorageUnavailable
+from schemaless.errors import Corrupt, LocationGone, Misconfigured, SchemalessError, StorageUnavailable, Unavailable
 from schemaless.location import Location, next_start
 from schemaless.names import Stall
 from schemaless.runtime.events import Event, emit
@@ -213,7 +213,7 @@ class PartitionTail:
             try:
                 if behind:
                     cells = await self._read(behind)
-            except (StorageUnavailable, Misconfigured) as error:
+            except (Unavailable, Misconfigured) as error:
                 if self._log.state is not LogState.OPEN:
                     raise
                 self._set_aside(behind, error)
@@ -278,7 +278,7 @@ class PartitionTail:
         wanted = [Following(shard.published, 0) for shard in doubtful]
         try:
             answers = await self._reader(doubtful[0].shard).ask_master(shard_log.follow, self._datastore, wanted, 1)
-        except (StorageUnavailable, Misconfigured) as error:
+        except (Unavailable, Misconfigured) as error:
             self._set_aside(doubtful, error)
             return
         for shard in doubtful:
@@ -362,7 +362,7 @@ class PartitionTail:
             until = page.cells[-1].added_id if page.cells else page.head.added_id
             wanted = [Following(at, max(1, min(until - at.added_id, TRANSACTION_CELLS_MAX)))]
             answers: Mapping[int, ProvenPage | LocationGone] = {}
-            with contextlib.suppress(StorageUnavailable, Misconfigured):
+            with contextlib.suppress(Unavailable, Misconfigured):
                 reader = self._reader(shard.shard)
                 answers = await reader.ask_master(shard_log.follow, self._datastore, wanted, TRANSACTION_BYTES_MAX)
             masters = answers.get(shard.shard)

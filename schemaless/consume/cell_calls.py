@@ -7,7 +7,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -208,7 +209,11 @@ class CellCalls:
             made.keep(before, Ending.FAILED)
         if cause is Cause.WAITING:
             made.put(record)
-            rows.wait(record, self._clock() + delay_s, is_asked=isinstance(error, Retry))
+            due_at = self._clock() + delay_s
+            if is_outage:  # the breaker lets it wait for the end, and nothing but a pause of its own after that
+                waited = rows.replays.get(cell.added_id)
+                due_at = self._clock() if waited is None else waited.due_at
+            rows.wait(record, due_at, is_asked=isinstance(error, Retry))
             _log_failure(record, delay_s, before)
         else:
             self.park(rows, made, record)
@@ -293,6 +298,7 @@ def _stored(text: object) -> str:
 Answer = TypeVar("Answer")
 _THREADS_MAX = 64
 _LONG_CALLS = 10  # a call that takes this part of the limit is logged
+_ROW_PAUSE_S = 0.02
 _SHOWN_S = 2.0  # a call that takes longer is shown in status
 
 
@@ -311,6 +317,7 @@ class RunningCall(msgspec.Struct):
     call: Call
     begun_at: float
     logged_s: float = 0.0
+    at_its_end: list[Callable[[], object]] = []
 
 
 Plan = Generator[Call, Exception | None, Answer]
@@ -318,7 +325,10 @@ Plan = Generator[Call, Exception | None, Answer]
 
 
 class TriggerCalls:
-    """The calls of one process. `clock` counts seconds, as time.monotonic does.
+    """The calls of one process, of each row one at a time. `clock` counts seconds, as time.monotonic does.
+
+    Whoever gives a shard away, or undoes a pass, cancels its calls. A thread isn't ended by that, and an async function
+    may take its time. So a call is in `_running` until it has ended, and the next one of its row waits for that.
 
     `limits` has the functions of which fewer calls are made at once in a shard than rows are called there.
     """
@@ -335,7 +345,7 @@ class TriggerCalls:
         self._clock = clock
         self._limits = limits or {}
         self._turns: dict[tuple[int, str], asyncio.Semaphore] = {}
-        self._running: dict[int, RunningCall] = {}
+        self._running: dict[bytes, RunningCall] = {}  # by row
         self._threads = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="trigger")
 
     async def drive_in_thread(self, plan: Plan[Answer]) -> Answer:
@@ -361,24 +371,41 @@ class TriggerCalls:
             return await self._make(call)
 
     async def _make(self, call: Call) -> Exception | None:
-        running = self._running[id(call)] = RunningCall(call, self._clock())
+        row_key, running = call.cell.row_key, RunningCall(call, inf)
+        loop = asyncio.get_running_loop()
+        while (before := self._running.setdefault(row_key, running)) is not running:
+            is_free = asyncio.Event()
+            before.at_its_end.append(partial(loop.call_soon_threadsafe, is_free.set))
+            if self._running.get(row_key) is before:  # or its thread may have ended just now, without a word to us
+                await is_free.wait()
+        work: Any = None
         try:
             if call.marked.is_async:
-                emit(Event.CALL_BEGINS)
-                ended = _called(call)
+                ended = self._begin(running)
             else:
-                running.begun_at = inf
-
-                def begin() -> _Ended:
-                    running.begun_at = self._clock()
-                    emit(Event.CALL_BEGINS)
-                    return _called(running.call)
-
-                ended = await asyncio.get_running_loop().run_in_executor(self._threads, begin)
-            return await self._end_of(ended) if ended.work is not None else ended.error
+                work = self._threads.submit(self._begin, running)
+                ended = await asyncio.wrap_future(work)
+            if ended.work is None:
+                return ended.error
+            work = ended.work
+            return await self._end_of(ended)
         finally:
-            del self._running[id(call)]
-            emit(Event.CALL_ENDED)
+            self._end(running, work)
+
+    def _begin(self, running: RunningCall) -> _Ended:
+        running.begun_at = self._clock()
+        emit(Event.CALL_BEGINS)
+        return _called(running.call)
+
+    def _end(self, running: RunningCall, work: object) -> None:
+        """Lets the next call of a row begin, once the work of this one is done that can't be cancelled."""
+        if isinstance(work, Future) and not work.done():
+            work.add_done_callback(lambda _: self._end(running, None))
+            return
+        del self._running[running.call.cell.row_key]
+        for tell in running.at_its_end:
+            tell()
+        emit(Event.CALL_ENDED)
 
     def oldest(self) -> OldestCall | None:
         """Returns the call that has run longest, if it takes long."""
@@ -409,16 +436,17 @@ class TriggerCalls:
         try:
             call = next(plan)
             while True:
-                self._running[id(call)] = RunningCall(call, self._clock())
+                running = RunningCall(call, inf)
+                while self._running.setdefault(call.cell.row_key, running) is not running:
+                    time.sleep(_ROW_PAUSE_S)
+                work: Any = None
                 try:
-                    emit(Event.CALL_BEGINS)
-                    ended = _called(call)
-                    error = ended.error
-                    if ended.work is not None:
+                    ended = self._begin(running)
+                    error, work = ended.error, ended.work
+                    if work is not None:
                         error = asyncio.run_coroutine_threadsafe(self._end_of(ended), loop).result()
                 finally:
-                    del self._running[id(call)]
-                    emit(Event.CALL_ENDED)
+                    self._end(running, work)
                 call = plan.send(error)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
@@ -549,7 +577,7 @@ class Lanes:
 
     def leave(self, replay: Replay, task: asyncio.Task[None], rows: ParkedRows) -> None:
         """Lets the call of a record go on beyond its pass. Whoever makes it calls `ended`."""
-        replay.task, replay.due_at = task, inf
+        replay.task = task
         rows.tasks.add(task)
         task.add_done_callback(rows.tasks.discard)
 

@@ -24,7 +24,8 @@ _ERROR_CHARACTERS_LEFT = 500
 class Replay:
     """A record whose cell is to be called again at `due_at`, and then the cells of its row behind it.
 
-    Cells of the row up to `after` are finished. `task`: a call of it runs, and `result` is what it ended with.
+    Cells of the row up to `after` are finished. `task`: a call of it runs beyond the pass that began it, and nothing
+    makes it due until that has ended. `result` is what it ended with.
     `inherited`: calls failed for it before this process took the shard, and none of its own has since.
     `is_asked`: the function asked for that time by a Retry, or the process before may have let it wait.
     `order_due_at` tells the order that was carried out last from a later one: the record may have both for a moment.
@@ -85,14 +86,13 @@ class ParkedRows:
 
     def due(self, now: float) -> list[Replay]:
         """Returns what is to be called again now, what is due longest first."""
-        if not self.replays:
-            return []
-        return sorted([r for r in self.replays.values() if r.due_at <= now], key=lambda replay: replay.due_at)
+        due = [r for r in self.replays.values() if r.task is None and r.due_at <= now]
+        return sorted(due, key=lambda replay: replay.due_at)
 
     def due_in_s(self, now: float) -> float:
         if self.has_duties:
             return 0.0
-        return max(0.0, min((replay.due_at for replay in self.replays.values()), default=inf) - now)
+        return max(0.0, min((r.due_at for r in self.replays.values() if r.task is None), default=inf) - now)
 
     @property
     def has_duties(self) -> bool:

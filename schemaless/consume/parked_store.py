@@ -12,7 +12,7 @@ from schemaless.bus.parked_topic import ParkedCopy
 from schemaless.cell import RowKey, StoredCell
 from schemaless.codec import Erasing
 from schemaless.consume.ports import Script
-from schemaless.errors import SchemalessError
+from schemaless.errors import Overloaded, SchemalessError
 from schemaless.runtime.batching import all_or_first_error
 from schemaless.storage import erasure_table, parked_selection, parked_table, shard_log, worker_table
 from schemaless.storage.asyncmy_driver import AsyncNode, AsyncStorage
@@ -21,6 +21,7 @@ from schemaless.storage.parked_table import Cause, Ending, ParkedCell
 from schemaless.topology import Datastore
 
 _FORGET_TIMEOUT_S = 2.0
+_TURN_S = 10.0  # how long a row waits until others are read
 
 ROW_BYTES_MAX = 4 << 20
 """Bodies of one page of a row. One larger cell is read alone (I14)."""
@@ -35,7 +36,7 @@ class ParkedStore(Protocol):
     ) -> Sequence[StoredCell]:
         """Returns the first cells of a row in these columns, after one added_id and up to another, bounded.
 
-        None means that there are no more. Raises StorageUnavailable.
+        None means that there are no more. Raises StorageUnavailable, Overloaded.
         """
 
     async def forget_calls(self, row_key: RowKey) -> None:
@@ -75,12 +76,18 @@ class ParkedStore(Protocol):
 
 
 class MySQLParkedStore:
-    """Reads from the masters of the shards' homes. Its scripts are SQL."""
+    """Reads from the masters of the shards' homes. Its scripts are SQL.
 
-    def __init__(self, storage: AsyncStorage, datastore: Datastore, consumer: str) -> None:
+    It reads `row_reads_max` rows of each master at a time: if all rows fail, checkpoints and orders still get their
+    connections.
+    """
+
+    def __init__(self, storage: AsyncStorage, datastore: Datastore, consumer: str, row_reads_max: int) -> None:
         self._storage = storage
         self._datastore = datastore
         self._consumer = consumer
+        self._row_reads_max = row_reads_max
+        self._row_reads: dict[str, asyncio.Semaphore] = {}
 
     async def of_shards(self, shards: Iterable[int]) -> Mapping[int, Sequence[ParkedCell]]:
         by_home = self._datastore.by_home(list(shards), lambda shard: shard)
@@ -97,8 +104,19 @@ class MySQLParkedStore:
     async def of_row(
         self, shard: int, row_key: bytes, columns: Collection[str], after: int, until: int
     ) -> Sequence[StoredCell]:
-        master = self._storage.master(self._datastore.home(shard))
-        return await master.run(shard_log.of_row, self._datastore, shard, row_key, columns, after, until, ROW_BYTES_MAX)
+        home = self._datastore.home(shard)
+        turn = self._row_reads.setdefault(home, asyncio.Semaphore(self._row_reads_max))
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await turn.acquire()
+        except TimeoutError as late:
+            raise Overloaded(f"{home}: other rows have been read for {_TURN_S:.0f} s") from late
+        try:
+            return await self._storage.master(home).run(
+                shard_log.of_row, self._datastore, shard, row_key, columns, after, until, ROW_BYTES_MAX
+            )
+        finally:
+            turn.release()
 
     async def forget_calls(self, row_key: RowKey) -> None:
         of = self._datastore.name, self._consumer, row_key

@@ -320,9 +320,6 @@ class TriggerHandler:
             log.info("calls go on: the outage is over", program=self._program.name)
             for others in self._shards.values():
                 others.began_at = self._now_us()  # an outage makes no cell too old to be tried again
-                for replay in list(others.replays.values()):  # a pass of another shard may add some in its thread
-                    if not replay.is_asked:
-                        replay.due_at = min(replay.due_at, self._clock())
             self._want(self._shards)
         pause_s = self._breaker.next_probe_s if self._breaker.is_tripped else 0.0
         return self._ended(run, rows, made, finished, pause_s)

@@ -28,7 +28,15 @@ from schemaless.consume.start_at import Start, parse_start, verify_start
 from schemaless.consume.trigger_handler import TriggerHandler
 from schemaless.consume.trigger_program import TriggerProgram, load_program
 from schemaless.consume.worker import Worker
-from schemaless.errors import CallHangs, InUse, Misconfigured, NameTaken, SchemalessError, StorageUnavailable
+from schemaless.errors import (
+    CallHangs,
+    InUse,
+    Misconfigured,
+    NameTaken,
+    SchemalessError,
+    StorageUnavailable,
+    Unavailable,
+)
 from schemaless.names import trigger_group
 from schemaless.ops.datastores import Catalogue
 from schemaless.quantity import quantity
@@ -70,7 +78,7 @@ async def run_program(
     await worker.tell(WorkerReport(origin=program.origin), time.monotonic())  # the program is known: who runs it, too
     host = ConsumerHost(storage, datastore, settings, worker)
     checkpoints = Checkpoints(host.lanes, program.consumer, CheckpointPlacement.HOME, start_at)
-    parked = MySQLParkedStore(storage, datastore, program.consumer)
+    parked = MySQLParkedStore(storage, datastore, program.consumer, row_reads_max=settings.connections_max // 4)
     handler = TriggerHandler(program, datastore, settings, parked)
     if metrics is not None:
         metrics.watch(datastore, host, handler)
@@ -323,7 +331,7 @@ class Orders:
         self._known: dict[str, TriggerOrders] = {}
 
     async def read(self, shards: Collection[int], at_work: Collection[int] | None = None) -> OrdersSeen:
-        """Returns what is ordered for these shards. A cluster that is away keeps its last known pauses and seeks.
+        """Returns what is ordered for these shards. One that can't be asked keeps its last known pauses and seeks.
 
         `at_work` are those that can carry out orders for records now, by default all. What is due in others, such as a
         shard that stopped, would fill each look, and orders of the shards at work would never be seen.
@@ -336,7 +344,7 @@ class Orders:
                 cluster: self._storage.master(cluster).run(self._look, tuple(own), timeout_s=_TIMEOUT_S)
                 for cluster, own in by_home.items()
             },
-            tolerated=StorageUnavailable,
+            tolerated=Unavailable,  # Overloaded, too: calls may keep our connections busy for that long
         )
         for cluster, error in answers.failures.items():
             log.warning("orders can't be read", consumer=self._consumer, cluster=cluster, why=str(error))

@@ -114,7 +114,7 @@ def test_what_became_of_a_parked_cell_is_told(stage, one_row):
     """When its calls failed, when it was parked, who ordered the retry, and when it was finished."""
     assert stage.order("retry", ids=["0:1:1:bill"], reason="card mended").status_code == 200
     (record,) = stage.records(0)
-    parked = MySQLParkedStore(stage.storage, stage.datastore, CONSUMER)
+    parked = MySQLParkedStore(stage.storage, stage.datastore, CONSUMER, row_reads_max=4)
     stage.sql(0, parked.delete(record, Ending.FINISHED))
     found = explained(stage)
     told = [event for event in found["events"] if event.get("program") == PROGRAM]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemaless.errors import StorageUnavailable, TableMissing
+from schemaless.errors import Overloaded, StorageUnavailable, TableMissing
 from schemaless.storage.shard_head import ServerPosition
 from schemaless.topology import Role
 from tailer.cluster_reader import ClusterReader
@@ -100,6 +100,15 @@ async def test_what_a_minion_has_not_got_yet_is_asked_of_the_master(nodes, reade
     asked = reader(Role.MINION)
     nodes.minion.error = TableMissing("no such table")
     assert await asked.run(ASK) == "master"
+    nodes.minion.error = None
+    assert await asked.run(ASK) == "minion"
+
+
+async def test_a_check_that_gets_no_connection_leaves_no_node_out(nodes, reader):
+    """This process has too much to do, which says nothing about a server."""
+    asked = reader(Role.MINION)
+    nodes.minion.error = Overloaded("no connection was free")
+    await asked.check()
     nodes.minion.error = None
     assert await asked.run(ASK) == "minion"
 

@@ -9,7 +9,7 @@ import pytest
 
 from schemaless.bus.partition_log import LogState, Progress
 from schemaless.cell import StoredCell
-from schemaless.errors import BusUnavailable, Misconfigured, StorageUnavailable
+from schemaless.errors import BusUnavailable, Misconfigured, Overloaded, StorageUnavailable
 from schemaless.location import Location
 from schemaless.names import Stall
 from schemaless.position import Position
@@ -144,9 +144,18 @@ def retries_never(monkeypatch):
     monkeypatch.setattr(partition_tail, "RETRY_S", HOUR_S)
 
 
-@pytest.mark.parametrize("failure", [StorageUnavailable("no node answers"), Misconfigured("its tables are missing")])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        StorageUnavailable("no node answers"),
+        Misconfigured("its tables are missing"),
+        Overloaded("no connection was free"),
+    ],
+)
 async def test_a_cluster_that_is_away_delays_no_other_clusters_cells(retries_never, failure):
-    """The shards of one cluster back off, and twenty cells of the other one are published one by one."""
+    """The shards of one cluster back off, and twenty cells of the other one are published one by one. So they do where
+    it is this process that has too much to do.
+    """
     away, here = Cluster({0: 3}, failure), Cluster({1: 0})
     tail, log = tail_of({"a": away, "b": here}, {0: 0, 1: 0})
     async with asyncio.TaskGroup() as tasks:

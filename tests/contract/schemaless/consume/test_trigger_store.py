@@ -71,7 +71,7 @@ class InMemory:
 class OnServers:
     def __init__(self, storage, datastore):
         self.storage, self.datastore = storage, datastore
-        self.parked = MySQLParkedStore(storage, datastore, CONSUMER)
+        self.parked = MySQLParkedStore(storage, datastore, CONSUMER, row_reads_max=4)
         self.log = HomeLog(storage, datastore, "a")
 
     async def process(self):

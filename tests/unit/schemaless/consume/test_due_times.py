@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemaless import Retry, trigger
+from schemaless import Retry, RetryPolicy, trigger
 from schemaless.testing import TriggerKit
 from tests.unit.schemaless.consume.parking_world import Order, Process, Server
 
@@ -99,6 +99,56 @@ async def test_the_end_of_an_outage_calls_no_cell_that_asked_for_a_later_time():
     assert not process.handler.tripped
     assert server.causes() == {asks: "waiting"}
     assert called.count(asks) == 1
+
+
+async def test_outages_that_end_shorten_no_pause_of_a_row_that_failed_before():
+    """Its attempts would be used up in no time by an outage that comes and goes, as that of a service with a limit."""
+    server, called, is_down = Server(), [], []
+
+    @trigger(column="BASE", retry=RetryPolicy(attempts=3, delay=60.0, backoff=1, jitter=0))
+    def call(cell):
+        called.append(cell.ref_key)
+        if is_down or cell.body.get("bad"):
+            raise ConnectionError
+
+    bad = server.write(0, body={"bad": True})
+    process = Process(server, 1, [call])
+    await process.pass_by(1.0)
+    for outage in range(5):
+        is_down.append(True)
+        rows = [server.write(100 * outage + row) for row in range(1, 15)]
+        await process.pass_by(3.0)
+        assert process.handler.tripped
+        is_down.clear()
+        await process.pass_by(7.0)
+        assert not process.handler.tripped
+        assert [row for row in rows if row not in called] == []
+        assert server.parked[bad].attempts == 1, "what an outage is tried with counts for nothing"
+    await process.pass_by(60.0)
+    assert (server.causes()[bad], server.parked[bad].attempts) == ("waiting", 2)
+
+
+async def test_what_failed_in_an_outage_is_called_at_its_end():
+    """It waited for nothing else. Its next pause is as long as if the outage hadn't been."""
+    server, called, is_down = Server(), [], [True]
+
+    @trigger(column="BASE", retry=RetryPolicy(attempts=3, delay=60.0, backoff=1, jitter=0))
+    def call(cell):
+        called.append(cell.ref_key)
+        if is_down:
+            raise ConnectionError
+
+    rows = [server.write(row) for row in range(15)]
+    process = Process(server, 1, [call])
+    await process.pass_by(10.0)
+    assert process.handler.tripped
+    is_down.clear()
+    await process.pass_by(5.0)
+    counted = [row for row in rows if server.causes().get(row)]
+    assert len(counted) < 10, "those that failed before it was known to be an outage"
+    assert {server.parked[row].attempts for row in counted} == {1}
+    await process.pass_by(60.0)
+    assert (server.parked, server.counts.called) == ({}, 15)
 
 
 def test_the_kit_keeps_due_times_over_a_kill():
