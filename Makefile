@@ -4,7 +4,7 @@
 
 PYTHON ?= python3.11
 BIN := .venv/bin
-TEST_WORKERS ?= 4
+TEST_WORKERS ?= 3
 # Each worker has servers of its own. A file of tests stays on one worker, because its tests share what it starts.
 PARALLEL = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --durations 60 --durations-min 5
 

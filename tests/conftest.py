@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     # structlog's own tracebacks show all locals in colours: four fifths of the time of tests that let processes die.
-    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure([*structlog.get_config()["processors"][:-1], plain])
     if config.getoption("--hypothesis-seed", None) is None:
         hypothesis.core.global_force_seed = SEED  # what --hypothesis-seed sets

@@ -193,7 +193,7 @@ class TriggerControl:
     async def _at_home(
         self, cluster: str, shards: Collection[int], write: Callable[..., Operation[T]], *args: object
     ) -> T:
-        """Orders something for shards, or for all. Raises ShardsMoved where one has just moved: it would stay behind."""
+        """Orders something for shards, or for all. Raises ShardsMoved where one has moved: it would stay behind."""
         name, consumer = self._datastore.name, self.consumer
         at_home = shard_head.at_home if shards else lambda _name, _shards, written: written
         return await self._storage.master(cluster).run(lambda: at_home(name, shards, write(name, consumer, *args)))

@@ -121,8 +121,8 @@ class ServerSettings:
         self.faults = faults
 
     def require_usable(self, *, writes: bool) -> None:
-        """Raises ForeignFormat for databases of another release, whose meaning isn't known, NotDurable for a master that
-        may lose what it acknowledges, unless that is allowed, and NotWhole for a minion that may lack what its heads show.
+        """Raises ForeignFormat for databases of another release, NotDurable for a master that may lose what it
+        acknowledges, unless that is allowed, and NotWhole for a minion that may lack what its heads show.
         """
         if foreign := [str(fault) for fault in self.faults if fault.is_foreign]:
             raise ForeignFormat(f"{self._node.name} has databases of another release: {foreign[0]}")

@@ -82,9 +82,18 @@ class Stage:
 
     def step(self, name, since):
         """Waits for a step, and returns when it was: the controller may be further by now."""
-        return self.until(
-            lambda: next((one.at for one in self.steps if one.step == name and one.at > since), None), name
-        )
+
+        def found():
+            steps = () if self.refused() else self.steps
+            return next((one.at for one in steps if one.step == name and one.at > since), None)
+
+        return self.until(found, name)
+
+    def refused(self):
+        """Whether the order was refused, as where a server stood for a moment. Then it is given again."""
+        if is_refused := (order := self.order).state is OrderState.REFUSED:
+            self.rejoin(order.node)
+        return is_refused
 
     @property
     def runs(self):
@@ -211,7 +220,7 @@ def test_a_rejoin_whose_command_fails_says_so(stage):
     (stage.folder / "done").write_text("the disk has no room")
     stage.fail(failed)
     stage.rejoin(failed)
-    stage.until(lambda: stage.order.state is not OrderState.OPEN, "it is settled")
+    stage.until(lambda: not stage.refused() and stage.order.state is not OrderState.OPEN, "it is settled")
     told = f"{failed} couldn't be made anew: the disk has no room"
     assert (stage.order.state, stage.order.told) == (OrderState.FAILED, told)
     assert failed not in stage.known.voters

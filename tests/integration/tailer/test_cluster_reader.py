@@ -71,7 +71,8 @@ async def test_a_minion_is_tailed_by_setting_and_left_when_it_lags(
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 3)
         put(storage, datastore, cells_of_shard_0(datastore, 4))
         await asyncio.to_thread(wait_for_cells, kafka, datastore, 7)
-        assert any("lags" in entry["event"] for entry in told), "the minion showed no more"
+        left = [entry["event"] for entry in told if "lags" in entry["event"] or "next node" in entry["event"]]
+        assert left, "the minion showed no more"  # or it stood for a moment just then
     put(storage, datastore, cells_of_shard_0(datastore, 2))
     await asyncio.to_thread(assert_clean, running, kafka, datastore, 9)
     assert errors(told) == []
