@@ -56,11 +56,12 @@ async def test_any_error_of_one_node_says_nothing(error):
     assert await catalogue.all() == await catalogue.readable() == {"trips": TRIPS}
 
 
-async def test_another_format_is_refused_by_name():
-    """Its databases are another program's: nothing is read or written there."""
-    catalogue = catalogue_of(good=Node(), other=Node(Misconfigured("format 99")))
-    with pytest.raises(Misconfigured, match="format 99"):
-        await catalogue.all()
+async def test_a_server_of_another_format_is_passed_over():
+    """Its databases are another program's. Where no other one answers, it is named."""
+    foreign = Misconfigured("format 99")
+    assert await catalogue_of(good=Node(), other=Node(foreign)).all() == await catalogue_of(good=Node()).all()
+    with pytest.raises(StorageUnavailable, match="format 99"):
+        await catalogue_of(other=Node(foreign)).all()
 
 
 async def test_readiness_waits_for_the_first_server_only():
